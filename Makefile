@@ -1,0 +1,77 @@
+# One command for each thing one does here. The first run builds .venv from any Python >= 3.11.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The first on the PATH that is new enough and can make a virtual environment.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	"$$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	>/dev/null 2>&1 && command -v "$$name" && break; done)
+
+# Caches live in .venv, since HOME may be missing or read-only; certificates are the system's.
+export UV_CACHE_DIR := $(CURDIR)/$(VENV)/.cache/uv
+export PIP_CACHE_DIR := $(CURDIR)/$(VENV)/.cache/pip
+export UV_SYSTEM_CERTS := 1
+export UV_NATIVE_TLS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+# Tests of one file stay in one process: they share what the file sets up.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint deep mutants bench powercut syscalls format clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r name what; do printf '%-18s %s\n' "$$name" "$$what"; done
+
+demo: $(STAMP) ## see omniq at work
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## run the tests
+	@$(PYTEST)
+
+check: lint test ## all that must pass before a commit
+
+lint: $(STAMP) ## ruff and mypy
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check .
+	@$(BIN)/mypy --no-error-summary
+	@echo 'ruff and mypy: clean'
+
+deep: $(STAMP) ## run the long state machines and fault sweeps
+	@$(PYTEST) -m deep
+
+mutants: $(STAMP) ## break omniq on purpose and see which test notices
+	@$(BIN)/python tests/mutants/run.py
+
+bench: $(STAMP) ## measure the cost of draining a queue
+	@$(BIN)/python benchmarks/drain.py
+
+powercut: $(STAMP) ## cut the power of a disk again and again (needs root)
+	@$(BIN)/python tests/faults/powercut.py
+
+syscalls: $(STAMP) ## make single system calls fail (needs strace)
+	@$(BIN)/python tests/faults/syscalls.py
+
+format: $(STAMP) ## format the code and fix what ruff can fix
+	@$(BIN)/ruff check -q --fix-only .
+	@$(BIN)/ruff format -q .
+
+clean: ## remove everything that was built
+	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# uv is quick, pip is everywhere: whichever way works.
+$(STAMP): pyproject.toml
+	@if [ -z '$(PYTHON)' ]; then \
+		echo 'omniq needs Python 3.11 or newer with the venv module; none was found on the PATH.' >&2; \
+		echo 'Install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; fi
+	@echo 'setting up $(VENV) …'
+	@$(BIN)/python -c '' 2>/dev/null || '$(PYTHON)' -m venv --clear $(VENV)
+	@{ $(BIN)/python -m pip install -q uv && \
+		$(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; } >$(VENV)/uv.log 2>&1 || \
+		$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@

@@ -1,0 +1,196 @@
+"""The only bridge from blocking code to the event loop: a loop in a thread of its own.
+
+Async is the core of omniq; the blocking faces hand their coroutines to a `Portal`. It works from
+any thread, also from one that runs an event loop itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from omniq.errors import StorageClosed, StorageError
+
+_T = TypeVar("_T")
+
+# Long enough for clean-up that waits for a disk; a coroutine that ignores its cancellation must
+# not keep the interpreter from ending.
+_JOIN_SECONDS = 10.0
+
+
+class Portal:
+    """Runs coroutines on an event loop that it starts when first needed, in a daemon thread.
+
+    Belongs to one process: a fork copies the loop but not its thread. Closes itself when it is
+    no longer referred to, and when the interpreter ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop_thread: _LoopThread | None = None
+        self._closed = False
+        self._finalizer: weakref.finalize[[], Portal] | None = None
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child process and the loop is the parent's."""
+        return self._loop_thread is not None and self._loop_thread.pid != os.getpid()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run it on the loop and return what it returns, or raise what it raises.
+
+        An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine and
+        waits for its clean-up; a second one stops the waiting. Raises `StorageClosed` after
+        `close`, and `StorageError` in a forked child or when called from the loop itself.
+        """
+        call = _Call(coroutine)
+        try:
+            self._submit(call)
+        except Exception:
+            # Never started; without this Python warns that nobody awaited it.
+            coroutine.close()
+            raise
+        return call.wait()
+
+    def close(self) -> None:
+        """Cancel what still runs and stop the loop. May be called again, and after a fork."""
+        if self.forked:
+            # The lock may have been held by a thread that does not exist here.
+            self._closed = True
+            return
+        with self._lock:
+            self._closed = True
+            finalizer = self._finalizer
+        if finalizer is not None:
+            finalizer()
+
+    def _submit(self, call: _Call[Any]) -> None:
+        if self.forked:
+            raise StorageError(
+                "this queue was opened before a fork and belongs to the parent process; "
+                "open a new queue in the child"
+            )
+        with self._lock:
+            if self._closed:
+                raise StorageClosed("this queue is closed; open a new one")
+            if self._loop_thread is None:
+                self._loop_thread = _LoopThread()
+                self._finalizer = weakref.finalize(self, self._loop_thread.stop)
+            if self._loop_thread.is_current():
+                raise StorageError(
+                    "a blocking call from the queue's own event loop would wait for itself; "
+                    "use AsyncTaskQueue inside coroutines"
+                )
+            # Under the lock, so that every call reaches the loop before `close` stops it.
+            self._loop_thread.start(call)
+
+
+class _LoopThread:
+    """An event loop and its thread. Does not know its portal, so that the portal can be collected."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(
+            target=_run_loop, args=(started,), name="omniq-portal", daemon=True
+        )
+        self._thread.start()
+        self._loop, self._stopping = started.result()
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def start(self, call: _Call[Any]) -> None:
+        call.submit(self._loop)
+
+    def stop(self) -> None:
+        # In a forked child the wake-up pipe is shared: a byte written here would go to the parent.
+        if self.pid != os.getpid() or not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        if not self.is_current():
+            self._thread.join(_JOIN_SECONDS)
+
+
+def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    async def serve() -> None:
+        stopping = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), stopping))
+        await stopping.wait()
+
+    try:
+        # On the way out the runner cancels the calls that are left, and waits for them.
+        with asyncio.Runner() as runner:
+            runner.run(serve())
+    except OSError as error:
+        # No loop without file descriptors; whoever waits for it must hear of it.
+        if started.done():
+            raise
+        started.set_exception(error)
+
+
+class _Call(Generic[_T]):
+    """One coroutine on its way through the portal."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._coroutine = coroutine
+        self._outcome: Future[_T] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def submit(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop begin, from any thread. The caller's context variables go along."""
+        self._loop = loop
+        loop.call_soon_threadsafe(self._start)
+
+    def wait(self) -> _T:
+        """Block the calling thread until it is done."""
+        try:
+            return self._outcome.result()
+        except BaseException:
+            if not self._outcome.done():
+                self._cancel_and_wait()
+            raise
+
+    def _cancel_and_wait(self) -> None:
+        if self._loop is not None:
+            # The loop may have been closed in between: then the call has ended as well.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel)
+        futures.wait([self._outcome])
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            value = await self._coroutine
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            self._outcome.set_exception(error)
+        except BaseException as error:
+            # Also SystemExit and KeyboardInterrupt: raised on, they would end everybody's loop;
+            # the caller gets them instead.
+            self._outcome.set_exception(error)
+        else:
+            self._outcome.set_result(value)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step never enters `_run`.
+        if task.cancelled():
+            self._coroutine.close()
+            self._outcome.set_exception(StorageClosed("this queue was closed during the call"))

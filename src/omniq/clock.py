@@ -1,0 +1,174 @@
+"""Time, sleep, randomness and ids: the only file that asks the machine for any of them.
+
+Everything that needs the time takes a `Clock`. Inside, an instant is a whole number of
+microseconds since 1970 (UTC): numbers compare, sort and store exactly; text and floats do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _CROCKFORD for b in _CROCKFORD]
+
+
+def to_micros(instant: datetime) -> int:
+    """Microseconds since 1970 of an aware datetime, exactly.
+
+    >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    1000000
+    """
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    """The UTC datetime of that many microseconds since 1970.
+
+    >>> from_micros(1_000_000).isoformat()
+    '1970-01-01T00:00:01+00:00'
+    """
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def seconds_to_micros(seconds: float) -> int:
+    """Whole microseconds in that many seconds.
+
+    >>> seconds_to_micros(1.5)
+    1500000
+    """
+    return round(seconds * 1_000_000)
+
+
+class Clock(Protocol):
+    """What the engine may know about time and chance. Tests and simulations pass their own."""
+
+    def now(self) -> datetime:
+        """The wall clock, as an aware UTC datetime."""
+        ...
+
+    def micros(self) -> int:
+        """The wall clock, in microseconds since 1970."""
+        ...
+
+    def boot_micros(self) -> int:
+        """A clock all processes of this machine share, that never jumps and counts suspended time."""
+        ...
+
+    def boot_id(self) -> str:
+        """Names the span for which `boot_micros` is comparable: one start of the machine."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only grow; for measuring inside one process."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that long on this clock."""
+        ...
+
+    async def wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
+        """Wait for the future, at most that long; whether it is done. Does not cancel it."""
+        ...
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+        ...
+
+    def new_id(self) -> str:
+        """A fresh id of 26 characters that sorts after those made before it in this process."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks and its random numbers."""
+
+    def __init__(self) -> None:
+        self._ids = _Ids()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def micros(self) -> int:
+        return time.time_ns() // 1000
+
+    def boot_micros(self) -> int:
+        return time.clock_gettime_ns(_BOOT_CLOCK) // 1000
+
+    def boot_id(self) -> str:
+        return _boot_id()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
+        done, _ = await asyncio.wait((future,), timeout=seconds)
+        return bool(done)
+
+    def random(self) -> float:
+        return random.random()
+
+    def new_id(self) -> str:
+        return self._ids.next(time.time_ns() // 1_000_000)
+
+
+class _Ids:
+    """Ids of 48 bits of milliseconds and 80 random bits, each larger than the one before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._millis = -1
+        self._tail = 0
+        self._pid = 0
+
+    def next(self, millis: int) -> str:
+        with self._lock:
+            # A forked child starts from the parent's state: without new bits both would count
+            # through the same ids.
+            if millis > self._millis or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._millis = max(millis, self._millis)
+                self._tail = int.from_bytes(os.urandom(10)) >> 1
+            else:
+                self._tail += 1 + int.from_bytes(os.urandom(4))
+            return encode_id(self._millis, self._tail)
+
+
+def encode_id(millis: int, tail: int) -> str:
+    """The 26-character id of a time and an 80-bit number.
+
+    >>> encode_id(0, 1)
+    '00000000000000000000000001'
+    """
+    value = (millis << 80) | tail
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_boot_id_cache: str | None = None
+
+
+def _boot_id() -> str:
+    global _boot_id_cache
+    if _boot_id_cache is None:
+        try:
+            text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            # Without a boot id of the system's own, the minute in which the machine started names it.
+            text = f"boot-{round((time.time() - time.clock_gettime(_BOOT_CLOCK)) / 60)}"
+        _boot_id_cache = text
+    return _boot_id_cache
+
+
+SYSTEM_CLOCK = SystemClock()

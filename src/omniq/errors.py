@@ -1,0 +1,181 @@
+"""Every error omniq raises, one tree under `OmniqError`.
+
+    OmniqError
+    ├── InvalidTask            a value was refused before anything was written
+    │   └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
+    ├── SettingsError          a setting is wrong; names the setting and where it came from
+    ├── DuplicateTask          the task id is taken
+    ├── QueueFull              the storage holds `max_pending` waiting tasks
+    ├── TaskNotFound           no record of that task is kept
+    ├── FunctionNotFound       a function path does not lead to a function
+    │   └── ForbiddenFunction      it may not be run here
+    ├── StorageError           the storage could not do it; the driver's error is the cause
+    │   ├── StorageClosed          used before it was opened, or after it was closed
+    │   └── StorageCorrupt         what the storage holds cannot be trusted
+    ├── ClaimError
+    │   ├── StaleClaim             another attempt owns the task now
+    │   └── LeaseLost              this owner was fenced; everything it held has been given away
+    ├── ResultError
+    │   ├── TaskFailed             the task ended as FAILED; carries the stored error
+    │   ├── TaskCancelled          the task ended as CANCELLED
+    │   └── ResultTimeout          no final result within the given time
+    ├── CircuitOpen            the breaker is open; nothing was called
+    ├── PoolStopped            the pool takes no more tasks
+    └── ShutdownTimeout        the pool could not stop in time
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omniq.models import TaskError
+
+
+class OmniqError(Exception):
+    """The root of every error that omniq raises."""
+
+
+class InvalidTask(OmniqError, ValueError):
+    """A value was refused before anything was written."""
+
+
+class SerializationError(InvalidTask):
+    """A value cannot be encoded, or bytes cannot be decoded. `path` says where in the value."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+class SettingsError(OmniqError, ValueError):
+    """A setting is wrong; the message names the setting and where it came from."""
+
+
+class DuplicateTask(OmniqError):
+    """The id is taken: a task with that id is waiting, running, or still on record."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            f"task {task_id} exists already; choose another task_id, or leave it out to get a fresh one"
+        )
+        self.task_id = task_id
+
+
+class QueueFull(OmniqError):
+    """The storage holds as many waiting tasks as it may; nothing was added."""
+
+    def __init__(self, max_pending: int) -> None:
+        super().__init__(
+            f"worker pool queue full: {max_pending} tasks are waiting; try again when some have run"
+        )
+        self.max_pending = max_pending
+
+
+class TaskNotFound(OmniqError):
+    """No record of that task is kept: it never existed, or its record has expired."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(f"task {task_id}: no such task on record")
+        self.task_id = task_id
+
+
+class FunctionNotFound(OmniqError):
+    """A function path does not lead to a function.
+
+    `elsewhere` says that a worker with other modules may well have it: leave the task to others.
+    """
+
+    def __init__(self, func_path: str, why: str, *, elsewhere: bool = False) -> None:
+        super().__init__(f"function {func_path}: {why}")
+        self.func_path = func_path
+        self.elsewhere = elsewhere
+
+
+class ForbiddenFunction(FunctionNotFound):
+    """The function exists or may exist, and must not be run here."""
+
+
+class StorageError(OmniqError):
+    """The storage could not do what was asked. The driver's own error is the cause."""
+
+
+class StorageClosed(StorageError):
+    """The storage was used before it was opened, or after it was closed."""
+
+
+class StorageCorrupt(StorageError):
+    """What the storage holds cannot be trusted."""
+
+
+class ClaimError(OmniqError):
+    """The caller does not own what it tried to change."""
+
+
+class StaleClaim(ClaimError):
+    """Another attempt owns the task now. Normal after a lease ran out: drop the outcome."""
+
+    def __init__(self, task_id: str, token: int | None = None) -> None:
+        claim = "this storage holds no claim on it" if token is None else f"claim {token} has ended"
+        super().__init__(f"task {task_id}: {claim}; the outcome was not recorded")
+        self.task_id = task_id
+        self.token = token
+
+
+class LeaseLost(ClaimError):
+    """This owner was fenced: its lease ran out and what it held has been given back."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(f"worker {owner}: the lease has ended and its tasks were given back")
+        self.owner = owner
+
+
+class ResultError(OmniqError):
+    """A task has no value to hand out."""
+
+
+class TaskFailed(ResultError):
+    """The task ended as FAILED. `error` is what was stored."""
+
+    def __init__(self, task_id: str, error: TaskError | None) -> None:
+        detail = f"{error.error_type}: {error.message}" if error else "no error was stored"
+        super().__init__(f"task {task_id} failed: {detail}")
+        self.task_id = task_id
+        self.error = error
+
+
+class TaskCancelled(ResultError):
+    """The task ended as CANCELLED."""
+
+    def __init__(self, task_id: str, reason: str = "") -> None:
+        super().__init__(f"task {task_id} was cancelled" + (f": {reason}" if reason else ""))
+        self.task_id = task_id
+        self.reason = reason
+
+
+class ResultTimeout(ResultError, TimeoutError):
+    """No final result within the given time. The task itself goes on."""
+
+    def __init__(self, task_id: str, timeout: float) -> None:
+        super().__init__(f"task {task_id}: no result within {timeout:g} s; it may still finish")
+        self.task_id = task_id
+        self.timeout = timeout
+
+
+class CircuitOpen(OmniqError):
+    """The circuit breaker is open: the call was not made."""
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__("circuit breaker is open" + (f": {name}" if name else ""))
+        self.name = name
+
+
+class PoolStopped(OmniqError):
+    """The pool has been stopped and takes no more tasks."""
+
+
+class ShutdownTimeout(OmniqError, TimeoutError):
+    """Tasks were still running when the time to stop ran out."""
+
+    def __init__(self) -> None:
+        super().__init__("worker pool shutdown timeout")

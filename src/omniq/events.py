@@ -1,0 +1,235 @@
+"""What happens to tasks and workers, told as frozen values to whoever listens.
+
+The core emits; `log` words events, `metrics` counts them, the dashboard streams them. Events carry
+ids, names and numbers, never the arguments or the result of a task.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, ClassVar
+
+import msgspec
+from loguru import logger
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened. `name` is what it is called in logs, metrics and streams."""
+
+    name: ClassVar[str]
+
+
+class TaskEvent(Event, frozen=True, kw_only=True):
+    """Something that happened to one task. `attempt` starts at 1; 0 before the first run."""
+
+    id: str
+    func_path: str
+    queue: str
+    attempt: int = 0
+
+
+class TaskEnqueued(TaskEvent, frozen=True, kw_only=True):
+    """The storage holds the task. `eta` of None: due at once."""
+
+    name: ClassVar[str] = "task.enqueued"
+    eta: datetime | None = None
+
+
+class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
+    """A worker has taken the task."""
+
+    name: ClassVar[str] = "task.claimed"
+    owner: str
+    token: int
+
+
+class TaskStarted(TaskEvent, frozen=True, kw_only=True):
+    """The function is about to be called."""
+
+    name: ClassVar[str] = "task.started"
+
+
+class TaskSucceeded(TaskEvent, frozen=True, kw_only=True):
+    """The function returned and its result is recorded. `seconds` is how long it ran."""
+
+    name: ClassVar[str] = "task.succeeded"
+    seconds: float
+
+
+class TaskRetried(TaskEvent, frozen=True, kw_only=True):
+    """The run failed and the task will run again at `retry_at`."""
+
+    name: ClassVar[str] = "task.retried"
+    error: str
+    retry_at: datetime
+
+
+class TaskFailed(TaskEvent, frozen=True, kw_only=True):
+    """The run failed and there will be no other. `error` is the type of the error."""
+
+    name: ClassVar[str] = "task.failed"
+    error: str
+
+
+class TaskDead(TaskEvent, frozen=True, kw_only=True):
+    """The task is a dead letter now, until somebody retries or deletes it."""
+
+    name: ClassVar[str] = "task.dead"
+    reason: str
+
+
+class TaskCancelled(TaskEvent, frozen=True, kw_only=True):
+    """The task ended without doing its work, because somebody or something said so."""
+
+    name: ClassVar[str] = "task.cancelled"
+    reason: str = ""
+
+
+class TaskReleased(TaskEvent, frozen=True, kw_only=True):
+    """A worker handed the task back unharmed: PENDING again, no attempt spent."""
+
+    name: ClassVar[str] = "task.released"
+    reason: str = ""
+
+
+class TaskSnoozed(TaskEvent, frozen=True, kw_only=True):
+    """The task asked to come back at `until`: no attempt spent."""
+
+    name: ClassVar[str] = "task.snoozed"
+    until: datetime
+
+
+class StaleRefused(Event, frozen=True, kw_only=True):
+    """An outcome came too late and was dropped: another claim owns the task."""
+
+    name: ClassVar[str] = "task.stale"
+    id: str
+    token: int
+
+
+class TasksGivenBack(Event, frozen=True, kw_only=True):
+    """A worker is gone and what it held is claimable again."""
+
+    name: ClassVar[str] = "tasks.given_back"
+    owner: str
+    count: int
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    """A worker claims tasks from now on."""
+
+    name: ClassVar[str] = "worker.started"
+    owner: str
+    concurrency: int
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True):
+    """A worker has ended; `released` tasks were handed back."""
+
+    name: ClassVar[str] = "worker.stopped"
+    owner: str
+    released: int = 0
+
+
+class LeaseRenewed(Event, frozen=True, kw_only=True):
+    """A worker showed that it is alive."""
+
+    name: ClassVar[str] = "lease.renewed"
+    owner: str
+
+
+class LeaseLost(Event, frozen=True, kw_only=True):
+    """A worker could not renew in time; what it held may run elsewhere."""
+
+    name: ClassVar[str] = "lease.lost"
+    owner: str
+
+
+class RecordQuarantined(Event, frozen=True, kw_only=True):
+    """A stored record cannot be trusted and was put aside, where it blocks nobody."""
+
+    name: ClassVar[str] = "record.quarantined"
+    record: str
+    reason: str
+
+
+class ChoreFailed(Event, frozen=True, kw_only=True):
+    """One turn of a worker's upkeep failed; it will be tried again."""
+
+    name: ClassVar[str] = "chore.failed"
+    chore: str
+    error: str
+
+
+def facts(event: Event) -> dict[str, Any]:
+    """The fields of an event that say something, by name: those that are None or empty are left out.
+
+    >>> facts(TaskStarted(id="t1", func_path="mail.send", queue="default", attempt=2))
+    {'id': 't1', 'func_path': 'mail.send', 'queue': 'default', 'attempt': 2}
+    """
+    return {
+        key: value
+        for key, value in msgspec.structs.asdict(event).items()
+        if value not in (None, "")
+    }
+
+
+class Dispatcher:
+    """Hands each event to every subscriber, in the thread of the emitter, in order of subscription.
+
+    A subscriber that raises is reported once and never breaks the caller; it stays subscribed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Replaced as a whole, never changed in place: `emit` walks it without the lock.
+        self._subscribers: tuple[_Subscriber, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody listens; hot paths ask before they build an event."""
+        return bool(self._subscribers)
+
+    def subscribe(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        """Call `listener` with every event from now on, until the returned function is called."""
+        subscriber = _Subscriber(listener)
+        with self._lock:
+            self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscribers = tuple(
+                    other for other in self._subscribers if other is not subscriber
+                )
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Tell everybody. Never raises."""
+        for subscriber in self._subscribers:
+            subscriber.tell(event)
+
+
+class _Subscriber:
+    """A listener, and whether its failure has been reported."""
+
+    def __init__(self, listener: Callable[[Event], object]) -> None:
+        self._listener = listener
+        self._reported = False
+
+    def tell(self, event: Event) -> None:
+        try:
+            self._listener(event)
+        except Exception as error:
+            # Somebody else's code at the edge. One line is enough to find it; one for each event
+            # would bury everything else.
+            if not self._reported:
+                self._reported = True
+                logger.error(
+                    "events.subscriber_failed listener={!r} event={} error={!r}",
+                    self._listener,
+                    event.name,
+                    error,
+                )

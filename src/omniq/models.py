@@ -1,0 +1,454 @@
+"""What a task is, what it came to, and what is kept about it. Plain, frozen data."""
+
+from __future__ import annotations
+
+import math
+import re
+import traceback as traceback_module
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from omniq.clock import SYSTEM_CLOCK
+from omniq.errors import InvalidTask
+from omniq.retry import Backoff
+
+MAX_TEXT = 8_192
+"""Longest message kept of an error; a task may raise an exception with a gigabyte in it."""
+
+MAX_TRACEBACK = 32_768
+
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_MAX_INT = 2**63 - 1
+
+
+class TaskStatus(StrEnum):
+    """Where a task is in its life.
+
+        PENDING ──claim──► RUNNING ──► SUCCESS
+           ▲                 │ ├─────► FAILED ──dead.retry──► PENDING
+           │                 │ ├─────► CANCELLED   (also from PENDING and RETRYING)
+           ├─release, snooze─┘ │
+           ├─next interval─────┤
+        RETRYING ◄──failed, will run again──┘
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task has ended; only `dead.retry` brings one back."""
+        return self in _FINAL
+
+
+_FINAL = frozenset({TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED})
+
+LEGAL_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.PENDING: frozenset({TaskStatus.RUNNING, TaskStatus.CANCELLED}),
+    TaskStatus.RUNNING: frozenset(TaskStatus) - {TaskStatus.RUNNING},
+    TaskStatus.RETRYING: frozenset(
+        {TaskStatus.RUNNING, TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.CANCELLED}
+    ),
+    TaskStatus.SUCCESS: frozenset(),
+    TaskStatus.FAILED: frozenset({TaskStatus.PENDING}),
+    TaskStatus.CANCELLED: frozenset(),
+}
+
+
+class ErrorCategory(StrEnum):
+    """Whether running the task again may help."""
+
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+    PARTIAL = "partial"
+
+
+class TaskError(Exception):
+    """An error that a task may raise, and the record that is kept of any error it raised.
+
+    It is stored as text, never pickled, so that reading it back runs no code.
+    """
+
+    category: ErrorCategory = ErrorCategory.TRANSIENT
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        error_type: str | None = None,
+        traceback: str = "",
+        timestamp: datetime | None = None,
+        category: ErrorCategory | str | None = None,
+        retry_after: float | None = None,
+        failed_step: str | None = None,
+        recovery_hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.error_type = error_type or type(self).__name__
+        self.traceback = traceback
+        self.timestamp = timestamp
+        self.category = ErrorCategory(category) if category is not None else type(self).category
+        self.retry_after = retry_after
+        self.failed_step = failed_step
+        self.recovery_hint = recovery_hint
+
+    @classmethod
+    def from_exception(
+        cls, error: BaseException, *, timestamp: datetime | None = None
+    ) -> TaskError:
+        """The record of any exception, also of one whose own methods raise."""
+        trace = _bounded(_format_traceback(error), MAX_TRACEBACK)
+        if isinstance(error, TaskError):
+            facts = error.to_record()
+            facts["traceback"] = error.traceback or trace
+            facts["timestamp"] = error.timestamp or timestamp
+            return TaskError(**facts)
+        return TaskError(
+            _bounded(_text_of(error), MAX_TEXT),
+            error_type=type(error).__qualname__,
+            traceback=trace,
+            timestamp=timestamp,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """The keyword arguments that build it again."""
+        return {
+            "message": self.message,
+            "error_type": self.error_type,
+            "traceback": self.traceback,
+            "timestamp": self.timestamp,
+            "category": self.category,
+            "retry_after": self.retry_after,
+            "failed_step": self.failed_step,
+            "recovery_hint": self.recovery_hint,
+        }
+
+    def __str__(self) -> str:
+        if self.failed_step is None:
+            return self.message
+        return f"{self.failed_step}: {self.message} (category: {self.category})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskError) and self.to_record() == other.to_record()
+
+    def __hash__(self) -> int:
+        return hash((self.error_type, self.message, self.timestamp))
+
+
+class TransientError(TaskError):
+    """Running the task again later may help."""
+
+
+class PermanentError(TaskError):
+    """Running the task again cannot help: it fails for good at once."""
+
+    category = ErrorCategory.PERMANENT
+
+
+class PartialError(TaskError):
+    """Part of the work is done; running the task again does the rest."""
+
+    category = ErrorCategory.PARTIAL
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many tasks with this key may run at once, or start within a span of time, fleet-wide."""
+
+    key: str
+    max_running: int | None = None
+    rate: int | None = None
+    per: float = 1.0
+
+
+class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The circuit breaker of that name, shared by the fleet, must let the task through."""
+
+    name: str
+    max_failures: int = 5
+    reset_timeout: float = 30.0
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of a function, to be made later. `Task(func_path="m.f")` is due at once.
+
+    `eta=None` means due at once; the storage fills in the time of enqueue. `attempts` are the
+    failures before this run. `interval`, `timeout` and `result_ttl` are seconds; a `timeout` or
+    `result_ttl` of None means the default of the settings. `token`, `owner`, `crashes`,
+    `releases` and `started_at` are the storage's to set.
+    """
+
+    id: str = msgspec.field(default_factory=SYSTEM_CLOCK.new_id)
+    func_path: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    queue: str = "default"
+    priority: int = 0
+    eta: datetime | None = None
+    interval: float | None = None
+    cron: str | None = None
+    tz: str | None = None
+    max_retries: int = 3
+    retry: Backoff | None = None
+    timeout: float | None = None
+    unique: str | None = None
+    expires: datetime | None = None
+    result_ttl: float | None = None
+    limits: tuple[Limit, ...] = ()
+    breakers: tuple[BreakerRule, ...] = ()
+    metadata: dict[str, Any] = {}
+    schedule_id: str | None = None
+    created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
+    status: TaskStatus = TaskStatus.PENDING
+    attempts: int = 0
+    crashes: int = 0
+    releases: int = 0
+    token: int = 0
+    owner: str | None = None
+    started_at: datetime | None = None
+    cancel_requested: bool = False
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run came to. `attempts` counts runs, this one included."""
+
+    task_id: str
+    status: TaskStatus
+    result: Any = None
+    error: TaskError | None = None
+    attempts: int = 0
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    reason: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run that did not succeed: when, by whom, and why it ended."""
+
+    number: int
+    token: int
+    owner: str | None
+    started_at: datetime | None
+    finished_at: datetime
+    outcome: str
+    error: TaskError | None = None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task that failed for good, kept until somebody retries or deletes it."""
+
+    task_id: str
+    task_type: str
+    failure_reason: str
+    attempt_count: int
+    first_failure: datetime
+    last_failure: datetime
+    error_details: str
+    queue: str = "default"
+    checkpoint: bytes | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a running task says it is: `fraction` in [0, 1]."""
+
+    task_id: str
+    token: int
+    fraction: float
+    message: str = ""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker with a lease. `running` are the ids of the tasks it holds."""
+
+    id: str
+    host: str
+    pid: int
+    started_at: datetime
+    last_heartbeat: datetime
+    running: tuple[str, ...] = ()
+    stalled: bool = False
+    concurrency: int = 0
+    queues: tuple[str, ...] = ()
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what there is. `by_queue` counts tasks that have not ended.
+
+    `oldest_due_age` is how many seconds the longest-waiting due task has been due.
+    """
+
+    by_status: dict[TaskStatus, int]
+    by_queue: dict[str, int]
+    oldest_due_age: float
+    dead: int
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task that is enqueued again and again. `version` grows with every change of it."""
+
+    id: str
+    task: Task
+    cron: str | None = None
+    tz: str | None = None
+    interval: float | None = None
+    next_at: datetime | None = None
+    last_at: datetime | None = None
+    paused: bool = False
+    missed: str = "once"
+    overlap: str = "allow"
+    jitter: float = 0.0
+    version: int = 0
+
+
+def check_task(task: Task) -> None:
+    """Refuse a task that no storage may hold, before anything is written.
+
+    Raises `InvalidTask`, naming the field and what it should be.
+    """
+    check_id(task.id)
+    check_func_path(task.func_path)
+    check_name("queue", task.queue)
+    check_int("priority", task.priority, low=-_MAX_INT - 1)
+    check_int("max_retries", task.max_retries, low=0)
+    check_instant("eta", task.eta)
+    check_instant("expires", task.expires)
+    check_instant("created_at", task.created_at)
+    check_seconds("interval", task.interval, above_zero=True)
+    check_seconds("timeout", task.timeout, above_zero=True)
+    check_seconds("result_ttl", task.result_ttl)
+    if task.unique is not None:
+        check_key("unique", task.unique)
+    if type(task.kwargs) is not dict or type(task.metadata) is not dict:
+        raise InvalidTask("kwargs and metadata must be dictionaries")
+    for limit in task.limits:
+        _check_limit(limit)
+    for breaker in task.breakers:
+        check_key("breaker name", breaker.name)
+        check_int("max_failures", breaker.max_failures, low=1)
+        check_seconds("reset_timeout", breaker.reset_timeout)
+
+
+def check_id(task_id: object) -> None:
+    """Refuse what cannot be a task id: ids become file names and keys."""
+    if type(task_id) is not str or not _ID.fullmatch(task_id):
+        raise InvalidTask(
+            f"task id {_short(task_id)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
+            "and do not begin with a dot"
+        )
+
+
+def check_name(field: str, name: object) -> None:
+    """Refuse what cannot name a queue or a schedule."""
+    if type(name) is not str or not _ID.fullmatch(name):
+        raise InvalidTask(
+            f"{field} {_short(name)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
+            "and do not begin with a dot"
+        )
+
+
+def check_func_path(path: object) -> None:
+    """Refuse what cannot be a dotted path to a function."""
+    if type(path) is not str or len(path) > 512 or not _FUNC_PATH.fullmatch(path):
+        raise InvalidTask(f"func_path {_short(path)}: expected a dotted path such as 'pkg.mod.func'")
+
+
+def check_key(field: str, key: object) -> None:
+    """Refuse what cannot be a key: not text, empty, too long, or not valid Unicode."""
+    if type(key) is not str or not 1 <= len(key) <= 512:
+        raise InvalidTask(f"{field} {_short(key)}: expected text of 1 to 512 characters")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise InvalidTask(f"{field} {_short(key)}: not valid Unicode") from None
+    if "\0" in key:
+        raise InvalidTask(f"{field} {_short(key)}: must not contain a NUL character")
+
+
+def check_int(field: str, value: object, *, low: int) -> None:
+    """Refuse what is not a whole number between `low` and 2**63 - 1."""
+    if type(value) is not int:
+        raise InvalidTask(f"{field} {_short(value)}: expected a whole number")
+    if not low <= value <= _MAX_INT:
+        raise InvalidTask(f"{field} {_short(value)}: must be at least {low} and below 2**63")
+
+
+def check_instant(field: str, value: object) -> None:
+    """Refuse datetimes without a time zone."""
+    if value is None:
+        return
+    if not isinstance(value, datetime):
+        raise InvalidTask(f"{field} {_short(value)}: expected a datetime")
+    if value.utcoffset() is None:
+        raise InvalidTask(
+            f"{field} {value.isoformat()}: has no time zone; use datetime.now(UTC) or add tzinfo"
+        )
+
+
+def check_seconds(field: str, value: object, *, above_zero: bool = False) -> None:
+    """Refuse durations that are negative, NaN or infinite, and 0 where nothing would fit in."""
+    if value is None:
+        return
+    if type(value) not in (int, float) or not isinstance(value, int | float):
+        raise InvalidTask(f"{field} {_short(value)}: expected a number of seconds")
+    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+        bound = "above 0" if above_zero else "0 or more"
+        raise InvalidTask(f"{field} {value!r}: must be a finite number of seconds, {bound}")
+    if value > _LONGEST:
+        raise InvalidTask(f"{field} {value!r}: must be at most {_LONGEST:g} seconds (100 years)")
+
+
+_LONGEST = 100 * 366 * 86_400
+
+
+def _check_limit(limit: Limit) -> None:
+    check_key("limit key", limit.key)
+    if (limit.max_running is None) == (limit.rate is None):
+        raise InvalidTask(f"limit {limit.key!r}: give either max_running or rate")
+    if limit.max_running is not None:
+        check_int("max_running", limit.max_running, low=1)
+    if limit.rate is not None:
+        check_int("rate", limit.rate, low=1)
+        check_seconds("per", limit.per, above_zero=True)
+
+
+def _short(value: object) -> str:
+    """A bounded look at a value that may be huge or hostile."""
+    try:
+        text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+    except Exception:
+        # An int of more than 4,300 digits refuses to be printed.
+        text = type(value).__name__
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        # The user's own __str__ failed; the class name must do.
+        return "(the exception's text cannot be shown)"
+
+
+def _format_traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback_module.format_exception(error, chain=True))
+    except BaseException:
+        # format_exception calls the user's __str__, and may run out of stack.
+        return ""
+
+
+def _bounded(text: str, limit: int) -> str:
+    """Cut the middle out of a long text, and whatever cannot be written as UTF-8."""
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()

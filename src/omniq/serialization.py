@@ -1,0 +1,427 @@
+"""Tasks and results to bytes and back.
+
+`MsgspecSerializer`, the default, carries data only: reading a record never runs code. What it
+carries comes back equal and of the same type, or is refused when the task is enqueued, with the
+path of the bad value. `CloudpickleSerializer` carries anything Python can pickle; it must be asked
+for, and signs every record, because unpickling bytes that somebody else wrote runs their code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import threading
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from omniq.errors import SerializationError
+from omniq.models import Task, TaskError, TaskResult
+from omniq.settings import Settings
+
+DEFAULT_MAX_PAYLOAD = 1024 * 1024
+DEFAULT_MAX_DEPTH = 64
+MAX_PICKLE_KEYS = 8
+
+_T = TypeVar("_T")
+
+
+class Serializer(Protocol):
+    """Turns the two records that storages keep into bytes and back."""
+
+    def encode_task(self, task: Task) -> bytes:
+        """The task's bytes; `SerializationError` when a value cannot be carried or is too large."""
+        ...
+
+    def decode_task(self, data: bytes) -> Task:
+        """The task of those bytes; `SerializationError` when they are not a task."""
+        ...
+
+    def encode_result(self, result: TaskResult) -> bytes:
+        """The result's bytes; the same errors as `encode_task`."""
+        ...
+
+    def decode_result(self, data: bytes) -> TaskResult:
+        """The result of those bytes; the same errors as `decode_task`."""
+        ...
+
+
+class MsgspecSerializer:
+    """MessagePack, data only, bounded in size and depth.
+
+    Carried exactly: None, bool, int of any size, float, str, bytes, list, tuple, dict, set,
+    frozenset, aware and naive datetime, date, time, timedelta, UUID, Decimal. Anything else is
+    refused: pass an id or a plain dictionary instead of the object.
+    """
+
+    def __init__(
+        self, *, max_payload: int = DEFAULT_MAX_PAYLOAD, max_depth: int = DEFAULT_MAX_DEPTH
+    ) -> None:
+        self._max_payload = max_payload
+        self._values = _ValueCodec(max_depth)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_error)
+        self._task_decoder = msgspec.msgpack.Decoder(Task, ext_hook=self._values.decode_ext)
+        self._result_decoder = msgspec.msgpack.Decoder(
+            TaskResult, dec_hook=_decode_error, ext_hook=self._values.decode_ext
+        )
+
+    def encode_task(self, task: Task) -> bytes:
+        args = self._values.carry_items(task.args, "args")
+        kwargs = self._values.carry_dict(task.kwargs, "kwargs")
+        metadata = self._values.carry_dict(task.metadata, "metadata")
+        if args is not task.args or kwargs is not task.kwargs or metadata is not task.metadata:
+            task = msgspec.structs.replace(task, args=tuple(args), kwargs=kwargs, metadata=metadata)
+        return self._bounded(self._encode(task), f"task {task.id}")
+
+    def decode_task(self, data: bytes) -> Task:
+        task = self._decode(self._task_decoder.decode, data)
+        self._values.check_depth(task.args, "args")
+        self._values.check_depth(task.kwargs, "kwargs")
+        self._values.check_depth(task.metadata, "metadata")
+        return task
+
+    def encode_result(self, result: TaskResult) -> bytes:
+        value = self._values.carry(result.result, "result")
+        if value is not result.result:
+            result = msgspec.structs.replace(result, result=value)
+        return self._bounded(self._encode(result), f"result of task {result.task_id}")
+
+    def decode_result(self, data: bytes) -> TaskResult:
+        result = self._decode(self._result_decoder.decode, data)
+        self._values.check_depth(result.result, "result")
+        return result
+
+    def _encode(self, record: Task | TaskResult) -> bytes:
+        try:
+            return self._encoder.encode(record)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise SerializationError(f"cannot be encoded: {error}") from error
+
+    def _decode(self, decode: Callable[[bytes], _T], data: bytes) -> _T:
+        if len(data) > self._max_payload:
+            raise SerializationError(f"{len(data)} bytes, more than max_payload {self._max_payload}")
+        try:
+            return decode(data)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+            raise SerializationError(f"not a valid record: {error}") from error
+        except (OverflowError, ArithmeticError) as error:
+            raise SerializationError(f"a number in the record is out of range: {error}") from error
+
+    def _bounded(self, data: bytes, what: str) -> bytes:
+        if len(data) > self._max_payload:
+            raise SerializationError(
+                f"{what} takes {len(data)} bytes, more than max_payload {self._max_payload}; "
+                "store the data elsewhere and pass a reference, or raise OMNIQ_MAX_PAYLOAD"
+            )
+        return data
+
+
+class CloudpickleSerializer:
+    """Arguments and results as pickles, every record signed with HMAC-SHA256.
+
+    `unsafe_signing_keys`: the first key signs, all of them verify, so that a key can be replaced
+    without stopping. Whoever has a key can run code in your workers.
+    """
+
+    def __init__(
+        self, unsafe_signing_keys: list[bytes], *, max_payload: int = DEFAULT_MAX_PAYLOAD
+    ) -> None:
+        if not unsafe_signing_keys or not all(len(key) >= 16 for key in unsafe_signing_keys):
+            raise SerializationError(
+                "the cloudpickle serializer needs a signing key of at least 16 bytes: "
+                "set OMNIQ_SIGNING_KEY"
+            )
+        try:
+            import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as error:
+            raise SerializationError(
+                "the cloudpickle serializer is an extra: pip install 'omniq[cloudpickle]'"
+            ) from error
+        self._pickle: Any = cloudpickle
+        self._keys = unsafe_signing_keys[:MAX_PICKLE_KEYS]
+        self._max_payload = max_payload
+        # The envelope holds the pickle as bytes, so its own limits are those of plain data.
+        self._envelope = MsgspecSerializer(max_payload=max_payload + 4096)
+
+    def encode_task(self, task: Task) -> bytes:
+        payload = self._dump((task.args, task.kwargs), "args")
+        envelope = msgspec.structs.replace(task, args=(payload,), kwargs={})
+        return self._sign(b"task", self._envelope.encode_task(envelope))
+
+    def decode_task(self, data: bytes) -> Task:
+        envelope = self._envelope.decode_task(self._verify(b"task", data))
+        args, kwargs = self._load(envelope.args[0])
+        return msgspec.structs.replace(envelope, args=args, kwargs=kwargs)
+
+    def encode_result(self, result: TaskResult) -> bytes:
+        payload = self._dump(result.result, "result")
+        envelope = msgspec.structs.replace(result, result=payload)
+        return self._sign(b"result", self._envelope.encode_result(envelope))
+
+    def decode_result(self, data: bytes) -> TaskResult:
+        envelope = self._envelope.decode_result(self._verify(b"result", data))
+        return msgspec.structs.replace(envelope, result=self._load(envelope.result))
+
+    def _dump(self, value: object, path: str) -> bytes:
+        try:
+            data: bytes = self._pickle.dumps(value)
+        except Exception as error:
+            # Pickling calls the value's own methods, which may raise anything.
+            raise SerializationError(f"cannot be pickled: {error}", path=path) from error
+        if len(data) > self._max_payload:
+            raise SerializationError(
+                f"takes {len(data)} bytes, more than max_payload {self._max_payload}", path=path
+            )
+        return data
+
+    def _load(self, data: object) -> Any:
+        if not isinstance(data, bytes):
+            raise SerializationError("not a pickled record")
+        try:
+            return self._pickle.loads(data)
+        except Exception as error:
+            # Unpickling imports and calls what the record names.
+            raise SerializationError(f"cannot be unpickled: {error}") from error
+
+    def _sign(self, kind: bytes, data: bytes) -> bytes:
+        return hmac.digest(self._keys[0], kind + data, hashlib.sha256) + data
+
+    def _verify(self, kind: bytes, data: bytes) -> bytes:
+        signature, body = data[:32], data[32:]
+        for key in self._keys:
+            if hmac.compare_digest(signature, hmac.digest(key, kind + body, hashlib.sha256)):
+                return body
+        raise SerializationError("the signature is wrong: the record was not written with this key")
+
+
+_PLAIN = frozenset({type(None), bool, float, bytes})
+_EXT_TUPLE, _EXT_SET, _EXT_FROZENSET, _EXT_INT = 1, 2, 3, 4
+_EXT_DATETIME, _EXT_DATE, _EXT_TIME, _EXT_TIMEDELTA, _EXT_UUID, _EXT_DECIMAL = 5, 6, 7, 8, 9, 10
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_MAX_BIG_INT_BYTES = 4096
+
+
+class _ValueCodec:
+    """Carries Python values through MessagePack without changing their types.
+
+    MessagePack itself has no tuples, sets, big numbers, dates and the like: these travel as
+    extension types. Values that need none of that are passed on as they are.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ext_hook=self.decode_ext)
+        # Extension types nest through Python, out of sight of the decoder's own depth guard.
+        self._nesting = threading.local()
+
+    def carry(self, value: Any, path: str, depth: int = 0) -> Any:
+        """The value as MessagePack can take it: itself where possible."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return value if _SMALLEST <= value <= _LARGEST else _big_int(value, path)
+        if kind is str:
+            return _checked_text(value, path)
+        if depth >= self._max_depth:
+            raise SerializationError(f"nested more than {self._max_depth} levels deep", path=path)
+        if kind is list:
+            return self.carry_items(value, path, depth)
+        if kind is dict:
+            return self.carry_dict(value, path, depth)
+        code = _CONTAINER_CODES.get(kind)
+        if code is not None:
+            items = self.carry_items(list(value), path, depth)
+            return msgspec.msgpack.Ext(code, self._encoder.encode(items))
+        return _carry_scalar(value, path)
+
+    def carry_dict(self, value: dict[Any, Any], path: str, depth: int = 0) -> dict[Any, Any]:
+        changed = False
+        carried: dict[Any, Any] = {}
+        for key, item in value.items():
+            if type(key) not in (str, int, bool, bytes, float, type(None)):
+                raise SerializationError(
+                    f"dictionary key of type {_type_name(key)}; use text or numbers", path=path
+                )
+            where = f"{path}[{key!r:.60}]"
+            new_key = self.carry(key, where, depth)
+            if type(key) is float and math.isnan(key):
+                raise SerializationError("NaN cannot be a dictionary key", path=path)
+            if type(new_key) is msgspec.msgpack.Ext:
+                raise SerializationError("dictionary keys must fit 64 bits", path=where)
+            new_item = self.carry(item, where, depth + 1)
+            changed = changed or new_item is not item
+            carried[new_key] = new_item
+        return carried if changed else value
+
+    def carry_items(self, items: Any, path: str, depth: int = 0) -> Any:
+        """The same list or tuple when its items can be taken as they are, else a new list."""
+        for index, item in enumerate(items):
+            new_item = self.carry(item, f"{path}[{index}]", depth + 1)
+            if new_item is not item:
+                return [
+                    self.carry(each, f"{path}[{place}]", depth + 1)
+                    for place, each in enumerate(items)
+                ]
+        return items
+
+    def decode_ext(self, code: int, data: memoryview) -> Any:
+        """What `msgspec` calls for each extension type it meets."""
+        if code not in _EXT_MAKERS:
+            raise ValueError(f"unknown extension type {code}")
+        depth = getattr(self._nesting, "depth", 0)
+        if depth >= self._max_depth:
+            raise ValueError(f"nested more than {self._max_depth} levels deep")
+        self._nesting.depth = depth + 1
+        try:
+            return _EXT_MAKERS[code](self._decoder.decode(data))
+        finally:
+            self._nesting.depth = depth
+
+    def check_depth(self, value: Any, path: str) -> None:
+        """Refuse what is nested too deeply: user code would recurse into it."""
+        level = [value] if type(value) in _CONTAINERS else []
+        for _ in range(self._max_depth + 1):
+            if not level:
+                return
+            level = [
+                item
+                for container in level
+                for item in (container.values() if type(container) is dict else container)
+                if type(item) in _CONTAINERS
+            ]
+        raise SerializationError(f"nested more than {self._max_depth} levels deep", path=path)
+
+
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
+_CONTAINER_CODES: dict[type, int] = {tuple: _EXT_TUPLE, set: _EXT_SET, frozenset: _EXT_FROZENSET}
+
+
+def _make_datetime(parts: list[Any]) -> datetime:
+    text, fold = parts
+    return datetime.fromisoformat(text).replace(fold=fold)
+
+
+_EXT_MAKERS: dict[int, Callable[[Any], Any]] = {
+    _EXT_TUPLE: tuple,
+    _EXT_SET: set,
+    _EXT_FROZENSET: frozenset,
+    _EXT_INT: lambda data: int.from_bytes(data, signed=True),
+    _EXT_DATETIME: _make_datetime,
+    _EXT_DATE: date.fromisoformat,
+    _EXT_TIME: time.fromisoformat,
+    _EXT_TIMEDELTA: lambda parts: timedelta(parts[0], parts[1], parts[2]),
+    _EXT_UUID: lambda data: UUID(bytes=data),
+    _EXT_DECIMAL: Decimal,
+}
+
+
+def _carry_scalar(value: Any, path: str) -> Any:
+    """Values that are not containers and not MessagePack's own; the last stop before refusal."""
+    kind = type(value)
+    if kind is datetime:
+        # The instant and the offset are kept. A named zone is not: its rules may differ elsewhere.
+        return _ext(_EXT_DATETIME, [value.isoformat(), value.fold])
+    if kind is date:
+        return _ext(_EXT_DATE, value.isoformat())
+    if kind is time and value.tzinfo in (None, UTC):
+        return _ext(_EXT_TIME, value.isoformat())
+    if kind is timedelta:
+        return _ext(_EXT_TIMEDELTA, [value.days, value.seconds, value.microseconds])
+    if kind is UUID:
+        return _ext(_EXT_UUID, value.bytes)
+    if kind is Decimal:
+        return _ext(_EXT_DECIMAL, str(value))
+    raise SerializationError(
+        f"a {_type_name(value)} cannot be carried; pass plain data (numbers, text, bytes, lists, "
+        "dictionaries, dates) such as an id, or choose the cloudpickle serializer",
+        path=path,
+    )
+
+
+def _ext(code: int, value: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(value))
+
+
+def _big_int(value: int, path: str) -> msgspec.msgpack.Ext:
+    length = value.bit_length() // 8 + 1
+    if length > _MAX_BIG_INT_BYTES:
+        raise SerializationError(f"a number of {length} bytes is too large", path=path)
+    return _ext(_EXT_INT, value.to_bytes(length, signed=True))
+
+
+def _checked_text(value: str, path: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise SerializationError(f"text is not valid Unicode: {error.reason}", path=path) from None
+    return value
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _encode_error(value: object) -> Any:
+    if isinstance(value, TaskError):
+        return value.to_record()
+    raise TypeError(f"a {_type_name(value)} cannot be carried")
+
+
+def _decode_error(kind: type, value: Any) -> Any:
+    if issubclass(kind, TaskError):
+        return TaskError(**msgspec.convert(value, _ErrorRecord).facts())
+    raise TypeError(f"unexpected type {kind.__qualname__}")
+
+
+class _ErrorRecord(msgspec.Struct):
+    """The shape of a stored `TaskError`."""
+
+    message: str = ""
+    error_type: str = "TaskError"
+    traceback: str = ""
+    timestamp: datetime | None = None
+    category: str = "transient"
+    retry_after: float | None = None
+    failed_step: str | None = None
+    recovery_hint: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+def encode_internal(value: Any) -> bytes:
+    """Bytes of one of omniq's own records (never of user data), for backends to keep."""
+    return _INTERNAL_ENCODER.encode(value)
+
+
+def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
+    """A function that reads back what `encode_internal` wrote; `SerializationError` on garbage."""
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=_decode_error)
+
+    def decode(data: bytes) -> _T:
+        try:
+            return decoder.decode(data)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise SerializationError(f"not a valid {kind.__name__} record: {error}") from error
+
+    return decode
+
+
+_INTERNAL_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_error)
+
+
+def serializer_for(settings: Settings) -> Serializer:
+    """The serializer that the settings ask for."""
+    if settings.serializer == "cloudpickle":
+        key = settings.signing_key or ""
+        return CloudpickleSerializer([key.encode()], max_payload=settings.max_payload)
+    return MsgspecSerializer(max_payload=settings.max_payload)

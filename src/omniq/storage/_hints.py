@@ -1,0 +1,69 @@
+"""Wake-ups inside one process. Hints only: whoever waits looks at the storage again anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+_WORK = ""
+"""The topic of claimable work. Task ids, the other topics, are never empty."""
+
+
+class Hints:
+    """Tells waiters in any thread or event loop that a topic may have changed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+
+    @contextmanager
+    def listen_for_work(self) -> Iterator[asyncio.Future[None]]:
+        """A future that is done when there may be something to claim."""
+        with self._listen(_WORK) as future:
+            yield future
+
+    @contextmanager
+    def listen_for_result(self, task_id: str) -> Iterator[asyncio.Future[None]]:
+        """A future that is done when the task may have ended."""
+        with self._listen(task_id) as future:
+            yield future
+
+    def work(self) -> None:
+        """Something may have become claimable."""
+        if self._waiting:
+            self._wake((_WORK,))
+
+    def results(self, task_ids: Iterable[str]) -> None:
+        """These tasks may have ended."""
+        if self._waiting:
+            self._wake(task_ids)
+
+    @contextmanager
+    def _listen(self, topic: str) -> Iterator[asyncio.Future[None]]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiting.setdefault(topic, set()).add(future)
+        try:
+            yield future
+        finally:
+            with self._lock:
+                waiting = self._waiting.get(topic)
+                if waiting is not None:
+                    waiting.discard(future)
+                    if not waiting:
+                        del self._waiting[topic]
+
+    def _wake(self, topics: Iterable[str]) -> None:
+        with self._lock:
+            futures = [future for topic in topics for future in self._waiting.pop(topic, ())]
+        for future in futures:
+            loop = future.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_finish, future)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

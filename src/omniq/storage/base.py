@@ -1,0 +1,881 @@
+"""The storage contract: what every backend promises, and what is written once for all of them.
+
+A backend keeps rows and implements the underscored verbs, in batches. Everything a caller sees is
+here: the eight verbs of the seeds over those batches, validation before anything is written, the
+owner's lease, and the memory of its own claims. Each numbered promise is checked by a test of the
+same number in `omniq.testing.contract`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from omniq.clock import SYSTEM_CLOCK, Clock, from_micros, seconds_to_micros, to_micros
+from omniq.errors import (
+    DuplicateTask,
+    InvalidTask,
+    LeaseLost,
+    SerializationError,
+    StaleClaim,
+    StorageClosed,
+)
+from omniq.failpoints import hit
+from omniq.models import (
+    Progress,
+    Schedule,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskStatus,
+    WorkerInfo,
+    check_id,
+    check_instant,
+    check_int,
+    check_name,
+    check_task,
+)
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Rescheduled,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from omniq.schedule import next_run
+from omniq.serialization import Serializer, serializer_for
+from omniq.settings import Settings
+from omniq.storage._hints import Hints
+from omniq.storage._rows import Finish, Row, row_of, task_of
+from omniq.storage.inspection import Inspection
+
+Durability = Literal["none", "os", "power"]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between backends, as data.
+
+    `durability`: what an acknowledged write survives: nothing, the death of the process (`os`), or
+    a power cut (`power`). `reach`: who can share the storage. `atomic_batches`: whether a batch is
+    enqueued all or nothing even across a crash. `exact_bound`: whether `max_pending` holds exactly
+    when many processes enqueue at once. `transactions`: whether a caller's own SQL transaction can
+    carry an enqueue.
+    """
+
+    name: str
+    durability: Durability
+    reach: Literal["process", "machine", "fleet"]
+    atomic_batches: bool = True
+    exact_bound: bool = True
+    transactions: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An outcome on its way into a backend; `result` is its encoded result if it carries one."""
+
+    outcome: Outcome
+    result: bytes | None
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for tasks. `now=None` is the storage's own clock."""
+
+    limit: int
+    now: int | None
+    queues: tuple[str, ...] | None
+    claim_id: str
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """What a worker learns at each renewal: what it holds, and what it should stop."""
+
+    held: dict[str, int]
+    cancelled: frozenset[str]
+
+
+class GivenBack(msgspec.Struct, frozen=True):
+    """A task taken from a dead owner. `status` is what it is now: FAILED after too many crashes."""
+
+    task_id: str
+    func_path: str
+    owner: str
+    status: TaskStatus
+
+
+class Identity:
+    """Who a storage object is to the store. Shared with its twins, so that they act as one owner."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self.started_at = 0
+        self.trusted_until = 0
+        """Boot-clock microseconds until which the lease is surely ours; 0 before the first one."""
+
+    def renew(self, owner: str, now: int) -> None:
+        self.owner, self.started_at, self.trusted_until = owner, now, 0
+
+
+class BaseStorage(Inspection):
+    """Keeps tasks, hands each to one owner at a time, and records what became of it.
+
+    A storage object is an owner: it has an id of its own that is fresh each time it is opened, one
+    lease, and it remembers the claims it made.
+    """
+
+    def __init__(
+        self,
+        *,
+        serializer: Serializer | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        settings: Settings | None = None,
+        max_pending: int | None = None,
+    ) -> None:
+        if max_pending is not None:
+            check_int("max_pending", max_pending, low=1)
+        self._settings = settings or Settings()
+        self._serializer = serializer or serializer_for(self._settings)
+        self._clock = clock
+        self._max_pending = max_pending
+        self._hints = Hints()
+        self._identity = Identity()
+        self._is_twin = False
+        self._is_open = False
+        self._held: dict[str, Task] = {}
+        self._claim_ids: dict[str, str] = {}
+        self._repeated: dict[str, int] = {}
+
+    # Opening and closing
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this backend promises beyond the contract."""
+
+    @property
+    def owner(self) -> str:
+        """The id under which this object claims; fresh at every opening and after every fencing."""
+        return self._identity.owner
+
+    @property
+    def clock(self) -> Clock:
+        """The clock this storage was given."""
+        return self._clock
+
+    @property
+    def settings(self) -> Settings:
+        """The settings this storage was given."""
+        return self._settings
+
+    async def open(self) -> None:
+        """Make the storage ready for use, creating what is missing.
+
+        O1. Using a storage that is not open raises `StorageClosed`.
+        O2. Every opening is a new owner; claims of an earlier opening are not adopted.
+        """
+        await self._open()
+        if not self._is_twin:
+            self._identity.renew(self._clock.new_id(), self._clock.micros())
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Stop using the storage. May be called twice.
+
+        O3. What this owner still holds is given back at once, and charged nothing.
+        """
+        if not self._is_open:
+            return
+        try:
+            if not self._is_twin and self._identity.trusted_until:
+                await self._retire(self.owner)
+        finally:
+            self._is_open = False
+            self._held.clear()
+            self._claim_ids.clear()
+            await self._close()
+            self._hints.work()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    def twin(self) -> BaseStorage:
+        """An unopened object on the same store that acts as the same owner.
+
+        O4. For a heartbeat: it renews this owner's lease from another thread or event loop, over
+            a connection of its own, and closing it gives nothing back.
+        """
+
+    # Enqueue
+
+    async def enqueue(self, task: Task) -> str:
+        """Keep the task; the id of the task that now stands for it.
+
+        E1. When it returns, the task is kept as durably as `capabilities` says.
+        E2. An id that is on record raises `DuplicateTask`.
+        E3. A `unique` key that is held gives the id of the task that holds it; nothing is added.
+            The key is held while that task is PENDING, RUNNING or RETRYING.
+        E4. Bad values raise `InvalidTask` and nothing is written, on every backend alike.
+        E5. With `max_pending` waiting tasks, `QueueFull` is raised and nothing is written.
+        E6. What comes back from a claim equals what was enqueued.
+        """
+        return (await self.enqueue_many((task,)))[0]
+
+    async def enqueue_many(self, tasks: Iterable[Task], *, nonce: str | None = None) -> list[str]:
+        """Keep many tasks with one round trip and one durability barrier; their ids, in order.
+
+        E7. Refused as a whole: if one is bad, taken, or too many, none is written.
+        E8. A second call with the same `nonce` is the repeat of a call whose reply was lost: what
+            it finds enqueued by the first counts as done. Without one, every call is a new one.
+        E9. A batch keeps its order: tasks of equal priority and eta are claimed in it.
+        """
+        self._check_open()
+        batch = list(tasks)
+        now = self._clock.micros()
+        fresh = self._clock.new_id() if nonce is None else nonce
+        rows, ids = [], set()
+        for task in batch:
+            check_task(task)
+            if task.id in ids:
+                raise DuplicateTask(task.id)
+            ids.add(task.id)
+            body = self._serializer.encode_task(task)
+            rows.append(
+                row_of(task, body, now=now, default_ttl=self._settings.result_ttl, nonce=fresh)
+            )
+        if not rows:
+            return []
+        hit("enqueue.before")
+        enqueued = await self._enqueue(rows)
+        hit("enqueue.after")
+        self._hints.work()
+        return enqueued
+
+    # Claim
+
+    async def dequeue(self, now: datetime) -> Task | None:
+        """Claim one task that is due at `now`: `reserve` of one."""
+        claimed = await self.reserve(1, now)
+        return claimed[0] if claimed else None
+
+    async def reserve(
+        self,
+        limit: int,
+        now: datetime | None = None,
+        *,
+        queues: Sequence[str] | None = None,
+        claim_id: str | None = None,
+    ) -> list[Task]:
+        """Claim up to `limit` due tasks for this owner, in one round trip.
+
+        C1. A claimed task is RUNNING, has this owner, and a token one above its last.
+        C2. No task is claimed by two owners, however many claim at once.
+        C3. Nothing is claimed before its eta. `now` decides what is due; None is the store's clock.
+        C4. Order: priority descending, then eta ascending, then order of enqueue.
+        C5. A claimed task is not claimed again until it is released, rescheduled, or given back.
+        C6. `queues` restricts the claim; a paused queue is left alone.
+        C7. A repeat with the same `claim_id` gives the tasks of the first call that still run.
+        C8. A task past its `expires` is not claimed: it ends as CANCELLED.
+        C9. A task whose record cannot be decoded becomes a dead letter, and blocks nobody.
+        C10. An owner holds at most one suspect (a task that was there when a worker died).
+        C11. An owner that was fenced is refused with `LeaseLost`, and has a fresh id afterwards.
+        C12. A claim holds as long as the owner's lease; claiming takes a lease when there is none.
+        """
+        _, claimed = await self.record_and_reserve(
+            (), limit, now, queues=queues, claim_id=claim_id
+        )
+        return claimed
+
+    async def record_and_reserve(
+        self,
+        outcomes: Sequence[Outcome],
+        limit: int,
+        now: datetime | None = None,
+        *,
+        queues: Sequence[str] | None = None,
+        claim_id: str | None = None,
+    ) -> tuple[list[bool], list[Task]]:
+        """`record` and then `reserve`, in one step and one round trip.
+
+        R9. Recording what finished and claiming anew is as if one were called after the other.
+        """
+        self._check_open()
+        if claim_id is not None and not outcomes:
+            known = [task for task in self._held.values() if self._claim_ids[task.id] == claim_id]
+            if known:
+                return [], known
+        entries = [self._entry(outcome) for outcome in outcomes]
+        claim = self._claim_request(limit, now, queues, claim_id)
+        if claim is not None:
+            await self._ensure_lease()
+        if claim is None and not entries:
+            return [], []
+        hit("turn.before")
+        try:
+            recorded, rows = await self._turn(self.owner, entries, claim)
+        except LeaseLost:
+            self._become_new()
+            raise
+        hit("turn.after")
+        self._forget(outcomes, recorded)
+        if claim is None:
+            return recorded, []
+        return recorded, await self._remember(rows, claim.claim_id)
+
+    # Record
+
+    async def record(self, outcomes: Sequence[Outcome]) -> list[bool]:
+        """Record what runs came to, in one round trip; for each, whether it was recorded.
+
+        R1. Each outcome is recorded in one atomic step, or not at all.
+        R2. An outcome whose claim is no longer the current one changes nothing and gives False.
+        R3. Repeating an outcome that was recorded gives True and changes nothing.
+        R4. A failed run adds one to `attempts` and its error to the history; nothing else does
+            but a crash.
+        R5. A finished task keeps its result until its `result_ttl`, and frees its unique key in the
+            same step.
+        R6. A final failure becomes a dead letter in the same step.
+        R7. `Released` and `Snoozed` charge nothing.
+        R8. A task that was cancelled while it ran does not run again.
+        """
+        recorded, _ = await self.record_and_reserve(outcomes, 0)
+        return recorded
+
+    async def mark_running(self, task_id: str) -> None:
+        """Say that a claimed task starts now. A stamp: no correctness depends on it.
+
+        M1. Raises `StaleClaim` when this object holds no claim on the task, as the others do.
+        """
+        self._claim_on(task_id)
+
+    async def mark_done(self, task_id: str, result: TaskResult) -> None:
+        """Record the success of this object's claim on the task.
+
+        M2. A repeating task is PENDING again for its next run, with attempts 0.
+        """
+        task = self._claim_on(task_id)
+        if result.status is not TaskStatus.SUCCESS or result.task_id != task_id:
+            raise InvalidTask(
+                f"task {task_id}: mark_done takes the task's own result, with status SUCCESS"
+            )
+        now = self._clock.now()
+        complete = msgspec.structs.replace(
+            result,
+            attempts=result.attempts or task.attempts + 1,
+            started_at=result.started_at or task.started_at,
+            finished_at=result.finished_at or now,
+        )
+        again = next_run(interval=task.interval, cron=task.cron, tz=task.tz, after=now)
+        await self._record_one(Succeeded(task_id, task.token, complete, again))
+        if again is not None:
+            self._repeated[task_id] = task.token
+
+    async def mark_failed(self, task_id: str, error: TaskError, will_retry: bool) -> None:
+        """Record the failure of this object's claim on the task.
+
+        M3. `will_retry=True`: RETRYING, attempts one more, still held and not claimable until
+            `reschedule`. The storage itself reschedules nothing.
+        M4. `will_retry=False`: FAILED, with the error kept.
+        """
+        task = self._claim_on(task_id)
+        if error.timestamp is None:
+            error = TaskError(**{**error.to_record(), "timestamp": self._clock.now()})
+        if will_retry:
+            await self._record_one(Retried(task_id, task.token, error))
+        else:
+            await self._record_one(Failed(task_id, task.token, error))
+
+    async def reschedule(self, task_id: str, new_eta: datetime) -> None:
+        """Let go of a claimed task; it is claimable again at `new_eta`, under the same id.
+
+        M5. Accepts what this object holds, and a repeating task that it has just finished.
+        """
+        _check_now("new_eta", new_eta)
+        token = self._repeated.get(task_id) if task_id not in self._held else None
+        if token is None:
+            token = self._claim_on(task_id).token
+        await self._record_one(Rescheduled(task_id, token, new_eta))
+        self._repeated.pop(task_id, None)
+
+    # Cancel
+
+    async def cancel(self, task_id: str, reason: str = "cancelled") -> bool:
+        """Make it a stored fact that the task is not wanted; False when it has ended already.
+
+        X1. A waiting task ends as CANCELLED at once and never runs.
+        X2. A running task's owner is told at its next renewal; the task does not run again.
+        X3. A task that has ended, or is not on record, is not touched.
+        """
+        self._check_open()
+        check_id(task_id)
+        cancelled = await self._cancel(task_id, reason)
+        if cancelled:
+            self._hints.results((task_id,))
+        return cancelled
+
+    # Leases and recovery
+
+    @property
+    def lease_remaining(self) -> float:
+        """Seconds for which the lease is surely this owner's; 0 or less when it may have ended."""
+        return (self._identity.trusted_until - self._clock.boot_micros()) / 1_000_000
+
+    async def renew(
+        self, *, concurrency: int = 0, queues: Sequence[str] = (), stalled: bool = False
+    ) -> Renewal:
+        """Extend this owner's lease by the settings' `lease`, with one write.
+
+        L1. While its lease lasts, nothing an owner holds is given to another.
+        L2. Renewing is idempotent: a lost reply does no harm.
+        L3. A fenced owner is refused with `LeaseLost`, and has a fresh id afterwards.
+        L4. It says what the store thinks this owner holds, and which of it was cancelled.
+        L5. A worker with a lease is listed by `workers`, with what it holds; one without is not.
+        """
+        self._check_open()
+        lease = seconds_to_micros(self._settings.lease)
+        asked_at = self._clock.boot_micros()
+        info = WorkerInfo(
+            id=self.owner,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=from_micros(self._identity.started_at),
+            last_heartbeat=self._clock.now(),
+            stalled=stalled,
+            concurrency=concurrency,
+            queues=tuple(queues),
+        )
+        hit("renew.before")
+        try:
+            renewal = await self._renew(info, lease)
+        except LeaseLost:
+            self._become_new()
+            raise
+        hit("renew.after")
+        # Counted from before the request: the store cannot have started the lease any earlier.
+        self._identity.trusted_until = asked_at + lease
+        return renewal
+
+    async def give_back_abandoned(self, max_crashes: int | None = None) -> list[GivenBack]:
+        """Take from owners without a live lease what they held; what was taken.
+
+        L6. The owner is fenced first: it can neither renew nor claim nor record afterwards.
+        L7. A task comes back due at once, charged one failure and one crash.
+        L8. When the owner held a suspect, only that one is charged.
+        L9. A task charged `max_crashes` times is a dead letter with the reason `crashed`.
+        L10. A RETRYING task that was still held comes back without a further charge.
+        L11. An owner that is not known counts as one without a lease.
+        L12. Two that recover at once take each task once.
+        """
+        self._check_open()
+        limit = self._settings.max_crashes if max_crashes is None else max_crashes
+        check_int("max_crashes", limit, low=1)
+        hit("recover.before")
+        given_back = await self._give_back(limit)
+        hit("recover.after")
+        if given_back:
+            self._hints.work()
+            self._hints.results(back.task_id for back in given_back)
+        return given_back
+
+    # Waiting
+
+    async def wait_for_work(self, timeout: float) -> None:
+        """Return when there may be something to claim, or after `timeout` seconds.
+
+        W1. An enqueue through this object ends the wait at once.
+        W2. A hint, no more: returning says nothing, and with every hint lost, polling still works.
+        """
+        self._check_open()
+        await self._wait_for_work(timeout)
+
+    async def wait_for_result(self, task_id: str, timeout: float | None = None) -> TaskResult | None:
+        """The final result, as soon as there is one; None after `timeout` or if there is no record.
+
+        W3. A result that is not final is never returned.
+        W4. An outcome recorded through this object ends the wait at once.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        pause = _FIRST_PAUSE
+        while True:
+            with self._hints.listen_for_result(task_id) as ended:
+                result = await self.get_result(task_id)
+                if result is not None and result.status.is_final:
+                    return result
+                if result is None and await self.get_task(task_id) is None:
+                    return None
+                remaining = None if deadline is None else deadline - self._clock.monotonic()
+                if remaining is not None and remaining <= 0:
+                    return None
+                patience = pause if remaining is None else min(pause, remaining)
+                await self._clock.wait(ended, patience)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    # Retention
+
+    async def purge_results(self, older_than: datetime) -> int:
+        """Forget tasks that finished before that instant; how many.
+
+        T1. Only finished tasks go; nothing that waits or runs, and no dead letter.
+        T2. Their ids are free again.
+        """
+        self._check_open()
+        _check_now("older_than", older_than)
+        return await self._purge_results(to_micros(older_than))
+
+    async def purge_expired(self) -> int:
+        """Forget finished tasks whose `result_ttl` has passed; how many.
+
+        T3. A record past its `result_ttl` is not given out, purged or not.
+        T4. `result_ttl=0` keeps nothing of a task that ended, but for its dead letter.
+        """
+        self._check_open()
+        return await self._purge_expired()
+
+    # Dead letters
+
+    async def retry_dead(
+        self, task_id: str, *, task: Task | None = None, from_start: bool = False
+    ) -> bool:
+        """Put a dead letter's task back in the queue; False when there is no such letter.
+
+        `task` replaces its function and arguments. `from_start` drops its checkpoint.
+
+        D1. The same id, PENDING, due now, attempts 0; the letter and the old result are gone.
+        D2. One atomic step: of two that retry at once, one gets True.
+        D3. When it cannot be enqueued (queue full, unique key taken), the letter stays.
+        """
+        self._check_open()
+        check_id(task_id)
+        body = None
+        if task is not None:
+            check_task(task)
+            if task.id != task_id:
+                raise InvalidTask(f"task {task.id}: cannot replace task {task_id}")
+            body = self._serializer.encode_task(task)
+        revived = await self._retry_dead(task_id, body, from_start)
+        if revived:
+            self._hints.work()
+        return revived
+
+    @abstractmethod
+    async def delete_dead(self, task_id: str) -> bool:
+        """Forget a dead letter and its checkpoint; False when there is none.
+
+        D4. Its task's id is free again once its result has gone too.
+        """
+
+    async def purge_dead(self, older_than: datetime) -> int:
+        """Forget dead letters whose last failure was before that instant; how many."""
+        self._check_open()
+        _check_now("older_than", older_than)
+        return await self._purge_dead(to_micros(older_than))
+
+    # Checkpoints and progress
+
+    async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
+        """Keep what a task needs to resume.
+
+        K1. Only the current claim may save; another raises `StaleClaim`.
+        K2. It survives retries, releases and crashes, and goes when the task succeeds.
+        K3. It stays with a dead letter, and is there when that is retried.
+        """
+        self._check_open()
+        check_id(task_id)
+        if len(checkpoint) > self._settings.max_payload:
+            raise SerializationError(
+                f"checkpoint of task {task_id} takes {len(checkpoint)} bytes, "
+                f"more than max_payload {self._settings.max_payload}"
+            )
+        if not await self._save_checkpoint(self.owner, task_id, token, checkpoint):
+            raise StaleClaim(task_id, token)
+
+    async def purge_checkpoints(self, older_than: datetime) -> int:
+        """Forget checkpoints saved before that instant that belong to nothing; how many.
+
+        K4. One whose task is live or a dead letter stays, however old.
+        """
+        self._check_open()
+        _check_now("older_than", older_than)
+        return await self._purge_checkpoints(to_micros(older_than))
+
+    async def report_progress(self, reports: Sequence[Progress]) -> None:
+        """Keep the newest progress of running tasks, in one round trip.
+
+        P1. A report whose claim is not the current one is dropped.
+        P2. It goes when the task ends.
+        """
+        self._check_open()
+        if reports:
+            await self._report_progress(self.owner, reports)
+
+    # Schedules
+
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Keep a schedule, replacing one with the same id.
+
+        S1. Every change of a schedule raises its `version`.
+        """
+        self._check_open()
+        check_name("schedule id", schedule.id)
+        check_task(schedule.task)
+        self._serializer.encode_task(schedule.task)
+        await self._put_schedule(schedule)
+
+    @abstractmethod
+    async def delete_schedule(self, schedule_id: str) -> bool:
+        """Forget a schedule; False when there is none."""
+
+    async def fire_schedule(self, schedule: Schedule, advanced: Schedule, task: Task | None) -> bool:
+        """Enqueue `task` and replace `schedule` by `advanced`, if nobody has changed it meanwhile.
+
+        S2. `schedule` is as it was read; of two that fire the same reading, one gets True.
+        S3. The task is enqueued once for each nominal time, even if a worker dies in between.
+        """
+        self._check_open()
+        row = None
+        if task is not None:
+            check_task(task)
+            row = row_of(
+                task,
+                self._serializer.encode_task(task),
+                now=self._clock.micros(),
+                default_ttl=self._settings.result_ttl,
+                nonce=f"schedule:{schedule.id}",
+            )
+        fired = await self._fire_schedule(schedule, advanced, row)
+        if fired:
+            self._hints.work()
+        return fired
+
+    # Queues
+
+    async def pause_queue(self, queue: str) -> None:
+        """Claim nothing more from the queue, on any worker, until it is resumed.
+
+        G1. A paused queue takes tasks and hands none out; what runs goes on.
+        """
+        self._check_open()
+        check_name("queue", queue)
+        await self._set_paused(queue, True)
+
+    async def resume_queue(self, queue: str) -> None:
+        """Claim from the queue again."""
+        self._check_open()
+        check_name("queue", queue)
+        await self._set_paused(queue, False)
+        self._hints.work()
+
+    # What a backend implements
+
+    @abstractmethod
+    async def _open(self) -> None: ...
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
+    @abstractmethod
+    async def _enqueue(self, rows: list[Row]) -> list[str]:
+        """Keep the rows (`seq` to be filled in), or raise DuplicateTask or QueueFull.
+
+        A record that is past its `expires_at` does not occupy its id.
+        """
+
+    @abstractmethod
+    async def _turn(
+        self, owner: str, entries: list[Entry], claim: Claim | None
+    ) -> tuple[list[bool], list[Row]]:
+        """Record the entries, then claim.
+
+        Gates: a row with gates passes `_gates.blocking` at its claim or is parked under the key of
+        the gate that blocks; it leaves them with its outcome.
+
+        G2. No more tasks with one running-limit key are claimed than it allows, by live claims.
+        G3. No more tasks with one rate key are claimed within any span than it allows.
+        G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
+        G5. A parked task keeps its place in the order, and does not hold up others.
+        """
+
+    @abstractmethod
+    async def _retire(self, owner: str) -> None:
+        """Release all rows of the owner uncharged, and forget its lease."""
+
+    @abstractmethod
+    async def _renew(self, info: WorkerInfo, lease: int) -> Renewal: ...
+
+    @abstractmethod
+    async def _give_back(self, max_crashes: int) -> list[GivenBack]: ...
+
+    @abstractmethod
+    async def _cancel(self, task_id: str, reason: str) -> bool: ...
+
+    @abstractmethod
+    async def _wait_for_work(self, timeout: float) -> None: ...
+
+    @abstractmethod
+    async def _purge_results(self, before: int) -> int: ...
+
+    @abstractmethod
+    async def _purge_expired(self) -> int: ...
+
+    @abstractmethod
+    async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool: ...
+
+    @abstractmethod
+    async def _purge_dead(self, before: int) -> int: ...
+
+    @abstractmethod
+    async def _save_checkpoint(
+        self, owner: str, task_id: str, token: int, checkpoint: bytes
+    ) -> bool: ...
+
+    @abstractmethod
+    async def _purge_checkpoints(self, before: int) -> int: ...
+
+    @abstractmethod
+    async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None: ...
+
+    @abstractmethod
+    async def _put_schedule(self, schedule: Schedule) -> None: ...
+
+    @abstractmethod
+    async def _fire_schedule(
+        self, schedule: Schedule, advanced: Schedule, row: Row | None
+    ) -> bool: ...
+
+    @abstractmethod
+    async def _set_paused(self, queue: str, paused: bool) -> None: ...
+
+    # Written once
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StorageClosed(
+                f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
+            )
+
+    def _entry(self, outcome: Outcome) -> Entry:
+        match outcome:
+            case Succeeded():
+                return Entry(outcome, self._serializer.encode_result(outcome.result))
+            case Retried() if outcome.eta is not None:
+                _check_now("eta", outcome.eta)
+            case Snoozed() | Rescheduled():
+                _check_now("eta", outcome.eta)
+            case Retried() | Failed() | Released() | Cancelled():
+                pass
+        return Entry(outcome, None)
+
+    def _encode_finish(self, finish: Finish, given: bytes | None) -> bytes:
+        """The encoded result of a task that has ended; `given` when the outcome brought it along."""
+        if given is not None and finish.status is TaskStatus.SUCCESS:
+            return given
+        try:
+            return self._serializer.encode_result(finish.result)
+        except SerializationError:
+            # An error's text is bounded, but a small max_payload may be smaller still.
+            error = finish.result.error
+            brief = TaskError(error.message[:64], error_type=error.error_type[:64]) if error else None
+            return self._serializer.encode_result(
+                msgspec.structs.replace(finish.result, error=brief, reason=None, warnings=())
+            )
+
+    def _claim_request(
+        self,
+        limit: int,
+        now: datetime | None,
+        queues: Sequence[str] | None,
+        claim_id: str | None,
+    ) -> Claim | None:
+        check_int("limit", limit, low=0)
+        check_instant("now", now)
+        for queue in queues or ():
+            check_name("queue", queue)
+        if limit == 0:
+            return None
+        return Claim(
+            limit=limit,
+            now=None if now is None else to_micros(now),
+            queues=None if queues is None else tuple(dict.fromkeys(queues)),
+            claim_id=claim_id or "",
+        )
+
+    async def _ensure_lease(self) -> None:
+        # A pool's heartbeat keeps the lease; this is for whoever claims without one.
+        if self.lease_remaining < self._settings.lease / 3:
+            await self.renew()
+
+    def _become_new(self) -> None:
+        self._identity.renew(self._clock.new_id(), self._clock.micros())
+        self._held.clear()
+        self._claim_ids.clear()
+
+    async def _remember(self, rows: list[Row], claim_id: str) -> list[Task]:
+        tasks: list[Task] = []
+        undecodable: list[Outcome] = []
+        for row in rows:
+            try:
+                task = task_of(row, self._serializer.decode_task(row.body))
+            except SerializationError as error:
+                record = TaskError.from_exception(error, timestamp=self._clock.now())
+                undecodable.append(Failed(row.id, row.token, record, "undecodable"))
+                continue
+            tasks.append(task)
+            self._held[task.id] = task
+            self._claim_ids[task.id] = claim_id
+        if undecodable:
+            await self.record(undecodable)
+        return tasks
+
+    def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
+        for outcome, was_recorded in zip(outcomes, recorded, strict=True):
+            if was_recorded and isinstance(outcome, Retried) and outcome.eta is None:
+                continue
+            held = self._held.get(outcome.task_id)
+            if held is not None and held.token == outcome.token:
+                del self._held[outcome.task_id]
+                del self._claim_ids[outcome.task_id]
+        if outcomes:
+            self._hints.results(outcome.task_id for outcome in outcomes)
+            if any(not isinstance(outcome, Succeeded | Failed | Cancelled) for outcome in outcomes):
+                self._hints.work()
+
+    def _claim_on(self, task_id: str) -> Task:
+        self._check_open()
+        check_id(task_id)
+        task = self._held.get(task_id)
+        if task is None:
+            raise StaleClaim(task_id)
+        return task
+
+    async def _record_one(self, outcome: Outcome) -> None:
+        (recorded,) = await self.record((outcome,))
+        if not recorded:
+            raise StaleClaim(outcome.task_id, outcome.token)
+
+
+_FIRST_PAUSE = 0.002
+_LONGEST_PAUSE = 0.1
+
+
+def _check_now(field: str, instant: datetime) -> None:
+    if instant is None:
+        raise InvalidTask(f"{field}: expected a datetime")
+    check_instant(field, instant)

@@ -1,0 +1,201 @@
+"""The read side of a storage: what the queue, the command line and the dashboard may ask.
+
+Nothing here changes anything, and nothing here is needed to claim or to record.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from omniq.errors import InvalidTask, SerializationError
+from omniq.models import (
+    Attempt,
+    DeadLetter,
+    Progress,
+    QueueStats,
+    Schedule,
+    Task,
+    TaskResult,
+    TaskStatus,
+    WorkerInfo,
+    check_id,
+)
+from omniq.serialization import Serializer
+from omniq.storage._gates import GateState
+from omniq.storage._rows import FinishedRow, Row, retrying_result, task_of
+
+MAX_PAGE = 10_000
+
+
+class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks to list. Tasks come sorted by id; `after` is the last id of the page before."""
+
+    status: TaskStatus | None = None
+    queue: str | None = None
+    func_path: str | None = None
+    limit: int = 100
+    after: str = ""
+
+
+class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters to list, sorted by id; `after` is the last id of the page before."""
+
+    task_type: str | None = None
+    reason: str | None = None
+    limit: int = 100
+    after: str = ""
+
+
+class Inspection(ABC):
+    """Questions every storage answers.
+
+    Promises:
+    Q1. A task is found by its id from the moment its enqueue returned until its record is purged.
+    Q2. A listed task is what `get_task` would give; pages in id order cover every task that was
+        there throughout, once.
+    Q3. `stats` counts each task once, under its status; `by_status` names every status.
+    Q4. A result that is not final is given out as such (RETRYING), never as SUCCESS or FAILED.
+    Q5. What a reader gets is a copy: nothing a reader does changes what the storage holds.
+    Q6. The history of a task has its failed runs in order, the first and the newest ones.
+    """
+
+    _serializer: Serializer
+
+    async def get_task(self, task_id: str) -> Task | None:
+        """The task as it is now; None when there is no record of it."""
+        check_id(task_id)
+        found = await self._find(task_id)
+        if found is None:
+            return None
+        return self._task(found.row if isinstance(found, FinishedRow) else found)
+
+    async def get_result(self, task_id: str) -> TaskResult | None:
+        """The newest result; None while there is none. Does not wait."""
+        check_id(task_id)
+        found = await self._find(task_id)
+        if isinstance(found, FinishedRow):
+            return self._serializer.decode_result(found.result)
+        if found is None:
+            return None
+        if found.repeats:
+            kept = await self._find_newest_result(task_id)
+            if kept is not None:
+                return self._serializer.decode_result(kept)
+        return retrying_result(found)
+
+    async def list_tasks(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        queue: str | None = None,
+        func_path: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Task]:
+        """Tasks in id order, which for ids made by omniq is the order of enqueue."""
+        query = TaskQuery(
+            status=status,
+            queue=queue,
+            func_path=func_path,
+            limit=_page_size(limit),
+            after=after or "",
+        )
+        return [self._task(row) for row in await self._list(query)]
+
+    async def history(self, task_id: str) -> list[Attempt]:
+        """The task's runs that did not succeed, oldest first."""
+        check_id(task_id)
+        found = await self._find(task_id)
+        if found is None:
+            return []
+        row = found.row if isinstance(found, FinishedRow) else found
+        return list(row.history)
+
+    async def list_dead(
+        self,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[DeadLetter]:
+        """Dead letters in id order."""
+        return await self._list_dead(
+            DeadQuery(
+                task_type=task_type, reason=reason, limit=_page_size(limit), after=after or ""
+            )
+        )
+
+    @abstractmethod
+    async def stats(self) -> QueueStats:
+        """How much of what there is."""
+
+    @abstractmethod
+    async def workers(self) -> list[WorkerInfo]:
+        """Workers whose lease has not ended, in id order, each with the tasks it holds."""
+
+    @abstractmethod
+    async def held_by(self, owner: str) -> dict[str, int]:
+        """The claims of an owner as the storage sees them: task id to token."""
+
+    @abstractmethod
+    async def get_dead(self, task_id: str) -> DeadLetter | None:
+        """The dead letter of that task, with its checkpoint."""
+
+    @abstractmethod
+    async def get_progress(self, task_id: str) -> Progress | None:
+        """What the running task last reported."""
+
+    @abstractmethod
+    async def load_checkpoint(self, task_id: str) -> bytes | None:
+        """What `save_checkpoint` last kept for the task."""
+
+    @abstractmethod
+    async def get_schedule(self, schedule_id: str) -> Schedule | None:
+        """The schedule as it is now."""
+
+    @abstractmethod
+    async def list_schedules(self) -> list[Schedule]:
+        """All schedules, in id order."""
+
+    @abstractmethod
+    async def paused_queues(self) -> frozenset[str]:
+        """Queues from which nothing is claimed."""
+
+    @abstractmethod
+    async def gates(self) -> dict[str, GateState]:
+        """The shared state of every running limit, rate limit and breaker that was ever used."""
+
+    @abstractmethod
+    async def _find(self, task_id: str) -> Row | FinishedRow | None:
+        """The record of the task, live or finished; None also when its `expires_at` has passed."""
+
+    @abstractmethod
+    async def _find_newest_result(self, task_id: str) -> bytes | None:
+        """The encoded result of a repeating task's newest run."""
+
+    @abstractmethod
+    async def _list(self, query: TaskQuery) -> list[Row]:
+        """The rows of a page, live and finished together, in id order."""
+
+    @abstractmethod
+    async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
+        """The dead letters of a page, in id order, without their checkpoints."""
+
+    def _task(self, row: Row) -> Task:
+        """The task of a row; one that cannot be decoded is still shown, without its arguments."""
+        try:
+            task = self._serializer.decode_task(row.body)
+        except SerializationError:
+            task = Task(
+                id=row.id, func_path=row.func_path, queue=row.queue, priority=row.priority
+            )
+        return task_of(row, task)
+
+
+def _page_size(limit: int) -> int:
+    if type(limit) is not int or not 0 <= limit <= MAX_PAGE:
+        raise InvalidTask(f"limit {limit!r}: expected a whole number from 0 to {MAX_PAGE}")
+    return limit

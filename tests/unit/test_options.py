@@ -1,0 +1,134 @@
+"""What `@task` is told is checked when the function is defined, not when it fails."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from omniq.errors import InvalidTask
+from omniq.models import BreakerRule
+from omniq.options import TaskOptions, check_options
+from omniq.retry import LinearBackoff
+
+
+def test_nothing_given_is_nothing_kept():
+    assert check_options() == TaskOptions()
+    assert TaskOptions().given() == {}
+
+
+def test_only_what_was_said_is_given():
+    options = check_options(queue="mail", priority=0, result_ttl=0, timeout=None)
+
+    assert options.given() == {"queue": "mail", "priority": 0, "result_ttl": 0.0}
+
+
+def test_durations_become_seconds():
+    options = check_options(
+        timeout=timedelta(minutes=1), interval=5, expires=2.5, result_ttl=timedelta(0)
+    )
+
+    assert (options.timeout, options.interval) == (60.0, 5.0)
+    assert (options.expires, options.result_ttl) == (2.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "kept"),
+    [
+        ("10/s", (10, 1.0)),
+        ("100/m", (100, 60.0)),
+        ("5 / 2h", (5, 7200.0)),
+        ("1/d", (1, 86400.0)),
+        ((3, 0.5), (3, 0.5)),
+        ((3, timedelta(seconds=4)), (3, 4.0)),
+    ],
+)
+def test_a_rate_is_so_many_in_so_many_seconds(rate, kept):
+    assert check_options(rate=rate).rate == kept
+
+
+def test_a_breaker_may_be_a_name_or_a_rule_or_several():
+    smtp = BreakerRule(name="smtp")
+    strict = BreakerRule(name="db", max_failures=1)
+
+    assert check_options(breaker="smtp").breaker == (smtp,)
+    assert check_options(breaker=["smtp", strict]).breaker == (smtp, strict)
+
+
+def test_metadata_is_copied_and_cannot_be_changed():
+    mine = {"team": "mail"}
+    options = check_options(metadata=mine)
+    mine["team"] = "other"
+
+    assert options.metadata == {"team": "mail"}
+    with pytest.raises(TypeError):
+        options.metadata["team"] = "other"  # type: ignore[index]  # that it cannot be set is the point
+
+
+def test_every_option_is_taken_together():
+    options = check_options(
+        queue="mail",
+        priority=-5,
+        max_retries=0,
+        retry=LinearBackoff(step=1),
+        timeout=1,
+        executor="process",
+        breaker="smtp",
+        rate="1/s",
+        max_running=2,
+        limit_key=lambda tenant: str(tenant),
+        cron="0 3 * * *",
+        tz="Europe/Berlin",
+        expires=60,
+        result_ttl=60,
+        unique=True,
+        metadata={"a": 1},
+    )
+
+    assert len(options.given()) == 16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queue": "with space"},
+        {"queue": ""},
+        {"priority": 1.5},
+        {"priority": True},
+        {"max_retries": -1},
+        {"max_retries": "3"},
+        {"max_running": 0},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": math.nan},
+        {"timeout": math.inf},
+        {"timeout": "30"},
+        {"interval": timedelta(0)},
+        {"expires": -1},
+        {"result_ttl": -1},
+        {"retry": 3},
+        {"executor": "gpu"},
+        {"breaker": ""},
+        {"breaker": 3},
+        {"breaker": [None]},
+        {"rate": "fast"},
+        {"rate": "0/s"},
+        {"rate": (0, 1)},
+        {"rate": (1, 0)},
+        {"rate": 10},
+        {"limit_key": "tenant"},
+        {"limit_key": 5, "rate": "1/s"},
+        {"unique": 5},
+        {"unique": ""},
+        {"cron": " "},
+        {"cron": "* * * * *", "interval": 5},
+        {"tz": "Europe/Berlin"},
+        {"metadata": [1]},
+        {"metadata": {1: 2}},
+        {"colour": "blue"},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(InvalidTask):
+        check_options(**options)

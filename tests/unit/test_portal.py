@@ -1,0 +1,280 @@
+"""Blocking code reaches the event loop through one bridge that never hangs and never leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+
+from omniq._portal import Portal
+from omniq.errors import StorageClosed, StorageError
+
+# From 3.12 on Python warns of forking with threads, which is just what these tests are about.
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+@pytest.fixture
+def portal():
+    portal = Portal()
+    yield portal
+    portal.close()
+
+
+async def answer() -> int:
+    await asyncio.sleep(0)
+    return 42
+
+
+async def fail() -> None:
+    raise LookupError("as asked")
+
+
+async def for_ever(started: threading.Event, cleaned_up: list[str]) -> None:
+    started.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        cleaned_up.append("yes")
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=8,
+        check=False,
+    )
+
+
+def test_no_thread_is_started_before_the_first_call():
+    before = threading.active_count()
+    Portal()
+
+    assert threading.active_count() == before
+
+
+def test_a_call_returns_what_the_coroutine_returns(portal):
+    assert portal.run(answer()) == 42
+
+
+def test_a_call_raises_what_the_coroutine_raises(portal):
+    with pytest.raises(LookupError, match="as asked"):
+        portal.run(fail())
+
+
+def test_all_calls_share_one_loop(portal):
+    async def loop_id() -> int:
+        return id(asyncio.get_running_loop())
+
+    assert portal.run(loop_id()) == portal.run(loop_id())
+
+
+def test_many_threads_may_call_at_once(portal):
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(portal.run(answer()))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert answers == [42] * 8
+
+
+async def test_a_thread_with_its_own_running_loop_may_call(portal):
+    assert portal.run(answer()) == 42
+
+
+def test_the_callers_context_variables_go_along(portal):
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("of the caller")
+
+    async def look() -> str:
+        return variable.get()
+
+    assert portal.run(look()) == "of the caller"
+
+
+def test_a_call_from_the_loop_itself_is_refused_instead_of_hanging(portal):
+    async def nested() -> None:
+        portal.run(answer())
+
+    with pytest.raises(StorageError, match="AsyncTaskQueue"):
+        portal.run(nested())
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_inside_a_coroutine_reaches_its_caller_and_leaves_the_loop_running(portal, error):
+    async def leave() -> None:
+        raise error
+
+    with pytest.raises(error):
+        portal.run(leave())
+
+    assert portal.run(answer()) == 42
+
+
+def test_a_coroutine_that_cancels_itself_is_told_from_a_closed_portal(portal):
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        portal.run(give_up())
+
+
+def test_an_interrupt_of_the_waiting_thread_cancels_the_coroutine_and_waits_for_its_cleanup(portal):
+    started = threading.Event()
+    cleaned_up: list[str] = []
+
+    def interrupt() -> None:
+        started.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        portal.run(for_ever(started, cleaned_up))
+
+    assert cleaned_up == ["yes"]
+    assert portal.run(answer()) == 42
+
+
+def test_closing_twice_is_closing_once(portal):
+    portal.run(answer())
+
+    portal.close()
+    portal.close()
+
+
+def test_closing_a_portal_that_never_ran_is_fine():
+    Portal().close()
+
+
+def test_closing_ends_the_thread(portal):
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    loop_thread = portal.run(thread())
+    portal.close()
+
+    assert not loop_thread.is_alive()
+
+
+def test_a_call_after_closing_is_refused(portal):
+    portal.close()
+
+    with pytest.raises(StorageClosed):
+        portal.run(answer())
+
+
+def test_closing_cancels_what_is_under_way_and_its_caller_hears_of_it(portal):
+    started = threading.Event()
+    cleaned_up: list[str] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            portal.run(for_ever(started, cleaned_up))
+        except StorageClosed as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    started.wait()
+    portal.close()
+    caller.join()
+
+    assert len(errors) == 1
+    assert cleaned_up == ["yes"]
+
+
+def test_a_portal_that_nobody_refers_to_stops_its_thread():
+    portal = Portal()
+
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    loop_thread = portal.run(thread())
+    alive = weakref.ref(portal)
+    del portal
+    gc.collect()
+
+    assert alive() is None
+    assert not loop_thread.is_alive()
+
+
+@forks
+def test_a_forked_child_is_told_to_open_a_new_queue(portal):
+    portal.run(answer())
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = b"no error"
+        try:
+            portal.run(answer())
+        except StorageError as error:
+            words = f"forked={portal.forked} {error}".encode()
+        portal.close()
+        os.write(writable, words)
+        os._exit(0)
+    os.close(writable)
+    os.waitpid(child, 0)
+    with os.fdopen(readable) as pipe:
+        said = pipe.read()
+
+    assert said.startswith("forked=True")
+    assert "open a new queue in the child" in said
+    assert not portal.forked
+    assert portal.run(answer()) == 42
+
+
+@forks
+def test_a_portal_that_had_not_started_works_in_a_forked_child():
+    portal = Portal()
+    child = os.fork()
+    if child == 0:
+        os._exit(portal.run(answer()))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+def test_the_interpreter_ends_quietly_with_an_open_portal():
+    done = run_python(
+        "import asyncio\n"
+        "from omniq._portal import Portal\n"
+        "portal = Portal()\n"
+        "portal.run(asyncio.to_thread(len, 'abc'))\n"
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_interpreter_ends_although_a_coroutine_never_does():
+    done = run_python(
+        "import asyncio, threading\n"
+        "from omniq._portal import Portal\n"
+        "portal = Portal()\n"
+        "started = threading.Event()\n"
+        "async def never():\n"
+        "    started.set()\n"
+        "    await asyncio.Event().wait()\n"
+        "def call():\n"
+        "    try:\n"
+        "        portal.run(never())\n"
+        "    except Exception as error:\n"
+        "        pass\n"
+        "threading.Thread(target=call, daemon=True).start()\n"
+        "started.wait()\n"
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
