@@ -51,10 +51,10 @@ bench: $(STAMP) ## measure the cost of draining a queue
 	@$(BIN)/python benchmarks/drain.py
 
 powercut: $(STAMP) ## cut the power of a disk again and again (needs root)
-	@$(BIN)/python tests/faults/powercut.py
+	@$(BIN)/python -m tests.faults.powercut
 
 syscalls: $(STAMP) ## make single system calls fail (needs strace)
-	@$(BIN)/python tests/faults/syscalls.py
+	@$(BIN)/python -m tests.faults.syscalls
 
 format: $(STAMP) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check -q --fix-only .

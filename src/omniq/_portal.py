@@ -43,6 +43,11 @@ class Portal:
         """Whether this is a child process and the loop is the parent's."""
         return self._loop_thread is not None and self._loop_thread.pid != os.getpid()
 
+    @property
+    def usable(self) -> bool:
+        """Whether `run` can still reach the loop: not closed, and not the parent's."""
+        return not self._closed and not self.forked
+
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run it on the loop and return what it returns, or raise what it raises.
 
@@ -125,15 +130,19 @@ def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) 
         started.set_result((asyncio.get_running_loop(), stopping))
         await stopping.wait()
 
+    runner = asyncio.Runner()
     try:
-        # On the way out the runner cancels the calls that are left, and waits for them.
-        with asyncio.Runner() as runner:
-            runner.run(serve())
+        runner.run(serve())
     except OSError as error:
         # No loop without file descriptors; whoever waits for it must hear of it.
         if started.done():
             raise
         started.set_exception(error)
+    finally:
+        # Cancels the calls that are left, and waits for them. Some versions of Python start no
+        # thread once the interpreter ends, not even the one that waits for the loop's executor.
+        with suppress(RuntimeError):
+            runner.close()
 
 
 class _Call(Generic[_T]):

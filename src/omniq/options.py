@@ -57,7 +57,11 @@ class TaskOptions:
 
 def check_options(**options: Any) -> TaskOptions:
     """The options as they are kept. Raises `InvalidTask` for those that make no sense."""
-    given = {name: value for name, value in options.items() if value not in (None, False)}
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None and not (name == "unique" and value is False)
+    }
     known = {option.name for option in fields(TaskOptions)}
     if unknown := sorted(given.keys() - known):
         raise InvalidTask(f"@task: there is no option {unknown[0]!r}; known are {sorted(known)}")

@@ -71,8 +71,7 @@ async def audit(url: str, history: History, log: Log) -> Report:
     report = Report()
     try:
         async with open_storage(url, clock=_NextBoot()) as storage:
-            for task_id, known in history.tasks.items():
-                await _compare(storage, task_id, known, report)
+            await _compare_all(storage, history, report)
             await _drain(storage, history, log, report)
             await _use(storage, log, report)
     except Exception as error:
@@ -80,16 +79,29 @@ async def audit(url: str, history: History, log: Log) -> Report:
     return report
 
 
-async def _compare(storage: BaseStorage, task_id: str, known: Known, report: Report) -> None:
-    task = await storage.get_task(task_id)
-    if task is None:
-        if known.is_enqueued or known.outcome is not None:
+async def _compare_all(storage: BaseStorage, history: History, report: Report) -> None:
+    found: set[str] = set()
+    for task_id, known in history.tasks.items():
+        task = await storage.get_task(task_id)
+        if task is not None:
+            found.add(task_id)
+            await _compare(storage, task, known, report)
+        elif known.is_enqueued or known.outcome is not None:
             report.lost.append(f"{task_id}: the task is gone")
-        return
+    if storage.capabilities.atomic_batches:
+        for batch in history.batches:
+            if found.intersection(batch) and not found.issuperset(batch):
+                report.broken.append(f"{batch[0]}: only a part of its batch is there")
+
+
+async def _compare(storage: BaseStorage, task: Task, known: Known, report: Report) -> None:
+    task_id = task.id
     if not is_whole(task):
         report.torn.append(f"{task_id}: the task is not what was written")
-    if known.failures > task.attempts and not task.status.is_final:
-        report.lost.append(f"{task_id}: failed {known.failures} times, knows of {task.attempts}")
+    if not task.status.is_final:
+        charged = task.attempts - task.crashes
+        if not known.failures <= charged <= known.tried_failures:
+            report.lost.append(f"{task_id}: failed {known.failures} times, knows of {charged}")
     result = await storage.get_result(task_id)
     is_final = result is not None and result.status.is_final
     if result is not None and is_final and not is_whole_result(result):

@@ -104,7 +104,7 @@ class Known:
     is_enqueued: bool = False
     token: int = 0
     failures: int = 0
-    maybe_failures: int = 0
+    tried_failures: int = 0
     outcome: str | None = None
     maybe_outcomes: set[str] = field(default_factory=set)
 
@@ -114,6 +114,7 @@ class History:
     """Everything that was tried, by task id; a call without its second line is a maybe."""
 
     tasks: dict[str, Known] = field(default_factory=dict)
+    batches: list[list[str]] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, path: Path) -> None:
@@ -140,13 +141,15 @@ class History:
         return self.tasks.values()
 
     def _tried(self, verb: str, ids: list[str]) -> None:
+        if verb == "enqueue":
+            self.batches.append(ids)
         for task_id in ids:
             known = self.tasks.setdefault(task_id, Known())
             match verb:
                 case "mark_done" | "mark_failed":
                     known.maybe_outcomes.add(verb)
                 case "mark_retry":
-                    known.maybe_failures += 1
+                    known.tried_failures += 1
 
     def _acknowledged(self, verb: str, ids: list[str], tokens: list[int]) -> None:
         for task_id in ids:

@@ -141,6 +141,7 @@ class Series:
         self._rng = rng
         self._keep = keep
         self._totals = Totals()
+        self._quarantine: set[Path] = set()
 
     def run(self, cuts: int) -> Totals:
         """Cut that many times and return what it came to."""
@@ -217,11 +218,24 @@ class Series:
         kill(pid)
         report = Report.load(saved)
         if self._backend == "file":
-            _look_into_quarantine(self._folder, history, report)
+            self._look_into_quarantine(history, report)
         if self._keep is not None and not report.is_good:
             (self._keep / "store").rename(self._keep / f"store-{number}")
             (self._keep / "logs").rename(self._keep / f"logs-{number}")
         return report
+
+    def _look_into_quarantine(self, history: History, report: Report) -> None:
+        """What the store set aside must not be anything that it had acknowledged."""
+        acknowledged = {i for i, known in history.tasks.items() if known.is_enqueued}
+        new = set(self._folder.glob("**/corrupt/*")) - self._quarantine
+        for path in new:
+            report.torn.extend(
+                f"{task_id}: acknowledged, and in quarantine as {path.name}"
+                for task_id in acknowledged
+                if path.name.startswith(f"{task_id}.")
+            )
+        report.quarantined = len(new)
+        self._quarantine |= new
 
     def _history(self) -> History:
         history = History()
@@ -311,18 +325,6 @@ def press(path: Path, seed: float) -> None:
 def check(url: str, history: History, log: Path, saved: Path) -> None:
     """Be the first process after the reboot: audit the store and save the report."""
     asyncio.run(audit(url, history, Log(log))).save(saved)
-
-
-def _look_into_quarantine(folder: Path, history: History, report: Report) -> None:
-    """What the store set aside must not be anything that it had acknowledged."""
-    acknowledged = {i for i, known in history.tasks.items() if known.is_enqueued}
-    for path in folder.glob("**/corrupt/*"):
-        report.quarantined += 1
-        report.torn.extend(
-            f"{task_id}: acknowledged, and in quarantine as {path.name}"
-            for task_id in acknowledged
-            if path.name.startswith(f"{task_id}.")
-        )
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -66,6 +66,10 @@ def test_metadata_is_copied_and_cannot_be_changed():
         options.metadata["team"] = "other"  # type: ignore[index]  # that it cannot be set is the point
 
 
+def test_not_unique_is_the_same_as_not_given():
+    assert check_options(unique=False) == TaskOptions()
+
+
 def test_every_option_is_taken_together():
     options = check_options(
         queue="mail",
@@ -96,6 +100,7 @@ def test_every_option_is_taken_together():
         {"queue": ""},
         {"priority": 1.5},
         {"priority": True},
+        {"priority": False},
         {"max_retries": -1},
         {"max_retries": "3"},
         {"max_running": 0},

@@ -36,7 +36,7 @@ MAX_HISTORY = 25
 """Attempts kept of one task: the first, and the newest ones."""
 
 
-class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The authoritative record of a task that has not ended. Mutable, and private to storages.
 
     `due` orders tasks; `visible` decides whether a given `now` sees them (0 for a task without an
@@ -103,7 +103,7 @@ class Settled(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class FinishedRow(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is kept of a task that has ended, until `expires_at`. `result` is encoded."""
 
     row: Row

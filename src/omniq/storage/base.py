@@ -417,7 +417,7 @@ class BaseStorage(Inspection):
 
     # Cancel
 
-    async def cancel(self, task_id: str, reason: str = "cancelled") -> bool:
+    async def cancel(self, task_id: str, reason: str = "by request") -> bool:
         """Make it a stored fact that the task is not wanted; False when it has ended already.
 
         X1. A waiting task ends as CANCELLED at once and never runs.

@@ -128,6 +128,12 @@ class Inspection(ABC):
             )
         )
 
+    async def get_dead_task(self, task_id: str) -> Task | None:
+        """The task of a dead letter, as it would be retried; also when its result has gone."""
+        check_id(task_id)
+        row = await self._find_dead_row(task_id)
+        return None if row is None else self._task(row)
+
     @abstractmethod
     async def stats(self) -> QueueStats:
         """How much of what there is."""
@@ -171,6 +177,10 @@ class Inspection(ABC):
     @abstractmethod
     async def _find(self, task_id: str) -> Row | FinishedRow | None:
         """The record of the task, live or finished; None also when its `expires_at` has passed."""
+
+    @abstractmethod
+    async def _find_dead_row(self, task_id: str) -> Row | None:
+        """The row that a dead letter keeps for its retry."""
 
     @abstractmethod
     async def _find_newest_result(self, task_id: str) -> bytes | None:

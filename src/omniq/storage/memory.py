@@ -623,6 +623,12 @@ class MemoryStorage(BaseStorage):
             finished = memory.finished.get(task_id)
             return finished if finished is not None and finished.expires_at > now else None
 
+    async def _find_dead_row(self, task_id: str) -> Row | None:
+        self._check_open()
+        with self._memory.lock:
+            grave = self._memory.dead.get(task_id)
+            return None if grave is None else copy.copy(grave.row)
+
     async def _find_newest_result(self, task_id: str) -> bytes | None:
         with self._memory.lock:
             return self._memory.newest.get(task_id)

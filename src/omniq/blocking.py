@@ -1,0 +1,256 @@
+"""The queue for blocking code: the same names as `queue`, through one portal to the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+
+from omniq._portal import Portal
+from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.models import DeadLetter, Progress, QueueStats, Task, TaskResult, TaskStatus, WorkerInfo
+from omniq.options import Duration
+from omniq.queue import (
+    AsyncDeadLetters,
+    AsyncEnqueuer,
+    AsyncTaskHandle,
+    AsyncTaskQueue,
+    Call,
+    EnqueueOptions,
+    Function,
+)
+from omniq.serialization import Serializer
+from omniq.settings import Settings
+from omniq.storage import BaseStorage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskHandle(Generic[R]):
+    """An enqueued task, to ask about. The blocking face of `AsyncTaskHandle`."""
+
+    def __init__(self, portal: Portal, handle: AsyncTaskHandle[R]) -> None:
+        self._portal = portal
+        self._handle = handle
+        self.id = handle.id
+
+    def status(self) -> TaskStatus:
+        """Where the task is now. Raises `TaskNotFound` when its record has gone."""
+        return self._portal.run(self._handle.status())
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """What the function returned, as soon as it has; without `timeout`, however long it takes.
+
+        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when no record is
+        kept.
+        """
+        return self._portal.run(self._handle.result(timeout))
+
+    def cancel(self) -> bool:
+        """A waiting task never runs, a running one is told to stop; False when it has ended."""
+        return self._portal.run(self._handle.cancel())
+
+    def progress(self) -> Progress | None:
+        """What the running task last reported."""
+        return self._portal.run(self._handle.progress())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
+
+
+class DeadLetters:
+    """The tasks that failed for good. The blocking face of `AsyncDeadLetters`."""
+
+    def __init__(self, portal: Portal, dead: AsyncDeadLetters) -> None:
+        self._portal = portal
+        self._dead = dead
+
+    def list(
+        self,
+        limit: int = 100,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        after: str | None = None,
+    ) -> list[DeadLetter]:
+        """Dead letters in id order, `after` the last id of the page before."""
+        return self._portal.run(
+            self._dead.list(limit, task_type=task_type, reason=reason, after=after)
+        )
+
+    def get(self, task_id: str) -> DeadLetter | None:
+        """One of them, with its checkpoint."""
+        return self._portal.run(self._dead.get(task_id))
+
+    def retry(
+        self,
+        task_id: str,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        from_start: bool = False,
+    ) -> bool:
+        """Run the task again under its id, with other arguments if given; False if it is not dead."""
+        return self._portal.run(
+            self._dead.retry(task_id, args=args, kwargs=kwargs, from_start=from_start)
+        )
+
+    def retry_all(
+        self, *, task_type: str | None = None, reason: str | None = None, from_start: bool = False
+    ) -> int:
+        """Run all of them again, or those of one type or reason; how many."""
+        return self._portal.run(
+            self._dead.retry_all(task_type=task_type, reason=reason, from_start=from_start)
+        )
+
+    def delete(self, task_id: str) -> bool:
+        """Forget one for good; False if there is none."""
+        return self._portal.run(self._dead.delete(task_id))
+
+    def purge(self, older_than: Duration | datetime) -> int:
+        """Forget those that failed before that instant, or longer ago than that; how many."""
+        return self._portal.run(self._dead.purge(older_than))
+
+
+class Enqueuer:
+    """Enqueues with the options it was made with. What `options(…)` gives, and what a queue is."""
+
+    def __init__(self, portal: Portal, enqueuer: AsyncEnqueuer) -> None:
+        self._portal = portal
+        self._enqueuer = enqueuer
+
+    @overload
+    def enqueue(
+        self, func: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskHandle[R]: ...
+
+    @overload
+    def enqueue(
+        self, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskHandle[R]: ...
+
+    @overload
+    def enqueue(self, func: str, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]: ...
+
+    def enqueue(self, func: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+        """Keep a call of the function, to be made by a worker as soon as one is free.
+
+        When this returns, the task is safe. Raises `InvalidTask` for what cannot be kept.
+        """
+        return TaskHandle(
+            self._portal, self._portal.run(self._enqueuer.enqueue(func, *args, **kwargs))
+        )
+
+    def enqueue_many(
+        self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
+    ) -> list[TaskHandle[Any]]:
+        """Keep many calls with one round trip and one durability barrier; all or none.
+
+        `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
+        of each call: a tuple, or a single argument that is not a tuple.
+        """
+        handles = self._portal.run(self._enqueuer.enqueue_many(calls, args))
+        return [TaskHandle(self._portal, handle) for handle in handles]
+
+
+class TaskQueue(Enqueuer):
+    """A queue of function calls for blocking code. Use it as `with TaskQueue(url) as queue`.
+
+    It may be used from any thread, and inside a running event loop, which it blocks meanwhile. A
+    process that was forked opens a queue of its own.
+    """
+
+    def __init__(
+        self,
+        url: str | BaseStorage | None = None,
+        *,
+        settings: Settings | None = None,
+        serializer: Serializer | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
+        super().__init__(Portal(), self._queue)
+        self.dead = DeadLetters(self._portal, self._queue.dead)
+
+    @property
+    def storage(self) -> BaseStorage:
+        """Where the tasks live."""
+        return self._queue.storage
+
+    def open(self) -> None:
+        """Open the storage. `with` does it."""
+        self._portal.run(self._queue.open())
+
+    def close(self) -> None:
+        """Close the storage. May be called twice."""
+        try:
+            if self._portal.usable:
+                self._portal.run(self._queue.close())
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self._portal.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def options(self, **options: Unpack[EnqueueOptions]) -> Enqueuer:
+        """The same queue with options for the calls that follow. Checked at once."""
+        return Enqueuer(self._portal, self._queue.options(**options))
+
+    def get_task(self, task_id: str) -> Task | None:
+        """The task as it is now; None when no record of it is kept."""
+        return self._portal.run(self._queue.get_task(task_id))
+
+    def get_result(self, task_id: str, timeout: Duration | None = None) -> TaskResult | None:
+        """The result there is now; with `timeout`, the final one as soon as it is there, or None."""
+        return self._portal.run(self._queue.get_result(task_id, timeout))
+
+    def cancel(self, task_id: str) -> bool:
+        """A waiting task never runs, a running one is told to stop; False when it has ended."""
+        return self._portal.run(self._queue.cancel(task_id))
+
+    def list_tasks(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        queue: str | None = None,
+        func_path: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Task]:
+        """Tasks in id order; `after` is the last id of the page before."""
+        return self._portal.run(
+            self._queue.list_tasks(
+                status=status, queue=queue, func_path=func_path, limit=limit, after=after
+            )
+        )
+
+    def stats(self) -> QueueStats:
+        """How much of what there is."""
+        return self._portal.run(self._queue.stats())
+
+    def workers(self) -> list[WorkerInfo]:
+        """Workers that are alive, with what they run."""
+        return self._portal.run(self._queue.workers())
+
+    def purge_results(self, older_than: Duration | datetime) -> int:
+        """Forget tasks that finished before that instant, or longer ago than that; how many."""
+        return self._portal.run(self._queue.purge_results(older_than))
+
+    def handle(self, task_id: str) -> TaskHandle[Any]:
+        """A handle for a task enqueued earlier or elsewhere."""
+        return TaskHandle(self._portal, self._queue.handle(task_id))

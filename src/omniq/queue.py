@@ -1,0 +1,360 @@
+"""The queue for async code: enqueue, ask, put right. `blocking` is the same for other code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
+
+import msgspec
+
+from omniq.calls import NO_OPTIONS, CallOptions, TaskBuilder, call_options
+from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.errors import InvalidTask, ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
+from omniq.models import (
+    BreakerRule,
+    DeadLetter,
+    Progress,
+    QueueStats,
+    Task,
+    TaskResult,
+    TaskStatus,
+    WorkerInfo,
+    check_seconds,
+)
+from omniq.options import Duration
+from omniq.retry import Backoff
+from omniq.serialization import Serializer
+from omniq.settings import Settings
+from omniq.storage import BaseStorage, open_storage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Function = Callable[..., Any] | str
+Call = Sequence[Any]
+"""(func, args, kwargs); the last one, or the last two, may be left out."""
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """What `options(…)` takes. Durations are seconds or `timedelta`."""
+
+    eta: datetime | None
+    delay: Duration | None
+    interval: Duration | None
+    cron: str | None
+    tz: str | None
+    priority: int | None
+    queue: str | None
+    max_retries: int | None
+    retry: Backoff | None
+    timeout: Duration | None
+    task_id: str | None
+    unique: str | Callable[..., str] | bool | None
+    expires: Duration | datetime | None
+    result_ttl: Duration | None
+    metadata: dict[str, Any] | None
+    breaker: str | BreakerRule | Iterable[str | BreakerRule] | None
+    rate: str | tuple[int, Duration] | None
+    max_running: int | None
+    limit_key: str | Callable[..., str] | None
+
+
+class AsyncTaskHandle(Generic[R]):
+    """An enqueued task, to ask about. Holds nothing open."""
+
+    def __init__(self, storage: BaseStorage, task_id: str) -> None:
+        self._storage = storage
+        self.id = task_id
+
+    async def status(self) -> TaskStatus:
+        """Where the task is now. Raises `TaskNotFound` when its record has gone."""
+        task = await self._storage.get_task(self.id)
+        if task is None:
+            raise TaskNotFound(self.id)
+        return task.status
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """What the function returned, as soon as it has; without `timeout`, however long it takes.
+
+        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when no record is
+        kept.
+        """
+        seconds = _seconds("timeout", timeout)
+        result = await self._storage.wait_for_result(self.id, seconds)
+        if result is None:
+            if seconds is not None and await self._storage.get_task(self.id) is not None:
+                raise ResultTimeout(self.id, seconds)
+            raise TaskNotFound(self.id)
+        if result.status is TaskStatus.FAILED:
+            raise TaskFailed(self.id, result.error)
+        if result.status is TaskStatus.CANCELLED:
+            raise TaskCancelled(self.id, result.reason or "")
+        return cast(R, result.result)
+
+    async def cancel(self) -> bool:
+        """A waiting task never runs, a running one is told to stop; False when it has ended."""
+        return await self._storage.cancel(self.id)
+
+    async def progress(self) -> Progress | None:
+        """What the running task last reported."""
+        return await self._storage.get_progress(self.id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
+
+
+class AsyncDeadLetters:
+    """The tasks that failed for good."""
+
+    def __init__(self, storage: BaseStorage) -> None:
+        self._storage = storage
+
+    async def list(
+        self,
+        limit: int = 100,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        after: str | None = None,
+    ) -> list[DeadLetter]:
+        """Dead letters in id order, `after` the last id of the page before."""
+        return await self._storage.list_dead(
+            task_type=task_type, reason=reason, limit=limit, after=after
+        )
+
+    async def get(self, task_id: str) -> DeadLetter | None:
+        """One of them, with its checkpoint."""
+        return await self._storage.get_dead(task_id)
+
+    async def retry(
+        self,
+        task_id: str,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        from_start: bool = False,
+    ) -> bool:
+        """Run the task again under its id, with other arguments if given; False if it is not dead.
+
+        A task that had finished steps resumes after them, unless `from_start`.
+        """
+        task = None
+        if args is not None or kwargs is not None:
+            task = await self._edited(task_id, args, kwargs)
+            if task is None:
+                return False
+        return await self._storage.retry_dead(task_id, task=task, from_start=from_start)
+
+    async def retry_all(
+        self, *, task_type: str | None = None, reason: str | None = None, from_start: bool = False
+    ) -> int:
+        """Run all of them again, or those of one type or reason; how many."""
+        count, after = 0, ""
+        while page := await self.list(1000, task_type=task_type, reason=reason, after=after):
+            for letter in page:
+                count += await self._storage.retry_dead(letter.task_id, from_start=from_start)
+            after = page[-1].task_id
+        return count
+
+    async def delete(self, task_id: str) -> bool:
+        """Forget one for good; False if there is none."""
+        return await self._storage.delete_dead(task_id)
+
+    async def purge(self, older_than: Duration | datetime) -> int:
+        """Forget those that failed before that instant, or longer ago than that; how many."""
+        return await self._storage.purge_dead(_instant("older_than", older_than, self._storage))
+
+    async def _edited(
+        self, task_id: str, args: Sequence[Any] | None, kwargs: dict[str, Any] | None
+    ) -> Task | None:
+        task = await self._storage.get_dead_task(task_id)
+        if task is None:
+            return None
+        return msgspec.structs.replace(
+            task,
+            args=task.args if args is None else tuple(args),
+            kwargs=task.kwargs if kwargs is None else kwargs,
+        )
+
+
+class AsyncEnqueuer:
+    """Enqueues with the options it was made with. What `options(…)` gives, and what a queue is."""
+
+    def __init__(self, storage: BaseStorage, builder: TaskBuilder, call: CallOptions) -> None:
+        self._storage = storage
+        self._builder = builder
+        self._call = call
+
+    @overload
+    async def enqueue(
+        self, func: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncTaskHandle[R]: ...
+
+    @overload
+    async def enqueue(
+        self, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncTaskHandle[R]: ...
+
+    @overload
+    async def enqueue(self, func: str, /, *args: Any, **kwargs: Any) -> AsyncTaskHandle[Any]: ...
+
+    async def enqueue(self, func: Function, /, *args: Any, **kwargs: Any) -> AsyncTaskHandle[Any]:
+        """Keep a call of the function, to be made by a worker as soon as one is free.
+
+        When this returns, the task is safe. Raises `InvalidTask` for what cannot be kept.
+        """
+        task = self._builder.build(func, args, kwargs, self._call)
+        return AsyncTaskHandle(self._storage, await self._storage.enqueue(task))
+
+    async def enqueue_many(
+        self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
+    ) -> list[AsyncTaskHandle[Any]]:
+        """Keep many calls with one round trip and one durability barrier; all or none.
+
+        `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
+        of each call: a tuple, or a single argument that is not a tuple.
+        """
+        build = self._builder.build
+        tasks = [build(*each, self._call) for each in _calls(calls, args)]
+        ids = await self._storage.enqueue_many(tasks)
+        return [AsyncTaskHandle(self._storage, task_id) for task_id in ids]
+
+
+class AsyncTaskQueue(AsyncEnqueuer):
+    """A queue of function calls. Use it as `async with AsyncTaskQueue(url) as queue`."""
+
+    def __init__(
+        self,
+        url: str | BaseStorage | None = None,
+        *,
+        settings: Settings | None = None,
+        serializer: Serializer | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        storage = (
+            url
+            if isinstance(url, BaseStorage)
+            else open_storage(url, settings=settings, serializer=serializer, clock=clock)
+        )
+        super().__init__(storage, TaskBuilder(storage.settings, storage.clock), NO_OPTIONS)
+        self.dead = AsyncDeadLetters(storage)
+
+    @property
+    def storage(self) -> BaseStorage:
+        """Where the tasks live."""
+        return self._storage
+
+    async def open(self) -> None:
+        """Open the storage. `async with` does it."""
+        await self._storage.open()
+
+    async def close(self) -> None:
+        """Close the storage. May be called twice."""
+        await self._storage.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def options(self, **options: Unpack[EnqueueOptions]) -> AsyncEnqueuer:
+        """The same queue with options for the calls that follow. Checked at once."""
+        return AsyncEnqueuer(self._storage, self._builder, call_options(**options))
+
+    async def get_task(self, task_id: str) -> Task | None:
+        """The task as it is now; None when no record of it is kept."""
+        return await self._storage.get_task(task_id)
+
+    async def get_result(self, task_id: str, timeout: Duration | None = None) -> TaskResult | None:
+        """The result there is now; with `timeout`, the final one as soon as it is there, or None."""
+        seconds = _seconds("timeout", timeout)
+        if seconds is None:
+            return await self._storage.get_result(task_id)
+        return await self._storage.wait_for_result(task_id, seconds)
+
+    async def cancel(self, task_id: str) -> bool:
+        """A waiting task never runs, a running one is told to stop; False when it has ended."""
+        return await self._storage.cancel(task_id)
+
+    async def list_tasks(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        queue: str | None = None,
+        func_path: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Task]:
+        """Tasks in id order; `after` is the last id of the page before."""
+        return await self._storage.list_tasks(
+            status=status, queue=queue, func_path=func_path, limit=limit, after=after
+        )
+
+    async def stats(self) -> QueueStats:
+        """How much of what there is."""
+        return await self._storage.stats()
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Workers that are alive, with what they run."""
+        return await self._storage.workers()
+
+    async def purge_results(self, older_than: Duration | datetime) -> int:
+        """Forget tasks that finished before that instant, or longer ago than that; how many."""
+        return await self._storage.purge_results(_instant("older_than", older_than, self._storage))
+
+    def handle(self, task_id: str) -> AsyncTaskHandle[Any]:
+        """A handle for a task enqueued earlier or elsewhere."""
+        return AsyncTaskHandle(self._storage, task_id)
+
+
+def _calls(
+    calls: Iterable[Call] | Function, args: Iterable[Any] | None
+) -> list[tuple[Function, tuple[Any, ...], dict[str, Any]]]:
+    """Both ways of naming many calls, as one list."""
+    if isinstance(calls, str) or callable(calls):
+        if args is None:
+            raise InvalidTask("enqueue_many(func, args): say with which arguments, one item a call")
+        return [(calls, item if isinstance(item, tuple) else (item,), {}) for item in args]
+    if args is not None:
+        raise InvalidTask("enqueue_many: give a function and its arguments, or a list of calls")
+    return [_as_call(call) for call in calls]
+
+
+def _as_call(call: Any) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    match call:
+        case (func,):
+            return func, (), {}
+        case (func, tuple() | list() as args):
+            return func, tuple(args), {}
+        case (func, tuple() | list() as args, dict() as kwargs):
+            return func, tuple(args), kwargs
+        case _:
+            raise InvalidTask(
+                "enqueue_many: expected (func, args, kwargs) for each call, args a tuple and "
+                "kwargs a dictionary"
+            )
+
+
+def _seconds(name: str, value: Duration | None) -> float | None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    check_seconds(name, seconds)
+    return seconds
+
+
+def _instant(name: str, value: Duration | datetime, storage: BaseStorage) -> datetime:
+    """An instant, given as one or as how long ago it was."""
+    if isinstance(value, datetime):
+        return value
+    seconds = _seconds(name, value)
+    if seconds is None:
+        raise InvalidTask(f"{name}: expected a datetime or a duration")
+    return storage.clock.now() - timedelta(seconds=seconds)

@@ -1,0 +1,608 @@
+"""A game of chance between a backend, the reference and the model: same moves, same answers.
+
+Several owners share one store and one clock. Each move is made on the backend under test, on a
+`MemoryStorage` and on the model; all three must answer the same and show the same afterwards.
+
+    TestMine = machine_for(open_my_store).TestCase
+
+where `open_my_store(clock, settings, max_pending)` makes an empty `Store`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from omniq.models import BreakerRule, Limit, Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Rescheduled,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.clock import ManualClock
+from omniq.testing.model import Model, Owner
+from omniq.testing.sides import OpenStore, Side, Store, answer_of, model_look
+
+PLACES = 3
+SETTINGS = Settings(lease=9.0, result_ttl=60.0, max_crashes=2, durability="os")
+
+_GATES: dict[str, dict[str, Any]] = {
+    "": {},
+    "running": {"limits": (Limit(key="one", max_running=1),)},
+    "rate": {"limits": (Limit(key="two", rate=2, per=5.0),)},
+    "both": {"limits": (Limit(key="one", max_running=1), Limit(key="two", rate=2, per=5.0))},
+    "breaker": {"breakers": (BreakerRule(name="smtp", max_failures=2, reset_timeout=5.0),)},
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A task to be enqueued. Times are seconds from now; without a `name` its id is a fresh one."""
+
+    name: str | None
+    queue: str
+    priority: int
+    eta: int | None
+    unique: str | None
+    interval: float | None
+    expires: int | None
+    result_ttl: float | None
+    gate: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """An outcome to be recorded for the claim that is `back` claims ago."""
+
+    kind: str
+    back: int
+    is_current: bool
+    after: int
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim that was made, by whoever sat at that place."""
+
+    place: int
+    task_id: str
+    token: int
+
+
+_PLACE = st.integers(0, PLACES - 1)
+_BACK = st.integers(0, 12)
+_QUEUES = ("default", "mail")
+_NAMES = tuple(f"t{number}" for number in range(6))
+_WISHES = st.builds(
+    Wish,
+    name=st.sampled_from((None, None, *_NAMES)),
+    queue=st.sampled_from(_QUEUES),
+    priority=st.sampled_from((0, 0, 1, -1)),
+    eta=st.sampled_from((None, None, None, -4, 0, 3, 20)),
+    unique=st.sampled_from((None, None, "red", "green", "blue")),
+    interval=st.sampled_from((None, None, None, 5.0)),
+    expires=st.sampled_from((None, None, None, -1, 2, 15)),
+    result_ttl=st.sampled_from((None, None, 0.0, 5.0)),
+    gate=st.sampled_from(("", "", "", *_GATES)),
+)
+_MOVES = st.builds(
+    Move,
+    kind=st.sampled_from(
+        (
+            "succeed", "retry", "fail", "hold", "reschedule", "snooze", "release", "unknown",
+            "cancel", "repeat",
+        )
+    ),
+    back=_BACK,
+    is_current=st.booleans(),
+    after=st.sampled_from((0, 0, 2, 12, -3)),
+)  # fmt: skip
+_SECONDS = st.sampled_from((0, -6, 4, 30))
+_WHEN = st.one_of(st.none(), st.none(), _SECONDS)
+_WHICH_QUEUES = st.sampled_from((None, None, ("default",), ("mail",), ("mail", "default"), ("none",)))
+
+
+class StorageMachine(RuleBasedStateMachine):
+    """Plays `open_store` against the reference and the model. Use `machine_for` to make one."""
+
+    open_store: ClassVar[OpenStore]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runner = asyncio.Runner()
+        self._clock = ManualClock()
+        self._sides: list[Side] = []
+        self._owners: list[Owner] = []
+        self._claims: list[Claimed] = []
+        self._calls: list[tuple[str, list[Task]]] = []
+        self._claim_ids: list[tuple[int, str]] = []
+        self._tokens: dict[str, int] = {}
+        self._ids: dict[str, None] = {}
+        self._moves = 0
+
+    @initialize(max_pending=st.sampled_from((None, None, 5, 9)))
+    def open(self, max_pending: int | None) -> None:
+        self._model = Model(self._clock, SETTINGS, max_pending)
+        make = type(self).open_store
+        self._sides = [
+            Side("the backend", make(self._clock, SETTINGS, max_pending)),
+            Side("the reference", MemoryStore(self._clock, SETTINGS, max_pending)),
+        ]
+        for place in range(PLACES):
+            self._owners.append(self._model.open_owner())
+            self._sit_down(place)
+
+    def teardown(self) -> None:
+        try:
+            for side in self._sides:
+                for storage in side.objects:
+                    self._run(storage.close())
+                self._run(side.store.discard())
+        finally:
+            self._runner.close()
+
+    # Enqueue
+
+    @rule(place=_PLACE, wish=_WISHES)
+    def enqueue(self, place: int, wish: Wish) -> None:
+        task = self._task(wish)
+        self._compare(
+            place,
+            lambda storage: storage.enqueue(task),
+            lambda: self._model.enqueue_many([task])[0],
+        )
+
+    @rule(place=_PLACE, wishes=st.lists(_WISHES, min_size=1, max_size=4))
+    def enqueue_many(self, place: int, wishes: list[Wish]) -> None:
+        tasks = [self._task(wish) for wish in wishes]
+        nonce = f"nonce-{len(self._calls)}"
+        self._calls.append((nonce, tasks))
+        self._enqueue_many(place, nonce, tasks)
+
+    @precondition(lambda self: self._calls)
+    @rule(place=_PLACE, back=_BACK)
+    def repeat_an_enqueue_whose_reply_was_lost(self, place: int, back: int) -> None:
+        nonce, tasks = self._calls[-1 - back % len(self._calls)]
+        self._enqueue_many(place, nonce, tasks)
+
+    def _enqueue_many(self, place: int, nonce: str, tasks: list[Task]) -> None:
+        self._compare(
+            place,
+            lambda storage: storage.enqueue_many(tasks, nonce=nonce),
+            lambda: self._model.enqueue_many(tasks, nonce),
+        )
+
+    # Claim
+
+    @rule(place=_PLACE, limit=st.integers(1, 6), when=_WHEN, queues=_WHICH_QUEUES)
+    def reserve(
+        self, place: int, limit: int, when: int | None, queues: Sequence[str] | None
+    ) -> None:
+        claim_id = f"claim-{self._moves}"
+        self._claim_ids.append((place, claim_id))
+        self._reserve(place, [], limit, when, queues, claim_id)
+
+    @precondition(lambda self: self._claim_ids)
+    @rule(back=st.integers(0, 3))
+    def repeat_a_claim_whose_reply_was_lost(self, back: int) -> None:
+        place, claim_id = self._claim_ids[-1 - back % len(self._claim_ids)]
+        self._reserve(place, [], 2, None, None, claim_id)
+
+    @rule(place=_PLACE, when=_SECONDS)
+    def dequeue(self, place: int, when: int) -> None:
+        now = self._at(when)
+        claimed = self._compare(
+            place,
+            lambda storage: storage.dequeue(now),
+            lambda: next(
+                iter(self._model.record_and_reserve(self._owners[place], [], 1, now)[1]), None
+            ),
+        )
+        if isinstance(claimed, Task):
+            self._remember(place, [claimed])
+
+    @rule(
+        place=_PLACE,
+        moves=st.lists(_MOVES, max_size=3),
+        limit=st.integers(1, 3),
+        queues=_WHICH_QUEUES,
+    )
+    def record_and_reserve(
+        self, place: int, moves: list[Move], limit: int, queues: Sequence[str] | None
+    ) -> None:
+        outcomes = [self._outcome(move, place)[1] for move in moves if self._claims]
+        self._reserve(place, outcomes, limit, None, queues, None)
+
+    def _reserve(
+        self,
+        place: int,
+        outcomes: list[Outcome],
+        limit: int,
+        when: int | None,
+        queues: Sequence[str] | None,
+        claim_id: str | None,
+    ) -> None:
+        now = None if when is None else self._at(when)
+        answer = self._compare(
+            place,
+            lambda storage: storage.record_and_reserve(
+                outcomes, limit, now, queues=queues, claim_id=claim_id
+            ),
+            lambda: self._model.record_and_reserve(
+                self._owners[place], outcomes, limit, now, queues, claim_id
+            ),
+        )
+        if isinstance(answer, tuple):
+            self._remember(place, answer[1])
+
+    def _remember(self, place: int, tasks: list[Task]) -> None:
+        for task in tasks:
+            claim = Claimed(place, task.id, task.token)
+            if claim not in self._claims:
+                self._claims.append(claim)
+
+    # Record
+
+    @precondition(lambda self: self._claims)
+    @rule(moves=st.lists(_MOVES, min_size=1, max_size=3), by=st.one_of(st.none(), _PLACE))
+    def record(self, moves: list[Move], by: int | None) -> None:
+        place, first = self._outcome(moves[0])
+        place = place if by is None else by
+        outcomes = [first, *(self._outcome(move, place)[1] for move in moves[1:])]
+        self._compare(
+            place,
+            lambda storage: storage.record(outcomes),
+            lambda: self._model.record_and_reserve(self._owners[place], outcomes, 0)[0],
+        )
+
+    @precondition(lambda self: self._claims)
+    @rule(back=_BACK, is_current=st.booleans())
+    def mark_done(self, back: int, is_current: bool) -> None:
+        claim = self._pick(back, is_current)
+        result = TaskResult(task_id=claim.task_id, status=TaskStatus.SUCCESS, result=[back])
+        self._compare(
+            claim.place,
+            lambda storage: storage.mark_done(claim.task_id, result),
+            lambda: self._model.mark_done(self._owners[claim.place], claim.task_id, [back]),
+        )
+
+    @precondition(lambda self: self._claims)
+    @rule(back=_BACK, is_current=st.booleans(), will_retry=st.booleans())
+    def mark_failed(self, back: int, is_current: bool, will_retry: bool) -> None:
+        claim, error = self._pick(back, is_current), self._error()
+        self._compare(
+            claim.place,
+            lambda storage: storage.mark_failed(claim.task_id, error, will_retry),
+            lambda: self._model.mark_failed(
+                self._owners[claim.place], claim.task_id, error, will_retry
+            ),
+        )
+
+    @precondition(lambda self: self._claims)
+    @rule(back=_BACK, is_current=st.booleans(), after=_SECONDS)
+    def reschedule(self, back: int, is_current: bool, after: int) -> None:
+        claim, eta = self._pick(back, is_current), self._at(after)
+        self._compare(
+            claim.place,
+            lambda storage: storage.reschedule(claim.task_id, eta),
+            lambda: self._model.reschedule(self._owners[claim.place], claim.task_id, eta),
+        )
+
+    @precondition(lambda self: self._claims)
+    @rule(back=_BACK, is_current=st.booleans())
+    def mark_running(self, back: int, is_current: bool) -> None:
+        claim = self._pick(back, is_current)
+        self._compare(
+            claim.place,
+            lambda storage: storage.mark_running(claim.task_id),
+            lambda: self._model.claim_on(self._owners[claim.place], claim.task_id) and None,
+        )
+
+    @precondition(lambda self: self._claims)
+    @rule(back=_BACK, is_current=st.booleans(), checkpoint=st.binary(max_size=2))
+    def save_checkpoint(self, back: int, is_current: bool, checkpoint: bytes) -> None:
+        claim = self._pick(back, is_current)
+        task_id, token = claim.task_id, claim.token
+        self._compare(
+            claim.place,
+            lambda storage: storage.save_checkpoint(task_id, token, checkpoint),
+            lambda: self._model.save_checkpoint(
+                self._owners[claim.place], task_id, token, checkpoint
+            ),
+        )
+
+    # Owners and time
+
+    @rule(seconds=st.sampled_from((1.0, 0.000001, 3.5, 5.0, 9.0, 30.0, 61.0)))
+    def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    @rule(place=_PLACE)
+    def renew(self, place: int) -> None:
+        self._compare(
+            place,
+            lambda storage: storage.renew(),
+            lambda: self._model.renew(self._owners[place]),
+        )
+
+    @rule(place=_PLACE)
+    def give_back_abandoned(self, place: int) -> None:
+        async def call(storage: BaseStorage) -> Any:
+            # Owners are not ordered: any order will do.
+            return sorted(await storage.give_back_abandoned(), key=lambda back: back.task_id)
+
+        self._compare(
+            place,
+            call,
+            lambda: sorted(self._model.give_back_abandoned(), key=lambda back: back.task_id),
+        )
+
+    @rule(place=_PLACE)
+    def crash(self, place: int) -> None:
+        for side in self._sides:
+            self._run(side.crash(place))
+        self._owners[place] = self._model.open_owner()
+        self._sit_down(place)
+
+    @rule(place=_PLACE, anew=st.booleans())
+    def close(self, place: int, anew: bool) -> None:
+        for side in self._sides:
+            self._run(side.objects[place].close())
+        self._model.close_owner(self._owners[place])
+        if anew:
+            self._owners[place] = self._model.open_owner()
+            self._sit_down(place)
+            return
+        self._model.reopen_owner(self._owners[place])
+        for side in self._sides:
+            self._run(side.objects[place].open())
+            side.learn_name(place, self._owners[place])
+
+    @rule(by_crash=st.booleans())
+    def restart(self, by_crash: bool) -> None:
+        for place in range(PLACES):
+            for side in self._sides:
+                self._run(side.crash(place) if by_crash else side.objects[place].close())
+            if not by_crash:
+                self._model.close_owner(self._owners[place])
+        for side in self._sides:
+            self._run(side.store.reopen())
+        for place in range(PLACES):
+            self._owners[place] = self._model.open_owner()
+            self._sit_down(place)
+
+    def _sit_down(self, place: int) -> None:
+        for side in self._sides:
+            self._run(side.sit_down(place, self._owners[place]))
+
+    # The rest of the verbs
+
+    @precondition(lambda self: self._ids)
+    @rule(place=_PLACE, back=_BACK)
+    def cancel(self, place: int, back: int) -> None:
+        task_id = self._some_id(back)
+        self._compare(
+            place,
+            lambda storage: storage.cancel(task_id, "not wanted"),
+            lambda: self._model.cancel(task_id, "not wanted"),
+        )
+
+    @rule(place=_PLACE, seconds=st.sampled_from((0, 3, 20)))
+    def purge_results(self, place: int, seconds: int) -> None:
+        older_than = self._at(-seconds)
+        self._compare(
+            place,
+            lambda storage: storage.purge_results(older_than),
+            lambda: self._model.purge_results(older_than),
+        )
+
+    @rule(place=_PLACE)
+    def purge_expired(self, place: int) -> None:
+        self._compare(
+            place, lambda storage: storage.purge_expired(), lambda: self._model.purge_expired()
+        )
+
+    @precondition(lambda self: self._ids)
+    @rule(place=_PLACE, back=_BACK, is_dead=st.booleans(), from_start=st.booleans())
+    def retry_dead(self, place: int, back: int, is_dead: bool, from_start: bool) -> None:
+        task_id = self._some_dead(back) if is_dead else self._some_id(back)
+        self._compare(
+            place,
+            lambda storage: storage.retry_dead(task_id, from_start=from_start),
+            lambda: self._model.retry_dead(task_id, from_start=from_start),
+        )
+
+    @precondition(lambda self: self._ids)
+    @rule(place=_PLACE, back=_BACK, is_dead=st.booleans())
+    def delete_dead(self, place: int, back: int, is_dead: bool) -> None:
+        task_id = self._some_dead(back) if is_dead else self._some_id(back)
+        self._compare(
+            place,
+            lambda storage: storage.delete_dead(task_id),
+            lambda: self._model.delete_dead(task_id),
+        )
+
+    @rule(place=_PLACE, queue=st.sampled_from(_QUEUES), is_paused=st.booleans())
+    def pause(self, place: int, queue: str, is_paused: bool) -> None:
+        def change() -> None:
+            (self._model.paused.add if is_paused else self._model.paused.discard)(queue)
+
+        self._compare(
+            place,
+            lambda storage: (storage.pause_queue if is_paused else storage.resume_queue)(queue),
+            change,
+        )
+
+    @rule(place=_PLACE, limit=st.integers(1, 4), status=st.sampled_from((None, *TaskStatus)))
+    def page_through(self, place: int, limit: int, status: TaskStatus | None) -> None:
+        async def pages(storage: BaseStorage) -> list[str]:
+            ids: list[str] = []
+            while page := await storage.list_tasks(
+                limit=limit, status=status, after=ids[-1] if ids else None
+            ):
+                ids += [task.id for task in page]
+            return ids
+
+        self._compare(
+            place,
+            pages,
+            lambda: [
+                task_id
+                for task_id, record in self._model.known_tasks().items()
+                if status in (None, record.status)
+            ],
+        )
+
+    # After every move
+
+    @invariant()
+    def all_show_the_same(self) -> None:
+        if not self._sides:
+            return
+        self._moves += 1
+        names = [owner.name for owner in self._owners]
+        expected = model_look(self._model, names, self._ids)
+        for side in self._sides:
+            seen = self._run(side.look(self._moves % PLACES, names, self._ids))
+            for what, value in expected.items():
+                assert seen[what] == value, f"{side.label} differs from the model in {what}"
+        self._check_promises(expected["list_tasks"])
+
+    def _check_promises(self, tasks: dict[str, Task]) -> None:
+        """What must hold whatever the model says."""
+        keys = [task.unique for task in tasks.values() if task.unique and not task.status.is_final]
+        assert len(keys) == len(set(keys)), "two live tasks have one unique key"
+        for task_id, task in tasks.items():
+            assert task.token >= self._tokens.get(task_id, 0), f"the token of {task_id} shrank"
+            assert (task.owner is not None) or task.status is not TaskStatus.RUNNING
+        self._tokens = {task_id: task.token for task_id, task in tasks.items()}
+
+    # Writing moves down
+
+    def _run(self, call: Awaitable[Any]) -> Any:
+        return self._runner.get_loop().run_until_complete(call)
+
+    def _compare(
+        self, place: int, call: Callable[[BaseStorage], Awaitable[Any]], model: Callable[[], Any]
+    ) -> Any:
+        """Make a move on all sides; the model's answer, which is everybody's."""
+        answers = [(side, self._run(side.answer(place, call))) for side in self._sides]
+        expected = answer_of(model)
+        note(f"  {self._owners[place].name} → {expected}")
+        for side, answer in answers:
+            wanted = list(expected) if isinstance(expected, tuple) else expected
+            assert answer == wanted, f"{side.label} differs from the model"
+            side.learn_name(place, self._owners[place])
+        return expected
+
+    def _at(self, seconds: int) -> datetime:
+        return self._clock.now() + timedelta(seconds=seconds)
+
+    def _task(self, wish: Wish) -> Task:
+        task_id = wish.name or f"n{len(self._ids):02}"
+        self._ids[task_id] = None
+        # A parked task is not looked at, so when one ends for being late is not for the model to say.
+        expires = None if wish.gate else wish.expires
+        return Task(
+            id=task_id,
+            func_path="shop.pack",
+            args=(self._moves, task_id),
+            queue=wish.queue,
+            priority=wish.priority,
+            eta=None if wish.eta is None else self._at(wish.eta),
+            unique=wish.unique,
+            interval=wish.interval,
+            expires=None if expires is None else self._at(expires),
+            result_ttl=wish.result_ttl,
+            created_at=self._clock.now(),
+            **_GATES[wish.gate],
+        )
+
+    def _pick(self, back: int, is_current: bool) -> Claimed:
+        """A claim that was made; with `is_current`, one that still holds if there is any."""
+        held = [
+            claim
+            for claim in self._claims
+            if self._model.held_by(self._owners[claim.place].name).get(claim.task_id) == claim.token
+        ]
+        claims = held if held and is_current else self._claims
+        return claims[-1 - back % len(claims)]
+
+    def _some_id(self, back: int) -> str:
+        ids = list(self._ids)
+        return ids[-1 - back % len(ids)]
+
+    def _some_dead(self, back: int) -> str:
+        dead = list(self._model.dead)
+        return dead[-1 - back % len(dead)] if dead else self._some_id(back)
+
+    def _error(self) -> TaskError:
+        return TaskError("no stock", error_type="ShopError", timestamp=self._clock.now())
+
+    def _outcome(self, move: Move, place: int | None = None) -> tuple[int, Outcome]:
+        """The outcome, and the place of the claim it is for."""
+        claim = self._pick(move.back, move.is_current)
+        task_id, token, at = claim.task_id, claim.token, self._at(move.after)
+        result = TaskResult(
+            task_id=task_id, status=TaskStatus.SUCCESS, result=move.back, attempts=1
+        )
+        outcomes: dict[str, Outcome] = {
+            "succeed": Succeeded(task_id, token, result),
+            "repeat": Succeeded(task_id, token, result, at if self._repeats(task_id) else None),
+            "retry": Retried(task_id, token, self._error(), at),
+            "hold": Retried(task_id, token, self._error()),
+            "fail": Failed(task_id, token, self._error(), "broken"),
+            "reschedule": Rescheduled(task_id, token, at),
+            "snooze": Snoozed(task_id, token, at),
+            "release": Released(task_id, token),
+            "unknown": Released(task_id, token, True),
+            "cancel": Cancelled(task_id, token, "discarded"),
+        }
+        return claim.place, outcomes[move.kind]
+
+    def _repeats(self, task_id: str) -> bool:
+        record = self._model.live.get(task_id)
+        return record is not None and record.repeats
+
+
+class MemoryStore:
+    """The reference: objects on one memory."""
+
+    def __init__(self, clock: ManualClock, settings: Settings, max_pending: int | None) -> None:
+        self._first = MemoryStorage(clock=clock, settings=settings, max_pending=max_pending)
+
+    def another(self) -> BaseStorage:
+        return self._first.another()
+
+    async def reopen(self) -> None:
+        """Memory does not survive a restart; for the game it is as if all owners were replaced."""
+
+    async def discard(self) -> None:
+        """Gone with the last reference."""
+
+
+def machine_for(open_store: OpenStore) -> type[StorageMachine]:
+    """The state machine that plays these stores."""
+    store: Callable[[ManualClock, Settings, int | None], Store] = open_store
+    return type("StorageMachine", (StorageMachine,), {"open_store": staticmethod(store)})

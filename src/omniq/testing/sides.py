@@ -1,0 +1,182 @@
+"""One store under a game of many owners: its storage objects, its answers, and what it shows.
+
+Owners have ids of their own on every store. Answers are told with the names that the model gave
+them, so that those of different stores can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from omniq.errors import OmniqError
+from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, WorkerInfo
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage, GivenBack, Renewal
+from omniq.testing.clock import ManualClock
+from omniq.testing.model import Model, Owner
+
+
+class Store(Protocol):
+    """A store that storage objects can be made for."""
+
+    def another(self) -> BaseStorage:
+        """An unopened storage object on the store, an owner of its own."""
+        ...
+
+    async def reopen(self) -> None:
+        """Be the store after a restart: every object made before is gone."""
+        ...
+
+    async def discard(self) -> None:
+        """Delete the store."""
+        ...
+
+
+OpenStore = Callable[[ManualClock, Settings, int | None], Store]
+"""Makes an empty store; the number is its objects' `max_pending`."""
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An answer that is an error."""
+
+    kind: str
+    task_id: str | None = None
+
+
+def answer_of(call: Callable[[], Any]) -> Any:
+    """What the call gives, or which error it raises."""
+    try:
+        return call()
+    except OmniqError as error:
+        return _raised(error)
+
+
+def _raised(error: OmniqError) -> Raised:
+    return Raised(type(error).__name__, getattr(error, "task_id", None))
+
+
+class Side:
+    """A store and its storage objects, one for each place at the table."""
+
+    def __init__(self, label: str, store: Store) -> None:
+        self.label = label
+        self.store = store
+        self.objects: list[BaseStorage] = []
+        self._names: dict[str, str] = {}
+
+    async def sit_down(self, place: int, owner: Owner) -> None:
+        """Open a fresh object at that place."""
+        storage = self.store.another()
+        await storage.open()
+        self.objects[place:] = [storage, *self.objects[place + 1 :]]
+        self.learn_name(place, owner)
+
+    async def crash(self, place: int) -> None:
+        """Let go of an object as the system does for a process that died."""
+        storage = self.objects[place]
+        # Its handles are closed, but it has no chance to give back what it holds.
+        storage._is_open = False
+        await storage._close()
+
+    def learn_name(self, place: int, owner: Owner) -> None:
+        """Remember what the model calls this object's owner id of the moment."""
+        name = self._names.setdefault(self.objects[place].owner, owner.name)
+        assert name == owner.name, f"{self.label}: {name} should have become {owner.name}"
+
+    async def answer(self, place: int, call: Callable[[BaseStorage], Awaitable[Any]]) -> Any:
+        """What the object at that place answers, told with the model's names."""
+        try:
+            return self._named(await call(self.objects[place]))
+        except OmniqError as error:
+            return _raised(error)
+
+    async def look(self, place: int, names: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
+        """All that can be asked, through the object at that place."""
+        storage = self.objects[place]
+        owners = {name: owner for owner, name in self._names.items()}
+        listed = await storage.list_tasks(limit=1000)
+        assert len({task.id for task in listed}) == len(listed), "a task is listed twice"
+        seen: dict[str, Any] = {
+            "stats": await storage.stats(),
+            "workers": {info.id: info.running for info in self._named(await storage.workers())},
+            "held_by": {name: await storage.held_by(owners[name]) for name in names},
+            "paused": await storage.paused_queues(),
+            "list_tasks": self._named({task.id: task for task in listed}),
+        }
+        for task_id in ids:
+            seen[task_id] = self._named(
+                {
+                    "task": await storage.get_task(task_id),
+                    "result": await storage.get_result(task_id),
+                    "history": await storage.history(task_id),
+                    "dead": await storage.get_dead(task_id),
+                    "checkpoint": await storage.load_checkpoint(task_id),
+                }
+            )
+        return seen
+
+    def _named(self, value: Any) -> Any:
+        match value:
+            case list() | tuple():
+                return [self._named(item) for item in value]
+            case dict():
+                return {key: self._named(item) for key, item in value.items()}
+            case Task() | Attempt():
+                named = msgspec.structs.replace(value, owner=self._name(value.owner))
+                return self._with_named_error(named) if isinstance(named, Attempt) else named
+            case TaskResult():
+                return self._with_named_error(value)
+            case DeadLetter():
+                details = self._with_names(value.error_details)
+                return msgspec.structs.replace(value, error_details=details)
+            case GivenBack():
+                return msgspec.structs.replace(value, owner=self._name(value.owner))
+            case WorkerInfo():
+                return msgspec.structs.replace(
+                    value, id=self._name(value.id), running=list(value.running)
+                )
+            case _:
+                return value
+
+    def _name(self, owner: str | None) -> str | None:
+        return self._names.get(owner, owner) if owner is not None else None
+
+    def _with_named_error(self, value: Any) -> Any:
+        if value.error is None:
+            return value
+        facts = value.error.to_record()
+        facts["message"] = self._with_names(facts["message"])
+        return msgspec.structs.replace(value, error=TaskError(**facts))
+
+    def _with_names(self, text: str) -> str:
+        for owner, name in self._names.items():
+            text = text.replace(owner, name)
+        return text
+
+
+def model_look(model: Model, names: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
+    """What `Side.look` should give."""
+    known = model.known_tasks()
+    seen: dict[str, Any] = {
+        "stats": model.stats(),
+        "workers": model.workers(),
+        "held_by": {name: model.held_by(name) for name in names},
+        "paused": frozenset(model.paused),
+        "list_tasks": {task_id: record.view() for task_id, record in known.items()},
+    }
+    for task_id in ids:
+        record = known.get(task_id)
+        seen[task_id] = {
+            "task": record.view() if record is not None else None,
+            "result": model.get_result(task_id),
+            "history": list(record.attempts_made) if record is not None else [],
+            "dead": model.get_dead(task_id),
+            "checkpoint": model.checkpoints.get(task_id),
+        }
+    return seen
+
+
+__all__ = ["OpenStore", "Raised", "Renewal", "Side", "Store", "answer_of", "model_look"]

@@ -1,0 +1,176 @@
+"""Imports go one way; each driver, and the time, is known to one file.
+
+A module may import what stands on a line above its own. Neighbours on a line do not know each
+other. Imports inside functions count; imports for type checkers only do not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "omniq"
+
+LINES = """
+errors clock
+retry failpoints settings schedule _portal
+models
+serialization outcomes options events breaker
+functions storage._gates storage._hints
+calls storage._rows
+storage.inspection
+storage.base
+context storage.memory storage.file storage.sqlite storage.postgres storage.redis
+execution storage._urls
+storage
+maintenance log metrics
+worker
+queue
+blocking
+supervisor
+omniq
+cli dashboard integrations
+testing
+"""
+
+# Packages whose modules all stand on one line and may know each other.
+WHOLE = {"cli", "dashboard", "integrations", "testing"}
+
+LEVELS = {
+    name: level
+    for level, line in enumerate(LINES.strip().splitlines(), start=1)
+    for name in line.split()
+}
+
+DRIVERS = ("asyncpg", "cloudpickle", "cronsim", "psycopg", "redis", "sqlite3", "starlette")
+
+# Whoever needs the time, chance or an id takes a `Clock`. `failpoints` stalls a real machine, and
+# `testing` is the other side.
+TIME_KEEPERS = {"clock", "failpoints"}
+TIME_MODULES = {"time", "random", "secrets"}
+TIME_CALLS = {
+    "asyncio.sleep",
+    "datetime.now",
+    "datetime.utcnow",
+    "date.today",
+    "os.urandom",
+    "uuid.uuid4",
+    "uuid4",
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts) or "omniq"
+
+
+MODULES = {module_name(path): ast.parse(path.read_text()) for path in sorted(SRC.rglob("*.py"))}
+
+
+def place(module: str) -> str:
+    """The name under which the table knows a module."""
+    first = module.partition(".")[0]
+    return first if first in WHOLE else module
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not is_for_type_checkers(child):
+            yield child
+            yield from run_time_nodes(child)
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The dotted names of all that a module imports; `from a import b` gives a and a.b."""
+    names: set[str] = set()
+    for node in run_time_nodes(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def omniq_imports(tree: ast.Module) -> set[str]:
+    """The modules of omniq that a module imports; of a package and its module, the module."""
+    found = {
+        name.removeprefix("omniq.") for name in imported(tree) if name.split(".")[0] == "omniq"
+    }
+    modules = {name for name in found if name in MODULES}
+    return {
+        name
+        for name in modules
+        if not any(other.startswith(f"{name}.") or name == "omniq" for other in modules - {name})
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_its_place_in_the_table(module):
+    assert place(module) in LEVELS, (
+        f"omniq.{module} is new: add it to LINES in {Path(__file__).name}, "
+        "below everything it imports and above everything that imports it"
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_from_lines_above_its_own(module):
+    own = place(module)
+    wrong = [
+        other
+        for other in sorted(omniq_imports(MODULES[module]))
+        if place(other) != own and LEVELS.get(place(other), 0) >= LEVELS.get(own, 0)
+    ]
+
+    assert not wrong, f"omniq.{module} (line {LEVELS.get(own)}) may not import {wrong}"
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_driver_is_imported_by_one_file(driver):
+    users = [
+        module
+        for module, tree in MODULES.items()
+        if any(name.split(".")[0] == driver for name in imported(tree))
+        and place(module) not in WHOLE
+    ]
+
+    assert len(users) <= 1, f"{driver} is imported by {users}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_clock_knows_the_time(module):
+    if module in TIME_KEEPERS or place(module) == "testing":
+        return
+    tree = MODULES[module]
+    calls = {ast.unparse(node.func) for node in run_time_nodes(tree) if isinstance(node, ast.Call)}
+    wrong = (imported(tree) & TIME_MODULES) | (calls & TIME_CALLS)
+
+    assert not wrong, f"omniq.{module} uses {sorted(wrong)}: take a Clock and ask it"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_named_for_its_duty(module):
+    assert {"utils", "util", "helpers", "common", "manager", "misc"}.isdisjoint(module.split("."))
+
+
+def test_the_rule_sees_what_it_should_see():
+    tree = ast.parse(
+        "from typing import TYPE_CHECKING\n"
+        "from omniq import clock\n"
+        "from omniq.storage.base import BaseStorage\n"
+        "if TYPE_CHECKING:\n"
+        "    from omniq.queue import TaskQueue\n"
+        "def later():\n"
+        "    import omniq.models\n"
+    )
+
+    assert omniq_imports(tree) == {"clock", "storage.base", "models"}

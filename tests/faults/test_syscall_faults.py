@@ -1,0 +1,25 @@
+"""The sweep of `syscalls.py` as a test: in a process of its own, since it forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_the_file_store_is_whole_after_any_system_call_has_failed_or_been_the_last():
+    sweep = subprocess.run(
+        [sys.executable, "-m", "tests.faults.syscalls"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if sweep.stdout.startswith("skipped:"):
+        pytest.skip(sweep.stdout.strip())
+
+    assert sweep.returncode == 0, sweep.stdout[-10_000:] + sweep.stderr[-5_000:]
