@@ -5,6 +5,7 @@ from __future__ import annotations
 from loguru import logger
 
 from omniq.blocking import TaskHandle, TaskQueue
+from omniq.context import TaskContext, current_task
 from omniq.errors import (
     CircuitOpen,
     ClaimError,
@@ -47,6 +48,8 @@ from omniq.models import (
 from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
 from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
+from omniq.signals import Discard, Retry, Snooze
+from omniq.worker import AsyncWorkerPool, PoolStats, WorkerPool
 
 # A library does not talk unasked: `omniq.log.enable()` switches its log lines on.
 logger.disable("omniq")
@@ -54,10 +57,12 @@ logger.disable("omniq")
 __all__ = [
     "AsyncTaskHandle",
     "AsyncTaskQueue",
+    "AsyncWorkerPool",
     "BreakerRule",
     "CircuitOpen",
     "ClaimError",
     "DeadLetter",
+    "Discard",
     "DuplicateTask",
     "ErrorCategory",
     "ExponentialBackoff",
@@ -69,21 +74,25 @@ __all__ = [
     "OmniqError",
     "PartialError",
     "PermanentError",
+    "PoolStats",
     "PoolStopped",
     "QueueFull",
     "QueueStats",
     "ResultError",
     "ResultTimeout",
+    "Retry",
     "SerializationError",
     "Settings",
     "SettingsError",
     "ShutdownTimeout",
+    "Snooze",
     "StaleClaim",
     "StorageClosed",
     "StorageCorrupt",
     "StorageError",
     "Task",
     "TaskCancelled",
+    "TaskContext",
     "TaskError",
     "TaskFailed",
     "TaskHandle",
@@ -93,5 +102,7 @@ __all__ = [
     "TaskStatus",
     "TransientError",
     "WorkerInfo",
+    "WorkerPool",
+    "current_task",
     "task",
 ]

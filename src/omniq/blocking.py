@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from omniq._portal import Portal
 from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.context import TaskContext
 from omniq.models import DeadLetter, Progress, QueueStats, Task, TaskResult, TaskStatus, WorkerInfo
 from omniq.options import Duration
 from omniq.queue import (
@@ -23,6 +24,7 @@ from omniq.queue import (
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage
+from omniq.worker import PoolOptions, WorkerPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,6 +122,24 @@ class Enqueuer:
     def __init__(self, portal: Portal, enqueuer: AsyncEnqueuer) -> None:
         self._portal = portal
         self._enqueuer = enqueuer
+
+    @overload
+    def enqueue(
+        self,
+        func: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> TaskHandle[R]: ...
+
+    @overload
+    def enqueue(
+        self,
+        func: Callable[Concatenate[TaskContext, P], R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> TaskHandle[R]: ...
 
     @overload
     def enqueue(
@@ -250,6 +270,10 @@ class TaskQueue(Enqueuer):
     def purge_results(self, older_than: Duration | datetime) -> int:
         """Forget tasks that finished before that instant, or longer ago than that; how many."""
         return self._portal.run(self._queue.purge_results(older_than))
+
+    def worker(self, **options: Unpack[PoolOptions]) -> WorkerPool:
+        """A pool on this queue, not started yet: use it as `with queue.worker(…)`."""
+        return WorkerPool.on(self._portal, self._queue.worker(**options))
 
     def handle(self, task_id: str) -> TaskHandle[Any]:
         """A handle for a task enqueued earlier or elsewhere."""

@@ -14,12 +14,16 @@ from omniq.models import TaskError, TaskResult
 
 
 class Succeeded(msgspec.Struct, frozen=True):
-    """The function returned. With `next_eta` the task is PENDING again for its next interval."""
+    """The function returned. With `next_eta` the task is PENDING again for its next interval.
+
+    `encoded` is the result as the storage's own serializer encodes it, where that was done already.
+    """
 
     task_id: str
     token: int
     result: TaskResult
     next_eta: datetime | None = None
+    encoded: bytes | None = None
 
 
 class Retried(msgspec.Struct, frozen=True):
@@ -62,12 +66,14 @@ class Snoozed(msgspec.Struct, frozen=True):
 class Released(msgspec.Struct, frozen=True):
     """The worker gives the task back unrun or interrupted: PENDING, no attempt spent.
 
-    `unknown_function` counts it, so that a task nobody can run does not go round for ever.
+    It keeps its place, or comes back at `eta`. `unknown_function` counts it, so that a task nobody
+    can run does not go round for ever.
     """
 
     task_id: str
     token: int
     unknown_function: bool = False
+    eta: datetime | None = None
 
 
 class Cancelled(msgspec.Struct, frozen=True):

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import msgspec
 
 from omniq.calls import NO_OPTIONS, CallOptions, TaskBuilder, call_options
 from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.context import TaskContext
 from omniq.errors import InvalidTask, ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
 from omniq.models import (
     BreakerRule,
@@ -28,6 +40,7 @@ from omniq.retry import Backoff
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
+from omniq.worker import AsyncWorkerPool, PoolOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -189,6 +202,24 @@ class AsyncEnqueuer:
 
     @overload
     async def enqueue(
+        self,
+        func: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncTaskHandle[R]: ...
+
+    @overload
+    async def enqueue(
+        self,
+        func: Callable[Concatenate[TaskContext, P], R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncTaskHandle[R]: ...
+
+    @overload
+    async def enqueue(
         self, func: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncTaskHandle[R]: ...
 
@@ -310,6 +341,10 @@ class AsyncTaskQueue(AsyncEnqueuer):
     async def purge_results(self, older_than: Duration | datetime) -> int:
         """Forget tasks that finished before that instant, or longer ago than that; how many."""
         return await self._storage.purge_results(_instant("older_than", older_than, self._storage))
+
+    def worker(self, **options: Unpack[PoolOptions]) -> AsyncWorkerPool:
+        """A pool on this queue, not started yet: use it as `async with queue.worker(…)`."""
+        return AsyncWorkerPool(self._storage, **options)
 
     def handle(self, task_id: str) -> AsyncTaskHandle[Any]:
         """A handle for a task enqueued earlier or elsewhere."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 _WORK = ""
@@ -17,6 +17,8 @@ class Hints:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        # Replaced as a whole, never changed in place: `cancelled` walks it without the lock.
+        self._on_cancel: tuple[Callable[[str], None], ...] = ()
 
     @contextmanager
     def listen_for_work(self) -> Iterator[asyncio.Future[None]]:
@@ -29,6 +31,22 @@ class Hints:
         """A future that is done when the task may have ended."""
         with self._listen(task_id) as future:
             yield future
+
+    def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener` with the id of each cancelled task, until the returned function is called."""
+        with self._lock:
+            self._on_cancel = (*self._on_cancel, listener)
+
+        def forget() -> None:
+            with self._lock:
+                self._on_cancel = tuple(one for one in self._on_cancel if one is not listener)
+
+        return forget
+
+    def cancelled(self, task_id: str) -> None:
+        """The task is not wanted any more."""
+        for listener in self._on_cancel:
+            listener(task_id)
 
     def work(self) -> None:
         """Something may have become claimable."""

@@ -184,6 +184,8 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
     if row.cancel_requested and isinstance(outcome, Retried | Snoozed | Released | Rescheduled):
         # It was cancelled while it ran, and would otherwise run again.
         return Settled(finish=finish_cancelled(row, now, "cancelled while running", by_owner=True))
+    # A failed run counts once, also for its breakers, however often it is told.
+    failure: Effect = "failure" if row.status is TaskStatus.RUNNING else "neither"
     match outcome:
         case Succeeded():
             return _settle_success(row, outcome, now)
@@ -194,7 +196,7 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
                 row.status = TaskStatus.RETRYING
             if outcome.eta is not None:
                 _let_go(row, to_micros(outcome.eta))
-            return Settled(effect="failure", reason=outcome.error.error_type)
+            return Settled(effect=failure, reason=outcome.error.error_type)
         case Rescheduled():
             if row.status is TaskStatus.RUNNING:
                 row.status = TaskStatus.PENDING
@@ -202,7 +204,7 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             return Settled()
         case Failed():
             finish = _finish_failed(row, outcome.error, outcome.reason, "failed", now, by_owner=True)
-            return Settled(finish=finish, effect="failure", reason=outcome.error.error_type)
+            return Settled(finish=finish, effect=failure, reason=outcome.error.error_type)
         case Snoozed():
             row.status = TaskStatus.PENDING
             _let_go(row, to_micros(outcome.eta))
@@ -210,7 +212,10 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
         case Released():
             row.status = TaskStatus.PENDING
             row.releases += outcome.unknown_function
-            _let_go(row, row.due, visible=row.visible)
+            if outcome.eta is None:
+                _let_go(row, row.due, visible=row.visible)
+            else:
+                _let_go(row, to_micros(outcome.eta))
             return Settled()
         case Cancelled():
             return Settled(finish=finish_cancelled(row, now, outcome.reason, by_owner=True))

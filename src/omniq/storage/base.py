@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
@@ -118,6 +118,8 @@ class Identity:
     def __init__(self) -> None:
         self.owner = ""
         self.started_at = 0
+        self.lease = 0.0
+        """Seconds each renewal asks for; 0 before the first one."""
         self.trusted_until = 0
         """Boot-clock microseconds until which the lease is surely ours; 0 before the first one."""
 
@@ -162,6 +164,11 @@ class BaseStorage(Inspection):
         """What this backend promises beyond the contract."""
 
     @property
+    def is_open(self) -> bool:
+        """Whether the storage may be used."""
+        return self._is_open
+
+    @property
     def owner(self) -> str:
         """The id under which this object claims; fresh at every opening and after every fencing."""
         return self._identity.owner
@@ -170,6 +177,11 @@ class BaseStorage(Inspection):
     def clock(self) -> Clock:
         """The clock this storage was given."""
         return self._clock
+
+    @property
+    def serializer(self) -> Serializer:
+        """What turns this storage's tasks and results into bytes."""
+        return self._serializer
 
     @property
     def settings(self) -> Settings:
@@ -429,7 +441,12 @@ class BaseStorage(Inspection):
         cancelled = await self._cancel(task_id, reason)
         if cancelled:
             self._hints.results((task_id,))
+            self._hints.cancelled(task_id)
         return cancelled
+
+    def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Tell `listener` at once of what is cancelled through this object; how to stop that."""
+        return self._hints.on_cancel(listener)
 
     # Leases and recovery
 
@@ -439,9 +456,16 @@ class BaseStorage(Inspection):
         return (self._identity.trusted_until - self._clock.boot_micros()) / 1_000_000
 
     async def renew(
-        self, *, concurrency: int = 0, queues: Sequence[str] = (), stalled: bool = False
+        self,
+        *,
+        lease: float | None = None,
+        concurrency: int = 0,
+        queues: Sequence[str] = (),
+        stalled: bool = False,
     ) -> Renewal:
-        """Extend this owner's lease by the settings' `lease`, with one write.
+        """Extend this owner's lease by `lease` seconds, with one write.
+
+        Without `lease`: as long as the last time, or as the settings say.
 
         L1. While its lease lasts, nothing an owner holds is given to another.
         L2. Renewing is idempotent: a lost reply does no harm.
@@ -450,7 +474,8 @@ class BaseStorage(Inspection):
         L5. A worker with a lease is listed by `workers`, with what it holds; one without is not.
         """
         self._check_open()
-        lease = seconds_to_micros(self._settings.lease)
+        self._identity.lease = lease or self._identity.lease or self._settings.lease
+        length = seconds_to_micros(self._identity.lease)
         asked_at = self._clock.boot_micros()
         info = WorkerInfo(
             id=self.owner,
@@ -464,13 +489,13 @@ class BaseStorage(Inspection):
         )
         hit("renew.before")
         try:
-            renewal = await self._renew(info, lease)
+            renewal = await self._renew(info, length)
         except LeaseLost:
             self._become_new()
             raise
         hit("renew.after")
         # Counted from before the request: the store cannot have started the lease any earlier.
-        self._identity.trusted_until = asked_at + lease
+        self._identity.trusted_until = asked_at + length
         return renewal
 
     async def give_back_abandoned(self, max_crashes: int | None = None) -> list[GivenBack]:
@@ -774,12 +799,15 @@ class BaseStorage(Inspection):
     def _entry(self, outcome: Outcome) -> Entry:
         match outcome:
             case Succeeded():
-                return Entry(outcome, self._serializer.encode_result(outcome.result))
-            case Retried() if outcome.eta is not None:
-                _check_now("eta", outcome.eta)
+                encoded = outcome.encoded
+                if encoded is None:
+                    encoded = self._serializer.encode_result(outcome.result)
+                return Entry(outcome, encoded)
+            case Retried() | Released():
+                check_instant("eta", outcome.eta)
             case Snoozed() | Rescheduled():
                 _check_now("eta", outcome.eta)
-            case Retried() | Failed() | Released() | Cancelled():
+            case Failed() | Cancelled():
                 pass
         return Entry(outcome, None)
 
@@ -819,7 +847,7 @@ class BaseStorage(Inspection):
 
     async def _ensure_lease(self) -> None:
         # A pool's heartbeat keeps the lease; this is for whoever claims without one.
-        if self.lease_remaining < self._settings.lease / 3:
+        if self.lease_remaining <= self._identity.lease / 3:
             await self.renew()
 
     def _become_new(self) -> None:

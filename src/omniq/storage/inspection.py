@@ -138,6 +138,11 @@ class Inspection(ABC):
     async def stats(self) -> QueueStats:
         """How much of what there is."""
 
+    async def count_waiting(self) -> int:
+        """How many tasks wait for their next run."""
+        by_status = (await self.stats()).by_status
+        return by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING]
+
     @abstractmethod
     async def workers(self) -> list[WorkerInfo]:
         """Workers whose lease has not ended, in id order, each with the tasks it holds."""

@@ -135,13 +135,22 @@ class MemoryStorage(BaseStorage):
         twin._is_twin = True
         return twin
 
-    def another(self) -> MemoryStorage:
-        """An unopened object on the same memory that is an owner of its own."""
+    def another(
+        self,
+        *,
+        serializer: Serializer | None = None,
+        settings: Settings | None = None,
+        max_pending: int | None = None,
+    ) -> MemoryStorage:
+        """An unopened object on the same memory that is an owner of its own.
+
+        It is like this one wherever nothing else is said.
+        """
         other = MemoryStorage(
-            serializer=self._serializer,
+            serializer=serializer or (self._serializer if settings is None else None),
             clock=self._clock,
-            settings=self._settings,
-            max_pending=self._max_pending,
+            settings=settings or self._settings,
+            max_pending=max_pending or self._max_pending,
         )
         other._memory = self._memory
         other._hints = self._hints
@@ -475,8 +484,11 @@ class MemoryStorage(BaseStorage):
             return self._bury(task_id)
 
     def _bury(self, task_id: str) -> bool:
+        if self._memory.dead.pop(task_id, None) is None:
+            # The checkpoint, if there is one, is a living task's.
+            return False
         self._memory.checkpoints.pop(task_id, None)
-        return self._memory.dead.pop(task_id, None) is not None
+        return True
 
     async def _purge_dead(self, before: int) -> int:
         memory = self._memory

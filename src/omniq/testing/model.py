@@ -511,13 +511,16 @@ class Model:
 
     # The eight verbs that name no token
 
-    def claim_on(self, owner: Owner, task_id: str) -> Task:
+    def mark_running(self, owner: Owner, task_id: str) -> None:
+        self._claim_on(owner, task_id)
+
+    def _claim_on(self, owner: Owner, task_id: str) -> Task:
         if task_id not in owner.held:
             raise StaleClaim(task_id)
         return owner.held[task_id][0]
 
     def mark_done(self, owner: Owner, task_id: str, value: object) -> None:
-        task = self.claim_on(owner, task_id)
+        task = self._claim_on(owner, task_id)
         result = TaskResult(
             task_id=task_id,
             status=TaskStatus.SUCCESS,
@@ -534,7 +537,7 @@ class Model:
             owner.repeated[task_id] = task.token
 
     def mark_failed(self, owner: Owner, task_id: str, error: TaskError, will_retry: bool) -> None:
-        token = self.claim_on(owner, task_id).token
+        token = self._claim_on(owner, task_id).token
         outcome = Retried(task_id, token, error) if will_retry else Failed(task_id, token, error)
         self._record_one(owner, outcome)
 
@@ -542,7 +545,7 @@ class Model:
         if task_id not in owner.held and task_id in owner.repeated:
             token = owner.repeated[task_id]
         else:
-            token = self.claim_on(owner, task_id).token
+            token = self._claim_on(owner, task_id).token
         self._record_one(owner, Rescheduled(task_id, token, eta))
         owner.repeated.pop(task_id, None)
 
@@ -664,4 +667,3 @@ def _verdict(outcome: Outcome, is_first_word: bool) -> Verdict:
     if isinstance(outcome, Succeeded):
         return "success"
     return "failure" if isinstance(outcome, Retried | Failed) and is_first_word else "neither"
-

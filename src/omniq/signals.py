@@ -1,0 +1,44 @@
+"""What a task may raise to say what should become of it, besides failing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from omniq.models import check_seconds
+
+
+class Signal(Exception):
+    """A request of the running task to its worker."""
+
+
+class Retry(Signal):
+    """This attempt failed; run the task again after `delay` seconds, or after its usual backoff.
+
+    It counts as a failure: once the retries are used up, the task fails for good.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+        super().__init__(reason or "the task asked to be retried")
+        self.delay = None if delay is None else _seconds(delay)
+
+
+class Snooze(Signal):
+    """Not now: run the task again after `delay` seconds. No attempt is spent."""
+
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = _seconds(delay)
+        super().__init__(f"come back in {self.delay:g} s")
+
+
+class Discard(Signal):
+    """Not wanted any more: the task ends as CANCELLED, with that reason."""
+
+    def __init__(self, reason: str = "discarded by the task") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _seconds(delay: float | timedelta) -> float:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    check_seconds("delay", seconds)
+    return float(seconds)

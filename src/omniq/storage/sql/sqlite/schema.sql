@@ -1,0 +1,121 @@
+-- The tables of an SQLite store, version 1. Times are microseconds since 1970.
+--
+-- A task has one line in omniq_tasks, which does not change, for as long as anything of it is kept;
+-- and its state in omniq_live until it ends, then in omniq_finished until its result_ttl. A dead
+-- letter is in omniq_dead besides. All four share `seq`, the order of enqueue.
+
+CREATE TABLE omniq_tasks (
+    seq        INTEGER PRIMARY KEY,
+    id         TEXT    NOT NULL UNIQUE,
+    nonce      TEXT    NOT NULL,
+    queue      TEXT    NOT NULL,
+    priority   INTEGER NOT NULL,
+    func_path  TEXT    NOT NULL,
+    created_at INTEGER NOT NULL,
+    repeats    INTEGER NOT NULL,
+    unique_key TEXT,
+    expires    INTEGER,
+    result_ttl INTEGER NOT NULL,
+    gates      BLOB,
+    body       BLOB    NOT NULL
+);
+
+-- `place` says where a claim looks for the task: 0 ready, 1 ready and a suspect, 2 not due yet,
+-- 3 parked under a gate, 4 held by `owner`. `attached` is 1 when a checkpoint, progress or newest
+-- result may have to go with it.
+CREATE TABLE omniq_live (
+    seq              INTEGER PRIMARY KEY,
+    place            INTEGER NOT NULL,
+    queue            TEXT    NOT NULL,
+    priority         INTEGER NOT NULL,
+    unique_key       TEXT,
+    due              INTEGER NOT NULL,
+    visible          INTEGER NOT NULL,
+    status           TEXT    NOT NULL,
+    attempts         INTEGER NOT NULL,
+    crashes          INTEGER NOT NULL,
+    releases         INTEGER NOT NULL,
+    token            INTEGER NOT NULL,
+    settled          INTEGER NOT NULL,
+    owner            TEXT,
+    started_at       INTEGER NOT NULL,
+    cancel_requested INTEGER NOT NULL,
+    parked           TEXT,
+    attached         INTEGER NOT NULL,
+    history          BLOB
+);
+
+-- One small index for each place, so that a claim never walks over what it cannot take.
+CREATE INDEX omniq_ready ON omniq_live (queue, priority DESC, due) WHERE place = 0;
+CREATE INDEX omniq_suspects ON omniq_live (queue, priority DESC, due) WHERE place = 1;
+CREATE INDEX omniq_delayed ON omniq_live (visible) WHERE place = 2;
+CREATE INDEX omniq_parked ON omniq_live (parked, priority DESC, due) WHERE place = 3;
+CREATE INDEX omniq_held ON omniq_live (owner) WHERE place = 4;
+CREATE INDEX omniq_held_suspects ON omniq_live (owner) WHERE place = 4 AND crashes > 0;
+CREATE UNIQUE INDEX omniq_unique ON omniq_live (unique_key) WHERE unique_key IS NOT NULL;
+
+CREATE TABLE omniq_finished (
+    seq              INTEGER PRIMARY KEY,
+    due              INTEGER NOT NULL,
+    visible          INTEGER NOT NULL,
+    status           TEXT    NOT NULL,
+    attempts         INTEGER NOT NULL,
+    crashes          INTEGER NOT NULL,
+    releases         INTEGER NOT NULL,
+    token            INTEGER NOT NULL,
+    settled          INTEGER NOT NULL,
+    started_at       INTEGER NOT NULL,
+    cancel_requested INTEGER NOT NULL,
+    history          BLOB,
+    finished_at      INTEGER NOT NULL,
+    expires_at       INTEGER NOT NULL,
+    result           BLOB    NOT NULL
+);
+
+-- Serves the purge, and covers the count by status.
+CREATE INDEX omniq_finished_expiry ON omniq_finished (expires_at, status);
+
+CREATE TABLE omniq_dead (
+    seq              INTEGER PRIMARY KEY,
+    id               TEXT    NOT NULL UNIQUE,
+    due              INTEGER NOT NULL,
+    visible          INTEGER NOT NULL,
+    status           TEXT    NOT NULL,
+    attempts         INTEGER NOT NULL,
+    crashes          INTEGER NOT NULL,
+    releases         INTEGER NOT NULL,
+    token            INTEGER NOT NULL,
+    settled          INTEGER NOT NULL,
+    started_at       INTEGER NOT NULL,
+    cancel_requested INTEGER NOT NULL,
+    history          BLOB,
+    last_failure     INTEGER NOT NULL,
+    reason           TEXT    NOT NULL,
+    letter           BLOB    NOT NULL
+);
+
+-- The newest result of a task that repeats.
+CREATE TABLE omniq_newest (seq INTEGER PRIMARY KEY, result BLOB NOT NULL);
+
+CREATE TABLE omniq_progress (seq INTEGER PRIMARY KEY, report BLOB NOT NULL);
+
+CREATE TABLE omniq_checkpoints (
+    id         TEXT PRIMARY KEY,
+    saved_at   INTEGER NOT NULL,
+    checkpoint BLOB    NOT NULL
+) WITHOUT ROWID;
+
+-- `schedule` is the schedule without its task; `task` is that, as the serializer encodes it.
+CREATE TABLE omniq_schedules (
+    id       TEXT PRIMARY KEY,
+    version  INTEGER NOT NULL,
+    schedule BLOB    NOT NULL,
+    task     BLOB    NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE omniq_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TABLE omniq_gates (key TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
+
+-- Owners that may claim nothing more. The leases themselves are in a database of their own.
+CREATE TABLE omniq_fences (owner TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID

@@ -1,0 +1,88 @@
+"""Tasks, results, errors and outcomes for tests: filled in wherever a test does not care."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Literal, assert_never
+
+from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Rescheduled,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+
+OutcomeKind = Literal[
+    "succeeded", "retried", "kept", "rescheduled", "failed", "snoozed", "released", "cancelled"
+]
+"""The outcomes by name. `kept` is a failure that stays with its owner until it is rescheduled."""
+
+FINAL_KINDS: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled")
+"""Outcomes after which the task has ended."""
+
+LETTING_GO_KINDS: tuple[OutcomeKind, ...] = ("retried", "rescheduled", "snoozed", "released")
+"""Outcomes after which the task waits for its next claim."""
+
+
+def a_task(task_id: str | None = None, /, **fields: Any) -> Task:
+    """A task that is due at once, with a fresh id unless one is given.
+
+    >>> a_task("a", priority=3).priority
+    3
+    """
+    if task_id is not None:
+        fields["id"] = task_id
+    return Task(**{"func_path": "tasks.work", **fields})
+
+
+def some_tasks(ids: Iterable[str], /, **fields: Any) -> list[Task]:
+    """One task for each id, alike in everything else.
+
+    >>> [task.id for task in some_tasks("abc")]
+    ['a', 'b', 'c']
+    """
+    return [a_task(task_id, **fields) for task_id in ids]
+
+
+def a_result(task: Task, value: object = None, **fields: Any) -> TaskResult:
+    """The task's success, with that value."""
+    return TaskResult(task_id=task.id, status=TaskStatus.SUCCESS, result=value, **fields)
+
+
+def an_error(message: str = "boom", **facts: Any) -> TaskError:
+    """An error as a worker keeps it.
+
+    >>> an_error().error_type
+    'ValueError'
+    """
+    return TaskError(message, **{"error_type": "ValueError", **facts})
+
+
+def an_outcome(kind: OutcomeKind, task: Task, eta: datetime) -> Outcome:
+    """What the claimed task's run came to; `eta` is when it runs again, if it does."""
+    claim = (task.id, task.token)
+    match kind:
+        case "succeeded":
+            return Succeeded(*claim, a_result(task, "value"))
+        case "retried":
+            return Retried(*claim, an_error(), eta)
+        case "kept":
+            return Retried(*claim, an_error())
+        case "rescheduled":
+            return Rescheduled(*claim, eta)
+        case "failed":
+            return Failed(*claim, an_error())
+        case "snoozed":
+            return Snoozed(*claim, eta)
+        case "released":
+            return Released(*claim)
+        case "cancelled":
+            return Cancelled(*claim, "not wanted")
+        case _:
+            assert_never(kind)

@@ -1,0 +1,487 @@
+"""Claim: which tasks a claim gives, in which order, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from omniq.errors import InvalidTask, LeaseLost, SerializationError
+from omniq.models import Task, TaskStatus
+from omniq.outcomes import Released, Retried, Succeeded
+from omniq.serialization import MsgspecSerializer
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import (
+    LETTING_GO_KINDS,
+    OutcomeKind,
+    a_result,
+    a_task,
+    an_error,
+    an_outcome,
+    some_tasks,
+)
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_and_lose,
+    claim_one,
+    ids,
+    promise,
+    status_of,
+)
+
+POISON = "tasks.poison"
+
+
+class Forgetful(MsgspecSerializer):
+    """Cannot read back tasks of one function, as if their bytes were damaged."""
+
+    def decode_task(self, data: bytes) -> Task:
+        task = super().decode_task(data)
+        if task.func_path == POISON:
+            raise SerializationError("not a valid record: damaged")
+        return task
+
+
+class ClaimContract(Slice):
+    """C1 to C12."""
+
+    @promise("C1")
+    async def test_a_claimed_task_is_running_with_its_owner_and_a_token(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        claimed = await claim_one(storage)
+
+        assert claimed.status is TaskStatus.RUNNING
+        assert (claimed.owner, claimed.token) == (storage.owner, 1)
+        assert claimed.started_at == clock.now()
+        assert await storage.get_task("a") == claimed
+        assert await storage.held_by(storage.owner) == {"a": 1}
+
+    @promise("C1")
+    @pytest.mark.parametrize("kind", LETTING_GO_KINDS)
+    async def test_the_token_grows_by_one_with_every_claim(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        tokens = []
+        for _ in range(4):
+            task = await claim_one(storage)
+            tokens.append(task.token)
+            await storage.record([an_outcome(kind, task, clock.now())])
+
+        assert tokens == [1, 2, 3, 4]
+
+    @promise("C1", "C2")
+    async def test_the_token_grows_when_another_owner_takes_over(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        (lost,) = await claim_and_lose(open_another, clock)
+        await storage.give_back_abandoned()
+        claimed = await claim_one(storage)
+
+        assert (lost.token, claimed.token) == (1, 2)
+        assert claimed.owner == storage.owner != lost.owner
+
+    @promise("C1")
+    async def test_the_token_grows_when_a_dead_letter_is_retried(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.record([an_outcome("failed", await claim_one(storage), clock.now())])
+        await storage.retry_dead("a")
+
+        assert (await claim_one(storage)).token == 2
+
+    @promise("C2")
+    async def test_of_many_that_claim_at_once_each_task_goes_to_one(
+        self, open_another: OpenAnother
+    ) -> None:
+        owners = [await open_another() for _ in range(5)]
+        await owners[0].enqueue_many([a_task(f"t{n:02}") for n in range(50)])
+        claims = await asyncio.gather(*(owners[n % 5].reserve(1) for n in range(50)))
+        claimed = [task for claim in claims for task in claim]
+
+        assert sorted(ids(claimed)) == [f"t{n:02}" for n in range(50)]
+        assert await owners[0].reserve(1) == []
+        for owner in owners:
+            mine = {task.id: task.token for task in claimed if task.owner == owner.owner}
+            assert await owner.held_by(owner.owner) == mine
+
+    @promise("C2")
+    async def test_more_claims_than_tasks_leave_some_with_nothing(
+        self, open_another: OpenAnother
+    ) -> None:
+        owners = [await open_another() for _ in range(4)]
+        await owners[0].enqueue_many(some_tasks("abc"))
+        claims = await asyncio.gather(*(owner.reserve(2) for owner in owners for _ in range(5)))
+
+        assert sorted(ids(task for claim in claims for task in claim)) == ["a", "b", "c"]
+
+    @promise("C3")
+    async def test_nothing_is_claimed_before_its_eta_on_the_stores_clock(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", eta=clock.now() + timedelta(seconds=10)))
+        clock.advance(timedelta(seconds=10) - timedelta(microseconds=1))
+        early = await storage.reserve(1)
+        clock.advance(timedelta(microseconds=1))
+
+        assert early == []
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("C3")
+    async def test_a_given_now_decides_what_is_due(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        eta = clock.now() + timedelta(days=30)
+        await storage.enqueue(a_task("a", eta=eta))
+
+        assert await storage.reserve(1) == []
+        assert await storage.reserve(1, eta - timedelta(microseconds=1)) == []
+        assert ids(await storage.reserve(1, eta)) == ["a"]
+
+    @promise("C3")
+    async def test_a_given_now_in_the_past_hides_what_is_due_later(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", eta=clock.now()))
+        clock.advance(60)
+
+        assert await storage.reserve(1, clock.now() - timedelta(seconds=61)) == []
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("C3")
+    async def test_what_a_future_now_has_shown_stays_hidden_from_the_present(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        later = clock.now() + timedelta(hours=1)
+        await storage.enqueue_many(some_tasks("ab", eta=later))
+        await storage.enqueue(a_task("c"))
+        first = await storage.reserve(1, later)
+
+        assert ids(first) == ["c"]
+        assert await storage.reserve(5) == []
+        assert ids(await storage.reserve(5, later)) == ["a", "b"]
+
+    @promise("C3")
+    async def test_a_task_without_an_eta_is_due_whatever_time_the_caller_says(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+
+        assert ids(await storage.reserve(1, clock.now() - timedelta(days=365))) == ["a"]
+
+    @promise("C3")
+    async def test_a_now_without_a_zone_is_refused(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        with pytest.raises(InvalidTask, match="has no time zone"):
+            await storage.dequeue(clock.now().replace(tzinfo=None))
+        with pytest.raises(InvalidTask, match="has no time zone"):
+            await storage.reserve(1, clock.now().replace(tzinfo=None))
+
+    @promise("C4")
+    async def test_order_is_priority_then_eta_then_order_of_enqueue(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        now = clock.now()
+        for task_id, priority, age in [
+            ("e", 0, 5),
+            ("f", 0, 5),
+            ("d", 0, 9),
+            ("g", -1, 99),
+            ("a", 7, 0),
+            ("b", 7, 0),
+            ("c", 3, 1),
+        ]:
+            await storage.enqueue(
+                a_task(task_id, priority=priority, eta=now - timedelta(seconds=age))
+            )
+
+        assert ids(await storage.reserve(4)) == ["a", "b", "c", "d"]
+        assert ids(await storage.reserve(4)) == ["e", "f", "g"]
+
+    @promise("C4")
+    async def test_order_is_kept_by_claims_of_one(self, storage: BaseStorage) -> None:
+        await storage.enqueue_many([a_task(x, priority=p) for x, p in zip("abcd", (1, 3, 3, 2))])
+
+        assert [(await claim_one(storage)).id for _ in range(4)] == ["b", "c", "d", "a"]
+
+    @promise("C4")
+    async def test_order_is_kept_across_queues(self, storage: BaseStorage) -> None:
+        for task_id, queue, priority in [
+            ("a", "x", 1),
+            ("b", "y", 2),
+            ("c", "x", 3),
+            ("d", "z", 2),
+        ]:
+            await storage.enqueue(a_task(task_id, queue=queue, priority=priority))
+
+        assert ids(await storage.reserve(10)) == ["c", "b", "d", "a"]
+
+    @promise("C4")
+    async def test_a_retried_task_takes_its_place_by_its_new_eta(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("ab"))
+        first = await claim_one(storage)
+        await storage.record(
+            [Retried(first.id, first.token, an_error(), clock.now() + timedelta(seconds=2))]
+        )
+        clock.advance(1)
+        await storage.enqueue(a_task("c"))
+        clock.advance(5)
+        await storage.enqueue(a_task("d"))
+
+        assert ids(await storage.reserve(10)) == ["b", "c", "a", "d"]
+
+    @promise("C4")
+    async def test_a_retried_task_keeps_its_priority(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", priority=5))
+        first = await claim_one(storage)
+        await storage.enqueue(a_task("b"))
+        clock.advance(5)
+        await storage.record([Retried("a", first.token, an_error(), clock.now())])
+
+        assert ids(await storage.reserve(10)) == ["a", "b"]
+
+    @promise("C4")
+    async def test_a_released_task_keeps_its_place(self, storage: BaseStorage) -> None:
+        await storage.enqueue_many(some_tasks("abc"))
+        first = await claim_one(storage)
+        await storage.record([Released(first.id, first.token)])
+
+        assert ids(await storage.reserve(10)) == ["a", "b", "c"]
+
+    @promise("C4")
+    async def test_delayed_tasks_come_in_the_order_of_their_eta_when_they_are_due(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        for task_id, seconds in [("c", 3), ("a", 1), ("d", 3), ("b", 2)]:
+            await storage.enqueue(a_task(task_id, eta=clock.now() + timedelta(seconds=seconds)))
+        clock.advance(5)
+
+        assert ids(await storage.reserve(10)) == ["a", "b", "c", "d"]
+
+    @promise("C5")
+    async def test_a_claimed_task_is_not_claimed_again(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        clock.advance(LEASE * 100)
+
+        # Not even after its lease: giving back is a step of its own.
+        assert await other.reserve(1) == []
+        assert await storage.reserve(1) == []
+
+    @promise("C5")
+    async def test_a_task_that_failed_and_was_kept_is_not_claimed_until_it_is_rescheduled(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([Retried("a", task.token, an_error())])
+        clock.advance(5)
+
+        assert await storage.reserve(1) == []
+        await storage.reschedule("a", clock.now())
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("C6")
+    async def test_a_claim_is_restricted_to_the_given_queues(self, storage: BaseStorage) -> None:
+        for task_id, queue in [("a", "x"), ("b", "y"), ("c", "z"), ("d", "x")]:
+            await storage.enqueue(a_task(task_id, queue=queue))
+
+        assert await storage.reserve(10, queues=[]) == []
+        assert await storage.reserve(10, queues=["nobody-uses-this"]) == []
+        assert ids(await storage.reserve(10, queues=["x", "z", "x"])) == ["a", "c", "d"]
+        assert ids(await storage.reserve(10)) == ["b"]
+
+    @promise("C6")
+    async def test_a_claim_leaves_paused_queues_alone(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a", queue="x"))
+        await storage.enqueue(a_task("b", queue="y"))
+        await storage.pause_queue("x")
+
+        assert await storage.reserve(10, queues=["x"]) == []
+        assert ids(await storage.reserve(10)) == ["b"]
+
+    @promise("C7")
+    async def test_a_repeated_claim_gives_the_same_tasks(self, storage: BaseStorage) -> None:
+        await storage.enqueue_many(some_tasks("abcd"))
+        first = await storage.reserve(2, claim_id="claim-1")
+        other = await storage.reserve(1, claim_id="claim-2")
+        again = await storage.reserve(2, claim_id="claim-1")
+
+        assert again == first
+        assert (ids(again), ids(other)) == (["a", "b"], ["c"])
+
+    @promise("C7")
+    async def test_a_repeated_claim_leaves_out_what_has_ended_meanwhile(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue_many(some_tasks("abc"))
+        first, _ = await storage.reserve(2, claim_id="claim-1")
+        await storage.record([Succeeded(first.id, first.token, a_result(first))])
+
+        assert ids(await storage.reserve(2, claim_id="claim-1")) == ["b"]
+
+    @promise("C7", "C11")
+    async def test_a_repeated_claim_gives_nothing_that_another_owner_has_now(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1, claim_id="claim-1")
+        clock.advance(LEASE)
+        await other.give_back_abandoned()
+        await other.reserve(1)
+
+        with pytest.raises(LeaseLost):
+            await storage.reserve(1, claim_id="claim-1")
+        assert await storage.reserve(1, claim_id="claim-1") == []
+
+    @promise("C8")
+    async def test_a_task_past_its_expiry_ends_as_cancelled(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", expires=clock.now() + timedelta(seconds=5)))
+        await storage.enqueue(a_task("b"))
+        clock.advance(5)
+
+        assert ids(await storage.reserve(10)) == ["b"]
+        result = await storage.get_result("a")
+        assert result is not None
+        assert (result.status, result.reason) == (TaskStatus.CANCELLED, "expired")
+        assert (result.attempts, result.started_at) == (0, None)
+
+    @promise("C8")
+    async def test_a_task_is_claimed_up_to_its_expiry(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", expires=clock.now() + timedelta(seconds=5)))
+        clock.advance(timedelta(seconds=5) - timedelta(microseconds=1))
+
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("C8")
+    async def test_a_retry_past_the_expiry_ends_as_cancelled(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        expires = clock.now() + timedelta(seconds=5)
+        await storage.enqueue(a_task("a", expires=expires, unique="key"))
+        task = await claim_one(storage)
+        await storage.record([Retried("a", task.token, an_error(), expires)])
+        clock.advance(10)
+
+        assert await storage.reserve(1) == []
+        assert await status_of(storage, "a") is TaskStatus.CANCELLED
+        assert await storage.enqueue(a_task("b", unique="key")) == "b"
+
+    @promise("C9", "R6")
+    async def test_a_task_that_cannot_be_decoded_becomes_a_dead_letter(
+        self, open_another: OpenAnother
+    ) -> None:
+        storage = await open_another(serializer=Forgetful())
+        await storage.enqueue_many([a_task("a", func_path=POISON), a_task("b")])
+
+        claimed = ids(await storage.reserve(1)) + ids(await storage.reserve(1))
+        assert claimed == ["b"]
+        letter = await storage.get_dead("a")
+        assert letter is not None
+        assert (letter.failure_reason, letter.task_type) == ("undecodable", POISON)
+        assert "damaged" in letter.error_details
+        assert await storage.held_by(storage.owner) == {"b": 1}
+
+    @promise("C9")
+    async def test_a_task_that_cannot_be_decoded_is_still_shown(
+        self, open_another: OpenAnother
+    ) -> None:
+        storage = await open_another(serializer=Forgetful())
+        await storage.enqueue(a_task("a", func_path=POISON, queue="q", priority=3))
+        (task,) = await storage.list_tasks()
+
+        assert (task.id, task.func_path, task.queue, task.priority) == ("a", POISON, "q", 3)
+        assert task == await storage.get_task("a")
+
+    @promise("C10")
+    async def test_an_owner_holds_at_most_one_suspect(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        first, second = await open_another(), await open_another()
+        await first.enqueue_many(some_tasks("abc"))
+        await claim_and_lose(open_another, clock, limit=3)
+        await first.give_back_abandoned()
+        await first.enqueue(a_task("d"))
+
+        (suspect, fresh) = await first.reserve(10)
+        assert (suspect.crashes, fresh.id) == (1, "d")
+        assert await first.reserve(10) == []
+        assert [task.crashes for task in await second.reserve(10)] == [1]
+        await first.mark_done(suspect.id, a_result(suspect))
+        assert [task.crashes for task in await first.reserve(10)] == [1]
+
+    @promise("C11", "L6")
+    async def test_a_fenced_owner_is_refused_and_is_somebody_else_afterwards(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many(some_tasks("ab"))
+        await storage.reserve(1)
+        before = storage.owner
+        clock.advance(LEASE)
+        await other.give_back_abandoned()
+
+        with pytest.raises(LeaseLost) as refused:
+            await storage.reserve(1)
+        assert refused.value.owner == before != storage.owner
+        assert ids(await storage.reserve(1)) == ["b"]
+        assert await storage.held_by(before) == {}
+
+    @promise("C12")
+    async def test_claiming_takes_a_lease_and_the_claim_holds_as_long_as_that(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        assert await storage.workers() == []
+        await storage.reserve(1)
+
+        assert [worker.id for worker in await other.workers()] == [storage.owner]
+        assert storage.lease_remaining == LEASE
+        clock.advance(LEASE - 0.001)
+        assert await other.give_back_abandoned() == []
+        clock.advance(0.001)
+        assert [back.task_id for back in await other.give_back_abandoned()] == ["a"]
+
+    @promise("C12")
+    async def test_claiming_on_keeps_the_lease(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        for _ in range(10):
+            clock.advance(LEASE / 2)
+            await storage.reserve(1)
+            clock.advance(LEASE / 4)
+            await storage.reserve(1)
+
+        assert await other.give_back_abandoned() == []
+
+    async def test_a_limit_of_nothing_claims_nothing(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+
+        assert await storage.reserve(0) == []
+        with pytest.raises(InvalidTask):
+            await storage.reserve(-1)

@@ -1,0 +1,265 @@
+"""Dead letters: kept until somebody retries or deletes them, and retried in one step."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from omniq.errors import DuplicateTask, InvalidTask, QueueFull
+from omniq.models import TaskStatus
+from omniq.outcomes import Failed, Succeeded
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_one,
+    everything,
+    ids,
+    promise,
+    status_of,
+)
+from omniq.testing.contract.claim import POISON, Forgetful
+
+_MOMENT = timedelta(microseconds=1)
+
+
+async def _bury(storage: BaseStorage, task_id: str, reason: str = "exhausted") -> None:
+    """Let the next task, which must be that one, fail for good."""
+    task = await claim_one(storage)
+    assert task.id == task_id
+    await storage.record([Failed(task_id, task.token, an_error(), reason)])
+
+
+class DeadLetterContract(Slice):
+    """D1 to D4."""
+
+    @promise("D1")
+    async def test_a_retried_dead_letter_is_the_same_task_anew(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", args=(1,), attempts=2, queue="mail"))
+        await _bury(storage, "a")
+        clock.advance(5)
+
+        assert await storage.retry_dead("a")
+        task = await storage.get_task("a")
+        assert task is not None
+        assert (task.status, task.attempts, task.crashes) == (TaskStatus.PENDING, 0, 0)
+        assert (task.eta, task.owner, task.args) == (clock.now(), None, (1,))
+        assert await storage.get_dead("a") is None
+        assert await storage.get_result("a") is None
+        assert await storage.history("a") == []
+        assert ids(await storage.reserve(1, queues=["mail"])) == ["a"]
+
+    @promise("D1")
+    async def test_a_retried_dead_letter_is_counted_as_waiting(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+        await _bury(storage, "a")
+        await storage.retry_dead("a")
+        stats = await storage.stats()
+
+        assert (stats.dead, stats.by_status[TaskStatus.PENDING]) == (0, 1)
+        assert stats.by_status[TaskStatus.FAILED] == 0
+
+    @promise("D1")
+    async def test_a_dead_letter_is_retried_after_its_result_was_purged(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", args=("kept",)))
+        await _bury(storage, "a")
+        await storage.purge_results(clock.now() + _MOMENT)
+
+        assert await storage.retry_dead("a")
+        assert (await claim_one(storage)).args == ("kept",)
+
+    @promise("D1")
+    async def test_a_task_may_die_and_be_retried_again_and_again(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        for _ in range(3):
+            await _bury(storage, "a")
+            assert await storage.retry_dead("a")
+        task = await claim_one(storage)
+        await storage.record([Succeeded("a", task.token, a_result(task))])
+
+        assert task.token == 4
+        assert await status_of(storage, "a") is TaskStatus.SUCCESS
+        assert await storage.list_dead() == []
+
+    @promise("D1")
+    async def test_a_dead_letter_is_retried_with_other_arguments(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a", args=(1,), kwargs={"k": 1}))
+        await _bury(storage, "a")
+        edited = a_task("a", func_path="tasks.better", args=(2,), kwargs={"k": 2})
+
+        assert await storage.retry_dead("a", task=edited)
+        task = await claim_one(storage)
+        assert (task.func_path, task.args, task.kwargs) == ("tasks.better", (2,), {"k": 2})
+        assert task.token == 2
+
+    @promise("D1", "Q2")
+    async def test_a_dead_letter_retried_as_another_function_is_listed_as_that(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await _bury(storage, "a")
+        await storage.retry_dead("a", task=a_task("a", func_path="tasks.better"))
+
+        assert ids(await storage.list_tasks(func_path="tasks.better")) == ["a"]
+        assert await storage.list_tasks(func_path="tasks.work") == []
+        await _bury(storage, "a")
+        assert [letter.task_type for letter in await storage.list_dead()] == ["tasks.better"]
+
+    @promise("D1", "C9")
+    async def test_what_could_not_be_decoded_is_retried_with_arguments_that_can(
+        self, open_another: OpenAnother
+    ) -> None:
+        storage = await open_another(serializer=Forgetful())
+        await storage.enqueue(a_task("a", func_path=POISON))
+        await storage.reserve(1)
+
+        assert await storage.retry_dead("a", task=a_task("a", args=("whole",)))
+        assert (await claim_one(storage)).args == ("whole",)
+
+    @promise("D1")
+    async def test_a_bad_replacement_is_refused_and_the_letter_stays(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await _bury(storage, "a")
+        before = await everything(storage)
+
+        with pytest.raises(InvalidTask, match="cannot replace task a"):
+            await storage.retry_dead("a", task=a_task("b"))
+        with pytest.raises(InvalidTask):
+            await storage.retry_dead("a", task=a_task("a", args=(object(),)))
+        with pytest.raises(InvalidTask):
+            await storage.retry_dead("a", task=a_task("a", max_retries=-1))
+        assert await everything(storage) == before
+
+    @promise("D2")
+    async def test_retrying_twice_is_true_once(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+        await _bury(storage, "a")
+
+        assert [await storage.retry_dead("a"), await storage.retry_dead("a")] == [True, False]
+
+    @promise("D2")
+    async def test_of_many_that_retry_at_once_one_gets_true(
+        self, open_another: OpenAnother
+    ) -> None:
+        owners = [await open_another() for _ in range(4)]
+        await owners[0].enqueue(a_task("a"))
+        await _bury(owners[0], "a")
+        replies = await asyncio.gather(*(owner.retry_dead("a") for owner in owners * 2))
+
+        assert replies.count(True) == 1
+        assert ids(await owners[0].reserve(10)) == ["a"]
+
+    @promise("D2")
+    async def test_what_is_no_dead_letter_is_not_retried(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+
+        assert not await storage.retry_dead("a")
+        await storage.mark_done("a", a_result(await claim_one(storage)))
+        assert not await storage.retry_dead("a")
+        assert not await storage.retry_dead("unknown")
+        with pytest.raises(InvalidTask):
+            await storage.retry_dead("../x")
+
+    @promise("D3", "E3")
+    async def test_the_letter_stays_when_its_unique_key_is_taken(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a", unique="key"))
+        await _bury(storage, "a")
+        await storage.enqueue(a_task("b", unique="key"))
+
+        with pytest.raises(DuplicateTask) as refused:
+            await storage.retry_dead("a")
+        assert refused.value.task_id == "b"
+        assert await storage.get_dead("a") is not None
+        assert await status_of(storage, "a") is TaskStatus.FAILED
+        await storage.mark_done("b", a_result(await claim_one(storage)))
+        assert await storage.retry_dead("a")
+        assert await storage.enqueue(a_task("c", unique="key")) == "a"
+
+    @promise("D3", "E5")
+    async def test_the_letter_stays_when_the_queue_is_full(self, open_another: OpenAnother) -> None:
+        storage = await open_another(max_pending=1)
+        await storage.enqueue(a_task("a"))
+        await _bury(storage, "a")
+        await storage.enqueue(a_task("b"))
+
+        with pytest.raises(QueueFull):
+            await storage.retry_dead("a")
+        assert await storage.get_dead("a") is not None
+        await storage.reserve(1)
+        assert await storage.retry_dead("a")
+
+    @promise("D4")
+    async def test_a_deleted_letter_is_gone_and_its_result_stays(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await _bury(storage, "a")
+
+        assert await storage.delete_dead("a")
+        assert not await storage.delete_dead("a")
+        assert await storage.get_dead("a") is None
+        assert await status_of(storage, "a") is TaskStatus.FAILED
+        with pytest.raises(DuplicateTask):
+            await storage.enqueue(a_task("a"))
+        await storage.purge_results(clock.now() + _MOMENT)
+        assert await storage.enqueue(a_task("a")) == "a"
+
+    async def test_a_purge_takes_letters_whose_last_failure_was_before_that_instant(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("ab"))
+        await _bury(storage, "a")
+        clock.advance(5)
+        await _bury(storage, "b")
+
+        assert await storage.purge_dead(clock.now() - timedelta(seconds=5)) == 0
+        assert await storage.purge_dead(clock.now()) == 1
+        assert [letter.task_id for letter in await storage.list_dead()] == ["b"]
+
+    async def test_letters_are_listed_in_pages_and_by_kind(self, storage: BaseStorage) -> None:
+        for number in range(12):
+            task_id = f"t{number:02}"
+            await storage.enqueue(a_task(task_id, func_path=f"tasks.f{number % 2}"))
+            await _bury(storage, task_id, reason=f"reason {number % 3}")
+        everybody = [letter.task_id for letter in await storage.list_dead()]
+        first = await storage.list_dead(limit=5)
+        rest = await storage.list_dead(after=first[-1].task_id)
+        some = await storage.list_dead(task_type="tasks.f1", reason="reason 2")
+
+        assert everybody == [f"t{number:02}" for number in range(12)]
+        assert [letter.task_id for letter in [*first, *rest]] == everybody
+        assert [letter.task_id for letter in some] == ["t05", "t11"]
+        assert await storage.list_dead(limit=0) == []
+        with pytest.raises(InvalidTask):
+            await storage.list_dead(limit=-1)
+
+    @promise("R2")
+    async def test_a_late_finisher_is_refused_after_the_letter_was_retried(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        late = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(late)
+        clock.advance(LEASE)
+        await storage.give_back_abandoned(max_crashes=1)
+        await storage.retry_dead("a")
+
+        assert await late.record([Succeeded("a", task.token, a_result(task))]) == [False]
+        assert await status_of(storage, "a") is TaskStatus.PENDING

@@ -1,0 +1,368 @@
+"""Leases and recovery: an owner keeps what it holds while its lease lasts, and nothing longer."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from omniq.errors import InvalidTask, LeaseLost, StaleClaim
+from omniq.models import Task, TaskStatus
+from omniq.outcomes import Failed, Released, Retried
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_and_lose,
+    claim_one,
+    ids,
+    promise,
+    status_of,
+)
+
+
+class LeaseContract(Slice):
+    """L1 to L12."""
+
+    @promise("L1")
+    async def test_an_owner_that_renews_keeps_what_it_holds(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        for _ in range(10):
+            clock.advance(LEASE - 0.001)
+            assert await other.give_back_abandoned() == []
+            await storage.renew()
+
+        assert await other.reserve(1) == []
+        await storage.mark_done("a", a_result(task))
+
+    @promise("L1")
+    async def test_a_wall_clock_that_is_set_ends_no_lease(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        if storage.capabilities.reach == "fleet":
+            pytest.skip("the leases of a fleet go by the clock of its server")
+        clock.jump(timedelta(days=400))
+        assert await other.give_back_abandoned() == []
+        clock.jump(timedelta(days=-800))
+
+        assert await other.give_back_abandoned() == []
+        clock.advance(LEASE)
+        assert len(await other.give_back_abandoned()) == 1
+
+    @promise("L1", "L11")
+    async def test_a_lease_of_before_a_restart_of_the_machine_has_ended(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        if storage.capabilities.reach != "machine":
+            pytest.skip("what one process or a fleet holds does not go by this machine's start")
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        clock.reboot()
+        after = await open_another()
+
+        assert [back.task_id for back in await after.give_back_abandoned()] == ["a"]
+
+    @promise("L1")
+    async def test_the_lease_is_as_long_as_the_settings_say(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        short = await open_another(settings=Settings(lease=2))
+        other = await open_another()
+        await short.enqueue(a_task("a"))
+        await short.reserve(1)
+        clock.advance(1.999)
+        assert await other.give_back_abandoned() == []
+        clock.advance(0.001)
+
+        assert len(await other.give_back_abandoned()) == 1
+
+    @promise("L2", "L4")
+    async def test_renewing_twice_is_renewing(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        first = await storage.renew()
+        again = await storage.renew()
+
+        assert again == first
+        assert again.held == {"a": 1}
+        assert len(await storage.workers()) == 1
+
+    @promise("L3", "L6")
+    async def test_a_fenced_owner_cannot_renew_and_is_somebody_else_afterwards(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.renew()
+        before = storage.owner
+        clock.advance(LEASE)
+        await other.give_back_abandoned()
+
+        with pytest.raises(LeaseLost) as refused:
+            await storage.renew()
+        assert refused.value.owner == before != storage.owner
+        await storage.renew()
+        assert [worker.id for worker in await other.workers()] == [storage.owner]
+
+    @promise("L3")
+    async def test_an_owner_whose_lease_has_ended_may_renew_while_nobody_has_noticed(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        clock.advance(LEASE * 2)
+        await storage.renew()
+
+        assert await other.give_back_abandoned() == []
+        await storage.mark_done("a", a_result(task))
+
+    @promise("L4", "X2")
+    async def test_a_renewal_says_what_is_held_and_what_was_cancelled(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many(some_tasks("abc"))
+        await storage.reserve(2)
+        await other.reserve(1)
+        await other.cancel("b")
+        renewal = await storage.renew()
+
+        assert renewal.held == {"a": 1, "b": 1}
+        assert renewal.cancelled == {"b"}
+        assert await other.held_by(storage.owner) == renewal.held
+
+    @promise("L5")
+    async def test_a_worker_is_listed_with_what_it_holds_while_its_lease_lasts(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many(some_tasks("ba"))
+        await storage.reserve(2)
+        clock.advance(1)
+        await storage.renew(concurrency=4, queues=("mail", "default"), stalled=True)
+
+        (worker,) = await other.workers()
+        assert (worker.id, worker.running) == (storage.owner, ("a", "b"))
+        assert (worker.concurrency, worker.queues) == (4, ("mail", "default"))
+        assert worker.stalled
+        assert worker.host
+        assert worker.pid > 0
+        assert worker.last_heartbeat == clock.now()
+        assert worker.started_at == clock.now() - timedelta(seconds=1)
+        clock.advance(LEASE)
+        assert await other.workers() == []
+
+    @promise("L5")
+    async def test_workers_are_listed_by_their_ids(self, open_another: OpenAnother) -> None:
+        owners = [await open_another() for _ in range(4)]
+        for owner in reversed(owners):
+            await owner.renew()
+
+        assert [worker.id for worker in await owners[0].workers()] == sorted(
+            owner.owner for owner in owners
+        )
+
+    @promise("L6", "R2")
+    async def test_a_fenced_owner_cannot_record(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        lost = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(lost)
+        clock.advance(LEASE)
+        await storage.give_back_abandoned()
+
+        assert await lost.record([Released("a", task.token)]) == [False]
+        with pytest.raises(StaleClaim):
+            await lost.mark_done("a", a_result(task))
+
+    @promise("L7", "R4")
+    async def test_a_task_of_a_lost_owner_is_due_at_once_and_charged(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", func_path="tasks.big", eta=clock.now()))
+        (lost,) = await claim_and_lose(open_another, clock)
+        (back,) = await storage.give_back_abandoned()
+
+        assert (back.task_id, back.func_path) == ("a", "tasks.big")
+        assert (back.owner, back.status) == (lost.owner, TaskStatus.RETRYING)
+        (attempt,) = await storage.history("a")
+        assert (attempt.outcome, attempt.owner, attempt.token) == ("crashed", lost.owner, 1)
+        assert attempt.error is not None
+        assert attempt.error.error_type == "WorkerLost"
+        task = await storage.dequeue(clock.now() - timedelta(days=1))
+        assert task is not None
+        assert (task.attempts, task.crashes) == (1, 1)
+
+    @promise("L7")
+    async def test_recovering_twice_charges_once(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await claim_and_lose(open_another, clock)
+
+        assert len(await storage.give_back_abandoned()) == 1
+        assert await storage.give_back_abandoned() == []
+        assert (await claim_one(storage)).crashes == 1
+
+    @promise("L8", "C10")
+    async def test_when_the_owner_held_a_suspect_only_that_one_is_charged(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("killer"))
+        await claim_and_lose(open_another, clock)
+        await storage.give_back_abandoned()
+        await storage.enqueue_many(some_tasks(["x", "y"]))
+        claimed = await claim_and_lose(open_another, clock, limit=3)
+        await storage.give_back_abandoned()
+
+        assert sorted(ids(claimed)) == ["killer", "x", "y"]
+        charged = {task.id: (task.crashes, task.attempts) for task in await storage.list_tasks()}
+        assert charged == {"killer": (2, 2), "x": (0, 0), "y": (0, 0)}
+        assert await status_of(storage, "x") is TaskStatus.PENDING
+        assert await storage.history("x") == []
+
+    @promise("L9", "R6")
+    async def test_a_task_is_a_dead_letter_after_exactly_so_many_crashes(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("killer", max_retries=0, unique="key"))
+        statuses = []
+        for _ in range(3):
+            await claim_and_lose(open_another, clock)
+            (back,) = await storage.give_back_abandoned()
+            statuses.append(back.status)
+
+        assert statuses == [TaskStatus.RETRYING, TaskStatus.RETRYING, TaskStatus.FAILED]
+        letter = await storage.get_dead("killer")
+        assert letter is not None
+        assert (letter.failure_reason, letter.attempt_count) == ("crashed", 3)
+        assert await storage.reserve(1) == []
+        assert await storage.enqueue(a_task("next", unique="key")) == "next"
+
+    @promise("L9")
+    async def test_the_caller_may_say_how_many_crashes_are_too_many(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await claim_and_lose(open_another, clock)
+
+        (back,) = await storage.give_back_abandoned(max_crashes=1)
+        assert back.status is TaskStatus.FAILED
+        with pytest.raises(InvalidTask):
+            await storage.give_back_abandoned(max_crashes=0)
+
+    @promise("L8", "L9", "C10")
+    async def test_a_killer_ends_as_a_dead_letter_and_its_neighbours_finish(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        watcher = await open_another()
+        await watcher.enqueue_many(some_tasks([f"n{n}" for n in range(6)] + ["killer"]))
+        for _ in range(40):
+            worker = await open_another()
+            await _work_until_killed(worker)
+            clock.advance(LEASE)
+            await watcher.give_back_abandoned()
+
+        statuses = {task.id: task.status for task in await watcher.list_tasks()}
+        crashes = {task.id: task.crashes for task in await watcher.list_tasks()}
+        assert statuses.pop("killer") is TaskStatus.FAILED
+        assert set(statuses.values()) == {TaskStatus.SUCCESS}
+        assert crashes.pop("killer") == 3
+        assert max(crashes.values()) <= 1
+
+    @promise("L10", "M3")
+    async def test_a_failure_that_was_still_held_comes_back_without_a_further_charge(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        lost = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(lost)
+        await lost.record([Retried("a", task.token, an_error("once"))])
+        clock.advance(LEASE)
+        (back,) = await storage.give_back_abandoned()
+        task = await claim_one(storage)
+
+        assert back.status is TaskStatus.RETRYING
+        assert (task.attempts, task.crashes) == (1, 0)
+        assert len(await storage.history("a")) == 1
+
+    @promise("L11")
+    async def test_what_a_closed_owner_left_is_not_given_back_a_second_time(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        closing = await open_another()
+        await storage.enqueue(a_task("a"))
+        await closing.reserve(1)
+        await closing.close()
+        clock.advance(LEASE)
+
+        assert await storage.give_back_abandoned() == []
+        assert (await claim_one(storage)).crashes == 0
+
+    @promise("L12")
+    async def test_of_many_that_recover_at_once_each_task_is_taken_once(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        owners = [await open_another() for _ in range(4)]
+        await owners[0].enqueue_many([a_task(f"t{n}") for n in range(9)])
+        await claim_and_lose(open_another, clock, limit=9)
+        taken = await asyncio.gather(*(owner.give_back_abandoned() for owner in owners * 2))
+
+        given_back = [back.task_id for backs in taken for back in backs]
+        assert sorted(given_back) == [f"t{n}" for n in range(9)]
+        assert {task.crashes for task in await owners[0].list_tasks()} == {1}
+
+    @promise("L8")
+    async def test_a_task_that_came_back_uncharged_keeps_its_place(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("killer"))
+        await claim_and_lose(open_another, clock)
+        await storage.give_back_abandoned()
+        await storage.enqueue(a_task("x"))
+        await claim_and_lose(open_another, clock, limit=2)
+        await storage.enqueue(a_task("y"))
+        await storage.give_back_abandoned()
+
+        order = ids(await storage.reserve(10))
+        assert order.index("x") < order.index("y")
+
+    @promise("L6")
+    async def test_an_owner_with_a_lease_keeps_its_claims_when_another_is_lost(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("ab"))
+        await claim_and_lose(open_another, clock)
+        mine = await claim_one(storage)
+        given_back = await storage.give_back_abandoned()
+
+        assert ([back.task_id for back in given_back], mine.id) == (["a"], "b")
+        assert await storage.record([Failed("b", mine.token, an_error())]) == [True]
+
+
+async def _work_until_killed(worker: BaseStorage) -> None:
+    """Finish what comes, and stop without a word as soon as the killer is among it."""
+    while tasks := await worker.reserve(3):
+        if "killer" in ids(tasks):
+            return
+        await _finish_all(worker, tasks)
+
+
+async def _finish_all(worker: BaseStorage, tasks: list[Task]) -> None:
+    for task in tasks:
+        await worker.mark_done(task.id, a_result(task))

@@ -1,0 +1,227 @@
+"""Opening and closing: who a storage object is, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from omniq.errors import StorageClosed
+from omniq.models import Progress, Schedule, TaskStatus
+from omniq.outcomes import Released
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import START, ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_one,
+    ids,
+    promise,
+    status_of,
+)
+
+_SCHEDULE = Schedule(id="s", task=a_task("t"), interval=5.0)
+
+EVERY_USE: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
+    "enqueue": lambda s: s.enqueue(a_task()),
+    "enqueue_many": lambda s: s.enqueue_many([]),
+    "dequeue": lambda s: s.dequeue(START),
+    "reserve": lambda s: s.reserve(1),
+    "record": lambda s: s.record([Released("a", 1)]),
+    "record_and_reserve": lambda s: s.record_and_reserve([], 1),
+    "mark_running": lambda s: s.mark_running("a"),
+    "mark_done": lambda s: s.mark_done("a", a_result(a_task("a"))),
+    "mark_failed": lambda s: s.mark_failed("a", an_error(), will_retry=True),
+    "reschedule": lambda s: s.reschedule("a", START),
+    "cancel": lambda s: s.cancel("a"),
+    "renew": lambda s: s.renew(),
+    "give_back_abandoned": lambda s: s.give_back_abandoned(),
+    "wait_for_work": lambda s: s.wait_for_work(0),
+    "wait_for_result": lambda s: s.wait_for_result("a", 0),
+    "purge_results": lambda s: s.purge_results(START),
+    "purge_expired": lambda s: s.purge_expired(),
+    "retry_dead": lambda s: s.retry_dead("a"),
+    "delete_dead": lambda s: s.delete_dead("a"),
+    "purge_dead": lambda s: s.purge_dead(START),
+    "save_checkpoint": lambda s: s.save_checkpoint("a", 1, b""),
+    "purge_checkpoints": lambda s: s.purge_checkpoints(START),
+    "report_progress": lambda s: s.report_progress([Progress(task_id="a", token=1, fraction=0)]),
+    "put_schedule": lambda s: s.put_schedule(_SCHEDULE),
+    "delete_schedule": lambda s: s.delete_schedule("s"),
+    "fire_schedule": lambda s: s.fire_schedule(_SCHEDULE, _SCHEDULE, None),
+    "pause_queue": lambda s: s.pause_queue("q"),
+    "resume_queue": lambda s: s.resume_queue("q"),
+    "get_task": lambda s: s.get_task("a"),
+    "get_result": lambda s: s.get_result("a"),
+    "list_tasks": lambda s: s.list_tasks(),
+    "history": lambda s: s.history("a"),
+    "list_dead": lambda s: s.list_dead(),
+    "stats": lambda s: s.stats(),
+    "workers": lambda s: s.workers(),
+    "held_by": lambda s: s.held_by("o"),
+    "get_dead": lambda s: s.get_dead("a"),
+    "get_progress": lambda s: s.get_progress("a"),
+    "load_checkpoint": lambda s: s.load_checkpoint("a"),
+    "get_schedule": lambda s: s.get_schedule("s"),
+    "list_schedules": lambda s: s.list_schedules(),
+    "paused_queues": lambda s: s.paused_queues(),
+    "gates": lambda s: s.gates(),
+}
+
+
+class LifecycleContract(Slice):
+    """O1 to O4."""
+
+    @promise("O1")
+    async def test_a_storage_that_is_not_open_refuses_every_use(
+        self, storage: BaseStorage
+    ) -> None:
+        twin = storage.twin()
+        await storage.close()
+        refused = []
+        for closed in (storage, twin):
+            for name, use in EVERY_USE.items():
+                try:
+                    await use(closed)
+                except StorageClosed as error:
+                    assert closed.capabilities.name in str(error)
+                    refused.append(name)
+
+        assert refused == [*EVERY_USE, *EVERY_USE]
+
+    @promise("O2")
+    async def test_every_opening_is_a_new_owner(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        owners = [storage.owner, (await open_another()).owner]
+        await storage.close()
+        await storage.open()
+        owners.append(storage.owner)
+
+        assert len(set(owners)) == 3
+        assert all(owners)
+
+    @promise("O2", "O3")
+    async def test_claims_of_an_earlier_opening_are_not_adopted(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.close()
+        await storage.open()
+
+        assert await storage.held_by(storage.owner) == {}
+        assert await storage.record([Released("a", task.token + 1)]) == [False]
+        assert (await claim_one(storage)).token == task.token + 1
+
+    @promise("O3", "R7")
+    async def test_closing_gives_back_what_was_held_and_charges_nothing(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        closing = await open_another()
+        await storage.enqueue_many(some_tasks("abc"))
+        await closing.reserve(2)
+        await closing.close()
+
+        assert await storage.workers() == []
+        claimed = await storage.reserve(5)
+        assert ids(claimed) == ["a", "b", "c"]
+        assert [(task.attempts, task.crashes) for task in claimed] == [(0, 0)] * 3
+        assert await storage.give_back_abandoned() == []
+
+    @promise("O3", "M3")
+    async def test_closing_gives_back_a_held_retry_as_it_is(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        closing = await open_another()
+        await storage.enqueue(a_task("a"))
+        await closing.reserve(1)
+        await closing.mark_failed("a", an_error(), will_retry=True)
+        await closing.close()
+
+        assert await status_of(storage, "a") is TaskStatus.RETRYING
+        task = await claim_one(storage)
+        assert (task.attempts, task.crashes) == (1, 0)
+
+    @promise("O3")
+    async def test_closing_twice_and_closing_what_was_never_opened_is_harmless(
+        self, storage: BaseStorage
+    ) -> None:
+        twin = storage.twin()
+        await twin.close()
+        await storage.close()
+        await storage.close()
+
+    @promise("O3")
+    async def test_a_fenced_owner_closes_without_touching_its_successors_claim(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        fenced = await open_another()
+        await storage.enqueue(a_task("a"))
+        await fenced.reserve(1)
+        clock.advance(LEASE)
+        await storage.give_back_abandoned()
+        current = await claim_one(storage)
+        await fenced.close()
+
+        assert await storage.get_task("a") == current
+
+    @promise("O4", "L1")
+    async def test_a_twin_renews_from_another_thread_and_gives_nothing_back(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        twin = storage.twin()
+
+        async def beat() -> tuple[str, dict[str, int]]:
+            async with twin:
+                return twin.owner, (await twin.renew()).held
+
+        for _ in range(3):
+            clock.advance(LEASE - 1)
+            assert await asyncio.to_thread(asyncio.run, beat()) == (storage.owner, {"a": 1})
+            assert await other.give_back_abandoned() == []
+
+        assert storage.lease_remaining == LEASE
+        assert [worker.id for worker in await other.workers()] == [storage.owner]
+        await storage.mark_done("a", a_result(task))
+
+    @promise("O4")
+    async def test_a_twin_opened_first_changes_nothing_about_the_owner(
+        self, storage: BaseStorage
+    ) -> None:
+        before = storage.owner
+        async with storage.twin() as twin:
+            assert twin.owner == before
+
+        assert storage.owner == before
+        await storage.enqueue(a_task("a"))
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    async def test_it_says_what_it_promises(self, storage: BaseStorage) -> None:
+        promised = storage.capabilities
+
+        assert promised.name
+        assert (promised.durability == "none") == (promised.reach == "process")
+
+    @promise("O2")
+    async def test_a_reopened_storage_works_like_a_new_one(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        for round_number in range(3):
+            await storage.enqueue(a_task(f"t{round_number}"))
+            await storage.mark_done(
+                f"t{round_number}", a_result(await claim_one(storage), round_number)
+            )
+            await storage.close()
+            clock.advance(timedelta(seconds=1))
+            await storage.open()
+
+        assert ids(await storage.list_tasks()) == ["t0", "t1", "t2"]

@@ -1,0 +1,400 @@
+"""Paused queues and gates: what holds a due task back, fleet-wide, and when it is let through."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+
+import pytest
+
+from omniq.errors import InvalidTask
+from omniq.models import BreakerRule, Limit, Task, TaskStatus
+from omniq.outcomes import Failed, Released, Retried, Snoozed, Succeeded
+from omniq.storage._gates import BreakerState
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import (
+    FINAL_KINDS,
+    LETTING_GO_KINDS,
+    OutcomeKind,
+    a_result,
+    a_task,
+    an_error,
+    an_outcome,
+    some_tasks,
+)
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_one,
+    ids,
+    promise,
+)
+
+RESET = 100.0
+"""Longer than a lease, so that the two do not end together."""
+
+SMTP = (BreakerRule(name="smtp", max_failures=2, reset_timeout=RESET),)
+
+
+def _at_most(size: int) -> tuple[Limit, ...]:
+    return (Limit(key="k", max_running=size),)
+
+
+async def _succeed(storage: BaseStorage, *tasks: Task) -> None:
+    done = await storage.record([Succeeded(task.id, task.token, a_result(task)) for task in tasks])
+    assert all(done)
+
+
+async def _open_breaker(storage: BaseStorage) -> None:
+    """Let two tasks fail: the breaker opens."""
+    await storage.enqueue_many(some_tasks(["f1", "f2"], breakers=SMTP, priority=99))
+    for task in await storage.reserve(2):
+        await storage.record([Failed(task.id, task.token, an_error("down"))])
+    assert await _breaker(storage) is BreakerState.OPEN
+
+
+async def _breaker(storage: BaseStorage) -> BreakerState:
+    return (await storage.gates())["breaker:smtp"].breaker
+
+
+class GateContract(Slice):
+    """G1 to G5."""
+
+    @promise("G1", "C6")
+    async def test_a_paused_queue_takes_tasks_and_hands_none_out(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a", queue="mail"))
+        running = await claim_one(storage)
+        await other.pause_queue("mail")
+        await storage.enqueue(a_task("b", queue="mail"))
+
+        assert await storage.paused_queues() == {"mail"}
+        assert await storage.reserve(5) == []
+        assert await storage.reserve(5, queues=["mail"]) == []
+        await _succeed(storage, running)
+        await storage.resume_queue("mail")
+        assert ids(await other.reserve(5)) == ["b"]
+        assert await other.paused_queues() == frozenset()
+
+    @promise("G1")
+    async def test_pausing_and_resuming_twice_is_doing_it_once(self, storage: BaseStorage) -> None:
+        await storage.pause_queue("a")
+        await storage.pause_queue("a")
+        await storage.pause_queue("never-used")
+        await storage.resume_queue("a")
+        await storage.resume_queue("a")
+
+        assert await storage.paused_queues() == {"never-used"}
+        with pytest.raises(InvalidTask):
+            await storage.pause_queue("../x")
+
+    @promise("G2")
+    async def test_no_more_run_at_once_than_the_key_allows(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many(some_tasks("abcde", limits=_at_most(2)))
+        mine = await storage.reserve(10)
+
+        assert ids(mine) == ["a", "b"]
+        assert await other.reserve(10) == []
+        await _succeed(storage, mine[0])
+        assert ids(await other.reserve(10)) == ["c"]
+        assert await storage.reserve(10) == []
+
+    @promise("G2")
+    @pytest.mark.parametrize("kind", [*FINAL_KINDS, *LETTING_GO_KINDS])
+    async def test_every_outcome_makes_room(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a", limits=_at_most(1)))
+        await storage.enqueue(a_task("b", limits=_at_most(1), priority=-1))
+        task = await claim_one(storage)
+        assert await storage.reserve(1) == []
+        await storage.record([an_outcome(kind, task, clock.now() + timedelta(days=1))])
+
+        expected = ["a"] if kind == "released" else ["b"]
+        assert ids(await storage.reserve(5)) == expected
+
+    @promise("G2")
+    async def test_the_limit_is_exact_when_owners_die(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many([a_task(f"t{n:02}", limits=_at_most(3)) for n in range(12)])
+        for _ in range(4):
+            lost = await open_another()
+            claimed = await lost.reserve(10)
+            assert 1 <= len(claimed) <= 3
+            assert await storage.reserve(10) == []
+            clock.advance(LEASE)
+            await storage.give_back_abandoned(max_crashes=100)
+
+        running = [await (await open_another()).reserve(10) for _ in range(6)]
+        assert sum(map(len, running)) == 3
+
+    @promise("G2")
+    async def test_the_limit_is_exact_when_many_claim_at_once(
+        self, open_another: OpenAnother
+    ) -> None:
+        owners = [await open_another() for _ in range(4)]
+        await owners[0].enqueue_many([a_task(f"t{n}", limits=_at_most(3)) for n in range(9)])
+        claims = await asyncio.gather(*(owner.reserve(1) for owner in owners * 4))
+
+        assert sum(map(len, claims)) == 3
+
+    @promise("G2", "O3")
+    async def test_closing_makes_room(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        closing = await open_another()
+        await storage.enqueue_many(some_tasks("ab", limits=_at_most(1)))
+        await closing.reserve(5)
+        await closing.close()
+
+        assert ids(await storage.reserve(5)) == ["a"]
+
+    @promise("G2", "G5")
+    async def test_a_task_with_two_limits_needs_room_in_both(self, storage: BaseStorage) -> None:
+        x, y = Limit(key="x", max_running=1), Limit(key="y", max_running=1)
+        await storage.enqueue(a_task("x1", limits=(x,)))
+        await storage.enqueue(a_task("y1", limits=(y,)))
+        first, second = await storage.reserve(5)
+        await storage.enqueue(a_task("xy", limits=(x, y)))
+        assert await storage.reserve(5) == []
+        await _succeed(storage, first)
+        assert await storage.reserve(5) == []
+        await _succeed(storage, second)
+
+        (both,) = await storage.reserve(5)
+        await storage.enqueue(a_task("x2", limits=(x,)))
+        await storage.enqueue(a_task("y2", limits=(y,)))
+        assert await storage.reserve(5) == []
+        await _succeed(storage, both)
+        assert ids(await storage.reserve(5)) == ["x2", "y2"]
+
+    @promise("G3")
+    async def test_no_span_of_time_has_more_starts_than_the_rate_allows(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        span = timedelta(seconds=10)
+        limits = (Limit(key="k", rate=3, per=span.total_seconds()),)
+        await storage.enqueue_many([a_task(f"t{n:02}", limits=limits) for n in range(24)])
+        starts: list[datetime] = []
+        for pause in (0, 4, 4, 1, 1, 0.5, 9.5, 3, 3, 3, 0.999, 0.001, 12, 5, 5, 30):
+            clock.advance(pause)
+            claimed = await storage.reserve(10)
+            starts += [clock.now()] * len(claimed)
+            await _succeed(storage, *claimed)
+
+        for start in starts:
+            assert sum(start <= other < start + span for other in starts) <= 3
+        assert len(starts) >= 18
+
+    @promise("G3")
+    async def test_the_rate_is_used_up_to_the_full_as_soon_as_the_span_is_over(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        limits = (Limit(key="k", rate=2, per=10.0),)
+        await storage.enqueue_many(some_tasks("abcdef", limits=limits))
+        first = await storage.reserve(10)
+        clock.advance(timedelta(seconds=10) - timedelta(microseconds=1))
+        early = await storage.reserve(10)
+        clock.advance(timedelta(microseconds=1))
+
+        assert (ids(first), early) == (["a", "b"], [])
+        assert ids(await storage.reserve(10)) == ["c", "d"]
+
+    @promise("G3")
+    async def test_the_rate_counts_starts_whatever_became_of_them(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        limits = (Limit(key="k", rate=1, per=10.0),)
+        await storage.enqueue_many(some_tasks("ab", limits=limits))
+        task = await claim_one(storage)
+        await storage.record([Released("a", task.token)])
+
+        assert await storage.reserve(5) == []
+        clock.advance(10)
+        assert ids(await storage.reserve(5)) == ["a"]
+
+    @promise("G3")
+    async def test_the_rate_is_exact_when_many_claim_at_once(
+        self, open_another: OpenAnother
+    ) -> None:
+        owners = [await open_another() for _ in range(4)]
+        limits = (Limit(key="k", rate=3, per=10.0),)
+        await owners[0].enqueue_many([a_task(f"t{n}", limits=limits) for n in range(9)])
+        claims = await asyncio.gather(*(owner.reserve(1) for owner in owners * 4))
+
+        assert sum(map(len, claims)) == 3
+
+    @promise("G4", "G5")
+    async def test_an_open_breaker_holds_its_tasks_and_no_others(
+        self, storage: BaseStorage
+    ) -> None:
+        await _open_breaker(storage)
+        await storage.enqueue_many(some_tasks("ab", breakers=SMTP, priority=9))
+        await storage.enqueue(a_task("other"))
+
+        assert ids(await storage.reserve(10)) == ["other"]
+        assert {task.status for task in await storage.list_tasks(limit=2)} == {TaskStatus.PENDING}
+        gate = (await storage.gates())["breaker:smtp"]
+        assert (gate.failures, gate.reason) == (2, "ValueError")
+
+    @promise("G4")
+    async def test_after_its_time_one_probe_is_let_through_and_its_success_closes_the_breaker(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await _open_breaker(storage)
+        await storage.enqueue_many(some_tasks("abc", breakers=SMTP))
+        clock.advance(RESET - 0.001)
+        assert await storage.reserve(10) == []
+        clock.advance(0.001)
+
+        (probe,) = await storage.reserve(10)
+        assert probe.id == "a"
+        assert await _breaker(storage) is BreakerState.HALF_OPEN
+        assert await storage.reserve(10) + await other.reserve(10) == []
+        await _succeed(storage, probe)
+        assert await _breaker(storage) is BreakerState.CLOSED
+        assert ids(await other.reserve(10)) == ["b", "c"]
+
+    @promise("G4")
+    async def test_a_probe_that_fails_opens_the_breaker_for_another_while(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await _open_breaker(storage)
+        await storage.enqueue_many(some_tasks("abc", breakers=SMTP))
+        clock.advance(RESET)
+        (probe,) = await storage.reserve(10)
+        clock.advance(7)
+        later = clock.now() + timedelta(days=1)
+        await storage.record([Retried(probe.id, probe.token, an_error(), later)])
+
+        assert await _breaker(storage) is BreakerState.OPEN
+        clock.advance(RESET - 0.001)
+        assert await storage.reserve(10) == []
+        clock.advance(0.001)
+        assert ids(await storage.reserve(10)) == ["b"]
+
+    @promise("G4")
+    async def test_a_probe_that_is_lost_lets_another_one_try(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        lost = await open_another()
+        await _open_breaker(storage)
+        await storage.enqueue_many(some_tasks("abc", breakers=SMTP))
+        clock.advance(RESET)
+        assert len(await lost.reserve(10)) == 1
+        clock.advance(LEASE)
+        await storage.give_back_abandoned()
+
+        assert len(await storage.reserve(10)) == 1
+        assert await _breaker(storage) is BreakerState.HALF_OPEN
+
+    @promise("G4")
+    async def test_a_probe_that_comes_back_without_an_answer_lets_another_one_try(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await _open_breaker(storage)
+        await storage.enqueue_many(some_tasks("ab", breakers=SMTP))
+        clock.advance(RESET)
+        (probe,) = await storage.reserve(10)
+        await storage.record([Snoozed(probe.id, probe.token, clock.now() + timedelta(days=1))])
+
+        assert ids(await storage.reserve(10)) == ["b"]
+
+    @promise("G4")
+    async def test_a_success_forgets_the_failures_before_it(self, storage: BaseStorage) -> None:
+        await storage.enqueue_many(some_tasks("abcd", breakers=SMTP))
+        a, b, c, _ = await storage.reserve(10)
+        await storage.record([Failed("a", a.token, an_error())])
+        await _succeed(storage, b)
+        await storage.record([Failed("c", c.token, an_error())])
+
+        assert await _breaker(storage) is BreakerState.CLOSED
+
+    @promise("G4")
+    async def test_failures_of_tasks_that_started_before_it_opened_do_not_keep_it_open(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("abcx", breakers=SMTP))
+        a, b, c, _ = await storage.reserve(4)
+        await storage.record([Failed("a", a.token, an_error()), Failed("b", b.token, an_error())])
+        await storage.enqueue(a_task("d", breakers=SMTP))
+        clock.advance(RESET - 1)
+        await storage.record([Failed("c", c.token, an_error())])
+        clock.advance(1)
+
+        assert ids(await storage.reserve(10)) == ["d"]
+
+    @promise("G4", "R3")
+    async def test_a_failure_told_twice_counts_once(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a", breakers=SMTP))
+        task = await claim_one(storage)
+        kept = Retried("a", task.token, an_error())
+        await storage.record([kept])
+        await storage.record([kept])
+        await storage.mark_failed("a", an_error(), will_retry=False)
+
+        assert (await storage.gates())["breaker:smtp"].failures == 1
+
+    @promise("G5", "C4")
+    async def test_parked_tasks_keep_their_order(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("first", limits=_at_most(1), priority=9))
+        await storage.enqueue_many(some_tasks("bcd", limits=_at_most(1)))
+        (running,) = await storage.reserve(10)
+        clock.advance(1)
+        await storage.enqueue(a_task("urgent", limits=_at_most(1), priority=5))
+        order = []
+        for _ in range(4):
+            await _succeed(storage, running)
+            (running,) = await storage.reserve(10)
+            order.append(running.id)
+
+        assert order == ["urgent", "b", "c", "d"]
+
+    @promise("G5")
+    async def test_parked_tasks_do_not_hold_up_others(self, storage: BaseStorage) -> None:
+        await storage.enqueue_many(some_tasks([f"p{n:02}" for n in range(50)], limits=_at_most(1)))
+        await storage.enqueue_many(some_tasks("xy", priority=-1))
+
+        assert ids(await storage.reserve(3)) == ["p00", "x", "y"]
+
+    @promise("G5")
+    async def test_parked_tasks_of_a_paused_queue_do_not_take_the_room_of_others(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("first", limits=_at_most(1)))
+        running = await claim_one(storage)
+        await storage.enqueue_many(some_tasks("abcd", queue="slow", limits=_at_most(1)))
+        await storage.enqueue(a_task("x", queue="fast", limits=_at_most(1)))
+        assert await storage.reserve(10) == []
+        await storage.pause_queue("slow")
+        await _succeed(storage, running)
+
+        assert ids(await storage.reserve(10)) == ["x"]
+
+    @promise("G5")
+    async def test_a_parked_task_that_was_rescheduled_waits_for_its_eta(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=5, limits=_at_most(1)))
+        await storage.mark_done("a", a_result(await claim_one(storage)))
+        await storage.enqueue(a_task("b", limits=_at_most(1), priority=9))
+        running = await claim_one(storage)
+        clock.advance(5)
+        assert await storage.reserve(10) == []
+        await storage.reschedule("a", clock.now() + timedelta(seconds=5))
+        await _succeed(storage, running)
+
+        assert await storage.reserve(10) == []
+        clock.advance(5)
+        assert ids(await storage.reserve(10)) == ["a"]

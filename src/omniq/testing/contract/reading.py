@@ -1,0 +1,304 @@
+"""Reading: what a reader is shown is what there is, and reading changes nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from omniq.errors import InvalidTask
+from omniq.models import TaskStatus
+from omniq.outcomes import Retried, Succeeded
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import (
+    OutcomeKind,
+    a_result,
+    a_task,
+    an_error,
+    an_outcome,
+    some_tasks,
+)
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, everything, ids, promise
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "waiting": {"status": TaskStatus.PENDING},
+    "running": {"status": TaskStatus.RUNNING},
+    "succeeded": {"status": TaskStatus.SUCCESS},
+    "failed": {"status": TaskStatus.FAILED},
+    "queue": {"queue": "q1"},
+    "function": {"func_path": "tasks.f2"},
+    "queue and function": {"queue": "q0", "func_path": "tasks.f2"},
+    "everything at once": {
+        "status": TaskStatus.PENDING,
+        "queue": "q1",
+        "func_path": "tasks.f0",
+    },
+    "nothing": {"queue": "empty"},
+}
+
+
+async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
+    """30 tasks over two queues and three functions, in every status."""
+    tasks = [
+        a_task(f"t{n:02}", queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}") for n in range(30)
+    ]
+    await storage.enqueue_many(tasks[::-1])
+    kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "kept")
+    for kind in kinds:
+        for task in await storage.reserve(3):
+            await storage.record([an_outcome(kind, task, clock.now() + timedelta(days=1))])
+    await storage.reserve(5)
+
+
+async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
+    found: list[str] = []
+    while page := await storage.list_tasks(limit=size, after=found[-1] if found else None, **filters):
+        assert len(page) <= size
+        found += ids(page)
+    return found
+
+
+class ReadingContract(Slice):
+    """Q1 to Q6."""
+
+    @promise("Q1")
+    async def test_a_task_is_found_by_its_id_through_its_whole_life(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        reader = await open_another()
+        statuses = []
+
+        async def look() -> None:
+            task = await reader.get_task("a")
+            statuses.append(task and task.status)
+
+        await look()
+        await storage.enqueue(a_task("a"))
+        await look()
+        task = await claim_one(storage)
+        await look()
+        await storage.record([Retried("a", task.token, an_error(), clock.now())])
+        await look()
+        task = await claim_one(storage)
+        await storage.record([Succeeded("a", task.token, a_result(task))])
+        await look()
+        await storage.purge_results(clock.now() + timedelta(seconds=1))
+        await look()
+
+        assert statuses == [
+            None,
+            TaskStatus.PENDING,
+            TaskStatus.RUNNING,
+            TaskStatus.RETRYING,
+            TaskStatus.SUCCESS,
+            None,
+        ]
+
+    @promise("Q2")
+    @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
+    async def test_pages_cover_everything_once_in_the_order_of_ids(
+        self, storage: BaseStorage, clock: ManualClock, filters: dict[str, Any]
+    ) -> None:
+        await _a_busy_store(storage, clock)
+        tasks = await storage.list_tasks(limit=1000)
+        expected = [
+            task.id
+            for task in tasks
+            if all(getattr(task, name) == value for name, value in filters.items())
+        ]
+
+        assert ids(tasks) == [f"t{n:02}" for n in range(30)]
+        for size in (1, 4, 100):
+            assert await _pages(storage, size, **filters) == expected
+
+    @promise("Q2")
+    async def test_a_listed_task_is_what_get_task_gives(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await _a_busy_store(storage, clock)
+
+        for task in await storage.list_tasks():
+            assert task == await storage.get_task(task.id)
+
+    @promise("Q2")
+    async def test_pages_hold_what_was_there_throughout_while_others_come_and_go(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("bdfhjl"))
+        first = await storage.list_tasks(limit=2)
+        await storage.enqueue_many(some_tasks("aeg"))
+        await storage.mark_done("b", a_result(await claim_one(storage)))
+        await storage.purge_results(clock.now() + timedelta(seconds=1))
+        second = await storage.list_tasks(limit=3, after=first[-1].id)
+        await storage.reserve(1)
+        third = await storage.list_tasks(limit=10, after=second[-1].id)
+
+        found = ids([*first, *second, *third])
+        assert len(found) == len(set(found))
+        assert set("dfhjl") <= set(found)
+        assert found == sorted(found)
+
+    @promise("Q2")
+    async def test_the_size_of_a_page_is_checked(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task())
+
+        assert await storage.list_tasks(limit=0) == []
+        for limit in (-1, 10_001, 2.5, True, None):
+            with pytest.raises(InvalidTask, match="expected a whole number from 0 to 10000"):
+                await storage.list_tasks(limit=limit)  # type: ignore[arg-type]
+
+    @promise("Q3")
+    async def test_an_empty_store_counts_nothing(self, storage: BaseStorage) -> None:
+        stats = await storage.stats()
+
+        assert stats.by_status == dict.fromkeys(TaskStatus, 0)
+        assert (stats.by_queue, stats.dead, stats.oldest_due_age) == ({}, 0, 0.0)
+
+    @promise("Q3")
+    async def test_each_task_is_counted_once_under_its_status(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await _a_busy_store(storage, clock)
+        stats = await storage.stats()
+        tasks = await storage.list_tasks()
+
+        assert stats.by_status == {
+            status: sum(task.status is status for task in tasks) for status in TaskStatus
+        }
+        assert set(stats.by_status.values()) == {3, 5, 6, 10}
+        live = [task for task in tasks if not task.status.is_final]
+        assert stats.by_queue == {
+            queue: sum(task.queue == queue for task in live) for queue in ("q0", "q1")
+        }
+        assert stats.dead == 3
+
+    @promise("Q3")
+    async def test_the_oldest_due_task_is_as_old_as_it_has_been_due(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", eta=clock.now() + timedelta(seconds=10)))
+        clock.advance(4)
+        before = (await storage.stats()).oldest_due_age
+        clock.advance(10)
+        waiting = (await storage.stats()).oldest_due_age
+        await storage.reserve(1)
+
+        assert (before, waiting) == (0.0, 4.0)
+        assert (await storage.stats()).oldest_due_age == 0.0
+
+    @promise("Q4")
+    async def test_a_result_that_is_not_final_says_so(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        before = await storage.get_result("a")
+        task = await claim_one(storage)
+        running = await storage.get_result("a")
+        await storage.record([Retried("a", task.token, an_error("first"), clock.now())])
+        retrying = await storage.get_result("a")
+
+        assert (before, running) == (None, None)
+        assert retrying is not None
+        assert (retrying.status, retrying.error) == (TaskStatus.RETRYING, an_error("first"))
+        assert (retrying.attempts, retrying.result) == (1, None)
+        assert await storage.get_result("unknown") is None
+
+    @promise("Q5")
+    async def test_what_a_reader_does_with_a_task_changes_nothing(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a", args=([1],), kwargs={"k": []}, metadata={"m": {}}))
+        seen = await storage.get_task("a")
+        assert seen is not None
+        seen.args[0].append(2)
+        seen.kwargs["k"].append(2)
+        seen.metadata["m"]["x"] = 2
+        (listed,) = await storage.list_tasks()
+        listed.args[0].append(3)
+        claimed = await claim_one(storage)
+
+        assert (claimed.args, claimed.kwargs, claimed.metadata) == (([1],), {"k": []}, {"m": {}})
+        claimed.args[0].append(4)
+        again = await storage.get_task("a")
+        assert again is not None
+        assert again.args == ([1],)
+
+    @promise("Q5")
+    async def test_what_a_reader_does_with_a_result_changes_nothing(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        value = [1]
+        await storage.mark_done("a", a_result(await claim_one(storage), value))
+        value.append(2)
+        first = await storage.get_result("a")
+        assert first is not None
+        first.result.append(3)
+        second = await storage.get_result("a")
+
+        assert second is not None
+        assert second.result == [1]
+
+    @promise("Q5")
+    async def test_reading_changes_nothing(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await _a_busy_store(storage, clock)
+        reader = await open_another()
+        before = await everything(storage)
+        await everything(reader)
+        await reader.workers()
+        await reader.held_by(storage.owner)
+        await reader.paused_queues()
+        await reader.list_schedules()
+        await reader.get_progress("t00")
+
+        assert await everything(storage) == before
+
+    @promise("Q6", "R4")
+    async def test_the_history_has_the_first_failure_and_the_newest_ones_in_order(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", max_retries=100))
+        for number in range(1, 31):
+            task = await claim_one(storage)
+            clock.advance(1)
+            error = an_error(f"failure {number}")
+            await storage.record([Retried("a", task.token, error, clock.now())])
+        history = await storage.history("a")
+
+        kept = [1, *range(31 - (len(history) - 1), 31)]
+        assert [attempt.number for attempt in history] == kept
+        assert [attempt.error and attempt.error.message for attempt in history] == [
+            f"failure {number}" for number in kept
+        ]
+        assert len(history) >= 10
+        times = [attempt.finished_at for attempt in history]
+        assert times == sorted(times)
+        assert (await claim_one(storage)).attempts == 30
+
+    @promise("Q6")
+    async def test_the_history_stays_with_a_task_that_has_ended(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([Retried("a", task.token, an_error("one"), clock.now())])
+        await storage.reserve(1)
+        await storage.mark_failed("a", an_error("two"), will_retry=False)
+
+        errors = [attempt.error and attempt.error.message for attempt in await storage.history("a")]
+        assert errors == ["one", "two"]
+        assert await storage.history("unknown") == []
+
+    async def test_an_id_that_cannot_be_one_is_refused(self, storage: BaseStorage) -> None:
+        for bad in ("", "../x", "a/b", 7, None):
+            with pytest.raises(InvalidTask):
+                await storage.get_task(bad)  # type: ignore[arg-type]
+            with pytest.raises(InvalidTask):
+                await storage.get_result(bad)  # type: ignore[arg-type]
+            with pytest.raises(InvalidTask):
+                await storage.history(bad)  # type: ignore[arg-type]

@@ -1,0 +1,410 @@
+"""Record: what an outcome does to its task, once, and only while its claim is the current one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from omniq.errors import InvalidTask
+from omniq.models import BreakerRule, Limit, Task, TaskStatus
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import (
+    FINAL_KINDS,
+    LETTING_GO_KINDS,
+    OutcomeKind,
+    a_result,
+    a_task,
+    an_error,
+    an_outcome,
+    some_tasks,
+)
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_one,
+    everything,
+    ids,
+    promise,
+    status_of,
+)
+
+ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *LETTING_GO_KINDS, "kept")
+
+AFTERWARDS: dict[OutcomeKind, TaskStatus] = {
+    "succeeded": TaskStatus.SUCCESS,
+    "failed": TaskStatus.FAILED,
+    "cancelled": TaskStatus.CANCELLED,
+    "retried": TaskStatus.RETRYING,
+    "kept": TaskStatus.RETRYING,
+    "rescheduled": TaskStatus.PENDING,
+    "snoozed": TaskStatus.PENDING,
+    "released": TaskStatus.PENDING,
+}
+
+
+class RecordContract(Slice):
+    """R1 to R9."""
+
+    @promise("R1")
+    @pytest.mark.parametrize("kind", ALL_KINDS)
+    async def test_an_outcome_gives_the_task_its_next_status(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        recorded = await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
+
+        assert recorded == [True]
+        assert await status_of(storage, "a") is AFTERWARDS[kind]
+        is_held = await storage.held_by(storage.owner) != {}
+        assert is_held == (kind == "kept")
+
+    @promise("R1", "R2")
+    async def test_each_outcome_of_a_batch_stands_for_itself(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("abc"))
+        a, b, c = await storage.reserve(3)
+        later = clock.now() + timedelta(seconds=60)
+        recorded = await storage.record(
+            [
+                Succeeded("a", a.token, a_result(a)),
+                Failed("b", b.token + 1, an_error()),
+                Succeeded("unknown", 1, a_result(a)),
+                Retried("c", c.token, an_error(), later),
+            ]
+        )
+
+        assert recorded == [True, False, False, True]
+        assert await status_of(storage, "a") is TaskStatus.SUCCESS
+        assert await status_of(storage, "b") is TaskStatus.RUNNING
+        assert await status_of(storage, "c") is TaskStatus.RETRYING
+
+    async def test_recording_nothing_is_nothing(self, storage: BaseStorage) -> None:
+        assert await storage.record([]) == []
+
+    @promise("R2", "L6")
+    @pytest.mark.parametrize("kind", ALL_KINDS)
+    async def test_a_late_finisher_is_refused_after_its_task_was_given_back(
+        self,
+        storage: BaseStorage,
+        open_another: OpenAnother,
+        clock: ManualClock,
+        kind: OutcomeKind,
+    ) -> None:
+        late = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(late)
+        clock.advance(LEASE)
+        await storage.give_back_abandoned()
+        before = await everything(storage)
+
+        assert await late.record([an_outcome(kind, task, clock.now())]) == [False]
+        assert await everything(storage) == before
+
+    @promise("R2")
+    @pytest.mark.parametrize("kind", ALL_KINDS)
+    async def test_a_late_finisher_is_refused_after_another_claim(
+        self,
+        storage: BaseStorage,
+        open_another: OpenAnother,
+        clock: ManualClock,
+        kind: OutcomeKind,
+    ) -> None:
+        late = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(late)
+        clock.advance(LEASE)
+        await storage.give_back_abandoned()
+        current = await claim_one(storage)
+        before = await everything(storage)
+
+        assert await late.record([an_outcome(kind, task, clock.now())]) == [False]
+        assert await late.record([an_outcome(kind, current, clock.now())]) == [False]
+        assert await everything(storage) == before
+
+    @promise("R2")
+    async def test_a_late_finisher_is_refused_after_another_has_finished(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        late = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(late)
+        clock.advance(LEASE)
+        await storage.give_back_abandoned()
+        current = await claim_one(storage)
+        await storage.record([Succeeded("a", current.token, a_result(current, "second"))])
+
+        assert await late.record([Succeeded("a", task.token, a_result(task, "first"))]) == [False]
+        result = await storage.get_result("a")
+        assert result is not None
+        assert result.result == "second"
+
+    @promise("R2")
+    async def test_the_own_earlier_claim_is_refused_too(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        first = await claim_one(storage)
+        await storage.record([Released("a", first.token)])
+        second = await claim_one(storage)
+
+        assert await storage.record([Succeeded("a", first.token, a_result(first))]) == [False]
+        assert await storage.get_task("a") == second
+
+    @promise("R3")
+    @pytest.mark.parametrize("kind", ALL_KINDS)
+    async def test_a_repeated_outcome_is_true_and_changes_nothing(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(
+            a_task(
+                "a",
+                limits=(Limit(key="k", max_running=1),),
+                breakers=(BreakerRule(name="b", max_failures=2),),
+            )
+        )
+        task = await claim_one(storage)
+        await storage.save_checkpoint("a", task.token, b"half way")
+        outcome = an_outcome(kind, task, clock.now() + timedelta(seconds=5))
+        await storage.record([outcome])
+        before = await everything(storage)
+        clock.advance(1)
+
+        assert await storage.record([outcome]) == [True]
+        assert await everything(storage) == before
+
+    @promise("R3")
+    async def test_a_repeated_success_of_a_repeating_task_changes_nothing(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=60))
+        task = await claim_one(storage)
+        outcome = Succeeded("a", task.token, a_result(task, 1), clock.now() + timedelta(seconds=60))
+        await storage.record([outcome])
+        before = await everything(storage)
+
+        assert await storage.record([outcome]) == [True]
+        assert await everything(storage) == before
+
+    @promise("R3")
+    async def test_a_repeat_within_one_batch_counts_once(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        outcome = Retried("a", task.token, an_error(), clock.now())
+
+        assert await storage.record([outcome, outcome]) == [True, True]
+        assert (await claim_one(storage)).attempts == 1
+
+    @promise("R4")
+    async def test_a_failed_run_is_charged_once_and_kept_in_the_history(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        started = clock.now()
+        task = await claim_one(storage)
+        clock.advance(2)
+        error = an_error("no answer", traceback="Traceback …", category="transient")
+        await storage.record([Retried("a", task.token, error, clock.now())])
+
+        (attempt,) = await storage.history("a")
+        assert (attempt.number, attempt.token, attempt.owner) == (1, 1, storage.owner)
+        assert (attempt.started_at, attempt.finished_at) == (started, clock.now())
+        assert (attempt.outcome, attempt.error) == ("failed", error)
+        assert (await claim_one(storage)).attempts == 1
+
+    @promise("R4", "R7")
+    @pytest.mark.parametrize("kind", ["rescheduled", "snoozed", "released"])
+    async def test_coming_back_unfailed_is_not_charged(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a", attempts=1))
+        for _ in range(3):
+            await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
+        task = await claim_one(storage)
+
+        assert (task.attempts, task.crashes) == (1, 0)
+        assert await storage.history("a") == []
+
+    @promise("R7")
+    async def test_a_snoozed_task_comes_back_at_its_time(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([Snoozed("a", task.token, clock.now() + timedelta(seconds=9))])
+
+        assert await status_of(storage, "a") is TaskStatus.PENDING
+        assert await storage.reserve(1, clock.now() + timedelta(seconds=8)) == []
+        clock.advance(9)
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("R7")
+    async def test_a_release_for_an_unknown_function_is_counted(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+        for _ in range(2):
+            task = await claim_one(storage)
+            await storage.record([Released("a", task.token, unknown_function=True)])
+        task = await claim_one(storage)
+        await storage.record([Released("a", task.token)])
+
+        assert (await claim_one(storage)).releases == 2
+
+    @promise("R5", "Q1")
+    async def test_a_success_keeps_its_result(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        clock.advance(1)
+        result = a_result(
+            task,
+            {"answer": 42},
+            attempts=1,
+            started_at=task.started_at,
+            finished_at=clock.now(),
+            warnings=("step announce failed",),
+        )
+        await storage.record([Succeeded("a", task.token, result)])
+
+        assert await storage.get_result("a") == result
+        kept = await storage.get_task("a")
+        assert kept is not None
+        assert (kept.status, kept.owner, kept.token) == (TaskStatus.SUCCESS, None, 1)
+        assert await storage.get_dead("a") is None
+
+    @promise("R6", "R5")
+    async def test_a_final_failure_is_a_result_and_a_dead_letter(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", queue="mail"))
+        task = await claim_one(storage)
+        first_failure = clock.now()
+        await storage.record([Retried("a", task.token, an_error("first"), clock.now())])
+        clock.advance(3)
+        task = await claim_one(storage)
+        await storage.record([Failed("a", task.token, an_error("second"), "permanent")])
+
+        result = await storage.get_result("a")
+        assert result is not None
+        assert (result.status, result.error) == (TaskStatus.FAILED, an_error("second"))
+        assert (result.attempts, result.reason) == (2, "permanent")
+        letter = await storage.get_dead("a")
+        assert letter is not None
+        assert (letter.task_id, letter.task_type, letter.queue) == ("a", "tasks.work", "mail")
+        assert (letter.failure_reason, letter.attempt_count) == ("permanent", 2)
+        assert (letter.first_failure, letter.last_failure) == (first_failure, clock.now())
+        assert letter.error_details == "ValueError: second"
+
+    @promise("R5")
+    async def test_a_cancelled_run_keeps_its_reason(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([Cancelled("a", task.token, "nothing to do")])
+
+        result = await storage.get_result("a")
+        assert result is not None
+        assert (result.status, result.reason) == (TaskStatus.CANCELLED, "nothing to do")
+        assert (result.attempts, result.started_at) == (1, task.started_at)
+        assert await storage.get_dead("a") is None
+
+    @promise("R8")
+    @pytest.mark.parametrize("kind", ALL_KINDS)
+    async def test_a_task_that_was_cancelled_while_it_ran_does_not_run_again(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=5))
+        task = await claim_one(storage)
+        await storage.cancel("a")
+        outcome: Outcome = an_outcome(kind, task, clock.now())
+        if isinstance(outcome, Succeeded):
+            outcome = msgspec.structs.replace(outcome, next_eta=clock.now())
+
+        assert await storage.record([outcome]) == [True]
+        clock.advance(60)
+        assert await storage.reserve(1) == []
+        expected = AFTERWARDS[kind] if kind in FINAL_KINDS else TaskStatus.CANCELLED
+        assert await status_of(storage, "a") is expected
+        assert await storage.held_by(storage.owner) == {}
+
+    @promise("R9")
+    async def test_recording_and_claiming_in_one_step_is_as_if_one_followed_the_other(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many([a_task("a", priority=9), a_task("b"), a_task("c")])
+        task = await claim_one(storage)
+        recorded, claimed = await storage.record_and_reserve(
+            [Retried("a", task.token, an_error(), clock.now())], 2
+        )
+
+        assert recorded == [True]
+        assert [(task.id, task.token, task.attempts) for task in claimed] == [
+            ("a", 2, 1),
+            ("b", 1, 0),
+        ]
+
+    @promise("R9", "G2")
+    async def test_what_is_recorded_makes_room_for_what_is_claimed(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
+        task = await claim_one(storage)
+        _, claimed = await storage.record_and_reserve(
+            [Succeeded("a", task.token, a_result(task))], 5
+        )
+
+        assert ids(claimed) == ["b"]
+
+    @promise("R9", "R2")
+    async def test_a_stale_outcome_does_not_stop_the_claim(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+        recorded, claimed = await storage.record_and_reserve([Released("gone", 3)], 1)
+
+        assert (recorded, ids(claimed)) == ([False], ["a"])
+
+    @promise("R1")
+    async def test_a_time_without_a_zone_is_refused_and_nothing_is_recorded(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("ab"))
+        a, b = await storage.reserve(2)
+        naive = clock.now().replace(tzinfo=None)
+        with pytest.raises(InvalidTask, match="has no time zone"):
+            await storage.record(
+                [Succeeded("a", a.token, a_result(a)), Snoozed("b", b.token, naive)]
+            )
+
+        assert await _statuses(storage) == [TaskStatus.RUNNING, TaskStatus.RUNNING]
+
+    @promise("R5")
+    async def test_an_error_larger_than_a_payload_is_kept_in_brief(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task: Task = await claim_one(storage)
+        await storage.record([Failed("a", task.token, an_error("x" * 2_000_000))])
+
+        result = await storage.get_result("a")
+        assert result is not None
+        assert result.error is not None
+        assert (result.status, result.error.error_type) == (TaskStatus.FAILED, "ValueError")
+
+
+async def _statuses(storage: BaseStorage) -> list[TaskStatus]:
+    return [task.status for task in await storage.list_tasks()]

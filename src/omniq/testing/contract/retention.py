@@ -1,0 +1,191 @@
+"""Retention: how long what has ended is kept, and what a purge takes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from omniq.errors import DuplicateTask, InvalidTask
+from omniq.models import TaskStatus
+from omniq.outcomes import Retried
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import (
+    FINAL_KINDS,
+    OutcomeKind,
+    a_result,
+    a_task,
+    an_error,
+    an_outcome,
+    some_tasks,
+)
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, ids, promise, status_of
+
+_MOMENT = timedelta(microseconds=1)
+
+
+class RetentionContract(Slice):
+    """T1 to T4."""
+
+    @promise("T1")
+    async def test_a_purge_takes_what_finished_before_that_instant(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.mark_done("a", a_result(await claim_one(storage)))
+
+        assert await storage.purge_results(clock.now()) == 0
+        assert await status_of(storage, "a") is TaskStatus.SUCCESS
+        assert await storage.purge_results(clock.now() + _MOMENT) == 1
+        assert await storage.get_task("a") is None
+        assert await storage.get_result("a") is None
+        assert await storage.purge_results(clock.now() + _MOMENT) == 0
+
+    @promise("T1")
+    async def test_a_purge_leaves_alone_what_waits_or_runs(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks(["running", "retrying", "held"]))
+        await storage.enqueue(a_task("interval", interval=5))
+        running, retrying, _, interval = await storage.reserve(4)
+        await storage.record([Retried("retrying", retrying.token, an_error(), clock.now())])
+        await storage.mark_failed("held", an_error(), will_retry=True)
+        await storage.mark_done("interval", a_result(interval, "newest"))
+        await storage.enqueue(a_task("waiting"))
+        before = await storage.list_tasks()
+
+        assert await storage.purge_results(clock.now() + timedelta(days=999)) == 0
+        assert await storage.list_tasks() == before
+        assert len(before) == 5
+        result = await storage.get_result("interval")
+        assert result is not None
+        assert result.result == "newest"
+        await storage.mark_done("running", a_result(running))
+
+    @promise("T1")
+    async def test_a_purge_leaves_dead_letters(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.record([an_outcome("failed", await claim_one(storage), clock.now())])
+
+        assert await storage.purge_results(clock.now() + _MOMENT) == 1
+        assert await storage.get_task("a") is None
+        assert await storage.get_dead("a") is not None
+        assert (await storage.stats()).dead == 1
+
+    @promise("T2")
+    @pytest.mark.parametrize("kind", ["succeeded", "cancelled"])
+    async def test_a_purged_id_is_free_again(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
+        await storage.purge_results(clock.now() + _MOMENT)
+
+        assert await storage.enqueue(a_task("a")) == "a"
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("T2", "D4")
+    async def test_the_id_of_a_dead_letter_stays_taken_when_its_result_was_purged(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.record([an_outcome("failed", await claim_one(storage), clock.now())])
+        await storage.purge_results(clock.now() + _MOMENT)
+
+        with pytest.raises(DuplicateTask):
+            await storage.enqueue(a_task("a"))
+
+    @promise("T3", "R5")
+    @pytest.mark.parametrize("kind", FINAL_KINDS)
+    async def test_a_record_is_kept_for_its_result_ttl_and_not_given_out_after_it(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a", result_ttl=10))
+        clock.advance(100)
+        await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
+        clock.advance(timedelta(seconds=10) - _MOMENT)
+        assert await storage.get_result("a") is not None
+        assert ids(await storage.list_tasks()) == ["a"]
+        clock.advance(_MOMENT)
+
+        assert await storage.get_result("a") is None
+        assert await storage.get_task("a") is None
+        assert await storage.list_tasks() == []
+        assert await storage.history("a") == []
+        assert sum((await storage.stats()).by_status.values()) == 0
+
+    @promise("T3")
+    async def test_an_expired_record_does_not_occupy_its_id(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", result_ttl=10))
+        await storage.mark_done("a", a_result(await claim_one(storage), "old"))
+        clock.advance(10)
+
+        assert await storage.enqueue(a_task("a")) == "a"
+        assert await storage.get_result("a") is None
+        assert await storage.purge_expired() == 0
+        assert await status_of(storage, "a") is TaskStatus.PENDING
+
+    @promise("T3")
+    async def test_expired_records_are_purged_and_counted(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        for task_id, ttl in [("a", 10), ("b", 20), ("c", 10)]:
+            await storage.enqueue(a_task(task_id, result_ttl=ttl))
+            await storage.mark_done(task_id, a_result(await claim_one(storage)))
+        early = await storage.purge_expired()
+        clock.advance(10)
+
+        assert (early, await storage.purge_expired()) == (0, 2)
+        assert ids(await storage.list_tasks()) == ["b"]
+
+    @promise("T3")
+    async def test_without_a_ttl_of_its_own_a_task_has_that_of_the_settings(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        storage = await open_another(settings=Settings(result_ttl=7))
+        await storage.enqueue(a_task("a"))
+        await storage.mark_done("a", a_result(await claim_one(storage)))
+        clock.advance(6)
+        assert await storage.get_result("a") is not None
+        clock.advance(1)
+
+        assert await storage.get_result("a") is None
+
+    @promise("T4")
+    @pytest.mark.parametrize("kind", FINAL_KINDS)
+    async def test_a_ttl_of_0_keeps_nothing_but_the_dead_letter(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue(a_task("a", result_ttl=0))
+        await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
+
+        assert await storage.get_task("a") is None
+        assert await storage.get_result("a") is None
+        assert sum((await storage.stats()).by_status.values()) == 0
+        assert (await storage.get_dead("a") is not None) == (kind == "failed")
+        if kind != "failed":
+            assert await storage.enqueue(a_task("a")) == "a"
+
+    @promise("T4")
+    async def test_a_ttl_of_0_keeps_nothing_of_a_waiting_task_that_was_cancelled(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a", result_ttl=0))
+
+        assert await storage.cancel("a")
+        assert await storage.get_task("a") is None
+
+    async def test_an_instant_without_a_zone_is_refused(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        naive = clock.now().replace(tzinfo=None)
+
+        for purge in (storage.purge_results, storage.purge_dead, storage.purge_checkpoints):
+            with pytest.raises(InvalidTask, match="has no time zone"):
+                await purge(naive)

@@ -1,0 +1,212 @@
+"""Schedules: each nominal time is fired once, however many workers look at the same schedule."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from omniq.errors import InvalidTask, QueueFull
+from omniq.models import Schedule
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import a_result, a_task
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, ids, promise
+
+
+async def _put(storage: BaseStorage, clock: ManualClock, schedule_id: str = "nightly") -> Schedule:
+    """Keep a schedule, and read it as a worker does that is about to fire it."""
+    task = a_task("template", args=(1, (2, "x")), kwargs={"k": {3}})
+    await storage.put_schedule(
+        Schedule(id=schedule_id, task=task, interval=60.0, next_at=clock.now())
+    )
+    kept = await storage.get_schedule(schedule_id)
+    assert kept is not None
+    return kept
+
+
+def _advanced(schedule: Schedule) -> Schedule:
+    assert schedule.next_at is not None
+    return msgspec.structs.replace(
+        schedule, last_at=schedule.next_at, next_at=schedule.next_at + timedelta(seconds=60)
+    )
+
+
+class ScheduleContract(Slice):
+    """S1 to S3."""
+
+    @promise("S1", "E6")
+    async def test_a_schedule_comes_back_as_it_was_put(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        schedule = Schedule(
+            id="nightly",
+            task=a_task("template", args=(1, (2, b"x")), kwargs={"k": {3}}, queue="mail"),
+            cron="0 3 * * *",
+            tz="Europe/Berlin",
+            next_at=clock.now() + timedelta(hours=1),
+            last_at=clock.now(),
+            paused=True,
+            missed="all",
+            overlap="skip",
+            jitter=2.5,
+        )
+        await storage.put_schedule(schedule)
+        kept = await (await open_another()).get_schedule("nightly")
+
+        assert kept is not None
+        assert msgspec.structs.replace(kept, version=0) == schedule
+        assert kept.task.args == (1, (2, b"x"))
+
+    @promise("S1")
+    async def test_every_change_raises_the_version(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        first = await _put(storage, clock)
+        await storage.put_schedule(msgspec.structs.replace(first, paused=True))
+        second = await storage.get_schedule("nightly")
+        assert second is not None
+        await storage.fire_schedule(second, _advanced(second), None)
+        third = await storage.get_schedule("nightly")
+
+        assert third is not None
+        assert first.version < second.version < third.version
+
+    async def test_schedules_are_listed_in_the_order_of_ids_and_deleted(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        for schedule_id in "cab":
+            await _put(storage, clock, schedule_id)
+        listed = [schedule.id for schedule in await storage.list_schedules()]
+
+        assert listed == ["a", "b", "c"]
+        assert [await storage.delete_schedule("b"), await storage.delete_schedule("b")] == [
+            True,
+            False,
+        ]
+        assert [schedule.id for schedule in await storage.list_schedules()] == ["a", "c"]
+        assert await storage.get_schedule("b") is None
+
+    @promise("S2")
+    async def test_firing_enqueues_the_task_and_advances_the_schedule(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        schedule = await _put(storage, clock)
+
+        assert await storage.fire_schedule(schedule, _advanced(schedule), a_task("n-1", args=(7,)))
+        kept = await storage.get_schedule("nightly")
+        assert kept is not None
+        assert (kept.last_at, kept.next_at) == (
+            schedule.next_at,
+            clock.now() + timedelta(seconds=60),
+        )
+        task = await claim_one(storage)
+        assert (task.id, task.args) == ("n-1", (7,))
+
+    @promise("S2")
+    async def test_of_two_that_fire_the_same_reading_one_gets_true(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        owners = [await open_another() for _ in range(4)]
+        schedule = await _put(owners[0], clock)
+        fired = await asyncio.gather(
+            *(owner.fire_schedule(schedule, _advanced(schedule), a_task()) for owner in owners)
+        )
+
+        assert fired.count(True) == 1
+        assert len(await owners[0].list_tasks()) == 1
+
+    @promise("S2")
+    async def test_a_schedule_that_was_changed_or_deleted_meanwhile_is_not_fired(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        schedule = await _put(storage, clock)
+        await storage.put_schedule(msgspec.structs.replace(schedule, paused=True))
+
+        assert not await storage.fire_schedule(schedule, _advanced(schedule), a_task())
+        kept = await storage.get_schedule("nightly")
+        assert kept is not None
+        assert kept.paused
+        await storage.delete_schedule("nightly")
+        assert not await storage.fire_schedule(kept, _advanced(kept), a_task())
+        assert await storage.list_tasks() == []
+        assert await storage.get_schedule("nightly") is None
+
+    @promise("S3")
+    async def test_a_nominal_time_whose_task_is_on_record_only_advances(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        schedule = await _put(storage, clock)
+        await storage.enqueue(a_task("n-1"))
+        await storage.mark_done("n-1", a_result(await claim_one(storage)))
+
+        assert await storage.fire_schedule(schedule, _advanced(schedule), a_task("n-1"))
+        assert await storage.reserve(1) == []
+        kept = await storage.get_schedule("nightly")
+        assert kept is not None
+        assert kept.last_at == schedule.next_at
+
+    @promise("S3", "E3")
+    async def test_a_unique_key_that_is_held_is_not_enqueued_again_by_a_schedule(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        schedule = await _put(storage, clock)
+        await storage.enqueue(a_task("a", unique="key"))
+
+        assert await storage.fire_schedule(schedule, _advanced(schedule), a_task("b", unique="key"))
+        assert ids(await storage.list_tasks()) == ["a"]
+        assert await storage.enqueue(a_task("c", unique="key")) == "a"
+
+    @promise("S3", "E5")
+    async def test_a_full_queue_fires_nothing_and_leaves_the_schedule(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        storage = await open_another(max_pending=1)
+        schedule = await _put(storage, clock)
+        await storage.enqueue(a_task("a"))
+
+        with pytest.raises(QueueFull):
+            await storage.fire_schedule(schedule, _advanced(schedule), a_task("b"))
+        assert await storage.get_schedule("nightly") == schedule
+        assert ids(await storage.list_tasks()) == ["a"]
+
+    @promise("S2")
+    async def test_advancing_without_a_task_enqueues_nothing(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        schedule = await _put(storage, clock)
+
+        assert await storage.fire_schedule(schedule, _advanced(schedule), None)
+        assert await storage.list_tasks() == []
+
+    @promise("Q5")
+    async def test_what_a_reader_does_with_a_schedule_changes_nothing(
+        self, storage: BaseStorage
+    ) -> None:
+        items = [1]
+        await storage.put_schedule(Schedule(id="s", task=a_task("t", args=(items,)), interval=5.0))
+        items.append(2)
+        read = await storage.get_schedule("s")
+        assert read is not None
+        read.task.args[0].append(3)
+        (listed,) = await storage.list_schedules()
+        listed.task.args[0].append(4)
+        again = await storage.get_schedule("s")
+
+        assert again is not None
+        assert again.task.args == ([1],)
+
+    @promise("E4")
+    async def test_a_schedule_that_could_not_be_fired_is_refused(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        with pytest.raises(InvalidTask):
+            await storage.put_schedule(Schedule(id="../x", task=a_task()))
+        with pytest.raises(InvalidTask):
+            await storage.put_schedule(Schedule(id="s", task=a_task(args=(object(),))))
+        with pytest.raises(InvalidTask):
+            await storage.put_schedule(Schedule(id="s", task=a_task(max_retries=-1)))
+
+        assert await storage.list_schedules() == []
