@@ -319,16 +319,26 @@ def check_task(task: Task) -> None:
     check_name("queue", task.queue)
     check_int("priority", task.priority, low=-_MAX_INT - 1)
     check_int("max_retries", task.max_retries, low=0)
+    check_int("attempts", task.attempts, low=0)
     check_instant("eta", task.eta)
     check_instant("expires", task.expires)
+    if task.created_at is None:
+        raise InvalidTask("created_at: expected a datetime")
     check_instant("created_at", task.created_at)
     check_seconds("interval", task.interval, above_zero=True)
     check_seconds("timeout", task.timeout, above_zero=True)
     check_seconds("result_ttl", task.result_ttl)
     if task.unique is not None:
         check_key("unique", task.unique)
-    if type(task.kwargs) is not dict or type(task.metadata) is not dict:
-        raise InvalidTask("kwargs and metadata must be dictionaries")
+    if type(task.args) not in (tuple, list):
+        raise InvalidTask("args must be a tuple")
+    for texts in (task.kwargs, task.metadata):
+        if type(texts) is not dict or not all(type(key) is str for key in texts):
+            raise InvalidTask("kwargs and metadata must be dictionaries with text as keys")
+    _check_gates(task)
+
+
+def _check_gates(task: Task) -> None:
     for limit in task.limits:
         _check_limit(limit)
     for breaker in task.breakers:

@@ -8,10 +8,11 @@ for the disk for all of them.
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from omniq.errors import OmniqError, StorageClosed, StorageError
@@ -48,11 +49,10 @@ class Lane:
         self._name = name
         self._database = database
         self._connect = connect
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | asyncio.Future[None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._pid = os.getpid()
 
     async def run(self, work: Callable[[Connection], _T]) -> _T:
         """What `work` returns, once its transaction is committed."""
@@ -68,11 +68,13 @@ class Lane:
     async def close(self) -> None:
         """Finish what was asked for, close the connection and end the thread."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            self._closed = True
-            self._jobs.put(None)
-        if thread is not None and self._pid == os.getpid():
-            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+            thread, self._thread, self._closed = self._thread, None, True
+        if thread is None:
+            return
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._jobs.put(ended)
+        await ended
+        thread.join()
 
     def _start(self) -> None:
         # A daemon: a storage that nobody closed must not keep the process from ending.
@@ -85,9 +87,9 @@ class Lane:
         # The connection is this frame's own. After a fork the child has no such thread, so nothing
         # there ever closes the parent's connection.
         connection: Connection | None = None
-        is_open = True
-        while is_open:
-            jobs, is_open = self._gather()
+        ended: asyncio.Future[None] | None = None
+        while ended is None:
+            jobs, ended = self._gather()
             if jobs:
                 connection = self._serve_batch(connection, jobs)
                 _tell(jobs)
@@ -97,19 +99,20 @@ class Lane:
                     self._after(connection)
         if connection is not None:
             self._end(connection)
+        _call(ended.get_loop(), lambda: ended.done() or ended.set_result(None))
 
-    def _gather(self) -> tuple[list[_Job], bool]:
-        """Wait for a job and take all that are there; and whether more may come."""
+    def _gather(self) -> tuple[list[_Job], asyncio.Future[None] | None]:
+        """Wait for a job and take all that are there; and the future of who wants it to end."""
         jobs: list[_Job] = []
-        job = self._jobs.get()
-        while job is not None:
-            # Its awaiter has gone before anything was done: then nothing is done.
+        while True:
+            job = self._jobs.get()
+            if not isinstance(job, _Job):
+                return jobs, job
+            # When its awaiter has gone before anything was done, nothing is done.
             if not job.future.cancelled():
                 jobs.append(job)
             if len(jobs) == _MOST_JOBS or self._jobs.empty():
-                return jobs, True
-            job = self._jobs.get()
-        return jobs, False
+                return jobs, None
 
     def _serve_batch(self, connection: Connection | None, jobs: list[_Job]) -> Connection | None:
         """Run the jobs in one transaction; every job has its result or its error afterwards."""
@@ -117,10 +120,11 @@ class Lane:
             connection = connection or self._connect()
             self._database.check_unmoved()
             self._transact(connection, jobs)
-        except (DriverError, OSError) as error:
-            self._fail(jobs, self._database.explained(error), error)
         except StorageError as error:
             self._fail(jobs, error, error.__cause__)
+        except Exception as error:
+            # Whoever waits must hear of it, and the thread must live for those who come next.
+            self._fail(jobs, self._database.explained(error), error)
         if connection is not None and connection.in_transaction:
             connection.rollback()
         return connection
@@ -190,8 +194,8 @@ class WriteLane(Lane):
         self._attempt(connection, job)
         if not connection.in_transaction:
             # SQLite itself has undone everything, as it does when the disk is full.
-            raise job.error or StorageError(
-                f"SQLite database {self._database.path}: the transaction has ended early"
+            raise job.error if isinstance(job.error, StorageError) else StorageError(
+                f"SQLite database {self._database.path}: the transaction was undone"
             )
         if job.error is not None:
             connection.execute("ROLLBACK TO job")
@@ -235,12 +239,13 @@ def _tell(jobs: list[_Job]) -> None:
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, theirs in by_loop.items():
-        if not loop.is_closed():
-            try:
-                loop.call_soon_threadsafe(_resolve, theirs)
-            except RuntimeError:
-                # Closed in this very moment: nobody waits any more.
-                continue
+        _call(loop, partial(_resolve, theirs))
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    # A loop that is closed has nobody who waits.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)
 
 
 def _resolve(jobs: list[_Job]) -> None:

@@ -588,9 +588,7 @@ class MemoryStorage(BaseStorage):
         with self._memory.lock:
             return self._memory.schedules.pop(schedule_id, None) is not None
 
-    async def _fire_schedule(
-        self, schedule: Schedule, advanced: Schedule, row: Row | None
-    ) -> bool:
+    async def _fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
         memory, now = self._memory, self._clock.micros()
         with memory.lock:
             known = memory.schedules.get(schedule.id)
@@ -687,7 +685,9 @@ class MemoryStorage(BaseStorage):
         memory, boot_now = self._memory, self._clock.boot_micros()
         with memory.lock:
             return [
-                msgspec.structs.replace(lease.info, running=tuple(sorted(memory.held.get(owner, {}))))
+                msgspec.structs.replace(
+                    lease.info, running=tuple(sorted(memory.held.get(owner, {})))
+                )
                 for owner, lease in sorted(memory.leases.items())
                 if lease.until > boot_now
             ]

@@ -87,6 +87,7 @@ class Claimed:
 _FLAVOURS = st.sampled_from(
     (("",), ("", "running"), ("running",), ("running", "rate", "both"), ("breaker",), tuple(_GATES))
 )
+_MOSTLY = st.sampled_from((True, True, True, True, False))
 _PLACE = st.integers(0, PLACES - 1)
 _BACK = st.integers(0, 12)
 _QUEUES = ("default", "mail")
@@ -96,13 +97,14 @@ _WISHES = st.builds(
     name=st.sampled_from((None,) * 12 + _NAMES),
     queue=st.sampled_from(_QUEUES),
     priority=st.sampled_from((0, 0, 1, -1)),
-    eta=st.sampled_from((None, None, None, -4, 0, 3, 20)),
-    unique=st.sampled_from((None, None, "red", "green", "blue")),
+    eta=st.sampled_from((None, None, None, None, None, -4, 0, 3, 20)),
+    unique=st.sampled_from((None, None, None, None, "red", "green", "blue")),
     interval=st.sampled_from((None, None, None, 5.0)),
-    expires=st.sampled_from((None, None, None, -1, 2, 15)),
-    result_ttl=st.sampled_from((None, None, 0.0, 5.0)),
+    expires=st.sampled_from((None, None, None, None, None, -1, 2, 15)),
+    result_ttl=st.sampled_from((None, None, None, 0.0, 5.0)),
     gate=st.integers(0, 4),
 )
+_BATCH = st.lists(_WISHES, min_size=1, max_size=4)
 _MOVES = st.builds(
     Move,
     kind=st.sampled_from(
@@ -112,13 +114,13 @@ _MOVES = st.builds(
         )
     ),
     back=_BACK,
-    is_current=st.booleans(),
+    is_current=_MOSTLY,
     after=st.sampled_from((0, 0, 2, 12, -3)),
 )  # fmt: skip
 _SECONDS = st.sampled_from((0, -6, 4, 30))
 _WHEN = st.one_of(st.none(), st.none(), _SECONDS)
 _WHICH_QUEUES = st.sampled_from(
-    (None, None, ("default",), ("mail",), ("mail", "default"), ("none",))
+    (None, None, None, None, ("default",), ("mail",), ("mail", "default"), ("none",))
 )
 
 
@@ -160,8 +162,10 @@ class StorageMachine(RuleBasedStateMachine):
         self._ids: dict[str, None] = {}
         self._moves = 0
 
-    @initialize(max_pending=st.sampled_from((None, None, None, 5, 9)), gates=_FLAVOURS)
-    def open(self, max_pending: int | None, gates: tuple[str, ...]) -> None:
+    @initialize(
+        max_pending=st.sampled_from((None, None, None, 5, 9)), gates=_FLAVOURS, wishes=_BATCH
+    )
+    def open(self, max_pending: int | None, gates: tuple[str, ...], wishes: list[Wish]) -> None:
         self._model = Model(self._clock, SETTINGS, max_pending)
         self._gates = gates
         make = type(self).open_store
@@ -172,6 +176,8 @@ class StorageMachine(RuleBasedStateMachine):
         for place in range(PLACES):
             self._owners.append(self._model.open_owner())
             self._sit_down(place)
+        self.enqueue_many(0, wishes)
+        self._check_all_show_the_same()
 
     def teardown(self) -> None:
         try:
@@ -202,7 +208,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.enqueue_many([task])[0],
         )
 
-    @move(3, place=_PLACE, wishes=st.lists(_WISHES, min_size=1, max_size=4))
+    @move(3, place=_PLACE, wishes=_BATCH)
     def enqueue_many(self, place: int, wishes: list[Wish]) -> None:
         tasks = [self._task(wish) for wish in wishes]
         nonce = f"nonce-{len(self._calls)}"
@@ -223,7 +229,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     # Claim
 
-    @move(5, place=_PLACE, limit=st.integers(1, 6), when=_WHEN, queues=_WHICH_QUEUES)
+    @move(7, place=_PLACE, limit=st.integers(1, 6), when=_WHEN, queues=_WHICH_QUEUES)
     def reserve(
         self, place: int, limit: int, when: int | None, queues: Sequence[str] | None
     ) -> None:
@@ -250,7 +256,7 @@ class StorageMachine(RuleBasedStateMachine):
             self._remember(place, [claimed])
 
     @move(
-        4,
+        6,
         place=_PLACE,
         moves=st.lists(_MOVES, max_size=3),
         limit=st.integers(1, 3),
@@ -293,10 +299,10 @@ class StorageMachine(RuleBasedStateMachine):
     # Record
 
     @move(
-        5,
+        7,
         needs="_claims",
         moves=st.lists(_MOVES, min_size=1, max_size=3),
-        by=st.one_of(st.none(), _PLACE),
+        by=st.sampled_from((None, None, None, None, *range(PLACES))),
     )
     def record(self, moves: list[Move], by: int | None) -> None:
         place, first = self._outcome(moves[0])
@@ -308,7 +314,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.record_and_reserve(self._owners[place], outcomes, 0)[0],
         )
 
-    @move(2, needs="_claims", back=_BACK, is_current=st.booleans())
+    @move(3, needs="_claims", back=_BACK, is_current=_MOSTLY)
     def mark_done(self, back: int, is_current: bool) -> None:
         claim = self._pick(back, is_current)
         result = TaskResult(task_id=claim.task_id, status=TaskStatus.SUCCESS, result=[back])
@@ -318,7 +324,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.mark_done(self._owners[claim.place], claim.task_id, [back]),
         )
 
-    @move(3, needs="_claims", back=_BACK, is_current=st.booleans(), will_retry=st.booleans())
+    @move(3, needs="_claims", back=_BACK, is_current=_MOSTLY, will_retry=st.booleans())
     def mark_failed(self, back: int, is_current: bool, will_retry: bool) -> None:
         claim, error = self._pick(back, is_current), self._error()
         self._compare(
@@ -329,7 +335,7 @@ class StorageMachine(RuleBasedStateMachine):
             ),
         )
 
-    @move(2, needs="_claims", back=_BACK, is_current=st.booleans(), after=_SECONDS)
+    @move(2, needs="_claims", back=_BACK, is_current=_MOSTLY, after=_SECONDS)
     def reschedule(self, back: int, is_current: bool, after: int) -> None:
         claim, eta = self._pick(back, is_current), self._at(after)
         self._compare(
@@ -338,7 +344,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.reschedule(self._owners[claim.place], claim.task_id, eta),
         )
 
-    @move(1, needs="_claims", back=_BACK, is_current=st.booleans())
+    @move(1, needs="_claims", back=_BACK, is_current=_MOSTLY)
     def mark_running(self, back: int, is_current: bool) -> None:
         claim = self._pick(back, is_current)
         self._compare(
@@ -347,9 +353,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.mark_running(self._owners[claim.place], claim.task_id),
         )
 
-    @move(
-        2, needs="_claims", back=_BACK, is_current=st.booleans(), checkpoint=st.binary(max_size=2)
-    )
+    @move(2, needs="_claims", back=_BACK, is_current=_MOSTLY, checkpoint=st.binary(max_size=2))
     def save_checkpoint(self, back: int, is_current: bool, checkpoint: bytes) -> None:
         claim = self._pick(back, is_current)
         task_id, token = claim.task_id, claim.token
@@ -363,7 +367,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     # Owners and time
 
-    @move(5, seconds=st.sampled_from((1.0, 0.000001, 3.5, 5.0, 9.0, 30.0, 61.0)))
+    @move(4, seconds=st.sampled_from((1.0, 0.000001, 3.5, 5.0, 9.0, 30.0, 61.0)))
     def advance(self, seconds: float) -> None:
         self._clock.advance(seconds)
 
@@ -375,7 +379,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.renew(self._owners[place]),
         )
 
-    @move(1, place=_PLACE)
+    @move(2, place=_PLACE)
     def give_back_abandoned(self, place: int) -> None:
         async def call(storage: BaseStorage) -> Any:
             # Owners are not ordered: any order will do.
@@ -427,7 +431,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     # The rest of the verbs
 
-    @move(3, needs="_ids", place=_PLACE, back=_BACK)
+    @move(2, needs="_ids", place=_PLACE, back=_BACK)
     def cancel(self, place: int, back: int) -> None:
         task_id = self._some_id(back)
         self._compare(
@@ -451,9 +455,7 @@ class StorageMachine(RuleBasedStateMachine):
             place, lambda storage: storage.purge_expired(), lambda: self._model.purge_expired()
         )
 
-    @move(
-        2, needs="_ids", place=_PLACE, back=_BACK, is_dead=st.booleans(), from_start=st.booleans()
-    )
+    @move(2, needs="_ids", place=_PLACE, back=_BACK, is_dead=_MOSTLY, from_start=st.booleans())
     def retry_dead(self, place: int, back: int, is_dead: bool, from_start: bool) -> None:
         task_id = self._some_dead(back) if is_dead else self._some_id(back)
         self._compare(
@@ -462,7 +464,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.retry_dead(task_id, from_start=from_start),
         )
 
-    @move(1, needs="_ids", place=_PLACE, back=_BACK, is_dead=st.booleans())
+    @move(1, needs="_ids", place=_PLACE, back=_BACK, is_dead=_MOSTLY)
     def delete_dead(self, place: int, back: int, is_dead: bool) -> None:
         task_id = self._some_dead(back) if is_dead else self._some_id(back)
         self._compare(
@@ -471,7 +473,12 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.delete_dead(task_id),
         )
 
-    @move(2, place=_PLACE, queue=st.sampled_from(_QUEUES), is_paused=st.booleans())
+    @move(
+        1,
+        place=_PLACE,
+        queue=st.sampled_from(_QUEUES),
+        is_paused=st.sampled_from((False, False, True)),
+    )
     def pause(self, place: int, queue: str, is_paused: bool) -> None:
         def change() -> None:
             (self._model.paused.add if is_paused else self._model.paused.discard)(queue)

@@ -78,9 +78,7 @@ class LifecycleContract(Slice):
     """O1 to O4."""
 
     @promise("O1")
-    async def test_a_storage_that_is_not_open_refuses_every_use(
-        self, storage: BaseStorage
-    ) -> None:
+    async def test_a_storage_that_is_not_open_refuses_every_use(self, storage: BaseStorage) -> None:
         twin = storage.twin()
         await storage.close()
         refused = []
@@ -107,9 +105,7 @@ class LifecycleContract(Slice):
         assert all(owners)
 
     @promise("O2", "O3")
-    async def test_claims_of_an_earlier_opening_are_not_adopted(
-        self, storage: BaseStorage
-    ) -> None:
+    async def test_claims_of_an_earlier_opening_are_not_adopted(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
         await storage.close()

@@ -42,9 +42,7 @@ FILTERS: dict[str, dict[str, Any]] = {
 
 async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
     """30 tasks over two queues and three functions, in every status."""
-    tasks = [
-        a_task(f"t{n:02}", queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}") for n in range(30)
-    ]
+    tasks = [a_task(f"t{n:02}", queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}") for n in range(30)]
     await storage.enqueue_many(tasks[::-1])
     kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "kept")
     for kind in kinds:
@@ -55,7 +53,9 @@ async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
 
 async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
     found: list[str] = []
-    while page := await storage.list_tasks(limit=size, after=found[-1] if found else None, **filters):
+    while page := await storage.list_tasks(
+        limit=size, after=found[-1] if found else None, **filters
+    ):
         assert len(page) <= size
         found += ids(page)
     return found
