@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Protocol, TypeVar
@@ -20,13 +20,13 @@ from uuid import UUID
 
 import msgspec
 
-from omniq.errors import SerializationError
+from omniq.errors import SerializationError, SettingsError
 from omniq.models import Task, TaskError, TaskResult
 from omniq.settings import Settings
 
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 DEFAULT_MAX_DEPTH = 64
-MAX_PICKLE_KEYS = 8
+MIN_KEY_BYTES = 16
 
 _T = TypeVar("_T")
 
@@ -104,7 +104,9 @@ class MsgspecSerializer:
 
     def _decode(self, decode: Callable[[bytes], _T], data: bytes) -> _T:
         if len(data) > self._max_payload:
-            raise SerializationError(f"{len(data)} bytes, more than max_payload {self._max_payload}")
+            raise SerializationError(
+                f"{len(data)} bytes, more than max_payload {self._max_payload}"
+            )
         try:
             return decode(data)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -124,26 +126,31 @@ class MsgspecSerializer:
 class CloudpickleSerializer:
     """Arguments and results as pickles, every record signed with HMAC-SHA256.
 
-    `unsafe_signing_keys`: the first key signs, all of them verify, so that a key can be replaced
-    without stopping. Whoever has a key can run code in your workers.
+    `signing_key` signs; it and `old_keys` verify, so that a key can be replaced without stopping.
+    Whoever has a key can run code in your workers.
     """
 
     def __init__(
-        self, unsafe_signing_keys: list[bytes], *, max_payload: int = DEFAULT_MAX_PAYLOAD
+        self,
+        signing_key: str | bytes,
+        *,
+        old_keys: Sequence[str | bytes] = (),
+        max_payload: int = DEFAULT_MAX_PAYLOAD,
     ) -> None:
-        if not unsafe_signing_keys or not all(len(key) >= 16 for key in unsafe_signing_keys):
-            raise SerializationError(
-                "the cloudpickle serializer needs a signing key of at least 16 bytes: "
-                "set OMNIQ_SIGNING_KEY"
+        keys = [key.encode() if isinstance(key, str) else key for key in (signing_key, *old_keys)]
+        if not all(len(key) >= MIN_KEY_BYTES for key in keys):
+            raise SettingsError(
+                f"the cloudpickle serializer needs a signing key of at least {MIN_KEY_BYTES} bytes: "
+                "set OMNIQ_SIGNING_KEY to the same secret for every process"
             )
         try:
             import cloudpickle  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
-            raise SerializationError(
+            raise SettingsError(
                 "the cloudpickle serializer is an extra: pip install 'omniq[cloudpickle]'"
             ) from error
         self._pickle: Any = cloudpickle
-        self._keys = unsafe_signing_keys[:MAX_PICKLE_KEYS]
+        self._keys = keys
         self._max_payload = max_payload
         # The envelope holds the pickle as bytes, so its own limits are those of plain data.
         self._envelope = MsgspecSerializer(max_payload=max_payload + 4096)
@@ -286,21 +293,22 @@ class _ValueCodec:
 
     def check_depth(self, value: Any, path: str) -> None:
         """Refuse what is nested too deeply: user code would recurse into it."""
-        level = [value] if type(value) in _CONTAINERS else []
-        for _ in range(self._max_depth + 1):
+        level = _nested_in(value) if type(value) in _CONTAINERS else []
+        for _ in range(self._max_depth):
             if not level:
                 return
-            level = [
-                item
-                for container in level
-                for item in (container.values() if type(container) is dict else container)
-                if type(item) in _CONTAINERS
-            ]
+            level = [inner for container in level for inner in _nested_in(container)]
         raise SerializationError(f"nested more than {self._max_depth} levels deep", path=path)
 
 
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _CONTAINER_CODES: dict[type, int] = {tuple: _EXT_TUPLE, set: _EXT_SET, frozenset: _EXT_FROZENSET}
+
+
+def _nested_in(container: Any) -> list[Any]:
+    """The containers among the items of a container: most have none."""
+    items = container.values() if type(container) is dict else container
+    return [item for item in items if type(item) in _CONTAINERS] if items else []
 
 
 def _make_datetime(parts: list[Any]) -> datetime:
@@ -339,7 +347,7 @@ def _carry_scalar(value: Any, path: str) -> Any:
     if kind is Decimal:
         return _ext(_EXT_DECIMAL, str(value))
     raise SerializationError(
-        f"a {_type_name(value)} cannot be carried; pass plain data (numbers, text, bytes, lists, "
+        f"a value of type {_type_name(value)} cannot be carried; pass plain data (numbers, text, bytes, lists, "
         "dictionaries, dates) such as an id, or choose the cloudpickle serializer",
         path=path,
     )
@@ -361,19 +369,25 @@ def _checked_text(value: str, path: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise SerializationError(f"text is not valid Unicode: {error.reason}", path=path) from None
+            raise SerializationError(
+                f"text is not valid Unicode: {error.reason}", path=path
+            ) from None
     return value
 
 
 def _type_name(value: object) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _encode_error(value: object) -> Any:
     if isinstance(value, TaskError):
         return value.to_record()
-    raise TypeError(f"a {_type_name(value)} cannot be carried")
+    raise TypeError(f"a value of type {_type_name(value)} cannot be carried")
 
 
 def _decode_error(kind: type, value: Any) -> Any:
@@ -410,7 +424,13 @@ def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
     def decode(data: bytes) -> _T:
         try:
             return decoder.decode(data)
-        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            TypeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
             raise SerializationError(f"not a valid {kind.__name__} record: {error}") from error
 
     return decode
@@ -422,6 +442,5 @@ _INTERNAL_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_error)
 def serializer_for(settings: Settings) -> Serializer:
     """The serializer that the settings ask for."""
     if settings.serializer == "cloudpickle":
-        key = settings.signing_key or ""
-        return CloudpickleSerializer([key.encode()], max_payload=settings.max_payload)
+        return CloudpickleSerializer(settings.signing_key or "", max_payload=settings.max_payload)
     return MsgspecSerializer(max_payload=settings.max_payload)

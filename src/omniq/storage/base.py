@@ -39,6 +39,7 @@ from omniq.models import (
     check_id,
     check_instant,
     check_int,
+    check_key,
     check_name,
     check_task,
 )
@@ -52,7 +53,7 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
-from omniq.schedule import next_run
+from omniq.schedule import next_cron, next_run
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
 from omniq.storage._hints import Hints
@@ -265,7 +266,7 @@ class BaseStorage(Inspection):
         fresh = self._clock.new_id() if nonce is None else nonce
         rows, ids = [], set()
         for task in batch:
-            check_task(task)
+            self._check_task(task)
             if task.id in ids:
                 raise DuplicateTask(task.id)
             ids.add(task.id)
@@ -331,7 +332,7 @@ class BaseStorage(Inspection):
         """
         self._check_open()
         if claim_id is not None and not outcomes:
-            known = [task for task in self._held.values() if self._claim_ids[task.id] == claim_id]
+            known = await self._claimed_as(claim_id)
             if known:
                 return [], known
         entries = [self._entry(outcome) for outcome in outcomes]
@@ -581,7 +582,7 @@ class BaseStorage(Inspection):
     ) -> bool:
         """Put a dead letter's task back in the queue; False when there is no such letter.
 
-        `task` replaces its function and arguments. `from_start` drops its checkpoint.
+        `task` is the same call with other arguments. `from_start` drops its checkpoint.
 
         D1. The same id, PENDING, due now, attempts 0; the letter and the old result are gone.
         D2. One atomic step: of two that retry at once, one gets True.
@@ -591,9 +592,16 @@ class BaseStorage(Inspection):
         check_id(task_id)
         body = None
         if task is not None:
-            check_task(task)
-            if task.id != task_id:
-                raise InvalidTask(f"task {task.id}: cannot replace task {task_id}")
+            self._check_task(task)
+            letter = await self.get_dead(task_id)
+            if letter is None:
+                return False
+            if (task.id, task.func_path) != (task_id, letter.task_type):
+                # What a storage filters and counts by goes on being true of the task.
+                raise InvalidTask(
+                    f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
+                    f"of {letter.task_type}; change its arguments only"
+                )
             body = self._serializer.encode_task(task)
         revived = await self._retry_dead(task_id, body, from_start)
         if revived:
@@ -660,7 +668,7 @@ class BaseStorage(Inspection):
         """
         self._check_open()
         check_name("schedule id", schedule.id)
-        check_task(schedule.task)
+        self._check_task(schedule.task)
         self._serializer.encode_task(schedule.task)
         await self._put_schedule(schedule)
 
@@ -677,7 +685,7 @@ class BaseStorage(Inspection):
         self._check_open()
         row = None
         if task is not None:
-            check_task(task)
+            self._check_task(task)
             row = row_of(
                 task,
                 self._serializer.encode_task(task),
@@ -796,6 +804,14 @@ class BaseStorage(Inspection):
                 f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
             )
 
+    def _check_task(self, task: Task) -> None:
+        check_task(task)
+        for field, text in (("cron", task.cron), ("tz", task.tz)):
+            if text is not None:
+                check_key(field, text)
+        if task.cron is not None:
+            next_cron(task.cron, self._clock.now(), task.tz)
+
     def _entry(self, outcome: Outcome) -> Entry:
         match outcome:
             case Succeeded():
@@ -844,6 +860,14 @@ class BaseStorage(Inspection):
             queues=None if queues is None else tuple(dict.fromkeys(queues)),
             claim_id=claim_id or "",
         )
+
+    async def _claimed_as(self, claim_id: str) -> list[Task]:
+        """What an earlier call with that id claimed, as far as this owner still holds it."""
+        known = [task for task in self._held.values() if self._claim_ids[task.id] == claim_id]
+        if not known:
+            return []
+        held = await self.held_by(self.owner)
+        return [task for task in known if held.get(task.id) == task.token]
 
     async def _ensure_lease(self) -> None:
         # A pool's heartbeat keeps the lease; this is for whoever claims without one.

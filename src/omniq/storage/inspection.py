@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from omniq.clock import from_micros
 from omniq.errors import InvalidTask, SerializationError
 from omniq.models import (
     Attempt,
@@ -205,7 +206,11 @@ class Inspection(ABC):
             task = self._serializer.decode_task(row.body)
         except SerializationError:
             task = Task(
-                id=row.id, func_path=row.func_path, queue=row.queue, priority=row.priority
+                id=row.id,
+                func_path=row.func_path,
+                queue=row.queue,
+                priority=row.priority,
+                created_at=from_micros(row.created_at),
             )
         return task_of(row, task)
 

@@ -27,7 +27,7 @@ from omniq.outcomes import Released, Rescheduled
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import _gates, _rows
-from omniq.storage._gates import GateState
+from omniq.storage._gates import Gate, GateState
 from omniq.storage._rows import Finish, FinishedRow, Row, Settled
 from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
 from omniq.storage.inspection import DeadQuery, TaskQuery
@@ -290,7 +290,7 @@ class MemoryStorage(BaseStorage):
     def _claim(self, owner: str, claim: Claim, now: int) -> list[Row]:
         memory = self._memory
         due_by = now if claim.now is None else claim.now
-        self._promote(due_by, now)
+        self._promote(due_by, now, claim.queues)
         held = memory.held.setdefault(owner, {})
         holds_suspect = any(row.is_suspect for row in held.values())
         claimed: list[Row] = []
@@ -316,7 +316,7 @@ class MemoryStorage(BaseStorage):
             del memory.held[owner]
         return claimed
 
-    def _promote(self, due_by: int, now: int) -> None:
+    def _promote(self, due_by: int, now: int, queues: Sequence[str] | None) -> None:
         """Move what has come due, and what a gate has room for again, to where claims look."""
         memory = self._memory
         while (place := memory.top(memory.delayed)) is not None and place[1] <= due_by:
@@ -328,11 +328,13 @@ class MemoryStorage(BaseStorage):
             if first is None:
                 del memory.parked[key]
             elif state.wake_at <= now:
-                self._unpark(key, heap, memory.rows[first[3]], state, now)
+                gate = next(gate for gate in memory.rows[first[3]].gates if gate.key == key)
+                self._unpark(gate, heap, queues, now)
 
-    def _unpark(self, key: str, heap: list[_Place], first: Row, state: GateState, now: int) -> None:
-        memory = self._memory
-        gate = next(gate for gate in first.gates if gate.key == key)
+    def _unpark(
+        self, gate: Gate, heap: list[_Place], queues: Sequence[str] | None, now: int
+    ) -> None:
+        memory, state = self._memory, self._memory.gate(gate.key)
         free = _gates.room(gate, state, now)
         if free == 0:
             state.wake_at = _gates.ask_again_at(gate, state, now)
@@ -340,7 +342,8 @@ class MemoryStorage(BaseStorage):
             row = memory.take_from(heap, place)
             row.parked = None
             memory.put(row, now)
-            free -= 1
+            # What this claim cannot take must not keep what it can take out of the free room.
+            free -= row.queue not in memory.paused and (queues is None or row.queue in queues)
 
     def _take_next(self, queues: Sequence[str] | None, holds_suspect: bool) -> Row | None:
         best: _Place | None = None
@@ -501,6 +504,7 @@ class MemoryStorage(BaseStorage):
             return sum(self._bury(task_id) for task_id in old)
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
+        self._check_open()
         with self._memory.lock:
             letters = [
                 grave.letter
@@ -571,17 +575,19 @@ class MemoryStorage(BaseStorage):
         with self._memory.lock:
             known = self._memory.schedules.get(schedule.id)
             version = 1 if known is None else known.version + 1
-            self._memory.schedules[schedule.id] = msgspec.structs.replace(schedule, version=version)
+            self._memory.schedules[schedule.id] = _copied(schedule, version)
 
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
         self._check_open()
         with self._memory.lock:
-            return self._memory.schedules.get(schedule_id)
+            return copy.deepcopy(self._memory.schedules.get(schedule_id))
 
     async def list_schedules(self) -> list[Schedule]:
         self._check_open()
         with self._memory.lock:
-            return sorted(self._memory.schedules.values(), key=lambda schedule: schedule.id)
+            return [
+                copy.deepcopy(schedule) for _, schedule in sorted(self._memory.schedules.items())
+            ]
 
     async def delete_schedule(self, schedule_id: str) -> bool:
         self._check_open()
@@ -594,12 +600,11 @@ class MemoryStorage(BaseStorage):
             known = memory.schedules.get(schedule.id)
             if known is None or known.version != schedule.version:
                 return False
-            if row is not None and self._record_of(row.id, now) is None:
+            is_new = row is not None and self._record_of(row.id, now) is None
+            if row is not None and is_new and row.unique not in memory.unique:
                 self._check_room(1)
                 self._insert(row, now)
-            memory.schedules[schedule.id] = msgspec.structs.replace(
-                advanced, version=known.version + 1
-            )
+            memory.schedules[schedule.id] = _copied(advanced, known.version + 1)
             return True
 
     # Queues and gates
@@ -696,6 +701,11 @@ class MemoryStorage(BaseStorage):
         self._check_open()
         with self._memory.lock:
             return {row.id: row.token for row in self._memory.held.get(owner, {}).values()}
+
+
+def _copied(schedule: Schedule, version: int) -> Schedule:
+    # The arguments in its task may be changed by whoever passed them, or gets them.
+    return copy.deepcopy(msgspec.structs.replace(schedule, version=version))
 
 
 def _matches(row: Row, query: TaskQuery) -> bool:

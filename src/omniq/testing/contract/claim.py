@@ -33,15 +33,15 @@ from omniq.testing.contract._suite import (
     status_of,
 )
 
-POISON = "tasks.poison"
+POISON = ("poison",)
 
 
 class Forgetful(MsgspecSerializer):
-    """Cannot read back tasks of one function, as if their bytes were damaged."""
+    """Cannot read back tasks with certain arguments, as if their bytes were damaged."""
 
     def decode_task(self, data: bytes) -> Task:
         task = super().decode_task(data)
-        if task.func_path == POISON:
+        if task.args == POISON:
             raise SerializationError("not a valid record: damaged")
         return task
 
@@ -209,7 +209,8 @@ class ClaimContract(Slice):
 
     @promise("C4")
     async def test_order_is_kept_by_claims_of_one(self, storage: BaseStorage) -> None:
-        await storage.enqueue_many([a_task(x, priority=p) for x, p in zip("abcd", (1, 3, 3, 2))])
+        priorities = {"a": 1, "b": 3, "c": 3, "d": 2}
+        await storage.enqueue_many([a_task(x, priority=p) for x, p in priorities.items()])
 
         assert [(await claim_one(storage)).id for _ in range(4)] == ["b", "c", "d", "a"]
 
@@ -393,13 +394,13 @@ class ClaimContract(Slice):
         self, open_another: OpenAnother
     ) -> None:
         storage = await open_another(serializer=Forgetful())
-        await storage.enqueue_many([a_task("a", func_path=POISON), a_task("b")])
+        await storage.enqueue_many([a_task("a", args=POISON), a_task("b")])
 
         claimed = ids(await storage.reserve(1)) + ids(await storage.reserve(1))
         assert claimed == ["b"]
         letter = await storage.get_dead("a")
         assert letter is not None
-        assert (letter.failure_reason, letter.task_type) == ("undecodable", POISON)
+        assert (letter.failure_reason, letter.task_type) == ("undecodable", "tasks.work")
         assert "damaged" in letter.error_details
         assert await storage.held_by(storage.owner) == {"b": 1}
 
@@ -408,10 +409,11 @@ class ClaimContract(Slice):
         self, open_another: OpenAnother
     ) -> None:
         storage = await open_another(serializer=Forgetful())
-        await storage.enqueue(a_task("a", func_path=POISON, queue="q", priority=3))
+        await storage.enqueue(a_task("a", args=POISON, queue="q", priority=3))
         (task,) = await storage.list_tasks()
 
-        assert (task.id, task.func_path, task.queue, task.priority) == ("a", POISON, "q", 3)
+        assert (task.id, task.func_path) == ("a", "tasks.work")
+        assert (task.queue, task.priority, task.args) == ("q", 3, ())
         assert task == await storage.get_task("a")
 
     @promise("C10")

@@ -81,7 +81,6 @@ VALUES: dict[str, Any] = {
         2026, 7, 1, tzinfo=timezone(timedelta(hours=-9, minutes=30))
     ),
     "naive datetime": datetime(2026, 10, 25, 2, 30, fold=1),  # noqa: DTZ001 - as a value it is fine
-    "first datetime": datetime.min,
     "date": date(2026, 2, 28),
     "time": time(23, 59, 59, 999_999),
     "timedelta": timedelta(days=-1, microseconds=1),

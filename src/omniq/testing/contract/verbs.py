@@ -195,8 +195,8 @@ class VerbContract(Slice):
 
         with pytest.raises(InvalidTask):
             await storage.mark_done("a", a_result(a_task("b")))
+        failed = msgspec.structs.replace(a_result(task), status=TaskStatus.FAILED)
         with pytest.raises(InvalidTask):
-            failed = msgspec.structs.replace(a_result(task), status=TaskStatus.FAILED)
             await storage.mark_done("a", failed)
         assert await status_of(storage, "a") is TaskStatus.RUNNING
 

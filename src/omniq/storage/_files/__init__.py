@@ -1,0 +1,1 @@
+"""The parts of the file backend; `omniq.storage.file` puts them together."""

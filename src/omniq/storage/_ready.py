@@ -1,0 +1,133 @@
+"""Which waiting task comes next: heaps over what ordering needs to know, and nothing else.
+
+A backend that keeps its order in memory puts every task here that nobody holds, and takes out what
+it claims. Whether a task may be claimed at all is the backend's to decide.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from omniq.storage._gates import Gate
+
+Place = tuple[int, int, int, str]
+"""A task's place in a heap: sorts as tasks are to be taken, and ends in the id."""
+
+
+class Waiting(Protocol):
+    """What ordering needs to know of a task."""
+
+    id: str
+    seq: int
+    queue: str
+    visible: int
+    gates: tuple[Gate, ...]
+    parked: str | None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sorts tasks as they are to be claimed."""
+        ...
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a worker died while it held the task."""
+        ...
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class ReadyQueue(Generic[W]):
+    """Waiting tasks: those that are due by queue, those that are not, those a gate holds up.
+
+    Taking the next one costs O(log n), whatever waits beside it. A task that is put in again, or
+    discarded, leaves a stale place behind that is dropped when it comes to the top.
+    """
+
+    def __init__(self) -> None:
+        self.items: dict[str, W] = {}
+        self._places: dict[str, Place] = {}
+        self._ready: dict[str, list[Place]] = {}
+        self._suspects: dict[str, list[Place]] = {}
+        self._delayed: list[Place] = []
+        self._parked: dict[str, list[Place]] = {}
+
+    def put(self, item: W, now: int) -> None:
+        """File the task where `take_next` will look for it."""
+        if item.parked is not None:
+            place = (*item.order, item.id)
+            heap = self._parked.setdefault(item.parked, [])
+        elif item.visible > now:
+            place = (0, item.visible, item.seq, item.id)
+            heap = self._delayed
+        else:
+            place = (*item.order, item.id)
+            heaps = self._suspects if item.is_suspect else self._ready
+            heap = heaps.setdefault(item.queue, [])
+        self.items[item.id] = item
+        self._places[item.id] = place
+        heapq.heappush(heap, place)
+
+    def discard(self, task_id: str) -> W | None:
+        """Forget the task, wherever it is filed."""
+        self._places.pop(task_id, None)
+        return self.items.pop(task_id, None)
+
+    def promote(self, due_by: int, now: int, room: Callable[[Gate], int]) -> None:
+        """Move what has come due, and what a gate has room for again, to where `take_next` looks."""
+        while (place := self._top(self._delayed)) is not None and place[1] <= due_by:
+            self.put(self._take(self._delayed, place), max(now, due_by))
+        for key, heap in list(self._parked.items()):
+            first = self._top(heap)
+            if first is None:
+                del self._parked[key]
+                continue
+            gate = next(gate for gate in self.items[first[3]].gates if gate.key == key)
+            free = room(gate)
+            while free > 0 and (place := self._top(heap)) is not None:
+                item = self._take(heap, place)
+                item.parked = None
+                self.put(item, now)
+                free -= 1
+
+    def take_next(
+        self, queues: Sequence[str] | None, paused: Collection[str], *, with_suspects: bool
+    ) -> W | None:
+        """Take out the first task that is due, in these queues (None is all)."""
+        best: Place | None = None
+        source: list[Place] = []
+        for heap in self._heaps(queues, paused, with_suspects):
+            place = self._top(heap)
+            if place is not None and (best is None or place < best):
+                best, source = place, heap
+        return None if best is None else self._take(source, best)
+
+    def next_due(self) -> int | None:
+        """When the first task that is not due yet will be."""
+        place = self._top(self._delayed)
+        return None if place is None else place[1]
+
+    def _heaps(
+        self, queues: Sequence[str] | None, paused: Collection[str], with_suspects: bool
+    ) -> Iterator[list[Place]]:
+        for heaps in (self._ready, self._suspects) if with_suspects else (self._ready,):
+            for queue in heaps if queues is None else queues:
+                if queue in heaps and queue not in paused:
+                    yield heaps[queue]
+
+    def _top(self, heap: list[Place]) -> Place | None:
+        """The first place of a heap that still holds, dropping those that do not."""
+        while heap:
+            # Identity, not equality: a task that went away and came back has a new place.
+            if self._places.get(heap[0][3]) is heap[0]:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _take(self, heap: list[Place], place: Place) -> W:
+        heapq.heappop(heap)
+        del self._places[place[3]]
+        return self.items.pop(place[3])

@@ -1,0 +1,82 @@
+"""Every numbered promise of the storage contract has a test, and every test names a real promise."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+
+import pytest
+
+from omniq.storage import base, inspection
+from omniq.testing.contract import StorageContract
+from omniq.testing.contract._suite import Slice
+
+_PROMISE = re.compile(r"^\s*([A-Z]\d+)\. ", re.MULTILINE)
+
+
+def _made() -> list[str]:
+    """The numbers in the docstrings of the contract."""
+    numbers = []
+    for module in (base, inspection):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                numbers += _PROMISE.findall(ast.get_docstring(node) or "")
+    return numbers
+
+
+def _tests() -> dict[str, tuple[str, ...]]:
+    """The tests of the suite with the promises each one names."""
+    members = inspect.getmembers(StorageContract, inspect.isfunction)
+    return {
+        name: getattr(test, "promises", ()) for name, test in members if name.startswith("test_")
+    }
+
+
+def test_each_promise_is_made_once():
+    made = _made()
+
+    assert len(made) > 60
+    assert sorted(made) == sorted(set(made))
+
+
+def test_each_promise_has_a_test():
+    checked = {number for numbers in _tests().values() for number in numbers}
+
+    assert sorted(set(_made()) - checked) == []
+
+
+def test_each_test_names_promises_that_are_made():
+    made = set(_made())
+    unknown = {
+        name: sorted(set(numbers) - made)
+        for name, numbers in _tests().items()
+        if not made.issuperset(numbers)
+    }
+
+    assert unknown == {}
+
+
+def test_no_test_of_one_slice_hides_that_of_another():
+    seen: dict[str, str] = {}
+    for part in StorageContract.__bases__:
+        for name in vars(part):
+            if name.startswith("test_"):
+                assert name not in seen, f"{part.__name__} and {seen[name]} both have {name}"
+                seen[name] = part.__name__
+
+    assert set(seen) == set(_tests())
+
+
+def test_a_backend_may_add_tests_and_not_replace_one():
+    replaced = next(iter(_tests()))
+
+    assert type("TestMore", (StorageContract,), {"test_something_else": lambda self: None})
+    with pytest.raises(TypeError, match=replaced):
+        type("TestLess", (StorageContract,), {replaced: lambda self: None})
+
+
+def test_every_slice_is_part_of_the_contract():
+    slices = {part for part in Slice.__subclasses__() if part.__module__.startswith("omniq.")}
+
+    assert slices == set(StorageContract.__bases__)
