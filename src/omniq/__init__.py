@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loguru import logger
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from omniq.blocking import TaskHandle, TaskQueue
 from omniq.context import TaskContext, current_task
 from omniq.errors import (
     CircuitOpen,
@@ -45,14 +45,37 @@ from omniq.models import (
     TransientError,
     WorkerInfo,
 )
-from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
 from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
 from omniq.signals import Discard, Retry, Snooze
-from omniq.worker import AsyncWorkerPool, PoolStats, WorkerPool
 
-# A library does not talk unasked: `omniq.log.enable()` switches its log lines on.
-logger.disable("omniq")
+if TYPE_CHECKING:
+    from omniq.blocking import TaskHandle, TaskQueue
+    from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
+    from omniq.tally import PoolStats
+    from omniq.worker import AsyncWorkerPool, WorkerPool
+else:
+    # Imported when first asked for: a process that only runs tasks needs neither queues nor
+    # pools, and starts in half the time without them.
+    _LATER = {
+        "AsyncTaskHandle": "omniq.queue",
+        "AsyncTaskQueue": "omniq.queue",
+        "AsyncWorkerPool": "omniq.worker",
+        "PoolStats": "omniq.tally",
+        "TaskHandle": "omniq.blocking",
+        "TaskQueue": "omniq.blocking",
+        "WorkerPool": "omniq.worker",
+    }
+
+    def __getattr__(name):
+        if name not in _LATER:
+            raise AttributeError(f"module 'omniq' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_LATER[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "AsyncTaskHandle",

@@ -3,45 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import contextvars
 import inspect
 import os
 import signal
 import socket
-import struct
 import sys
+import threading
+import traceback
+from collections.abc import Awaitable
 from typing import Any
 
 from omniq import context
+from omniq._crossing import HEADER, Order, Reply, SignalRecord, decode_order, decode_welcome
+from omniq.callee import Callee, as_raised, callee_of
 from omniq.clock import SYSTEM_CLOCK
 from omniq.context import TaskContext
-from omniq.errors import SerializationError
-from omniq.execution import callee_of
 from omniq.functions import FunctionCache
-from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
-from omniq.processes import Reply, SignalRecord, Welcome
-from omniq.serialization import Serializer, encode_internal, internal_decoder, serializer_for
-from omniq.settings import Settings
+from omniq.models import Progress, TaskError, TaskResult, TaskStatus
+from omniq.serialization import Serializer, encode_internal
 from omniq.signals import Signal
-
-_HEADER = struct.Struct(">I")
-_PR_SET_PDEATHSIG = 1
 
 
 class Parent:
-    """The socket to the worker."""
+    """The socket to the worker. The task's own threads may report at the same time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._lock = threading.Lock()
 
     def receive(self) -> bytes | None:
         """The next message; None when the parent has gone."""
-        header = self._read(_HEADER.size)
-        return None if header is None else self._read(_HEADER.unpack(header)[0])
+        header = self._read(HEADER.size)
+        return None if header is None else self._read(HEADER.unpack(header)[0])
 
     def send(self, reply: Reply) -> None:
         message = encode_internal(reply)
-        self._socket.sendall(_HEADER.pack(len(message)) + message)
+        with self._lock:
+            self._socket.sendall(HEADER.pack(len(message)) + message)
 
     def report(self, progress: Progress) -> None:
         self.send(Reply(progress=progress))
@@ -56,71 +55,109 @@ class Parent:
         return bytes(data)
 
 
-def main() -> None:
+class Server:
+    """Makes the calls that the parent orders, one at a time."""
+
+    def __init__(self, parent: Parent, functions: FunctionCache, codec: Serializer) -> None:
+        self._parent = parent
+        self._functions = functions
+        self._codec = codec
+        self._callees: dict[str, Callee] = {}
+
+    def serve(self, order: Order) -> Reply:
+        """Make one call. Whatever happens is a reply; nothing the task does is raised."""
+        try:
+            # A context of its own: what one task sets, the next one must not find.
+            task_id, value = contextvars.Context().run(self._call, order)
+        except Signal as raised:
+            return _reply_of(raised)
+        except BaseException as error:
+            # The user's code may raise anything; all of it goes back as data.
+            return Reply(error=_record_of(as_raised(error)))
+        result = TaskResult(task_id=task_id, status=TaskStatus.SUCCESS, result=value)
+        try:
+            return Reply(result=self._codec.encode_result(result))
+        except BaseException as error:
+            # Pickling runs the value's own methods.
+            return Reply(unserialisable=_record_of(error))
+
+    def _call(self, order: Order) -> tuple[str, Any]:
+        task = self._codec.decode_task(order.task)
+        callee = self._callees.get(task.func_path)
+        if callee is None:
+            callee = callee_of(self._functions.resolve(task.func_path))
+            self._callees[task.func_path] = callee
+        task_context = TaskContext(task, order.timeout, self._parent.report)
+        args = (task_context, *task.args) if callee.takes_context else task.args
+        context.enter(task_context)
+        try:
+            value = callee.func(*args, **task.kwargs)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_wait_for(value))
+            return task.id, value
+        finally:
+            # A thread that the task left behind has nothing to report any more.
+            task_context.cancelled = True
+
+
+def main(descriptor: int) -> None:
     """Serve the parent until it goes away."""
-    descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent_pid)
-    # The worker's own Ctrl-C and SIGTERM decide what becomes of running tasks.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as sock:
-        # Not for the processes that a task may start.
-        sock.set_inheritable(False)
-        parent = Parent(sock)
-        greeting = parent.receive()
-        if greeting is None:
-            return
-        welcome = internal_decoder(Welcome)(greeting)
-        sys.path[:] = welcome.path
-        functions = FunctionCache(welcome.allow)
-        serializer = serializer_for(
-            Settings(
-                serializer="cloudpickle" if welcome.serializer == "cloudpickle" else "msgspec",
-                signing_key=welcome.signing_key,
-                max_payload=welcome.max_payload,
-            )
-        )
-        while (message := parent.receive()) is not None:
-            parent.send(_serve(message, functions, serializer, parent))
-
-
-def _serve(
-    message: bytes, functions: FunctionCache, serializer: Serializer, parent: Parent
-) -> Reply:
+    _ignore_polite_signals()
+    # Not for the processes that a task may start, and kept open to the very end: the parent
+    # takes its closing for the death of this process.
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    code = 0
     try:
-        task = serializer.decode_task(message)
-        value = _call(task, functions, parent)
-        result = TaskResult(task_id=task.id, status=TaskStatus.SUCCESS, result=value)
-        return Reply(result=serializer.encode_result(result))
-    except Signal as raised:
+        _serve_all(Parent(sock))
+    except BaseException:
+        # The edge of the process: the task may have closed the socket under us.
+        traceback.print_exc()
+        code = 1
+    # At once: a thread that a task left behind must not keep the process.
+    os._exit(code)
+
+
+def _serve_all(parent: Parent) -> None:
+    greeting = parent.receive()
+    if greeting is None:
+        return
+    welcome = decode_welcome(greeting)
+    sys.path[:] = welcome.path
+    server = Server(parent, FunctionCache(welcome.allow), welcome.codec())
+    while (message := parent.receive()) is not None:
+        order = decode_order(message)
+        parent.send(Reply(has_begun=True))
+        parent.send(server.serve(order))
+
+
+def _reply_of(raised: Signal) -> Reply:
+    try:
         return Reply(signal=SignalRecord.of(raised))
-    except SerializationError as error:
-        return Reply(
-            error=TaskError(str(error), error_type="SerializationError", category="permanent")
-        )
-    except BaseException as error:
-        # The user's code may raise anything; all of it goes back as data.
-        return Reply(error=TaskError.from_exception(error, timestamp=SYSTEM_CLOCK.now()))
+    except Exception as error:
+        # A subclass with a delay that is not a number.
+        return Reply(error=_record_of(error))
 
 
-def _call(task: Task, functions: FunctionCache, parent: Parent) -> Any:
-    callee = callee_of(functions.resolve(task.func_path))
-    task_context = TaskContext(task, task.timeout, parent.report)
-    args = (task_context, *task.args) if callee.takes_context else task.args
-    context.enter(task_context)
-    value = callee.func(*args, **task.kwargs)
-    if inspect.iscoroutine(value):
-        return asyncio.run(value)
-    return value
+def _record_of(error: BaseException) -> TaskError:
+    return TaskError.from_exception(error, timestamp=SYSTEM_CLOCK.now())
 
 
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel end this process with its parent, so that none is left behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit(1)
+async def _wait_for(value: Awaitable[Any]) -> Any:
+    return await value
 
 
-if __name__ == "__main__":
-    main()
+def _ignore_polite_signals() -> None:
+    """Leave it to the worker what Ctrl-C and SIGTERM mean for what runs here.
+
+    By a function that does nothing: processes started by a task would inherit SIG_IGN, and could
+    then not be terminated.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_restore_signals)
+
+
+def _restore_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

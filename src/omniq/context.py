@@ -10,6 +10,8 @@ from typing import Any
 from omniq.errors import InvalidTask, OmniqError
 from omniq.models import Progress, Task
 
+_MAX_MESSAGE = 1000
+
 _current: ContextVar[TaskContext] = ContextVar("omniq_current_task")
 
 
@@ -60,17 +62,22 @@ class TaskContext:
         return self._task.started_at + timedelta(seconds=self.timeout)
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Say how far the task is, from 0 to 1. Kept soon, and only the newest."""
-        if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        """Say how far the task is, from 0 to 1. Kept soon, and only the newest.
+
+        Nothing is kept of a run that was told to stop: another may be under way already.
+        """
+        if not 0 <= fraction <= 1:
             raise InvalidTask(f"progress {fraction!r}: expected a number from 0 to 1")
-        self._report(
-            Progress(
-                task_id=self._task.id,
-                token=self._task.token,
-                fraction=float(fraction),
-                message=str(message)[:1000],
+        text = str(message)[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
+        if not self.cancelled:
+            self._report(
+                Progress(
+                    task_id=self._task.id,
+                    token=self._task.token,
+                    fraction=float(fraction),
+                    message=text,
+                )
             )
-        )
 
 
 def current_task() -> TaskContext:

@@ -14,6 +14,11 @@ from typing import Any, ClassVar
 import msgspec
 from loguru import logger
 
+from omniq.errors import OmniqError
+
+# A library does not talk unasked: `omniq.log.enable()` switches its log lines on.
+logger.disable("omniq")
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened. `name` is what it is called in logs, metrics and streams."""
@@ -125,12 +130,86 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
     concurrency: int
 
 
+class WorkerStopping(Event, frozen=True, kw_only=True):
+    """A worker was told to stop: it claims no more. `timeout` of None: it waits for all that runs."""
+
+    name: ClassVar[str] = "worker.stopping"
+    timeout: float | None
+
+
 class WorkerStopped(Event, frozen=True, kw_only=True):
     """A worker has ended; `released` tasks were handed back."""
 
     name: ClassVar[str] = "worker.stopped"
     owner: str
     released: int = 0
+
+
+class ProcessStarted(Event, frozen=True, kw_only=True):
+    """A supervisor has started a worker process."""
+
+    name: ClassVar[str] = "process.started"
+    pid: int
+
+
+class ProcessEnded(Event, frozen=True, kw_only=True):
+    """A worker process has ended unasked; another takes its place in `restart_in` seconds."""
+
+    name: ClassVar[str] = "process.ended"
+    pid: int
+    how: str
+    restart_in: float
+
+
+class PollEmpty(Event, frozen=True, kw_only=True):
+    """A worker with free slots asked for tasks and there were none."""
+
+    name: ClassVar[str] = "poll.empty"
+    owner: str
+
+
+class TasksLeft(Event, frozen=True, kw_only=True):
+    """A storage that keeps nothing was closed while tasks were waiting in it."""
+
+    name: ClassVar[str] = "tasks.left"
+    storage: str
+    count: int
+
+
+class WorkerRecycling(Event, frozen=True, kw_only=True):
+    """So many threads hang in calls that were given up that the process should be replaced.
+
+    The worker claims nothing until some of them have come back.
+    """
+
+    name: ClassVar[str] = "worker.recycling"
+    owner: str
+    leaked_threads: int
+
+
+class LoopBlocked(Event, frozen=True, kw_only=True):
+    """A task keeps the event loop from running anything else; `stack` is where it is.
+
+    Without `id` and `func_path` the loop is in something that is not a task's own function.
+    """
+
+    name: ClassVar[str] = "loop.blocked"
+    owner: str
+    id: str = ""
+    func_path: str = ""
+    stack: str = ""
+
+
+class WorkerStuck(Event, frozen=True, kw_only=True):
+    """The event loop is blocked past the timeout of what blocks it: the lease is left to run out.
+
+    Told in a thread of its own, since the loop hears nothing.
+    """
+
+    name: ClassVar[str] = "worker.stuck"
+    owner: str
+    id: str = ""
+    func_path: str = ""
 
 
 class LeaseRenewed(Event, frozen=True, kw_only=True):
@@ -161,6 +240,11 @@ class ChoreFailed(Event, frozen=True, kw_only=True):
     name: ClassVar[str] = "chore.failed"
     chore: str
     error: str
+
+    @classmethod
+    def of(cls, chore: str, error: Exception) -> ChoreFailed:
+        """The failure of that chore; an error that is not omniq's own is named by its type too."""
+        return cls(chore=chore, error=str(error) if isinstance(error, OmniqError) else repr(error))
 
 
 def facts(event: Event) -> dict[str, Any]:
@@ -206,6 +290,10 @@ class Dispatcher:
 
         return unsubscribe
 
+    def has(self, listener: Callable[[Event], object]) -> bool:
+        """Whether that listener is subscribed."""
+        return any(subscriber.listener == listener for subscriber in self._subscribers)
+
     def emit(self, event: Event) -> None:
         """Tell everybody. Never raises."""
         for subscriber in self._subscribers:
@@ -216,12 +304,12 @@ class _Subscriber:
     """A listener, and whether its failure has been reported."""
 
     def __init__(self, listener: Callable[[Event], object]) -> None:
-        self._listener = listener
+        self.listener = listener
         self._reported = False
 
     def tell(self, event: Event) -> None:
         try:
-            self._listener(event)
+            self.listener(event)
         except Exception as error:
             # Somebody else's code at the edge. One line is enough to find it; one for each event
             # would bury everything else.
@@ -229,7 +317,7 @@ class _Subscriber:
                 self._reported = True
                 logger.error(
                     "events.subscriber_failed listener={!r} event={} error={!r}",
-                    self._listener,
+                    self.listener,
                     event.name,
                     error,
                 )

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import typing
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
-import msgspec
-
 from omniq import context
+from omniq._crossing import Unserialisable
+from omniq.callee import Callee, as_raised, callee_of
 from omniq.clock import Clock
 from omniq.context import TaskContext
-from omniq.errors import FunctionNotFound, SerializationError
-from omniq.functions import FunctionCache, options_of
+from omniq.errors import FunctionNotFound
+from omniq.functions import FunctionCache
 from omniq.models import ErrorCategory, Task, TaskError, TaskResult, TaskStatus
-from omniq.options import Executor
 from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from omniq.processes import ProcessSlots
 from omniq.retry import ExponentialBackoff, may_retry, next_delay
@@ -34,16 +33,12 @@ MAX_UNKNOWN_RELEASES = 20
 """How often a task is handed on for want of its function before it is a dead letter."""
 
 _RELEASE_DELAY = 5.0
+_MAX_REASON = 1000
+
+_CLOSE_TRIES = 3
+"""How often a coroutine that is given up is told to end; each `await` in a `finally` takes one."""
 
 StopReason = Literal["timeout", "cancelled", "shutdown", "lease"]
-
-
-class Callee(msgspec.Struct, frozen=True):
-    """A function, and what its signature says. Looked at once."""
-
-    func: Callable[..., Any]
-    place: Executor
-    takes_context: bool
 
 
 class Run:
@@ -59,6 +54,25 @@ class Run:
         self.job: asyncio.Task[None] | None = None
         self.stop_reason: StopReason | None = None
         self.stops = 0
+
+    def give_up(self) -> None:
+        """End a run that is deaf to being cancelled, as far as Python can.
+
+        Its outcome has been decided without it. Left as it is, it would go on beside its own next
+        attempt, and `asyncio.run` would wait for it for ever.
+        """
+        job = self.job
+        if job is None or job.done():
+            return
+        job.add_done_callback(_retrieve)
+        job.cancel()
+        coroutine = job.get_coro()
+        for _ in range(_CLOSE_TRIES if self.context is not None else 0):
+            # GeneratorExit, which code that swallows CancelledError seldom catches too. Raises
+            # when the code awaits something after that: told again, it is one `await` further.
+            with suppress(Exception):
+                coroutine.close()
+                return
 
 
 class Execution:
@@ -83,11 +97,21 @@ class Execution:
         self._callees: dict[str, Callee] = {}
 
     async def run(self, run: Run, task_context: TaskContext) -> Outcome:
-        """Run the task to its end. Never raises; cancelling it is how the worker stops a run."""
+        """Run the task to its end. Never raises; cancelling it is how the worker stops a run.
+
+        What a function returns counts, also after it was told to stop.
+        """
         task = run.task
         run.context = task_context
+        context.enter(task_context)
         try:
             callee = self._callees.get(task.func_path) or self._find(task.func_path)
+        except FunctionNotFound as error:
+            return self._without_function(task, error)
+        except BaseException as error:
+            # Importing a module runs it.
+            return self._failure(run, error)
+        try:
             value = await self._call(callee, task, task_context)
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
@@ -107,14 +131,16 @@ class Execution:
         args = (task_context, *task.args) if callee.takes_context else task.args
         match callee.place:
             case "async":
-                context.enter(task_context)
-                return await callee.func(*args, **task.kwargs)
+                if callee.is_coroutine:
+                    return await callee.func(*args, **task.kwargs)
+                value = callee.func(*args, **task.kwargs)
             case "thread":
-                value = await self._threads.call(task_context, callee.func, args, task.kwargs)
-                # A sync function may hand back a coroutine; it belongs on the loop.
-                return await value if inspect.iscoroutine(value) else value
+                func = _driven(callee.func) if callee.is_chosen else callee.func
+                value = await self._threads.call(task_context, func, args, task.kwargs)
             case "process":
                 return await self._processes.call(task, task_context)
+        # A plain function may hand back a coroutine; it belongs on the loop.
+        return await value if inspect.isawaitable(value) else value
 
     def _success(self, task: Task, value: Any) -> Outcome:
         now = self._clock.now()
@@ -128,15 +154,25 @@ class Execution:
         )
         try:
             encoded = self._serializer.encode_result(result)
-        except SerializationError as error:
-            # The work is done; running it again would only do it twice.
+        except BaseException as error:
+            # Also SystemExit: pickling runs the value's own methods. The work is done; running it
+            # again would only do it twice.
             return Failed(task.id, task.token, self._record_of(error), "unserialisable")
-        again = None
-        if task.interval is not None or task.cron is not None:
-            again = next_run(interval=task.interval, cron=task.cron, tz=task.tz, after=now)
+        try:
+            again = _next_run(task, now)
+        except Exception as error:
+            # A schedule that some other program has stored.
+            return Failed(task.id, task.token, self._record_of(error), "unschedulable")
         return Succeeded(task.id, task.token, result, again, encoded)
 
     def _failure(self, run: Run, error: BaseException) -> Outcome:
+        try:
+            return self._judge(run, as_raised(error))
+        except Exception as broken:
+            # The exception is the user's own class, and its attributes may be anything.
+            return self._retry_or_fail(run.task, self._record_of(broken), None)
+
+    def _judge(self, run: Run, error: BaseException) -> Outcome:
         task = run.task
         match run.stop_reason:
             case "cancelled":
@@ -144,20 +180,24 @@ class Execution:
             case "shutdown" | "lease":
                 return Released(task.id, task.token)
             case "timeout":
-                took = self._clock.monotonic() - run.started
-                late = TaskError(
-                    f"the task was stopped after {took:.3g} s",
-                    error_type="TaskTimeout",
-                    timestamp=self._clock.now(),
-                )
-                return self._retry_or_fail(task, late, None)
+                return self._retry_or_fail(task, self._timed_out(run), None)
             case None:
                 pass
-        if isinstance(error, FunctionNotFound):
-            return self._without_function(task, error)
-        if isinstance(error, Signal):
-            return self._signalled(task, error)
-        return self._retry_or_fail(task, self._record_of(error), None)
+        match error:
+            case Unserialisable():
+                return Failed(task.id, task.token, self._record_of(error.error), "unserialisable")
+            case Signal():
+                return self._signalled(task, error)
+            case _:
+                return self._retry_or_fail(task, self._record_of(error), None)
+
+    def _timed_out(self, run: Run) -> TaskError:
+        took = self._clock.monotonic() - run.started
+        return TaskError(
+            f"the task was stopped after {took:.3g} s",
+            error_type="TaskTimeout",
+            timestamp=self._clock.now(),
+        )
 
     def _without_function(self, task: Task, error: FunctionNotFound) -> Outcome:
         if error.elsewhere and task.releases < MAX_UNKNOWN_RELEASES:
@@ -170,7 +210,8 @@ class Execution:
             later = self._clock.now() + timedelta(seconds=signal.delay)
             return Snoozed(task.id, task.token, later)
         if isinstance(signal, Discard):
-            return Cancelled(task.id, task.token, signal.reason)
+            reason = TaskError.from_exception(signal).message
+            return Cancelled(task.id, task.token, reason[:_MAX_REASON])
         delay = signal.delay if isinstance(signal, Retry) else None
         return self._retry_or_fail(task, self._record_of(signal), delay)
 
@@ -191,22 +232,27 @@ class Execution:
         return TaskError.from_exception(error, timestamp=self._clock.now())
 
 
-def callee_of(func: Callable[..., Any]) -> Callee:
-    """What a worker must know to call the function."""
-    chosen = options_of(func).executor
-    place: Executor = chosen or ("async" if inspect.iscoroutinefunction(func) else "thread")
-    return Callee(func, place, _takes_context(func))
+def _next_run(task: Task, now: datetime) -> datetime | None:
+    if task.interval is None and task.cron is None:
+        return None
+    return next_run(interval=task.interval, cron=task.cron, tz=task.tz, after=now)
 
 
-def _takes_context(func: Callable[..., Any]) -> bool:
-    parameters = list(inspect.signature(func).parameters.values())
-    if not parameters:
-        return False
-    annotation = parameters[0].annotation
-    if isinstance(annotation, str):
-        try:
-            annotation = typing.get_type_hints(func).get(parameters[0].name)
-        except Exception:
-            # Hints may name what exists for type checkers only; the text itself must do.
-            return str(parameters[0].annotation).rpartition(".")[2] == TaskContext.__name__
-    return annotation is TaskContext
+def _driven(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with an event loop of its own for the coroutine it may return."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value = func(*args, **kwargs)
+        return asyncio.run(_wait_for(value)) if inspect.isawaitable(value) else value
+
+    return call
+
+
+async def _wait_for(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _retrieve(job: asyncio.Task[None]) -> None:
+    """Look at how it ended, so that nobody is told that nobody did."""
+    if not job.cancelled():
+        job.exception()

@@ -6,14 +6,21 @@ never adds, removes or changes one. The event's name is the message, its facts a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
 from loguru import logger
 
 from omniq.errors import SettingsError
 from omniq.events import (
     ChoreFailed,
+    Dispatcher,
     Event,
     LeaseLost,
     LeaseRenewed,
+    LoopBlocked,
+    PollEmpty,
+    ProcessEnded,
     RecordQuarantined,
     StaleRefused,
     TaskClaimed,
@@ -21,6 +28,9 @@ from omniq.events import (
     TaskEnqueued,
     TaskRetried,
     TasksGivenBack,
+    TasksLeft,
+    WorkerRecycling,
+    WorkerStuck,
     facts,
 )
 
@@ -29,9 +39,15 @@ _LEVELS: dict[type[Event], str] = {
     TaskClaimed: "DEBUG",
     TaskRetried: "DEBUG",
     LeaseRenewed: "DEBUG",
+    PollEmpty: "DEBUG",
     StaleRefused: "WARNING",
     TasksGivenBack: "WARNING",
+    TasksLeft: "WARNING",
     LeaseLost: "WARNING",
+    LoopBlocked: "WARNING",
+    WorkerRecycling: "WARNING",
+    WorkerStuck: "ERROR",
+    ProcessEnded: "WARNING",
     RecordQuarantined: "ERROR",
     TaskDead: "ERROR",
     ChoreFailed: "ERROR",
@@ -39,20 +55,24 @@ _LEVELS: dict[type[Event], str] = {
 """Events that are not INFO: DEBUG is routine, WARNING was repaired, ERROR needs somebody."""
 
 _enabled = False
-_threshold = logger.level("INFO").no
+_level = "INFO"
+_threshold = logger.level(_level).no
+_attached: WeakKeyDictionary[Dispatcher, Callable[[], None]] = WeakKeyDictionary()
 
 
 def enable(level: str = "INFO") -> None:
     """Write omniq's log lines of `level` and above to the application's sinks."""
-    global _enabled, _threshold
+    global _enabled, _level, _threshold
     try:
         _threshold = logger.level(level.upper()).no
     except ValueError:
         raise SettingsError(
             f"log level {level!r}: expected TRACE, DEBUG, INFO, WARNING, ERROR or CRITICAL"
         ) from None
-    _enabled = True
+    _level, _enabled = level.upper(), True
     logger.enable("omniq")
+    for dispatcher in list(_attached):
+        _listen(dispatcher)
 
 
 def disable() -> None:
@@ -60,11 +80,39 @@ def disable() -> None:
     global _enabled
     _enabled = False
     logger.disable("omniq")
+    for dispatcher, unsubscribe in list(_attached.items()):
+        unsubscribe()
+        _attached[dispatcher] = _nothing
 
 
 def is_enabled() -> bool:
     """Whether log lines are wanted; ask before subscribing `write`, which costs every event."""
     return _enabled
+
+
+def enabled_level() -> str | None:
+    """The level from which lines are wanted, None when silent. For a child process to do the same."""
+    return _level if _enabled else None
+
+
+def attach(dispatcher: Dispatcher) -> Callable[[], None]:
+    """Write its events whenever logging is enabled, now or later; how to end that.
+
+    While logging is off nothing listens, so that events cost nothing.
+    """
+    _attached.setdefault(dispatcher, _nothing)
+    if _enabled:
+        _listen(dispatcher)
+    return lambda: _attached.pop(dispatcher, _nothing)()
+
+
+def _listen(dispatcher: Dispatcher) -> None:
+    if not dispatcher.has(write):
+        _attached[dispatcher] = dispatcher.subscribe(write)
+
+
+def _nothing() -> None:
+    """How to end what has not begun."""
 
 
 def write(event: Event) -> None:

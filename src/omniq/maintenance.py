@@ -7,40 +7,47 @@ do it once. A chore that fails is told of, and tried again at its next turn.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 from omniq.clock import Clock
-from omniq.errors import OmniqError
-from omniq.events import ChoreFailed, Dispatcher, TasksGivenBack
+from omniq.events import ChoreFailed, Dispatcher, TasksGivenBack, TasksLeft
 from omniq.models import Progress
 from omniq.storage.base import BaseStorage
 
 _JITTER = 0.2
+_SHORTEST_TURN = 0.05
+_PURGE_EVERY = 10.0
+_PROGRESS_EVERY = 0.5
 
 
 class Maintenance:
     """Loops over the chores until it is cancelled."""
 
     def __init__(
-        self, storage: BaseStorage, events: Dispatcher, *, lease: float, progress_every: float = 0.5
+        self, storage: BaseStorage, events: Dispatcher, *, lease: float, poll_interval: float
     ) -> None:
         self._storage = storage
         self._clock: Clock = storage.clock
         self._events = events
         self._lease = lease
-        self._progress_every = progress_every
+        # As often as the worker polls: what a dead worker held runs again within its lease and one
+        # poll interval.
+        self._recover_every = max(_SHORTEST_TURN, min(lease / 3, poll_interval))
+        self._lock = threading.Lock()
         self._progress: dict[str, Progress] = {}
 
     def report(self, progress: Progress) -> None:
         """Keep the newest progress of a task for the next turn. From any thread."""
-        self._progress[progress.task_id] = progress
+        with self._lock:
+            self._progress[progress.task_id] = progress
 
     async def run(self) -> None:
         """Do all chores again and again."""
         await asyncio.gather(
-            self._every(self._lease / 3, self.recover),
-            self._every(max(self._lease, 10.0), self.purge),
-            self._every(self._progress_every, self.pass_on_progress),
+            self._every(self._recover_every, self.recover),
+            self._every(max(self._lease, _PURGE_EVERY), self.purge),
+            self._every(_PROGRESS_EVERY, self.pass_on_progress),
         )
 
     async def recover(self) -> None:
@@ -57,9 +64,17 @@ class Maintenance:
 
     async def pass_on_progress(self) -> None:
         """Write down what running tasks have reported."""
-        if self._progress:
+        with self._lock:
             reports, self._progress = self._progress, {}
+        if not reports:
+            return
+        try:
             await self._storage.report_progress(list(reports.values()))
+        except BaseException:
+            # For the next turn, but for tasks that have said something newer since.
+            with self._lock:
+                self._progress = {**reports, **self._progress}
+            raise
 
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -67,5 +82,13 @@ class Maintenance:
             await self._clock.sleep(seconds * (1 - _JITTER * self._clock.random()))
             try:
                 await chore()
-            except OmniqError as error:
-                self._events.emit(ChoreFailed(chore=chore.__name__, error=str(error)))
+            except Exception as error:
+                self._events.emit(ChoreFailed.of(chore.__name__, error))
+
+
+async def left_behind(storage: BaseStorage) -> TasksLeft | None:
+    """What is to be said before a storage that keeps nothing is closed: how many tasks it held."""
+    if storage.capabilities.durability != "none":
+        return None
+    count = await storage.count_waiting()
+    return TasksLeft(storage=storage.capabilities.name, count=count) if count else None

@@ -105,19 +105,19 @@ class TaskError(Exception):
     def from_exception(
         cls, error: BaseException, *, timestamp: datetime | None = None
     ) -> TaskError:
-        """The record of any exception, also of one whose own methods raise."""
-        trace = _bounded(_format_traceback(error), MAX_TRACEBACK)
+        """The record of any exception, also of one whose own methods raise.
+
+        Everything in it is bounded, and can be stored.
+        """
+        facts: dict[str, Any] = {
+            "message": _bounded(_text_of(error), MAX_TEXT),
+            "error_type": type(error).__qualname__,
+            "traceback": _bounded(_format_traceback(error), MAX_TRACEBACK),
+            "timestamp": timestamp,
+        }
         if isinstance(error, TaskError):
-            facts = error.to_record()
-            facts["traceback"] = error.traceback or trace
-            facts["timestamp"] = error.timestamp or timestamp
-            return TaskError(**facts)
-        return TaskError(
-            _bounded(_text_of(error), MAX_TEXT),
-            error_type=type(error).__qualname__,
-            traceback=trace,
-            timestamp=timestamp,
-        )
+            facts |= _told_by(error)
+        return TaskError(**facts)
 
     def to_record(self) -> dict[str, Any]:
         """The keyword arguments that build it again."""
@@ -409,11 +409,13 @@ def check_seconds(field: str, value: object, *, above_zero: bool = False) -> Non
         return
     if type(value) not in (int, float) or not isinstance(value, int | float):
         raise InvalidTask(f"{field} {_short(value)}: expected a number of seconds")
-    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+    if not 0 <= value < math.inf or (above_zero and value == 0):
         bound = "above 0" if above_zero else "0 or more"
-        raise InvalidTask(f"{field} {value!r}: must be a finite number of seconds, {bound}")
+        raise InvalidTask(f"{field} {_short(value)}: must be a finite number of seconds, {bound}")
     if value > _LONGEST:
-        raise InvalidTask(f"{field} {value!r}: must be at most {_LONGEST:g} seconds (100 years)")
+        raise InvalidTask(
+            f"{field} {_short(value)}: must be at most {_LONGEST:g} seconds (100 years)"
+        )
 
 
 _LONGEST = 100 * 366 * 86_400
@@ -438,6 +440,28 @@ def _short(value: object) -> str:
         # An int of more than 4,300 digits refuses to be printed.
         text = type(value).__name__
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _told_by(error: TaskError) -> dict[str, Any]:
+    """What an error says of itself, as far as it can be kept.
+
+    A subclass may have an `__init__` that forgets ours, and anybody may have set an attribute.
+    """
+    facts: dict[str, Any] = {}
+    for name in ("message", "error_type", "traceback", "failed_step", "recovery_hint"):
+        text = getattr(error, name, None)
+        if text and isinstance(text, str):
+            facts[name] = _bounded(text, MAX_TRACEBACK if name == "traceback" else MAX_TEXT)
+    category = getattr(error, "category", None)
+    if isinstance(category, ErrorCategory):
+        facts["category"] = category
+    happened = getattr(error, "timestamp", None)
+    if isinstance(happened, datetime) and happened.utcoffset() is not None:
+        facts["timestamp"] = happened
+    seconds = getattr(error, "retry_after", None)
+    if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+        facts["retry_after"] = min(float(seconds), float(_LONGEST))
+    return facts
 
 
 def _text_of(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """Supervised child processes for functions with `executor="process"`.
 
 Each child serves one call at a time. When it dies, that one call fails and the child is replaced;
-when a call must stop, its child is killed. Tasks, results and errors cross as codec bytes, never as
-pickles. Not `ProcessPoolExecutor`, in which one dying child breaks the pool for everybody.
+when a call must stop, its child is killed, with all processes that the task has started. Not
+`ProcessPoolExecutor`, in which one dying child breaks the pool for everybody.
 """
 
 from __future__ import annotations
@@ -11,184 +11,265 @@ import asyncio
 import os
 import signal as signals
 import socket
-import struct
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
+from omniq._crossing import HEADER, SLACK, Order, Reply, Unserialisable, Welcome, decode_reply
+from omniq.clock import Clock
 from omniq.context import TaskContext
 from omniq.errors import SerializationError
-from omniq.models import Progress, Task, TaskError
-from omniq.serialization import Serializer, encode_internal, internal_decoder
+from omniq.models import Task, TaskError
+from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
-from omniq.signals import Discard, Retry, Signal, Snooze
-
-_HEADER = struct.Struct(">I")
 
 # What a child needs it is told over its socket; what a task must not see is not in its environment.
 _SECRETS = ("OMNIQ_SIGNING_KEY", "OMNIQ_URL")
 
+_TRIES = 3
+"""How many children may die before one has begun with a call; that is not the call's fault."""
 
-class Welcome(msgspec.Struct, frozen=True):
-    """The first message to a child: how to find and decode what it will be sent."""
+_REAP_SECONDS = 1.0
+"""SIGKILL takes effect at once, but for a process in an uninterruptible system call."""
 
-    path: list[str]
-    serializer: str
-    signing_key: str | None
-    max_payload: int
-    allow: list[str] | None
-
-
-class SignalRecord(msgspec.Struct, frozen=True):
-    """A `Retry`, `Snooze` or `Discard` that the task raised."""
-
-    kind: str
-    delay: float | None
-    reason: str
-
-    @classmethod
-    def of(cls, raised: Signal) -> SignalRecord:
-        return cls(type(raised).__name__, getattr(raised, "delay", None), str(raised))
-
-    def to_signal(self) -> Signal:
-        match self.kind:
-            case "Snooze":
-                return Snooze(self.delay or 0)
-            case "Discard":
-                return Discard(self.reason)
-            case _:
-                return Retry(self.reason, delay=self.delay)
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A message from a child: progress, or the end of a call."""
-
-    progress: Progress | None = None
-    result: bytes | None = None
-    error: TaskError | None = None
-    signal: SignalRecord | None = None
-
-
-_decode_reply = internal_decoder(Reply)
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_BOOT = (
+    "import sys; root, life, parent, sock = sys.argv[1:]; del sys.argv[1:]; "
+    "sys.path.insert(0, root); "
+    "from omniq._lifeline import hold; hold(int(life), int(parent)); "
+    "from omniq._child import main; main(int(sock))"
+)
 
 
 class ProcessSlots:
     """Children that are started when needed and kept for the next call."""
 
-    def __init__(self, settings: Settings, serializer: Serializer, allow: list[str] | None) -> None:
-        self._serializer = serializer
+    def __init__(
+        self,
+        settings: Settings,
+        serializer: Serializer,
+        allow: list[str] | None,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
-        self._welcome = encode_internal(
-            Welcome(
-                path=sys.path,
-                serializer=settings.serializer,
-                signing_key=settings.signing_key,
-                max_payload=settings.max_payload,
-                allow=allow,
-            )
+        self._dying: set[asyncio.Future[int]] = set()
+        pickles = isinstance(serializer, CloudpickleSerializer)
+        welcome = Welcome(
+            path=[str(entry) for entry in sys.path],
+            allow=allow,
+            max_payload=settings.max_payload,
+            # Of this pool alone: the key of the store is nothing that a task should have.
+            pickle_key=clock.new_id() + clock.new_id() if pickles else None,
         )
+        self._codec = welcome.codec()
+        self._welcome = encode_internal(welcome)
+        self._longest = settings.max_payload + SLACK
 
     async def call(self, task: Task, task_context: TaskContext) -> Any:
-        """Run the task in a child. When cancelled, the child is killed."""
-        child = self._idle.pop() if self._idle else await self._start()
-        try:
-            await child.send(self._serializer.encode_task(task))
-            reply = await child.receive()
-            while reply.progress is not None:
-                task_context.progress(reply.progress.fraction, reply.progress.message)
-                reply = await child.receive()
-        except (OSError, EOFError, SerializationError) as error:
-            raise await self._lost(child) from error
-        except BaseException:
-            self._all.discard(child)
-            child.kill()
-            raise
-        self._idle.append(child)
+        """Run the task in a child. When cancelled, the child is killed.
+
+        Raises what the task raised: a `Signal`, or the record of any other exception; and a
+        `TaskError` of type WorkerProcessDied when the child died.
+        """
+        order = Order(self._codec.encode_task(task), task_context.timeout)
+        reply = await self._serve(encode_internal(order), task_context)
         if reply.signal is not None:
             raise reply.signal.to_signal()
+        if reply.unserialisable is not None:
+            raise Unserialisable(reply.unserialisable)
         if reply.error is not None:
             raise reply.error
-        return self._serializer.decode_result(reply.result or b"").result
+        return self._codec.decode_result(reply.result or b"").result
 
     async def close(self) -> None:
-        """End all children, those that run something included."""
-        children, self._all = self._all, set()
+        """End all children, those that run something included, and wait until they are gone."""
+        for child in list(self._all):
+            self._drop(child)
         self._idle.clear()
-        for child in children:
-            child.kill()
+        if self._dying:
+            all_gone = asyncio.ensure_future(_gone(self._dying))
+            if not await self._clock.wait(all_gone, _REAP_SECONDS):
+                all_gone.cancel()
 
-    async def _start(self) -> _Child:
-        child = await asyncio.to_thread(_Child.start)
-        self._all.add(child)
+    async def _serve(self, order: bytes, task_context: TaskContext) -> Reply:
+        died = 0
+        for _ in range(_TRIES):
+            child = self._take()
+            reply = None
+            try:
+                if not child.is_welcomed:
+                    await child.send(self._welcome)
+                    child.is_welcomed = True
+                await child.send(order)
+                reply = await self._first_of(child)
+                while not _is_final(reply):
+                    _pass_on(reply, task_context)
+                    reply = await child.receive(self._longest)
+            except (OSError, EOFError, SerializationError):
+                died = await self._drop(child)
+                if reply is not None:
+                    raise _died(died) from None
+            except BaseException:
+                self._drop(child)
+                raise
+            else:
+                self._idle.append(child)
+                return reply
+        raise _died(died)
+
+    async def _first_of(self, child: _Child) -> Reply:
+        """The child's word that it begins. What earlier calls left in the socket is dropped."""
+        while not (reply := await child.receive(self._longest)).has_begun:
+            pass
+        return reply
+
+    def _take(self) -> _Child:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            self._drop(child)
         try:
-            await child.connect()
-            await child.send(self._welcome)
+            child = _Child()
         except OSError as error:
-            raise await self._lost(child) from error
+            raise TaskError(
+                f"no process could be started for the task: {error}",
+                error_type="WorkerProcessNotStarted",
+            ) from error
+        self._all.add(child)
         return child
 
-    async def _lost(self, child: _Child) -> TaskError:
+    def _drop(self, child: _Child) -> asyncio.Future[int]:
+        """Kill the child; how it ended is known when it has been reaped."""
         self._all.discard(child)
-        code = await asyncio.to_thread(child.end)
-        died = code < 0
-        how = f"signal {-code} ({signals.Signals(-code).name})" if died else f"exit code {code}"
-        return TaskError(f"worker_process_died: {how}", error_type="WorkerProcessDied")
+        ended = child.kill()
+        self._dying.add(ended)
+        ended.add_done_callback(self._dying.discard)
+        return ended
 
 
 class _Child:
-    """One child process and the socket to it."""
+    """One child process, the leader of its own group, and the socket to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
-        self._process = process
-        self._socket = ours
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    @classmethod
-    def start(cls) -> _Child:
+    def __init__(self) -> None:
+        self.is_welcomed = False
         ours, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "omniq._child", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+        life, self._lifeline = os.pipe()
+        try:
+            self._process = _spawn(life, theirs.fileno())
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(life)
         ours.setblocking(False)
-        return cls(process, ours)
+        self._socket = ours
 
-    async def connect(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     async def send(self, message: bytes) -> None:
-        assert self._writer is not None
-        self._writer.write(_HEADER.pack(len(message)) + message)
-        await self._writer.drain()
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._socket, HEADER.pack(len(message)) + message)
 
-    async def receive(self) -> Reply:
-        assert self._reader is not None
-        (length,) = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
-        return _decode_reply(await self._reader.readexactly(length))
+    async def receive(self, longest: int) -> Reply:
+        (length,) = HEADER.unpack(await self._read(HEADER.size))
+        if length > longest:
+            raise EOFError("the task has written to the worker's socket")
+        return decode_reply(await self._read(length))
 
-    def kill(self) -> None:
-        """End the process now; it is reaped without waiting for long."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        if self._writer is not None:
-            self._writer.close()
-        # SIGKILL takes effect at once but for a process in an uninterruptible system call.
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
+    async def _read(self, length: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), bytearray()
+        while len(data) < length:
+            chunk = await loop.sock_recv(self._socket, min(length - len(data), 1 << 18))
+            if not chunk:
+                raise EOFError("the child has closed its end")
+            data += chunk
+        return bytes(data)
 
-    def end(self) -> int:
-        """Wait for a process that has closed its end, and return how it ended."""
+    def kill(self) -> asyncio.Future[int]:
+        """End the process and its group now; its exit code, once it has been reaped."""
+        # Before it is reaped: until then its number cannot be anybody else's.
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signals.SIGKILL)
+        self._socket.close()
+        os.close(self._lifeline)
+        return self._reap()
+
+    def _reap(self) -> asyncio.Future[int]:
+        # In a thread of its own: the loop must not wait for a large process to be torn down, and
+        # the threads of its executor may all be busy with what tasks have put there.
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+
+        def wait() -> None:
+            code = self._process.wait()
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_deliver, ended, code)
+
         try:
-            return self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            threading.Thread(target=wait, name="omniq-reaper", daemon=True).start()
+        except RuntimeError:
+            # No thread to be had: `subprocess` itself reaps it before it starts another.
+            ended.set_result(self._process.poll() or -signals.SIGKILL)
+        return ended
+
+
+def _spawn(life: int, sock: int) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    numbers = [str(number) for number in (life, os.getpid(), sock)]
+    return subprocess.Popen(
+        # Unbuffered: what a task has printed must not be lost when its process is killed.
+        [sys.executable, "-u", "-P", "-c", _BOOT, _ROOT, *numbers],
+        pass_fds=(life, sock),
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        # Its own group, so that it can be killed with its own children; and Ctrl-C in the
+        # worker's terminal is the worker's.
+        start_new_session=True,
+    )
+
+
+def _is_final(reply: Reply) -> bool:
+    return not reply.has_begun and reply.progress is None
+
+
+def _pass_on(reply: Reply, task_context: TaskContext) -> None:
+    progress = reply.progress
+    if progress is not None and progress.task_id == task_context.task_id:
+        task_context.progress(progress.fraction, progress.message)
+
+
+def _died(code: int) -> TaskError:
+    return TaskError(f"worker_process_died: {_how(code)}", error_type="WorkerProcessDied")
+
+
+def _how(code: int) -> str:
+    """
+    >>> _how(-9), _how(7)
+    ('signal 9 (SIGKILL)', 'exit code 7')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signals.Signals(-code).name})"
+    except ValueError:
+        # Real-time signals have no names.
+        return f"signal {-code}"
+
+
+async def _gone(dying: set[asyncio.Future[int]]) -> None:
+    await asyncio.wait(set(dying))
+
+
+def _deliver(future: asyncio.Future[int], code: int) -> None:
+    if not future.done():
+        future.set_result(code)

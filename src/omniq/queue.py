@@ -20,10 +20,12 @@ from typing import (
 
 import msgspec
 
+from omniq import log
 from omniq.calls import NO_OPTIONS, CallOptions, TaskBuilder, call_options
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.context import TaskContext
 from omniq.errors import InvalidTask, ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
+from omniq.maintenance import left_behind
 from omniq.models import (
     BreakerRule,
     DeadLetter,
@@ -282,7 +284,11 @@ class AsyncTaskQueue(AsyncEnqueuer):
         await self._storage.open()
 
     async def close(self) -> None:
-        """Close the storage. May be called twice."""
+        """Close the storage. May be called twice. What a storage in memory loses is logged."""
+        if self._storage.is_open and log.is_enabled():
+            left = await left_behind(self._storage)
+            if left is not None:
+                log.write(left)
         await self._storage.close()
 
     async def __aenter__(self) -> Self:
@@ -343,8 +349,18 @@ class AsyncTaskQueue(AsyncEnqueuer):
         return await self._storage.purge_results(_instant("older_than", older_than, self._storage))
 
     def worker(self, **options: Unpack[PoolOptions]) -> AsyncWorkerPool:
-        """A pool on this queue, not started yet: use it as `async with queue.worker(…)`."""
-        return AsyncWorkerPool(self._storage, **options)
+        """A pool on this queue, not started yet: use it as `async with queue.worker(…)`.
+
+        What is not said is as in the settings.
+        """
+        settings = self._storage.settings
+        said: PoolOptions = {
+            "concurrency": settings.concurrency,
+            "poll_interval": settings.poll_interval,
+            "base_retry_delay": settings.base_retry_delay,
+            **options,
+        }
+        return AsyncWorkerPool(self._storage, **said)
 
     def handle(self, task_id: str) -> AsyncTaskHandle[Any]:
         """A handle for a task enqueued earlier or elsewhere."""

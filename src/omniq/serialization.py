@@ -269,14 +269,15 @@ class _ValueCodec:
 
     def carry_items(self, items: Any, path: str, depth: int = 0) -> Any:
         """The same list or tuple when its items can be taken as they are, else a new list."""
+        carried: list[Any] | None = None
         for index, item in enumerate(items):
+            # Each item is carried once: twice a level would be 2**depth times for the innermost.
             new_item = self.carry(item, f"{path}[{index}]", depth + 1)
-            if new_item is not item:
-                return [
-                    self.carry(each, f"{path}[{place}]", depth + 1)
-                    for place, each in enumerate(items)
-                ]
-        return items
+            if carried is None and new_item is not item:
+                carried = list(items[:index])
+            if carried is not None:
+                carried.append(new_item)
+        return items if carried is None else carried
 
     def decode_ext(self, code: int, data: memoryview) -> Any:
         """What `msgspec` calls for each extension type it meets."""

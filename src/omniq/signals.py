@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from omniq.models import check_seconds
 
+_DISCARDED = "discarded by the task"
+
 
 class Signal(Exception):
     """A request of the running task to its worker."""
@@ -17,6 +19,9 @@ class Retry(Signal):
     It counts as a failure: once the retries are used up, the task fails for good.
     """
 
+    # On the class as well: a subclass may have an __init__ of its own that forgets this one.
+    delay: float | None = None
+
     def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason or "the task asked to be retried")
         self.delay = None if delay is None else _seconds(delay)
@@ -24,6 +29,8 @@ class Retry(Signal):
 
 class Snooze(Signal):
     """Not now: run the task again after `delay` seconds. No attempt is spent."""
+
+    delay: float = 0.0
 
     def __init__(self, delay: float | timedelta) -> None:
         self.delay = _seconds(delay)
@@ -33,7 +40,9 @@ class Snooze(Signal):
 class Discard(Signal):
     """Not wanted any more: the task ends as CANCELLED, with that reason."""
 
-    def __init__(self, reason: str = "discarded by the task") -> None:
+    reason: str = _DISCARDED
+
+    def __init__(self, reason: str = _DISCARDED) -> None:
         super().__init__(reason)
         self.reason = reason
 

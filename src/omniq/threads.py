@@ -1,4 +1,4 @@
-"""The worker's own threads for sync functions: as many as it has slots.
+"""The worker's own threads for sync functions: one for each call that is under way.
 
 Not `ThreadPoolExecutor`: a thread that outlives its timeout cannot be stopped, so it must be
 possible to give it up, put another in its place, and let the process end without it.
@@ -11,42 +11,43 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from omniq import context
+from omniq.callee import as_raised
 from omniq.context import TaskContext
+from omniq.models import TaskError
+from omniq.signals import Signal
+
+_Ending = tuple[bool, Any]
+"""Whether the call returned, and what; else what is to be raised in its place."""
 
 
 class _Job:
-    """A call on its way through a thread. `abandoned` once nobody waits for it any more."""
+    """A call on its way through a thread. `ending` and `abandoned` change under the slots' lock."""
 
-    __slots__ = ("abandoned", "args", "func", "future", "kwargs", "loop", "task_context")
+    __slots__ = ("abandoned", "call", "ending", "future", "loop")
 
-    def __init__(
-        self,
-        task_context: TaskContext,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.task_context = task_context
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call: Callable[[], Any] | None = call
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[tuple[bool, Any]] = self.loop.create_future()
+        self.future: asyncio.Future[_Ending] = self.loop.create_future()
+        self.ending: _Ending | None = None
         self.abandoned = False
 
 
 class ThreadSlots:
-    """Daemon threads that take calls from one queue. Started when needed."""
+    """Daemon threads that are started when needed and kept for the next call.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    `on_change` is called, on the event loop, when `leaked` has changed.
+    """
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = 0
-        self._threads = 0
         self._lock = threading.Lock()
+        self._idle = 0
+        self._is_closed = False
         self.leaked = 0
         """Threads that still run a call that was given up."""
 
@@ -57,19 +58,23 @@ class ThreadSlots:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call the function in a thread. When cancelled, the thread is left to itself."""
-        job = _Job(task_context, func, args, kwargs)
-        with self._lock:
-            # One more thread when none is free for it; abandoned ones do not count.
-            if self._idle <= self._jobs.qsize() and self._threads - self.leaked < self._size:
-                self._threads += 1
-                threading.Thread(target=self._serve, name="omniq-task", daemon=True).start()
-            self._jobs.put(job)
+        """Call the function in a thread, with the context variables that are set here.
+
+        Raises a `Signal` as it was raised and any other exception as its record, a `TaskError`.
+        When cancelled, the thread is left to itself; a call that has just returned counts.
+        """
+        context = contextvars.copy_context()
+        job = _Job(lambda: context.run(func, *args, **kwargs))
+        self._hand_over(job)
         try:
             succeeded, value = await job.future
         except asyncio.CancelledError:
-            self._abandon(job)
-            raise
+            ending = self._abandon(job)
+            if ending is None:
+                task_context.cancelled = True
+                self._on_change()
+                raise
+            succeeded, value = ending
         if succeeded:
             return value
         raise value
@@ -77,57 +82,66 @@ class ThreadSlots:
     def close(self) -> None:
         """Let idle threads end; busy ones end with their call."""
         with self._lock:
-            for _ in range(self._threads):
+            self._is_closed = True
+            for _ in range(self._idle):
                 self._jobs.put(None)
+            self._idle = 0
 
-    def _abandon(self, job: _Job) -> None:
-        job.task_context.cancelled = True
+    def _hand_over(self, job: _Job) -> None:
         with self._lock:
-            if not job.abandoned:
+            if self._idle:
+                # Counted down here and not by the thread, which may take a while to wake up:
+                # until then another call would count on it too, and wait for both.
+                self._idle -= 1
+                self._jobs.put(job)
+                return
+        threading.Thread(target=self._serve, args=(job,), name="omniq-task", daemon=True).start()
+
+    def _abandon(self, job: _Job) -> _Ending | None:
+        """Wait for the call no longer; what it came to, if it ended just now."""
+        with self._lock:
+            if job.ending is None:
                 job.abandoned = True
                 self.leaked += 1
+            return job.ending
 
-    def _serve(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
+    def _serve(self, job: _Job | None) -> None:
+        while job is not None and self._run(job):
+            # Nothing of the last call may be kept alive by a thread that waits for the next.
+            del job
             job = self._jobs.get()
-            with self._lock:
-                self._idle -= 1
-                if job is None:
-                    self._threads -= 1
-                    return
-            if not self._run(job):
-                return
 
     def _run(self, job: _Job) -> bool:
-        """Run one call; False when the thread was given up meanwhile and should end."""
+        """Run one call; False when the thread should end."""
+        ending = _end_of(job)
         with self._lock:
-            given_up = job.abandoned
-        outcome: tuple[bool, Any]
-        if given_up:
-            outcome = (False, None)
-        else:
-            try:
-                outcome = (True, contextvars.copy_context().run(_enter_and_call, job))
-            except BaseException as error:
-                # Handed over as data: raised through a future, StopIteration would hang the awaiter.
-                outcome = (False, error)
-        with self._lock:
-            if job.abandoned:
-                self.leaked -= 1
-                self._threads -= 1
-                return False
-        if not job.loop.is_closed():
-            job.loop.call_soon_threadsafe(_deliver, job.future, outcome)
-        return True
+            job.ending = ending
+            was_abandoned = job.abandoned
+            goes_on = not was_abandoned and not self._is_closed
+            self._idle += goes_on
+            self.leaked -= was_abandoned
+        # The loop may be closed: whoever gave this thread up need not have waited for it.
+        with suppress(RuntimeError):
+            if was_abandoned:
+                job.loop.call_soon_threadsafe(self._on_change)
+            else:
+                job.loop.call_soon_threadsafe(_deliver, job.future, ending)
+        return goes_on
 
 
-def _enter_and_call(job: _Job) -> Any:
-    context.enter(job.task_context)
-    return job.func(*job.args, **job.kwargs)
+def _end_of(job: _Job) -> _Ending:
+    call, job.call = job.call, None
+    assert call is not None
+    try:
+        return True, call()
+    except Signal as raised:
+        return False, raised.with_traceback(None)
+    except BaseException as error:
+        # As data, and made here: the exception's own methods are the user's code and may block,
+        # its traceback keeps every local alive, and StopIteration cannot pass through a future.
+        return False, TaskError.from_exception(as_raised(error))
 
 
-def _deliver(future: asyncio.Future[tuple[bool, Any]], outcome: tuple[bool, Any]) -> None:
+def _deliver(future: asyncio.Future[_Ending], ending: _Ending) -> None:
     if not future.done():
-        future.set_result(outcome)
+        future.set_result(ending)

@@ -1,24 +1,87 @@
-"""Any number of owners, any moves, any order: every backend answers as the model does."""
+"""Any number of owners, any moves, in any order: every backend answers as the model does."""
 
 from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
+from omniq.storage.file import FileStorage
+from omniq.storage.sqlite import SQLiteStorage
+from omniq.testing.clock import ManualClock
 from omniq.testing.machine import MemoryStore, machine_for
+from omniq.testing.sides import OpenStore
+
+# Every game has a store of its own: in memory a folder costs nothing, and durability is not at stake.
+_FAST = Path("/dev/shm")
 
 
-@pytest.mark.timeout(120)
-def test_memory_answers_as_the_model_does() -> None:
+class FolderStore:
+    """A store in a folder that goes with it."""
+
+    def __init__(self, make: Callable[[Path], BaseStorage]) -> None:
+        self._make = make
+        self._folder = Path(tempfile.mkdtemp(dir=_FAST if _FAST.is_dir() else None))
+
+    def another(self) -> BaseStorage:
+        return self._make(self._folder)
+
+    async def reopen(self) -> None:
+        """All there is lies in the folder."""
+
+    async def discard(self) -> None:
+        shutil.rmtree(self._folder)
+
+
+def sqlite_store(clock: ManualClock, settings: Settings, max_pending: int | None) -> FolderStore:
+    return FolderStore(
+        lambda folder: SQLiteStorage(
+            folder / "tasks.db", clock=clock, settings=settings, max_pending=max_pending
+        )
+    )
+
+
+def file_store(clock: ManualClock, settings: Settings, max_pending: int | None) -> FolderStore:
+    return FolderStore(
+        lambda folder: FileStorage(folder, clock=clock, settings=settings, max_pending=max_pending)
+    )
+
+
+def play(open_store: OpenStore, *, games: int, moves: int) -> None:
     run_state_machine_as_test(
-        machine_for(MemoryStore),
+        machine_for(open_store),
         settings=settings(
-            max_examples=200,
-            stateful_step_count=50,
+            max_examples=games,
+            stateful_step_count=moves,
+            # A game takes as long as the machine is busy; the test has a timeout of its own.
             deadline=None,
+            # Every run plays other games: over time they reach what 200 fixed ones never would.
             derandomize=False,
             print_blob=True,
-            suppress_health_check=list(HealthCheck),
+            # The same: slow and large games are what this is for.
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("open_store", "games"), [(MemoryStore, 200), (sqlite_store, 200), (file_store, 50)]
+)
+def test_a_backend_answers_as_the_model_does(open_store: OpenStore, games: int) -> None:
+    play(open_store, games=games, moves=50)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("open_store", [MemoryStore, sqlite_store, file_store])
+def test_a_backend_answers_as_the_model_does_in_long_games(open_store: OpenStore) -> None:
+    play(open_store, games=500, moves=100)

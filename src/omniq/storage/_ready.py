@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from omniq.storage._gates import Gate
 
 Place = tuple[int, int, int, str]
@@ -39,6 +41,25 @@ class Waiting(Protocol):
 
 W = TypeVar("W", bound=Waiting)
 
+Lot = tuple[str, str, bool]
+"""Where blocked tasks are parked: the gate's key, the queue, and whether they are suspects."""
+
+Room = Callable[[Gate], int]
+"""Says how many tasks a gate would let in."""
+
+
+class Wanted(msgspec.Struct):
+    """What a claim is for: these queues (None is all) but for paused ones, with suspects or not."""
+
+    queues: Sequence[str] | None
+    paused: Collection[str]
+    suspects: bool
+
+    def has(self, queue: str, is_suspect: bool) -> bool:
+        """Whether a task of that queue is wanted."""
+        is_asked_for = self.queues is None or queue in self.queues
+        return is_asked_for and queue not in self.paused and (self.suspects or not is_suspect)
+
 
 class ReadyQueue(Generic[W]):
     """Waiting tasks: those that are due by queue, those that are not, those a gate holds up.
@@ -53,16 +74,16 @@ class ReadyQueue(Generic[W]):
         self._ready: dict[str, list[Place]] = {}
         self._suspects: dict[str, list[Place]] = {}
         self._delayed: list[Place] = []
-        self._parked: dict[str, list[Place]] = {}
+        self._parked: dict[Lot, list[Place]] = {}
 
     def put(self, item: W, now: int) -> None:
         """File the task where `take_next` will look for it."""
-        if item.parked is not None:
-            place = (*item.order, item.id)
-            heap = self._parked.setdefault(item.parked, [])
-        elif item.visible > now:
+        if item.visible > now:
             place = (0, item.visible, item.seq, item.id)
             heap = self._delayed
+        elif item.parked is not None:
+            place = (*item.order, item.id)
+            heap = self._parked.setdefault((item.parked, item.queue, item.is_suspect), [])
         else:
             place = (*item.order, item.id)
             heaps = self._suspects if item.is_suspect else self._ready
@@ -76,30 +97,32 @@ class ReadyQueue(Generic[W]):
         self._places.pop(task_id, None)
         return self.items.pop(task_id, None)
 
-    def promote(self, due_by: int, now: int, room: Callable[[Gate], int]) -> None:
-        """Move what has come due, and what a gate has room for again, to where `take_next` looks."""
+    def promote(self, due_by: int, now: int) -> None:
+        """Move what has come due to where `take_next` looks."""
         while (place := self._top(self._delayed)) is not None and place[1] <= due_by:
             self.put(self._take(self._delayed, place), max(now, due_by))
-        for key, heap in list(self._parked.items()):
-            first = self._top(heap)
-            if first is None:
-                del self._parked[key]
-                continue
-            gate = next(gate for gate in self.items[first[3]].gates if gate.key == key)
-            free = room(gate)
-            while free > 0 and (place := self._top(heap)) is not None:
-                item = self._take(heap, place)
-                item.parked = None
-                self.put(item, now)
-                free -= 1
 
-    def take_next(
-        self, queues: Sequence[str] | None, paused: Collection[str], *, with_suspects: bool
-    ) -> W | None:
-        """Take out the first task that is due, in these queues (None is all)."""
+    def lots_with_room(self, room: Room) -> list[Lot]:
+        """Where tasks are parked whose gate has room again; they take part in a claim as they are.
+
+        A task that the claim cannot take for another reason so keeps nobody out of the free room.
+        """
+        for lot in [lot for lot, heap in self._parked.items() if self._top(heap) is None]:
+            del self._parked[lot]
+        return [lot for lot in self._parked if self._has_room(lot, room)]
+
+    def _has_room(self, lot: Lot, room: Room) -> bool:
+        place = self._top(self._parked[lot])
+        if place is None:
+            return False
+        gate = next(gate for gate in self.items[place[3]].gates if gate.key == lot[0])
+        return room(gate) > 0
+
+    def take_next(self, wanted: Wanted, lots: Sequence[Lot], room: Room) -> W | None:
+        """Take out the first task that is due and wanted, of those parked in `lots` as well."""
         best: Place | None = None
         source: list[Place] = []
-        for heap in self._heaps(queues, paused, with_suspects):
+        for heap in self._heaps(wanted, lots, room):
             place = self._top(heap)
             if place is not None and (best is None or place < best):
                 best, source = place, heap
@@ -110,13 +133,15 @@ class ReadyQueue(Generic[W]):
         place = self._top(self._delayed)
         return None if place is None else place[1]
 
-    def _heaps(
-        self, queues: Sequence[str] | None, paused: Collection[str], with_suspects: bool
-    ) -> Iterator[list[Place]]:
-        for heaps in (self._ready, self._suspects) if with_suspects else (self._ready,):
-            for queue in heaps if queues is None else queues:
-                if queue in heaps and queue not in paused:
+    def _heaps(self, wanted: Wanted, lots: Sequence[Lot], room: Room) -> Iterator[list[Place]]:
+        for heaps in (self._ready, self._suspects) if wanted.suspects else (self._ready,):
+            for queue in heaps if wanted.queues is None else wanted.queues:
+                if queue in heaps and queue not in wanted.paused:
                     yield heaps[queue]
+        for lot in lots:
+            _, queue, is_suspect = lot
+            if wanted.has(queue, is_suspect) and self._has_room(lot, room):
+                yield self._parked[lot]
 
     def _top(self, heap: list[Place]) -> Place | None:
         """The first place of a heap that still holds, dropping those that do not."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
@@ -26,6 +28,7 @@ from omniq.errors import (
     SerializationError,
     StaleClaim,
     StorageClosed,
+    StorageError,
 )
 from omniq.failpoints import hit
 from omniq.models import (
@@ -114,9 +117,13 @@ class GivenBack(msgspec.Struct, frozen=True):
 
 
 class Identity:
-    """Who a storage object is to the store. Shared with its twins, so that they act as one owner."""
+    """Who a storage object is to the store. Shared with its twins, so that they act as one owner.
+
+    Twins live in other threads: what they find out is taken in only while it is still true.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.owner = ""
         self.started_at = 0
         self.lease = 0.0
@@ -126,6 +133,18 @@ class Identity:
 
     def renew(self, owner: str, now: int) -> None:
         self.owner, self.started_at, self.trusted_until = owner, now, 0
+
+    def replace(self, fenced: str, owner: str, now: int) -> None:
+        """Become `owner`, unless a twin has replaced the fenced one already."""
+        with self._lock:
+            if self.owner == fenced:
+                self.renew(owner, now)
+
+    def trust(self, owner: str, until: int) -> None:
+        """The store has given that owner a lease, which may not be this one any more."""
+        with self._lock:
+            if self.owner == owner:
+                self.trusted_until = until
 
 
 class BaseStorage(Inspection):
@@ -154,6 +173,7 @@ class BaseStorage(Inspection):
         self._is_twin = False
         self._is_open = False
         self._held: dict[str, Task] = {}
+        self._held_as = ""
         self._claim_ids: dict[str, str] = {}
         self._repeated: dict[str, int] = {}
 
@@ -173,6 +193,11 @@ class BaseStorage(Inspection):
     def owner(self) -> str:
         """The id under which this object claims; fresh at every opening and after every fencing."""
         return self._identity.owner
+
+    @property
+    def claims(self) -> dict[str, int]:
+        """The claims this object knows it made and has not recorded the end of: task id to token."""
+        return {task.id: task.token for task in self._claims().values()}
 
     @property
     def clock(self) -> Clock:
@@ -228,6 +253,17 @@ class BaseStorage(Inspection):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def retire(self) -> None:
+        """Give back at once what this owner still holds, charged nothing, and end its lease.
+
+        It is not among the `workers` any more. What this object claims next, a fresh owner claims.
+        """
+        self._check_open()
+        owner = self.owner
+        if self._identity.trusted_until:
+            await self._retire(owner)
+            self._become_new(owner)
 
     @abstractmethod
     def twin(self) -> BaseStorage:
@@ -341,15 +377,17 @@ class BaseStorage(Inspection):
             await self._ensure_lease()
         if claim is None and not entries:
             return [], []
+        owner = self.owner
         hit("turn.before")
         try:
-            recorded, rows = await self._turn(self.owner, entries, claim)
-        except LeaseLost:
-            self._become_new()
+            recorded, rows = await self._turn(owner, entries, claim)
+        except LeaseLost as lost:
+            self._become_new(lost.owner)
             raise
         hit("turn.after")
         self._forget(outcomes, recorded)
-        if claim is None:
+        if claim is None or owner != self.owner:
+            # A twin was fenced meanwhile: what was claimed has been given back with the rest.
             return recorded, []
         return recorded, await self._remember(rows, claim.claim_id)
 
@@ -422,7 +460,7 @@ class BaseStorage(Inspection):
         M5. Accepts what this object holds, and a repeating task that it has just finished.
         """
         _check_now("new_eta", new_eta)
-        token = self._repeated.get(task_id) if task_id not in self._held else None
+        token = self._repeated.get(task_id) if task_id not in self._claims() else None
         if token is None:
             token = self._claim_on(task_id).token
         await self._record_one(Rescheduled(task_id, token, new_eta))
@@ -491,12 +529,12 @@ class BaseStorage(Inspection):
         hit("renew.before")
         try:
             renewal = await self._renew(info, length)
-        except LeaseLost:
-            self._become_new()
+        except LeaseLost as lost:
+            self._become_new(lost.owner)
             raise
         hit("renew.after")
         # Counted from before the request: the store cannot have started the lease any earlier.
-        self._identity.trusted_until = asked_at + length
+        self._identity.trust(info.id, asked_at + length)
         return renewal
 
     async def give_back_abandoned(self, max_crashes: int | None = None) -> list[GivenBack]:
@@ -863,7 +901,8 @@ class BaseStorage(Inspection):
 
     async def _claimed_as(self, claim_id: str) -> list[Task]:
         """What an earlier call with that id claimed, as far as this owner still holds it."""
-        known = [task for task in self._held.values() if self._claim_ids[task.id] == claim_id]
+        claims = self._claims()
+        known = [task for task in claims.values() if self._claim_ids[task.id] == claim_id]
         if not known:
             return []
         held = await self.held_by(self.owner)
@@ -874,10 +913,19 @@ class BaseStorage(Inspection):
         if self.lease_remaining <= self._identity.lease / 3:
             await self.renew()
 
-    def _become_new(self) -> None:
-        self._identity.renew(self._clock.new_id(), self._clock.micros())
-        self._held.clear()
-        self._claim_ids.clear()
+    def _become_new(self, fenced: str) -> None:
+        self._identity.replace(fenced, self._clock.new_id(), self._clock.micros())
+
+    def _claims(self) -> dict[str, Task]:
+        """The claims this object made as the owner it is; those of one that was fenced are gone."""
+        owner = self.owner
+        if self._held_as != owner:
+            # Noticed here and not where it happens: it may be a twin that was told.
+            self._held.clear()
+            self._claim_ids.clear()
+            self._repeated.clear()
+            self._held_as = owner
+        return self._held
 
     async def _remember(self, rows: list[Row], claim_id: str) -> list[Task]:
         tasks: list[Task] = []
@@ -890,29 +938,31 @@ class BaseStorage(Inspection):
                 undecodable.append(Failed(row.id, row.token, record, "undecodable"))
                 continue
             tasks.append(task)
-            self._held[task.id] = task
+            self._claims()[task.id] = task
             self._claim_ids[task.id] = claim_id
         if undecodable:
-            await self.record(undecodable)
+            # Should that fail, the others are ours all the same; this one is released as unknown.
+            with suppress(StorageError):
+                await self.record(undecodable)
         return tasks
 
     def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
             if was_recorded and isinstance(outcome, Retried) and outcome.eta is None:
                 continue
-            held = self._held.get(outcome.task_id)
+            held = self._claims().get(outcome.task_id)
             if held is not None and held.token == outcome.token:
                 del self._held[outcome.task_id]
                 del self._claim_ids[outcome.task_id]
         if outcomes:
             self._hints.results(outcome.task_id for outcome in outcomes)
-            if any(not isinstance(outcome, Succeeded | Failed | Cancelled) for outcome in outcomes):
+            if any(map(_runs_again, outcomes)):
                 self._hints.work()
 
     def _claim_on(self, task_id: str) -> Task:
         self._check_open()
         check_id(task_id)
-        task = self._held.get(task_id)
+        task = self._claims().get(task_id)
         if task is None:
             raise StaleClaim(task_id)
         return task
@@ -925,6 +975,12 @@ class BaseStorage(Inspection):
 
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
+
+
+def _runs_again(outcome: Outcome) -> bool:
+    if isinstance(outcome, Succeeded):
+        return outcome.next_eta is not None
+    return not isinstance(outcome, Failed | Cancelled)
 
 
 def _check_now(field: str, instant: datetime) -> None:

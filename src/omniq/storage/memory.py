@@ -27,13 +27,17 @@ from omniq.outcomes import Released, Rescheduled
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import _gates, _rows
-from omniq.storage._gates import Gate, GateState
+from omniq.storage._gates import GateState
 from omniq.storage._rows import Finish, FinishedRow, Row, Settled
 from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
 from omniq.storage.inspection import DeadQuery, TaskQuery
 
 _Place = tuple[int, int, int, str]
 """A row's place in a heap: sorts as rows are to be taken, and ends in the id."""
+
+
+_Lot = tuple[str, str, bool]
+"""Where blocked rows are parked: the gate's key, the queue, and whether they are suspects."""
 
 
 class _Lease(msgspec.Struct):
@@ -57,7 +61,7 @@ class _Memory:
         self.ready: dict[str, list[_Place]] = {}
         self.suspects: dict[str, list[_Place]] = {}
         self.delayed: list[_Place] = []
-        self.parked: dict[str, list[_Place]] = {}
+        self.parked: dict[_Lot, list[_Place]] = {}
         self.held: dict[str, dict[str, Row]] = {}
         self.leases: dict[str, _Lease] = {}
         self.fenced: set[str] = set()
@@ -78,12 +82,12 @@ class _Memory:
 
     def put(self, row: Row, now: int) -> None:
         """File an unheld row where a claim will look for it. Older places of it become stale."""
-        if row.parked is not None:
-            place = (*row.order, row.id)
-            heap = self.parked.setdefault(row.parked, [])
-        elif row.visible > now:
+        if row.visible > now:
             place = (0, row.visible, row.seq, row.id)
             heap = self.delayed
+        elif row.parked is not None:
+            place = (*row.order, row.id)
+            heap = self.parked.setdefault((row.parked, row.queue, row.is_suspect), [])
         else:
             place = (*row.order, row.id)
             heaps = self.suspects if row.is_suspect else self.ready
@@ -290,13 +294,14 @@ class MemoryStorage(BaseStorage):
     def _claim(self, owner: str, claim: Claim, now: int) -> list[Row]:
         memory = self._memory
         due_by = now if claim.now is None else claim.now
-        self._promote(due_by, now, claim.queues)
+        self._promote(due_by, now)
+        lots = self._lots_with_room(now)
         held = memory.held.setdefault(owner, {})
         holds_suspect = any(row.is_suspect for row in held.values())
         claimed: list[Row] = []
         aside: list[Row] = []
         while len(claimed) < claim.limit:
-            row = self._take_next(claim.queues, holds_suspect)
+            row = self._take_next(claim.queues, holds_suspect, lots, now)
             if row is None:
                 break
             if row.visible > due_by:
@@ -316,50 +321,62 @@ class MemoryStorage(BaseStorage):
             del memory.held[owner]
         return claimed
 
-    def _promote(self, due_by: int, now: int, queues: Sequence[str] | None) -> None:
-        """Move what has come due, and what a gate has room for again, to where claims look."""
+    def _promote(self, due_by: int, now: int) -> None:
+        """Move what has come due to where claims look."""
         memory = self._memory
         while (place := memory.top(memory.delayed)) is not None and place[1] <= due_by:
             row = memory.take_from(memory.delayed, place)
             memory.put(row, max(now, due_by))
-        for key, heap in list(memory.parked.items()):
-            state = memory.gate(key)
-            first = memory.top(heap)
-            if first is None:
-                del memory.parked[key]
-            elif state.wake_at <= now:
-                gate = next(gate for gate in memory.rows[first[3]].gates if gate.key == key)
-                self._unpark(gate, heap, queues, now)
 
-    def _unpark(
-        self, gate: Gate, heap: list[_Place], queues: Sequence[str] | None, now: int
-    ) -> None:
-        memory, state = self._memory, self._memory.gate(gate.key)
-        free = _gates.room(gate, state, now)
-        if free == 0:
-            state.wake_at = _gates.ask_again_at(gate, state, now)
-        while free > 0 and (place := memory.top(heap)) is not None:
-            row = memory.take_from(heap, place)
-            row.parked = None
-            memory.put(row, now)
-            # What this claim cannot take must not keep what it can take out of the free room.
-            free -= row.queue not in memory.paused and (queues is None or row.queue in queues)
+    def _lots_with_room(self, now: int) -> list[_Lot]:
+        """Where rows are parked whose gate has room again; they take part in the claim as they are.
 
-    def _take_next(self, queues: Sequence[str] | None, holds_suspect: bool) -> Row | None:
+        A row that this claim cannot take for another reason so keeps nobody out of the free room.
+        """
+        memory = self._memory
+        lots: list[_Lot] = []
+        for lot, heap in list(memory.parked.items()):
+            if memory.top(heap) is None:
+                del memory.parked[lot]
+            elif memory.gate(lot[0]).wake_at <= now and self._has_room(lot, now):
+                lots.append(lot)
+        return lots
+
+    def _has_room(self, lot: _Lot, now: int) -> bool:
+        memory, key = self._memory, lot[0]
+        place = memory.top(memory.parked[lot])
+        if place is None:
+            return False
+        gate = next(gate for gate in memory.rows[place[3]].gates if gate.key == key)
+        if _gates.room(gate, memory.gate(key), now) > 0:
+            return True
+        memory.gate(key).wake_at = _gates.ask_again_at(gate, memory.gate(key), now)
+        return False
+
+    def _take_next(
+        self, queues: Sequence[str] | None, holds_suspect: bool, lots: list[_Lot], now: int
+    ) -> Row | None:
         best: _Place | None = None
         source: list[_Place] = []
-        for heap in self._heaps(queues, holds_suspect):
+        for heap in self._heaps(queues, holds_suspect, lots, now):
             place = self._memory.top(heap)
             if place is not None and (best is None or place < best):
                 best, source = place, heap
         return None if best is None else self._memory.take_from(source, best)
 
-    def _heaps(self, queues: Sequence[str] | None, holds_suspect: bool) -> Iterator[list[_Place]]:
+    def _heaps(
+        self, queues: Sequence[str] | None, holds_suspect: bool, lots: list[_Lot], now: int
+    ) -> Iterator[list[_Place]]:
         memory = self._memory
         for heaps in (memory.ready,) if holds_suspect else (memory.ready, memory.suspects):
             for queue in heaps if queues is None else queues:
                 if queue in heaps and queue not in memory.paused:
                     yield heaps[queue]
+        for lot in lots:
+            _, queue, is_suspect = lot
+            is_wanted = queue not in memory.paused and (queues is None or queue in queues)
+            if is_wanted and not (is_suspect and holds_suspect) and self._has_room(lot, now):
+                yield memory.parked[lot]
 
     def _enter_gates(self, row: Row, now: int) -> bool:
         """Let the row through all its gates, or park it under the one that blocks."""

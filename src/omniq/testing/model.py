@@ -290,10 +290,15 @@ class Model:
         claim_id: str | None = None,
     ) -> tuple[list[bool], list[Task]]:
         if claim_id is not None and not outcomes:
-            known = [task for task, by in owner.held.values() if by == claim_id]
+            running = self.held_by(owner.name)
+            known = [
+                task
+                for task, by in owner.held.values()
+                if by == claim_id and running.get(task.id) == task.token
+            ]
             if known:
                 return [], known
-        if limit and owner.lease_until - self._clock.boot_micros() < self._lease / 3:
+        if limit and owner.lease_until - self._clock.boot_micros() <= self._lease / 3:
             self.renew(owner)
         recorded = [self._record(owner, outcome) for outcome in outcomes]
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
@@ -375,6 +380,8 @@ class Model:
             case Released():
                 record.status = PENDING
                 record.releases += outcome.unknown_function
+                if outcome.eta is not None:
+                    self._let_go(record, outcome.eta)
                 record.owner, record.ended_claim = None, record.token
 
     def _settle_success(self, record: Record, outcome: Succeeded) -> None:

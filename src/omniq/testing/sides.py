@@ -6,7 +6,8 @@ them, so that those of different stores can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from omniq.errors import OmniqError
 from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, WorkerInfo
 from omniq.settings import Settings
-from omniq.storage.base import BaseStorage, GivenBack, Renewal
+from omniq.storage.base import BaseStorage, GivenBack
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Model, Owner
 
@@ -93,29 +94,31 @@ class Side:
         except OmniqError as error:
             return _raised(error)
 
-    async def look(self, place: int, names: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
+    async def look(self, place: int, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
         """All that can be asked, through the object at that place."""
         storage = self.objects[place]
         owners = {name: owner for owner, name in self._names.items()}
-        listed = await storage.list_tasks(limit=1000)
+        # Asked all at once: nothing changes meanwhile, and a game has thousands of questions.
+        stats, workers, paused, listed, *answers = await asyncio.gather(
+            storage.stats(),
+            storage.workers(),
+            storage.paused_queues(),
+            storage.list_tasks(limit=1000),
+            *(storage.held_by(owners[name]) for name in names),
+            *(question for task_id in ids for question in _questions(storage, task_id)),
+        )
         assert len({task.id for task in listed}) == len(listed), "a task is listed twice"
+        held, answers = answers[: len(names)], answers[len(names) :]
         seen: dict[str, Any] = {
-            "stats": await storage.stats(),
-            "workers": {info.id: info.running for info in self._named(await storage.workers())},
-            "held_by": {name: await storage.held_by(owners[name]) for name in names},
-            "paused": await storage.paused_queues(),
+            "stats": stats,
+            "workers": {info.id: info.running for info in self._named(workers)},
+            "held_by": dict(zip(names, held, strict=True)),
+            "paused": paused,
             "list_tasks": self._named({task.id: task for task in listed}),
         }
-        for task_id in ids:
-            seen[task_id] = self._named(
-                {
-                    "task": await storage.get_task(task_id),
-                    "result": await storage.get_result(task_id),
-                    "history": await storage.history(task_id),
-                    "dead": await storage.get_dead(task_id),
-                    "checkpoint": await storage.load_checkpoint(task_id),
-                }
-            )
+        for position, task_id in enumerate(ids):
+            each = answers[position * len(_ASKED) : (position + 1) * len(_ASKED)]
+            seen[task_id] = self._named(dict(zip(_ASKED, each, strict=True)))
         return seen
 
     def _named(self, value: Any) -> Any:
@@ -157,7 +160,18 @@ class Side:
         return text
 
 
-def model_look(model: Model, names: Iterable[str], ids: Iterable[str]) -> dict[str, Any]:
+_ASKED = ("task", "result", "history", "dead", "checkpoint")
+
+
+def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
+    yield storage.get_task(task_id)
+    yield storage.get_result(task_id)
+    yield storage.history(task_id)
+    yield storage.get_dead(task_id)
+    yield storage.load_checkpoint(task_id)
+
+
+def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
     """What `Side.look` should give."""
     known = model.known_tasks()
     seen: dict[str, Any] = {
@@ -177,6 +191,3 @@ def model_look(model: Model, names: Iterable[str], ids: Iterable[str]) -> dict[s
             "checkpoint": model.checkpoints.get(task_id),
         }
     return seen
-
-
-__all__ = ["OpenStore", "Raised", "Renewal", "Side", "Store", "answer_of", "model_look"]

@@ -156,6 +156,13 @@ class Checkpoint(msgspec.Struct):
     data: bytes
 
 
+class StoredSchedule(msgspec.Struct):
+    """A schedule whose task's arguments are kept as the serializer's bytes, not as omniq's own."""
+
+    schedule: Schedule
+    body: bytes
+
+
 T = TypeVar("T")
 
 
@@ -213,7 +220,7 @@ LIVE = Codec(Kind.LIVE, Live)
 ENDED = Codec(Kind.ENDED, Ended)
 WORKER = Codec(Kind.WORKER, WorkerInfo)
 GATE: Codec[tuple[str, GateState]] = Codec(Kind.GATE, tuple[str, GateState])
-SCHEDULE = Codec(Kind.SCHEDULE, Schedule)
+SCHEDULE = Codec(Kind.SCHEDULE, StoredSchedule)
 HOLDERS: Codec[dict[str, Holder]] = Codec(Kind.HOLDERS, dict[str, Holder])
 CHECKPOINT = Codec(Kind.CHECKPOINT, Checkpoint)
 PROGRESS = Codec(Kind.PROGRESS, Progress)

@@ -26,6 +26,7 @@ from omniq.testing.contract.dead import DeadLetterContract
 from omniq.testing.contract.enqueue import EnqueueContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
+from omniq.testing.contract.order import OrderContract
 from omniq.testing.contract.progress import ProgressContract
 from omniq.testing.contract.queues_and_gates import GateContract
 from omniq.testing.contract.reading import ReadingContract
@@ -42,6 +43,7 @@ class StorageContract(
     EnqueueContract,
     ValueContract,
     ClaimContract,
+    OrderContract,
     RecordContract,
     VerbContract,
     LeaseContract,
@@ -68,6 +70,7 @@ __all__ = [
     "LeaseContract",
     "LifecycleContract",
     "OpenAnother",
+    "OrderContract",
     "ProgressContract",
     "ReadingContract",
     "RecordContract",

@@ -189,6 +189,20 @@ class CancelContract(Slice):
         assert not await storage.cancel("a")
         assert await everything(storage) == before
 
+    async def test_a_listener_hears_of_what_is_cancelled_through_this_object(
+        self, storage: BaseStorage
+    ) -> None:
+        heard: list[str] = []
+        forget = storage.on_cancel(heard.append)
+        await storage.enqueue_many(some_tasks("abc"))
+        await storage.reserve(1)
+        for task_id in ("a", "b", "unknown"):
+            await storage.cancel(task_id)
+        forget()
+        await storage.cancel("c")
+
+        assert heard == ["a", "b"]
+
     @promise("X3")
     async def test_cancelling_twice_is_true_once(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))

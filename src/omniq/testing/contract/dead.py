@@ -9,7 +9,7 @@ import pytest
 
 from omniq.errors import DuplicateTask, InvalidTask, QueueFull
 from omniq.models import TaskStatus
-from omniq.outcomes import Failed, Succeeded
+from omniq.outcomes import Failed, Released, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
@@ -133,6 +133,35 @@ class DeadLetterContract(Slice):
         with pytest.raises(InvalidTask):
             await storage.retry_dead("a", task=a_task("a", max_retries=-1))
         assert await everything(storage) == before
+
+    @promise("D1")
+    async def test_the_task_of_a_dead_letter_is_found_after_its_result_was_purged(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", args=("kept",)))
+        assert await storage.get_dead_task("a") is None
+        await _bury(storage, "a")
+        await storage.purge_results(clock.now() + _MOMENT)
+        task = await storage.get_dead_task("a")
+
+        assert task is not None
+        assert (task.id, task.args, task.status) == ("a", ("kept",), TaskStatus.FAILED)
+        await storage.delete_dead("a")
+        assert await storage.get_dead_task("a") is None
+
+    @promise("D1", "R8")
+    async def test_a_retried_dead_letter_is_no_longer_cancelled(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.cancel("a")
+        await storage.record([Failed("a", task.token, an_error())])
+        await storage.retry_dead("a")
+        task = await claim_one(storage)
+
+        assert not task.cancel_requested
+        assert (await storage.renew()).cancelled == frozenset()
+        await storage.record([Released("a", task.token)])
+        assert await status_of(storage, "a") is TaskStatus.PENDING
 
     @promise("D2")
     async def test_retrying_twice_is_true_once(self, storage: BaseStorage) -> None:

@@ -88,6 +88,21 @@ class LeaseContract(Slice):
 
         assert len(await other.give_back_abandoned()) == 1
 
+    @promise("L1")
+    async def test_a_renewal_may_ask_for_another_length_and_it_stays(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        await storage.renew(lease=3)
+        await storage.reserve(1)
+        await storage.renew()
+        clock.advance(2.999)
+        assert await other.give_back_abandoned() == []
+        clock.advance(0.001)
+
+        assert len(await other.give_back_abandoned()) == 1
+
     @promise("L2", "L4")
     async def test_renewing_twice_is_renewing(
         self, storage: BaseStorage, open_another: OpenAnother
@@ -207,6 +222,16 @@ class LeaseContract(Slice):
         task = await storage.dequeue(clock.now() - timedelta(days=1))
         assert task is not None
         assert (task.attempts, task.crashes) == (1, 1)
+
+    @promise("L7", "E3")
+    async def test_a_task_of_a_lost_owner_keeps_its_unique_key(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", unique="key"))
+        await claim_and_lose(open_another, clock)
+        await storage.give_back_abandoned()
+
+        assert await storage.enqueue(a_task("b", unique="key")) == "a"
 
     @promise("L7")
     async def test_recovering_twice_charges_once(

@@ -8,7 +8,9 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from omniq.errors import StorageClosed
+import pytest
+
+from omniq.errors import LeaseLost, StorageClosed
 from omniq.models import Progress, Schedule, TaskStatus
 from omniq.outcomes import Released
 from omniq.storage.base import BaseStorage
@@ -64,6 +66,8 @@ EVERY_USE: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "workers": lambda s: s.workers(),
     "held_by": lambda s: s.held_by("o"),
     "get_dead": lambda s: s.get_dead("a"),
+    "get_dead_task": lambda s: s.get_dead_task("a"),
+    "count_waiting": lambda s: s.count_waiting(),
     "get_progress": lambda s: s.get_progress("a"),
     "load_checkpoint": lambda s: s.load_checkpoint("a"),
     "get_schedule": lambda s: s.get_schedule("s"),
@@ -192,6 +196,19 @@ class LifecycleContract(Slice):
         assert storage.owner == before
         await storage.enqueue(a_task("a"))
         assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("O3", "O4", "L3")
+    async def test_a_twin_cannot_renew_for_an_owner_that_has_closed(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        other = await open_another()
+        await storage.renew()
+        async with storage.twin() as twin:
+            await storage.close()
+            with pytest.raises(LeaseLost):
+                await twin.renew()
+
+        assert await other.workers() == []
 
     async def test_it_says_what_it_promises(self, storage: BaseStorage) -> None:
         promised = storage.capabilities

@@ -174,6 +174,8 @@ class ReadingContract(Slice):
             queue: sum(task.queue == queue for task in live) for queue in ("q0", "q1")
         }
         assert stats.dead == 3
+        waiting = [task for task in live if task.status is not TaskStatus.RUNNING]
+        assert await storage.count_waiting() == len(waiting)
 
     @promise("Q3")
     async def test_the_oldest_due_task_is_as_old_as_it_has_been_due(

@@ -254,6 +254,19 @@ class RecordContract(Slice):
         assert ids(await storage.reserve(1)) == ["a"]
 
     @promise("R7")
+    async def test_a_release_may_say_when_the_task_comes_back(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([Released("a", task.token, eta=clock.now() + timedelta(seconds=9))])
+
+        assert await status_of(storage, "a") is TaskStatus.PENDING
+        assert await storage.reserve(1, clock.now() + timedelta(seconds=8)) == []
+        clock.advance(9)
+        assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("R7")
     async def test_a_release_for_an_unknown_function_is_counted(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
         for _ in range(2):

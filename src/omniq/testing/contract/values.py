@@ -88,19 +88,26 @@ VALUES: dict[str, Any] = {
     "Decimal NaN": Decimal("NaN"),
     "UUID": UUID("12345678-1234-5678-1234-567812345678"),
     "60 levels": _nested(60),
+    "60 levels of tuples": _nested_tuples(60),
 }
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "function": (lambda: None, "args[0]: a function cannot be carried"),
-    "object": (object(), "args[0]: a object cannot be carried"),
-    "class": (int, "args[0]: a type cannot be carried"),
-    "generator": (_generator(), "args[0]: a generator cannot be carried"),
-    "bytearray": (bytearray(b"x"), "args[0]: a bytearray cannot be carried"),
-    "enum": (TaskStatus.SUCCESS, "args[0]: a omniq.models.TaskStatus cannot be carried"),
-    "in a list": ([1, [object()]], "args[0][1][0]: a object cannot be carried"),
-    "in a dict": ({"a": {"b": object()}}, "args[0]['a']['b']: a object cannot be carried"),
-    "in a tuple": ((1, (2, object())), "args[0][1][1]: a object cannot be carried"),
-    "in a set": ({object}, "args[0][0]: a type cannot be carried"),
+    "function": (lambda: None, "args[0]: a value of type function cannot be carried"),
+    "object": (object(), "args[0]: a value of type object cannot be carried"),
+    "class": (int, "args[0]: a value of type type cannot be carried"),
+    "generator": (_generator(), "args[0]: a value of type generator cannot be carried"),
+    "bytearray": (bytearray(b"x"), "args[0]: a value of type bytearray cannot be carried"),
+    "enum": (
+        TaskStatus.SUCCESS,
+        "args[0]: a value of type omniq.models.TaskStatus cannot be carried",
+    ),
+    "in a list": ([1, [object()]], "args[0][1][0]: a value of type object cannot be carried"),
+    "in a dict": (
+        {"a": {"b": object()}},
+        "args[0]['a']['b']: a value of type object cannot be carried",
+    ),
+    "in a tuple": ((1, (2, object())), "args[0][1][1]: a value of type object cannot be carried"),
+    "in a set": ({object}, "args[0][0]: a value of type type cannot be carried"),
     "tuple as a key": ({(1, 2): 3}, "args[0]: dictionary key of type tuple"),
     "NaN as a key": ({math.nan: 3}, "args[0]: NaN cannot be a dictionary key"),
     "lone surrogate": (["\ud83e"], "args[0][0]: text is not valid Unicode"),
@@ -205,9 +212,13 @@ class ValueContract(Slice):
     async def test_keyword_arguments_and_metadata_are_refused_by_their_path(
         self, storage: BaseStorage
     ) -> None:
-        with pytest.raises(SerializationError, match=r"^kwargs\['to'\]: a object cannot"):
+        with pytest.raises(
+            SerializationError, match=r"^kwargs\['to'\]: a value of type object cannot"
+        ):
             await storage.enqueue(a_task("a", kwargs={"to": object()}))
-        with pytest.raises(SerializationError, match=r"^metadata\['m'\]\[0\]: a object cannot"):
+        with pytest.raises(
+            SerializationError, match=r"^metadata\['m'\]\[0\]: a value of type object cannot"
+        ):
             await storage.enqueue(a_task("a", metadata={"m": [object()]}))
 
         assert await storage.list_tasks() == []
@@ -218,7 +229,9 @@ class ValueContract(Slice):
     ) -> None:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
-        with pytest.raises(SerializationError, match=r"^result\['x'\]: a object cannot"):
+        with pytest.raises(
+            SerializationError, match=r"^result\['x'\]: a value of type object cannot"
+        ):
             await storage.mark_done("a", a_result(task, {"x": object()}))
 
         assert await status_of(storage, "a") is TaskStatus.RUNNING

@@ -1,5 +1,6 @@
 -- Make tasks the owner's. What `_rows.claim` does to a row, to all rows of a claim at once.
 -- :owner, :now, :seqs (a JSON array)
 UPDATE omniq_live
-SET place = 4, status = 'running', owner = :owner, token = token + 1, started_at = :now, parked = NULL
+SET place = 4, status = 'running', owner = :owner, token = token + 1, started_at = :now,
+    parked = NULL, lot = NULL
 WHERE seq IN (SELECT value FROM json_each(:seqs))

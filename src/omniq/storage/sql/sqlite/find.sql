@@ -1,5 +1,5 @@
 -- The record of one task, live or finished.
--- {columns} see _sqlite_tables
+-- {columns} see _sqlite.tables
 -- :id, :now
 -- returns   a row as JSON; then finished_at, expires_at and result, which are NULL while it lives
 SELECT json_array({columns}), finished.finished_at, finished.expires_at, finished.result

@@ -1,5 +1,5 @@
 -- Everything an owner holds.
--- {columns} see _sqlite_tables
+-- {columns} see _sqlite.tables
 -- :owner
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))

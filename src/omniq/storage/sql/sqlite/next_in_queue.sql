@@ -1,12 +1,12 @@
 -- The first tasks of a queue, in the order they are to be claimed.
 -- {place}   0 for ready tasks, 1 for suspects
--- {columns} see _sqlite_tables
--- :queue, :limit, :skip
+-- {columns} see _sqlite.tables
+-- :source (the queue), :limit, :skip
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))
 FROM (
     SELECT * FROM omniq_live
-    WHERE place = {place} AND queue = :queue
+    WHERE place = {place} AND queue = :source
     ORDER BY priority DESC, due, seq LIMIT :limit OFFSET :skip
 ) AS state
 CROSS JOIN omniq_tasks AS tasks ON tasks.seq = state.seq

@@ -1,11 +1,11 @@
--- The first tasks parked under a gate, in the order they are to be claimed.
--- {columns} see _sqlite_tables
--- :key, :limit
+-- The first tasks of a lot, in the order they are to be claimed.
+-- {columns} see _sqlite.tables
+-- :source (the lot), :limit, :skip
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))
 FROM (
     SELECT * FROM omniq_live
-    WHERE place = 3 AND parked = :key
-    ORDER BY priority DESC, due, seq LIMIT :limit
+    WHERE place = 3 AND lot = :source
+    ORDER BY priority DESC, due, seq LIMIT :limit OFFSET :skip
 ) AS state
 CROSS JOIN omniq_tasks AS tasks ON tasks.seq = state.seq

@@ -1,5 +1,5 @@
 -- A page of tasks, live and finished together, in the order of their ids.
--- {columns} see _sqlite_tables
+-- {columns} see _sqlite.tables
 -- :after, :limit, :now, and NULL or a value: :status, :queue, :func_path
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))

@@ -21,8 +21,9 @@ CREATE TABLE omniq_tasks (
 );
 
 -- `place` says where a claim looks for the task: 0 ready, 1 ready and a suspect, 2 not due yet,
--- 3 parked under a gate, 4 held by `owner`. `attached` is 1 when a checkpoint, progress or newest
--- result may have to go with it.
+-- 3 parked under a gate, 4 held by `owner`. `lot` is where parked tasks wait together:
+-- "suspect/queue/gate", suspect being 0 or 1. `attached` is 1 when a checkpoint, progress or newest
+-- result may have to go with it. The defaults are those of a new task.
 CREATE TABLE omniq_live (
     seq              INTEGER PRIMARY KEY,
     place            INTEGER NOT NULL,
@@ -31,17 +32,18 @@ CREATE TABLE omniq_live (
     unique_key       TEXT,
     due              INTEGER NOT NULL,
     visible          INTEGER NOT NULL,
-    status           TEXT    NOT NULL,
-    attempts         INTEGER NOT NULL,
-    crashes          INTEGER NOT NULL,
-    releases         INTEGER NOT NULL,
-    token            INTEGER NOT NULL,
-    settled          INTEGER NOT NULL,
+    status           TEXT    NOT NULL DEFAULT 'pending',
+    attempts         INTEGER NOT NULL DEFAULT 0,
+    crashes          INTEGER NOT NULL DEFAULT 0,
+    releases         INTEGER NOT NULL DEFAULT 0,
+    token            INTEGER NOT NULL DEFAULT 0,
+    settled          INTEGER NOT NULL DEFAULT 0,
     owner            TEXT,
-    started_at       INTEGER NOT NULL,
-    cancel_requested INTEGER NOT NULL,
+    started_at       INTEGER NOT NULL DEFAULT 0,
+    cancel_requested INTEGER NOT NULL DEFAULT 0,
     parked           TEXT,
-    attached         INTEGER NOT NULL,
+    lot              TEXT,
+    attached         INTEGER NOT NULL DEFAULT 0,
     history          BLOB
 );
 
@@ -49,7 +51,7 @@ CREATE TABLE omniq_live (
 CREATE INDEX omniq_ready ON omniq_live (queue, priority DESC, due) WHERE place = 0;
 CREATE INDEX omniq_suspects ON omniq_live (queue, priority DESC, due) WHERE place = 1;
 CREATE INDEX omniq_delayed ON omniq_live (visible) WHERE place = 2;
-CREATE INDEX omniq_parked ON omniq_live (parked, priority DESC, due) WHERE place = 3;
+CREATE INDEX omniq_parked ON omniq_live (lot, priority DESC, due) WHERE place = 3;
 CREATE INDEX omniq_held ON omniq_live (owner) WHERE place = 4;
 CREATE INDEX omniq_held_suspects ON omniq_live (owner) WHERE place = 4 AND crashes > 0;
 CREATE UNIQUE INDEX omniq_unique ON omniq_live (unique_key) WHERE unique_key IS NOT NULL;

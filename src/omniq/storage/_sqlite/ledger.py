@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -12,11 +12,11 @@ from omniq.models import DeadLetter
 from omniq.outcomes import Outcome
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage import _gates, _rows
-from omniq.storage import _sqlite_tables as tables
 from omniq.storage._gates import GateState
 from omniq.storage._rows import Finish, FinishedRow, Row, Settled
-from omniq.storage._sqlite_connection import Connection
-from omniq.storage._sqlite_tables import Stored
+from omniq.storage._sqlite import tables
+from omniq.storage._sqlite.connection import Connection, statement
+from omniq.storage._sqlite.tables import Stored
 from omniq.storage.base import Entry
 
 EncodeFinish = Callable[[Finish, bytes | None], bytes]
@@ -34,7 +34,9 @@ class Gates:
 
     def __getitem__(self, key: str) -> GateState:
         if key not in self._states:
-            found = self._db.execute("SELECT state FROM omniq_gates WHERE key = ?", (key,)).fetchone()
+            found = self._db.execute(
+                "SELECT state FROM omniq_gates WHERE key = ?", (key,)
+            ).fetchone()
             self._read[key] = found[0] if found is not None else b""
             self._states[key] = _decode_gate(found[0]) if found is not None else GateState()
         return self._states[key]
@@ -82,15 +84,34 @@ class Ledger:
 
     # Recording outcomes
 
-    def record(self, owner: str, entries: Sequence[Entry]) -> list[bool]:
-        """Apply the outcomes whose claims are current; for each, whether it is recorded."""
-        self.load(entry.outcome.task_id for entry in entries)
+    def record(self, owner: str, entries: Sequence[Entry], known: Mapping[str, Row]) -> list[bool]:
+        """Apply the outcomes whose claims are current; for each, whether it is recorded.
+
+        `known` are rows as they were claimed by this owner. Nobody else changes a row while its
+        claim is current, but to cancel it or to attach something; so only that is read again.
+        """
+        if known:
+            self._look_after(owner, known)
+        unknown = {entry.outcome.task_id for entry in entries} - self._live.keys()
+        if unknown:
+            self.load(unknown)
         return [self._record(owner, entry) for entry in entries]
+
+    def _look_after(self, owner: str, known: Mapping[str, Row]) -> None:
+        by_seq = {row.seq: row for row in known.values()}
+        parameters = {"owner": owner, "seqs": tables.json_text(list(by_seq))}
+        for seq, token, is_cancelled, is_attached in tables.read_names(
+            self.db, statement("still_held"), parameters
+        ):
+            if by_seq[seq].token == token:
+                # A copy: when this transaction fails, what is known must still be true.
+                row = copy.copy(by_seq[seq])
+                row.cancel_requested = is_cancelled == 1
+                self._live[row.id] = Stored(row, is_attached == 1)
 
     def load(self, task_ids: Iterable[str]) -> None:
         """Read the live rows with these ids."""
-        # An id twice would be two copies of one row.
-        ids = tables.json_text(list(dict.fromkeys(task_ids)))
+        ids = tables.json_text(list(task_ids))
         sql = tables.rows_statement("live_by_id", body=False)
         for stored in tables.read_rows(self.db, sql, {"ids": ids}):
             self._live[stored.row.id] = stored
@@ -204,6 +225,31 @@ class Ledger:
             self.db.execute("DELETE FROM omniq_checkpoints WHERE id = ?", (row.id,))
 
 
+class KnownRows:
+    """The rows this object has claimed and not recorded yet, as they were when they were claimed."""
+
+    def __init__(self) -> None:
+        self._owner = ""
+        self._rows: dict[str, Row] = {}
+
+    def of(self, owner: str, entries: list[Entry]) -> dict[str, Row]:
+        """Those that the entries are about."""
+        if owner != self._owner:
+            return {}
+        ids = (entry.outcome.task_id for entry in entries)
+        return {task_id: self._rows[task_id] for task_id in ids if task_id in self._rows}
+
+    def update(self, owner: str, entries: list[Entry], claimed: list[Row]) -> None:
+        """Forget what was recorded, keep what was claimed."""
+        if owner != self._owner:
+            # What a former owner held has been given back.
+            self._owner, self._rows = owner, {}
+        for entry in entries:
+            self._rows.pop(entry.outcome.task_id, None)
+        for row in claimed:
+            self._rows[row.id] = row
+
+
 def is_held(db: Connection, owner: str, task_id: str, token: int) -> int | None:
     """The `seq` of the task, when that claim on it is the current one."""
     found = db.execute(
@@ -220,15 +266,4 @@ def attach(db: Connection, seqs: list[int]) -> None:
         "UPDATE omniq_live SET attached = 1 WHERE attached = 0 AND seq IN "
         "(SELECT value FROM json_each(?))",
         (tables.json_text(seqs),),
-    )
-
-
-def forget_tasks(db: Connection, seqs: Sequence[Any]) -> None:
-    """Delete what is left of tasks that are neither live nor finished nor dead letters."""
-    db.execute(
-        "DELETE FROM omniq_tasks WHERE seq IN (SELECT value FROM json_each(?)) "
-        "AND NOT EXISTS (SELECT 1 FROM omniq_live AS live WHERE live.seq = omniq_tasks.seq) "
-        "AND NOT EXISTS (SELECT 1 FROM omniq_finished AS f WHERE f.seq = omniq_tasks.seq) "
-        "AND NOT EXISTS (SELECT 1 FROM omniq_dead AS dead WHERE dead.seq = omniq_tasks.seq)",
-        (tables.json_text(list(seqs)),),
     )

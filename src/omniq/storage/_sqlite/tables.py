@@ -18,7 +18,7 @@ from omniq.models import Attempt, TaskStatus
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage._gates import Gate
 from omniq.storage._rows import FinishedRow, Row
-from omniq.storage._sqlite_connection import Connection, statement
+from omniq.storage._sqlite.connection import Connection, statement
 
 READY, SUSPECT, DELAYED, PARKED, HELD = range(5)
 """Where a live row is: see schema.sql."""
@@ -29,7 +29,7 @@ _INLINE = 8_192
 _LARGEST_WRITE = 256
 
 _STATUSES = {status.value: status for status in TaskStatus}
-_decode_json = msgspec.json.Decoder().decode
+decode_json = msgspec.json.Decoder().decode
 _decode_gates = internal_decoder(tuple[Gate, ...])
 _decode_history = internal_decoder(tuple[Attempt, ...])
 
@@ -38,10 +38,10 @@ def place_of(row: Row, now: int) -> int:
     """Where a claim is to look for the row."""
     if row.owner is not None:
         return HELD
-    if row.parked is not None:
-        return PARKED
     if row.visible > now:
         return DELAYED
+    if row.parked is not None:
+        return PARKED
     return SUSPECT if row.is_suspect else READY
 
 
@@ -53,12 +53,13 @@ def json_text(value: Any) -> str:
 # Reading
 
 _TASK_COLUMNS = (
-    "seq id nonce queue priority func_path created_at repeats unique_key expires result_ttl".split()
-)
+    "seq", "id", "nonce", "queue", "priority", "func_path", "created_at", "repeats", "unique_key",
+    "expires", "result_ttl",
+)  # fmt: skip
 _STATE_COLUMNS = (
-    "due visible status attempts crashes releases token settled owner started_at cancel_requested "
-    "parked attached".split()
-)
+    "due", "visible", "status", "attempts", "crashes", "releases", "token", "settled", "owner",
+    "started_at", "cancel_requested", "parked", "attached",
+)  # fmt: skip
 _LIVE_ONLY = {"owner", "parked", "attached"}
 
 
@@ -105,13 +106,13 @@ class Stored(msgspec.Struct, frozen=True):
 def read_rows(db: Connection, sql: str, parameters: dict[str, Any]) -> list[Stored]:
     """The rows that a statement made by `rows_statement` finds, in its order."""
     (text,) = db.execute(sql, parameters).fetchone()
-    return [_row(db, values) for values in _decode_json(text)]
+    return [_row(db, values) for values in decode_json(text)]
 
 
 def read_names(db: Connection, sql: str, parameters: dict[str, Any] | None = None) -> list[Any]:
     """The JSON array that a statement returns."""
     (text,) = db.execute(sql, parameters or {}).fetchone()
-    names: list[Any] = _decode_json(text)
+    names: list[Any] = decode_json(text)
     return names
 
 
@@ -122,7 +123,7 @@ def read_record(db: Connection, task_id: str, now: int) -> Row | FinishedRow | N
     if found is None:
         return None
     text, finished_at, expires_at, result = found
-    row = _row(db, _decode_json(text)).row
+    row = _row(db, decode_json(text)).row
     if result is None:
         return row
     return FinishedRow(row=row, finished_at=finished_at, expires_at=expires_at, result=result)
@@ -217,25 +218,20 @@ def _parts(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Sequence[tupl
         start += size
 
 
-_LIVE_CHANGING = (
-    "place due visible status attempts crashes releases token settled owner started_at "
-    "cancel_requested parked attached history".split()
-)
-_ENDED = (
-    "due visible status attempts crashes releases token settled started_at cancel_requested "
-    "history".split()
-)
-_LIVE = ["seq", "queue", "priority", "unique_key", *_LIVE_CHANGING]
-_SAVE = "ON CONFLICT (seq) DO UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in _LIVE_CHANGING)
+_CHANGING = ("place", "lot", *_STATE_COLUMNS, "history")
+_ENDED = (*(column for column in _STATE_COLUMNS if column not in _LIVE_ONLY), "history")
+_LIVE = ("seq", "queue", "priority", "unique_key", *_CHANGING)
+_SAVE = "ON CONFLICT (seq) DO UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in _CHANGING)
 
 _INSERT_TASKS = Bulk(
     "omniq_tasks", [*_TASK_COLUMNS, "gates", "body"], "ON CONFLICT (id) DO NOTHING"
 )
-_INSERT_LIVE = Bulk("omniq_live", _LIVE)
-_SAVE_LIVE = Bulk("omniq_live", _LIVE, _SAVE)
-_INSERT_FINISHED = Bulk(
-    "omniq_finished", ["seq", *_ENDED, "finished_at", "expires_at", "result"]
+_INSERT_NEW = Bulk(
+    "omniq_live",
+    ("seq", "queue", "priority", "unique_key", "place", "due", "visible", "attempts"),
 )
+_SAVE_LIVE = Bulk("omniq_live", _LIVE, _SAVE)
+_INSERT_FINISHED = Bulk("omniq_finished", ["seq", *_ENDED, "finished_at", "expires_at", "result"])
 _INSERT_DEAD = Bulk("omniq_dead", ["seq", "id", *_ENDED, "last_failure", "reason", "letter"])
 
 
@@ -254,13 +250,22 @@ def insert_tasks(db: Connection, rows: Iterable[Row]) -> int:
     )  # fmt: skip
 
 
-def insert_live(db: Connection, rows: Iterable[Row], now: int, *, attached: bool = False) -> None:
-    """Write the state of new rows."""
-    _INSERT_LIVE.write(db, [_live(row, now, attached) for row in rows])
+def insert_new(db: Connection, rows: Iterable[Row], now: int) -> None:
+    """Write the state of rows that have never been claimed."""
+    _INSERT_NEW.write(
+        db,
+        [
+            (
+                row.seq, row.queue, row.priority, row.unique, place_of(row, now), row.due,
+                row.visible, row.attempts,
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
 
 
 def save_live(db: Connection, rows: Iterable[Stored], now: int) -> None:
-    """Write the state of rows that are live already."""
+    """Write the state of live rows, whatever it was."""
     _SAVE_LIVE.write(db, [_live(stored.row, now, stored.attached) for stored in rows])
 
 
@@ -290,15 +295,20 @@ def delete(db: Connection, table: str, seqs: Iterable[int]) -> None:
 
 def _live(row: Row, now: int, attached: bool) -> tuple[Any, ...]:
     return (
-        row.seq, row.queue, row.priority, row.unique, place_of(row, now), row.due, row.visible,
-        row.status.value, row.attempts, row.crashes, row.releases, row.token, row.settled,
+        row.seq, row.queue, row.priority, row.unique, place_of(row, now), _lot(row), row.due, row.visible,
+        row.status._value_, row.attempts, row.crashes, row.releases, row.token, row.settled,
         row.owner, row.started_at, row.cancel_requested, row.parked, attached, _history(row),
     )  # fmt: skip
 
 
+def _lot(row: Row) -> str | None:
+    # The name of a queue has no slash in it.
+    return None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.parked}"
+
+
 def _ended(row: Row) -> tuple[Any, ...]:
     return (
-        row.due, row.visible, row.status.value, row.attempts, row.crashes, row.releases, row.token,
+        row.due, row.visible, row.status._value_, row.attempts, row.crashes, row.releases, row.token,
         row.settled, row.started_at, row.cancel_requested, _history(row),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
@@ -89,18 +89,16 @@ class Database:
             check_same_thread=not any_thread,
             cached_statements=256,
         )
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        connection.execute(f"PRAGMA journal_size_limit = {self.wal_limit}")
-        if not writes:
-            connection.execute("PRAGMA query_only = 1")
+        settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
+        settings.append(f"journal_size_limit = {self.wal_limit}" if writes else "query_only = 1")
+        for setting in settings:
+            # Even these have to wait while another process creates the database.
+            self.patiently(partial(connection.execute, f"PRAGMA {setting}"))
         return connection
 
     def prepare(self, connection: Connection) -> None:
         """Create the tables unless they are there. Safe when many processes do it at once."""
-        mode = self.patiently(
-            lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        )
+        mode = self.patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
         if mode != "wal":
             raise StorageError(
                 f"SQLite database {self.path}: this file system cannot hold a write-ahead log; "
@@ -146,11 +144,13 @@ class Database:
             longest = min(longest * 1.5, _LONGEST_PAUSE)
 
     def check_unmoved(self) -> None:
-        """Raise `StorageError` when the file is no longer the one that was opened.
+        """Raise `StorageError` when the file, or its log, is no longer the one that was opened.
 
         Whoever goes on writing to a file that was deleted or replaced writes into the void.
         """
         self._check(os.fspath(self.path), self._file)
+        if self._wal is not None:
+            self._check(self._wal_path, self._wal)
 
     def wal_size(self) -> int:
         """How long the write-ahead log is, in bytes. Raises `StorageError` when it was taken away."""
@@ -218,11 +218,6 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
         "a value is too large for SQLite; store it elsewhere and pass a reference",
     ),
 }
-
-
-def is_constraint(error: Exception) -> bool:
-    """Whether a statement was refused because of what the tables hold already."""
-    return isinstance(error, sqlite3.IntegrityError)
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from omniq.errors import OmniqError, StorageClosed, StorageError
 from omniq.failpoints import hit
-from omniq.storage._sqlite_connection import Connection, Database, DriverError
+from omniq.storage._sqlite.connection import Connection, Database, DriverError
 
 _T = TypeVar("_T")
 
@@ -65,6 +65,10 @@ class Lane:
                 self._start()
         return await future
 
+    async def connect(self) -> None:
+        """Raise what is wrong with the database now. Takes no lock once it exists."""
+        await self.run(_nothing)
+
     async def close(self) -> None:
         """Finish what was asked for, close the connection and end the thread."""
         with self._lock:
@@ -99,7 +103,7 @@ class Lane:
                     self._after(connection)
         if connection is not None:
             self._end(connection)
-        _call(ended.get_loop(), lambda: ended.done() or ended.set_result(None))
+        _call(ended.get_loop(), partial(_finish, ended))
 
     def _gather(self) -> tuple[list[_Job], asyncio.Future[None] | None]:
         """Wait for a job and take all that are there; and the future of who wants it to end."""
@@ -175,6 +179,9 @@ class WriteLane(Lane):
         return connection
 
     def _transact(self, connection: Connection, jobs: list[_Job]) -> None:
+        jobs = [job for job in jobs if job.work is not _nothing]
+        if not jobs:
+            return
         self._database.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         if len(jobs) == 1:
             self._attempt(connection, jobs[0])
@@ -194,8 +201,12 @@ class WriteLane(Lane):
         self._attempt(connection, job)
         if not connection.in_transaction:
             # SQLite itself has undone everything, as it does when the disk is full.
-            raise job.error if isinstance(job.error, StorageError) else StorageError(
-                f"SQLite database {self._database.path}: the transaction was undone"
+            raise (
+                job.error
+                if isinstance(job.error, StorageError)
+                else StorageError(
+                    f"SQLite database {self._database.path}: the transaction was undone"
+                )
             )
         if job.error is not None:
             connection.execute("ROLLBACK TO job")
@@ -221,7 +232,7 @@ class WriteLane(Lane):
         SQLite before 3.51.3 can corrupt a database when a checkpoint runs while another connection
         starts the log anew; only a writer does that, and the write lock is held here.
         """
-        connection.execute("BEGIN IMMEDIATE")
+        self._database.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         if self._copier is None:
             self._copier = self._database.connect(writes=True)
         self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -231,6 +242,10 @@ class WriteLane(Lane):
         if self._copier is not None:
             self._copier.close()
         connection.close()
+
+
+def _nothing(_: Connection) -> None:
+    """A job that only makes its lane connect."""
 
 
 def _tell(jobs: list[_Job]) -> None:
@@ -256,3 +271,8 @@ def _resolve(jobs: list[_Job]) -> None:
             job.future.set_exception(job.error)
         else:
             job.future.set_result(job.result)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,6 @@
+"""`python -m omniq` is the command `omniq`."""
+
+from omniq.cli import main
+
+if __name__ == "__main__":
+    main()

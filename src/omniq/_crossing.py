@@ -1,0 +1,105 @@
+"""What crosses between a worker and its child processes: codec bytes, never pickles of our own."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from omniq.errors import OmniqError
+from omniq.models import Progress, TaskError
+from omniq.serialization import (
+    CloudpickleSerializer,
+    MsgspecSerializer,
+    Serializer,
+    internal_decoder,
+)
+from omniq.signals import Discard, Retry, Signal, Snooze
+
+HEADER = struct.Struct(">I")
+"""Comes before each message: its length."""
+
+SLACK = 1024 * 1024
+"""How much larger than a result a message may be: a traceback is bounded, but not small."""
+
+_MAX_REASON = 1000
+
+
+class Unserialisable(OmniqError):
+    """The function returned, and what it returned cannot be carried."""
+
+    def __init__(self, error: TaskError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The first message to a child: how to find and decode what it will be sent.
+
+    `pickle_key` signs pickles on this one socket; it is not the key of the store.
+    """
+
+    path: list[str]
+    allow: list[str] | None
+    max_payload: int
+    pickle_key: str | None
+
+    def codec(self) -> Serializer:
+        """What carries tasks and results across. A little roomier than the store's own limit:
+        a task as it is claimed is larger than it was when it was enqueued."""
+        limit = self.max_payload + SLACK // 2
+        if self.pickle_key is None:
+            return MsgspecSerializer(max_payload=limit)
+        return CloudpickleSerializer(self.pickle_key, max_payload=limit)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One call for a child to make."""
+
+    task: bytes
+    timeout: float | None
+
+
+class SignalRecord(msgspec.Struct, frozen=True):
+    """A `Retry`, `Snooze` or `Discard` that the task raised, or a subclass of one."""
+
+    kind: str
+    delay: float | None
+    reason: str
+
+    @classmethod
+    def of(cls, raised: Signal) -> SignalRecord:
+        reason = TaskError.from_exception(raised).message[:_MAX_REASON]
+        match raised:
+            case Snooze():
+                return cls("snooze", float(raised.delay), reason)
+            case Discard():
+                return cls("discard", None, reason)
+            case _:
+                delay = getattr(raised, "delay", None)
+                return cls("retry", None if delay is None else float(delay), reason)
+
+    def to_signal(self) -> Signal:
+        match self.kind:
+            case "snooze":
+                return Snooze(self.delay or 0)
+            case "discard":
+                return Discard(self.reason)
+            case _:
+                return Retry(self.reason, delay=self.delay)
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message from a child: that it begins, progress, or the end of a call."""
+
+    has_begun: bool = False
+    progress: Progress | None = None
+    result: bytes | None = None
+    error: TaskError | None = None
+    unserialisable: TaskError | None = None
+    signal: SignalRecord | None = None
+
+
+decode_welcome = internal_decoder(Welcome)
+decode_order = internal_decoder(Order)
+decode_reply = internal_decoder(Reply)

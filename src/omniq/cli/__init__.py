@@ -1,0 +1,64 @@
+"""The command line: `omniq`, and `python -m omniq`.
+
+This is the edge of the process. Whatever goes wrong is one line on stderr and an exit code: 0 done,
+1 it could not be done, 2 it was asked for wrongly, 130 interrupted. `--debug`, anywhere on the
+line, shows the traceback as well.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from omniq import console
+from omniq.errors import OmniqError
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and leave with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug, given = _take_debug(given)
+    try:
+        code = _run(given)
+    except OmniqError as error:
+        code = console.complain(error)
+        if debug:
+            console.write(traceback.format_exc())
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as in `omniq tasks list | head`.
+        code = 0
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    console.flush()
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    # Here and not above: Ctrl-C while this is being imported is no reason for a traceback.
+    from omniq.cli.app import app, usage_message
+
+    try:
+        code = app(arguments, prog_name="omniq", standalone_mode=False)
+    except Exception as error:
+        message = usage_message(error)
+        if message is None:
+            raise
+        if message:
+            console.complain(message)
+        return console.BAD_USAGE
+    return code if isinstance(code, int) else 0
+
+
+def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
+    """Whether --debug is there, and the rest. After `--` everything belongs to the command.
+
+    >>> _take_debug(["worker", "tasks", "--debug"])
+    (True, ['worker', 'tasks'])
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    ours = [argument for argument in arguments[:end] if argument != "--debug"]
+    return len(ours) < end, ours + arguments[end:]

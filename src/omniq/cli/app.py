@@ -1,0 +1,47 @@
+"""The commands, put together. A command group is one file beside this one, and one line here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from omniq.cli import worker
+
+app = typer.Typer(
+    name="omniq",
+    help="A task queue: run workers, look after tasks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks. May stand anywhere.")
+    ] = False,
+) -> None:
+    """A task queue: run workers, look after tasks."""
+
+
+app.command("worker")(worker.worker)
+
+
+def usage_message(error: Exception) -> str | None:
+    """What is wrong with the command line, in one line; None when the error is about something else.
+
+    Empty when the help was all that was asked for, and has been shown.
+    """
+    # By what it can do and not by its class: some versions of typer bring their own copy of click.
+    describe = getattr(error, "format_message", None)
+    if describe is None:
+        return None
+    if not (message := str(describe()).rstrip(".")):
+        return ""
+    context = getattr(error, "ctx", None)
+    command = "omniq" if context is None else context.command_path
+    return f"{message}; see {command} --help"

@@ -1,0 +1,236 @@
+"""One worker process: a pool on an event loop and a thread of its own.
+
+The thread that hears signals is another one. It never runs a task, so that no task, however it
+blocks, can keep a worker from being stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from omniq import log
+from omniq.errors import OmniqError, ShutdownTimeout, StorageCorrupt, StorageError
+from omniq.events import ChoreFailed, Dispatcher, Event, WorkerRecycling, WorkerStuck
+from omniq.outcomes import Released
+from omniq.storage import BaseStorage
+from omniq.worker import AsyncWorkerPool
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+_RELEASE_SECONDS = 0.4
+"""How long a forced stop may take to give tasks back; with the exit itself it is under a second."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker process is to do. Crosses to child processes as JSON."""
+
+    modules: tuple[str, ...]
+    concurrency: int
+    poll_interval: float
+    base_retry_delay: float
+    lease: float
+    shutdown_timeout: float
+    queues: tuple[str, ...] | None = None
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The crew claims tasks."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The crew has ended: as it was told, or because of `error`, or its processes' exit `code`."""
+
+    error: BaseException | None = None
+    code: int = 0
+
+
+class Recycle(msgspec.Struct, frozen=True):
+    """The process should be replaced by a fresh one: too many of its threads hang.
+
+    `stuck`: at once, since its event loop hangs as well, in the task `task_id` if that is known.
+    """
+
+    stuck: bool = False
+    task_id: str = ""
+
+
+Notice = Ready | Ended | Recycle
+
+
+class Crew(Protocol):
+    """Who does the work: this process, or several others. Tells of `Ready` and, once, of `Ended`."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+
+    def stop(self, timeout: float | None) -> None:
+        """Claim no more, and end when all runs have, or after `timeout`. Returns at once."""
+
+    def cut_off(self, guilty: str = "") -> bool:
+        """End now, within a second, whatever runs; whether its tasks could be given back.
+
+        All but `guilty`, the one because of which it ends: that is charged to it, as a crash.
+        """
+
+    def join(self, timeout: float) -> bool:
+        """After `Ended`: whether nothing of it is left running."""
+
+
+class Serving:
+    """The crew that is this process."""
+
+    def __init__(self, storage: BaseStorage, plan: Plan, tell: Callable[[Notice], None]) -> None:
+        self._storage = storage
+        self._clock = storage.clock
+        self._plan = plan
+        self._tell = tell
+        self._pool = AsyncWorkerPool(
+            storage,
+            plan.concurrency,
+            plan.poll_interval,
+            plan.base_retry_delay,
+            queues=plan.queues,
+            lease=plan.lease,
+            allow=plan.modules,
+        )
+        self._pool.events.subscribe(self._on_event)
+        self._events = Dispatcher()
+        log.attach(self._events)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._timeout: float | None = None
+        self._stop_asked = False
+        self._cut_off_tasks = False
+        self._thread = threading.Thread(target=self._run, name="omniq-worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None) -> None:
+        with self._lock:
+            if not self._stop_asked:
+                self._stop_asked, self._timeout = True, timeout
+                if self._loop is not None and self._stopping is not None:
+                    # The loop may have ended by itself a moment ago.
+                    with suppress(RuntimeError):
+                        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def cut_off(self, guilty: str = "") -> bool:
+        released = threading.Event()
+        # From a thread that may be left behind: the storage may be what everything hangs on.
+        threading.Thread(target=self._release, args=(released, guilty), daemon=True).start()
+        return released.wait(_RELEASE_SECONDS)
+
+    def join(self, timeout: float) -> bool:
+        self._thread.join(timeout)
+        return not self._thread.is_alive() and not self._cut_off_tasks
+
+    def _run(self) -> None:
+        runner = asyncio.Runner(loop_factory=_loop_factory())
+        try:
+            runner.run(self._serve())
+        except BaseException as error:
+            # The edge of the thread: whoever waits for it decides what the error means.
+            self._tell(Ended(error))
+        else:
+            self._tell(Ended())
+        # After telling: this waits for threads that tasks may have left in the loop's executor.
+        runner.close()
+
+    async def _serve(self) -> None:
+        stopping = self._listen_for_stop()
+        owns_storage = not self._storage.is_open
+        try:
+            if await _done_before(stopping, self._begin()):
+                self._tell(Ready())
+                await _done_before(stopping, self._pool.wait())
+                await self._stop_pool()
+        finally:
+            stopping.cancel()
+            if owns_storage:
+                await self._storage.close()
+
+    def _listen_for_stop(self) -> asyncio.Task[Any]:
+        event = asyncio.Event()
+        with self._lock:
+            self._loop, self._stopping = asyncio.get_running_loop(), event
+            if self._stop_asked:
+                event.set()
+        return asyncio.create_task(event.wait())
+
+    async def _begin(self) -> None:
+        """Open the storage and start the pool; wait for a server that is away."""
+        pause = 0.0
+        while True:
+            try:
+                if not self._storage.is_open:
+                    await self._storage.open()
+                await self._pool.start()
+                return
+            except StorageError as error:
+                is_server = self._storage.capabilities.reach == "fleet"
+                if not is_server or isinstance(error, StorageCorrupt):
+                    raise
+                if not pause:
+                    self._events.emit(ChoreFailed.of("open storage", error))
+            pause = min(max(pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
+            await self._clock.sleep(pause * (0.5 + self._clock.random() / 2))
+
+    async def _stop_pool(self) -> None:
+        try:
+            await self._pool.stop(self._timeout)
+        except ShutdownTimeout:
+            # Said in the log, task by task; being stopped in time is all that was asked for.
+            self._cut_off_tasks = True
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case WorkerRecycling():
+                self._tell(Recycle())
+            case WorkerStuck(id=task_id):
+                self._tell(Recycle(stuck=True, task_id=task_id))
+
+    def _release(self, released: threading.Event, guilty: str) -> None:
+        """Give back what this worker holds, over a connection and a loop of its own."""
+        with suppress(OmniqError, OSError):
+            asyncio.run(self._give_back(guilty))
+            released.set()
+
+    async def _give_back(self, guilty: str) -> None:
+        owner = self._storage.owner
+        if not owner or not self._storage.is_open:
+            return
+        async with self._storage.twin() as twin:
+            held = await twin.held_by(owner)
+            held.pop(guilty, None)
+            await twin.record([Released(task_id, token) for task_id, token in held.items()])
+
+
+async def _done_before(stopping: asyncio.Task[Any], work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, or drop it when `stopping` is done first; whether it was done."""
+    task = asyncio.create_task(work)
+    await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    uvloop: Any = importlib.import_module("uvloop")
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

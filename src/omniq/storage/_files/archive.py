@@ -1,0 +1,220 @@
+"""Tasks that have ended, and dead letters: counting, listing and forgetting them.
+
+A result's file is read once; after that its name and inode say that it is the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from omniq.clock import to_micros
+from omniq.models import DeadLetter, QueueStats, TaskStatus
+from omniq.storage._files.disk import Disk
+from omniq.storage._files.ledger import Ledger
+from omniq.storage._files.names import committed_of, dead_path, id_of, result_path
+from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, EndedInBrief, NotARecord
+from omniq.storage._rows import Row
+from omniq.storage.inspection import DeadQuery, TaskQuery
+
+_STALE_AFTER = 3600 * 10**9
+"""Nanoseconds after which a temporary file belongs to nobody."""
+
+
+class _Known(NamedTuple):
+    inode: int
+    brief: EndedInBrief
+
+
+class Archive:
+    """The folders `results` and `dead`."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._disk: Disk = ledger.disk
+        self._known: dict[str, _Known] = {}
+
+    # Results
+
+    def results(self) -> dict[str, EndedInBrief]:
+        """Every task that has ended and is not live again, past its time or not."""
+        found: dict[str, _Known] = {}
+        for name, inode in self._disk.scan("results"):
+            task_id = id_of(name, ".result")
+            if task_id is None:
+                continue
+            known = self._known.get(task_id)
+            if known is None or known.inode != inode:
+                brief = self._read_brief(result_path(task_id), task_id)
+                known = None if brief is None else _Known(inode, brief)
+            if known is not None:
+                found[task_id] = known
+        self._known = found
+        self._ledger.refresh()
+        is_live = self._ledger.index.is_live
+        return {task_id: known.brief for task_id, known in found.items() if not is_live(task_id)}
+
+    def _read_brief(self, path: str, task_id: str) -> EndedInBrief | None:
+        try:
+            data = self._disk.read(path)
+            brief = None if data is None else ENDED_IN_BRIEF.decode(data)
+            if brief is not None and brief.row.id != task_id:
+                raise NotARecord(f"the record of another task, {brief.row.id}")
+        except NotARecord as error:
+            self._disk.quarantine(path, str(error))
+            return None
+        return brief
+
+    def purge(self, is_old: Callable[[EndedInBrief], bool]) -> int:
+        """Forget tasks that have ended; how many."""
+        old = [task_id for task_id, brief in self.results().items() if is_old(brief)]
+        return sum(self._forget(task_id, is_old) for task_id in old)
+
+    def _forget(self, task_id: str, is_old: Callable[[EndedInBrief], bool]) -> bool:
+        # Taken away first and looked at then: it may be a newer one than the one we judged.
+        path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
+        if not self._disk.move(path, aside):
+            return False
+        brief = self._read_brief(aside, task_id)
+        is_gone = brief is not None and is_old(brief)
+        if brief is not None and not is_gone:
+            self._disk.link(aside, path)
+        self._disk.remove_quietly(aside)
+        self._known.pop(task_id, None)
+        return is_gone
+
+    def sweep(self) -> None:
+        """Remove what processes that died have left unfinished, long ago."""
+        now = self._disk.disk_time()
+        for name in self._disk.names("tmp"):
+            if self._is_stale(f"tmp/{name}", now) and not name.endswith(".task.tmp"):
+                self._remove_anything(f"tmp/{name}")
+        for folder in ("results", "dead"):
+            for name in self._disk.names(folder):
+                part = committed_of(name, "part")
+                # A part whose task may still be changed by it is left alone, however old.
+                if part is None or self._ledger.index.is_live(part.id):
+                    continue
+                if self._disk.exists(dead_path(part.id)):
+                    continue
+                if self._is_stale(f"{folder}/{name}", now):
+                    self._disk.remove_quietly(f"{folder}/{name}")
+
+    def _is_stale(self, path: str, now: int) -> bool:
+        try:
+            return now - self._disk.changed_at(path) > _STALE_AFTER
+        except FileNotFoundError:
+            return False
+
+    def _remove_anything(self, path: str) -> None:
+        if path.endswith(".cell"):
+            self._disk.remove_folder(path)
+        else:
+            self._disk.remove_quietly(path)
+
+    # Listing
+
+    def stats(self, now: int) -> QueueStats:
+        """How much of what there is."""
+        by_status = dict.fromkeys(TaskStatus, 0)
+        by_queue: dict[str, int] = {}
+        oldest = now
+        for brief in self.results().values():
+            if brief.expires_at > now:
+                by_status[brief.row.status] += 1
+        for status, queue, due in self._live():
+            by_status[status] += 1
+            by_queue[queue] = by_queue.get(queue, 0) + 1
+            oldest = min(oldest, now if due is None else due)
+        return QueueStats(
+            by_status=by_status,
+            by_queue=by_queue,
+            oldest_due_age=(now - oldest) / 1_000_000,
+            dead=len(self.dead_ids()),
+        )
+
+    def _live(self) -> Iterator[tuple[TaskStatus, str, int | None]]:
+        """Status and queue of every live task; when it became due, of those that wait."""
+        ledger = self._ledger
+        for committed in ledger.index.committed():
+            ledger.carry_out(committed)
+        ledger.refresh()
+        ledger.learn_order()
+        for waiter in ledger.index.ready.items.values():
+            yield waiter.status, waiter.queue, waiter.due
+        for claimed in list(ledger.index.running.values()):
+            live = ledger.read_claimed(claimed)
+            if live is not None:
+                yield live.row.status, live.row.queue, None
+
+    def page(self, query: TaskQuery, now: int) -> list[Row]:
+        """The rows of a page, live and ended together, in id order."""
+        ended = self.results()
+        index = self._ledger.index
+        ids = {task_id for task_id, brief in ended.items() if brief.expires_at > now}
+        ids.update(index.waiting_ids(), index.running)
+        ids.update(committed.id for committed in index.committed())
+        page: list[Row] = []
+        for task_id in sorted(ids):
+            if len(page) >= query.limit:
+                break
+            if task_id <= query.after:
+                continue
+            found = self._ledger.find(task_id)
+            if found is not None and _matches(found.row, query):
+                page.append(found.row)
+        return page
+
+    # Dead letters
+
+    def dead_ids(self) -> list[str]:
+        """The ids of all dead letters, in order."""
+        ids = (id_of(name, ".dead") for name in self._disk.names("dead"))
+        return sorted(task_id for task_id in ids if task_id is not None)
+
+    def letters(self, query: DeadQuery) -> list[DeadLetter]:
+        """The dead letters of a page."""
+        page: list[DeadLetter] = []
+        for ended in self._dead_after(query.after):
+            if len(page) >= query.limit:
+                break
+            letter = ended.letter
+            if (
+                letter is not None
+                and query.task_type in (None, letter.task_type)
+                and query.reason in (None, letter.failure_reason)
+            ):
+                page.append(letter)
+        return page
+
+    def purge_dead(self, before: int) -> int:
+        """Forget dead letters whose last failure is that old; how many."""
+        old = [
+            ended.row.id
+            for ended in self._dead_after("")
+            if ended.letter is not None and to_micros(ended.letter.last_failure) < before
+        ]
+        return sum(self.bury(task_id) for task_id in old)
+
+    def bury(self, task_id: str) -> bool:
+        """Forget a dead letter and its checkpoint; False when there is none."""
+        if not self._disk.remove(dead_path(task_id)):
+            return False
+        self._ledger.touch("dead")
+        self._ledger.notes.clear(task_id)
+        return True
+
+    def _dead_after(self, after: str) -> Iterator[Ended]:
+        for task_id in self.dead_ids():
+            if task_id > after:
+                ended = self._ledger.read_dead(task_id)
+                if ended is not None:
+                    yield ended
+
+
+def _matches(row: Row, query: TaskQuery) -> bool:
+    return (
+        query.status in (None, row.status)
+        and query.queue in (None, row.queue)
+        and query.func_path in (None, row.func_path)
+    )

@@ -1,0 +1,64 @@
+"""Schedules: one cell for each, `schedules/<id>/`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omniq.models import Schedule, Task
+from omniq.serialization import Serializer
+from omniq.storage._files.cells import Cells, Version
+from omniq.storage._files.disk import Disk
+from omniq.storage._files.records import SCHEDULE, StoredSchedule
+
+
+class Schedules:
+    """Keeps schedules; every change raises a schedule's version."""
+
+    def __init__(self, disk: Disk, serializer: Serializer) -> None:
+        self._serializer = serializer
+        self._cells = Cells(disk, "schedules", SCHEDULE, lasting=True)
+
+    def put(self, schedule: Schedule) -> None:
+        """Keep the schedule in the place of one with the same id."""
+        while True:
+            before = self._cells.read(schedule.id)
+            version = 1 if before is None else before.value.schedule.version + 1
+            if self._swap(before, schedule, version):
+                return
+
+    def get(self, schedule_id: str) -> Schedule | None:
+        """The schedule as it is now."""
+        found = self._cells.read(schedule_id)
+        return None if found is None else self._load(found.value)
+
+    def all(self) -> list[Schedule]:
+        """All schedules, in id order."""
+        found = (self.get(name) for name in sorted(self._cells.names()))
+        return [schedule for schedule in found if schedule is not None]
+
+    def delete(self, schedule_id: str) -> bool:
+        """Forget the schedule; False when there is none."""
+        return self._cells.remove(schedule_id)
+
+    def reading(self, schedule: Schedule) -> Version[StoredSchedule] | None:
+        """The schedule as it is now, if it is still the version that was read."""
+        found = self._cells.read(schedule.id)
+        if found is None or found.value.schedule.version != schedule.version:
+            return None
+        return found
+
+    def advance(self, before: Version[StoredSchedule], advanced: Schedule) -> bool:
+        """Replace what was read; False when somebody else has changed it meanwhile."""
+        return self._swap(before, advanced, before.value.schedule.version + 1)
+
+    def _swap(
+        self, before: Version[StoredSchedule] | None, schedule: Schedule, version: int
+    ) -> bool:
+        body = self._serializer.encode_task(schedule.task)
+        plain = Task(id=schedule.task.id, func_path=schedule.task.func_path)
+        kept = msgspec.structs.replace(schedule, task=plain, version=version)
+        return self._cells.swap(schedule.id, before, StoredSchedule(kept, body)) is not None
+
+    def _load(self, stored: StoredSchedule) -> Schedule:
+        task = self._serializer.decode_task(stored.body)
+        return msgspec.structs.replace(stored.schedule, task=task)

@@ -1,0 +1,1 @@
+"""The parts of the SQLite backend; `omniq.storage.sqlite` puts them together."""

@@ -1,0 +1,309 @@
+"""A pool's turns at the storage: record what finished, claim into what is free, wait for more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from omniq import events
+from omniq.errors import LeaseLost, OmniqError, StorageError
+from omniq.events import Dispatcher
+from omniq.models import Task, TaskError
+from omniq.outcomes import Failed, Outcome, Released
+from omniq.runs import Runs
+from omniq.storage.base import BaseStorage, Renewal
+from omniq.tally import Tally
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 5.0
+_LONGEST_BACKOFF_AT_STOP = 0.25
+
+_AT_ONCE = 0.001
+_EMPTY_HINTS, _EMPTY_HINT_PAUSE = 3, 0.02
+"""So many hints one right after the other that led to nothing are followed by a short rest."""
+
+_COUNT_PAUSE, _COUNT_SHARE = 0.01, 20
+"""Counting the queue takes at most one part in so many of the time."""
+
+
+class Turns:
+    """Takes one turn after the other, for as long as there is something to do or to wait for.
+
+    `stop_asked` ends it, once nothing runs any more; setting `wake` has it look again. While
+    `is_recycling`, nothing more is claimed. Everything here happens on the pool's event loop.
+    """
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        runs: Runs,
+        tally: Tally,
+        dispatcher: Dispatcher,
+        *,
+        concurrency: int,
+        poll_interval: float,
+        queues: tuple[str, ...] | None,
+        wake: asyncio.Event,
+        stop_asked: asyncio.Future[None],
+        is_recycling: Callable[[], bool],
+    ) -> None:
+        self._storage = storage
+        self._clock = storage.clock
+        self._runs = runs
+        self._tally = tally
+        self._events = dispatcher
+        self._concurrency = concurrency
+        self._poll_interval = poll_interval
+        self._queues = queues
+        self._wake = wake
+        self._stop_asked = stop_asked
+        self._is_recycling = is_recycling
+        self._may_claim = True
+        self._claim_made = asyncio.Event()
+        self._uncounted = asyncio.Event()
+        self._asked_at = -poll_interval
+        self._last_claimed = 0
+        self._failures = 0
+        self._drained: asyncio.Future[None] | None = None
+        self._cancelled_meanwhile: set[str] | None = None
+        self._unknown: dict[str, int] = {}
+        self._given_up: set[str] = set()
+        self._begun = 0
+        self._turn_at_renewal = 0
+
+    async def run(self) -> None:
+        """Take turns until the pool is to stop and nothing is left to record."""
+        runs = self._runs
+        while True:
+            self._wake.clear()
+            drained = self._drained
+            outcomes = runs.take_finished()
+            free = self._free_slots()
+            claimed = await self._turn(outcomes, free) if outcomes or free else None
+            if not runs.active and not runs.finished:
+                if self._stop_asked.done():
+                    return
+                is_empty = (free and claimed == 0) or self._is_recycling()
+                if drained is not None and is_empty:
+                    drained.set_result(None)
+                    self._drained = None
+            if not runs.finished:
+                await self._wake.wait()
+
+    def until_drained(self) -> asyncio.Future[None]:
+        """Done when nothing is due and nothing runs, seen by a claim made after this call."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
+            self._wake.set()
+        return self._drained
+
+    async def hand_back(self) -> None:
+        """What could be neither finished nor recorded is given back, if the storage listens."""
+        self._runs.give_up_all("shutdown")
+        outcomes = self._runs.finished
+        if outcomes:
+            self._tally.recorded(outcomes, await self._storage.record(outcomes))
+            self._runs.take_finished()
+
+    async def retire(self) -> None:
+        """Leave the list of workers, and what could not be handed back to whoever is on it."""
+        own = self._given_up.union(outcome.task_id for outcome in self._runs.finished)
+        # Another pool on the same storage object is the same owner: what it runs stays with it.
+        if self._storage.claims.keys() <= own:
+            await self._storage.retire()
+
+    def _free_slots(self) -> int:
+        """How many tasks to ask for: none while the last answer, that there are none, holds."""
+        if self._stop_asked.done() or self._is_recycling():
+            return 0
+        if self._runs.frees_others:
+            # What has just finished kept others waiting, at a limit or as a suspect.
+            self._runs.frees_others, self._may_claim = False, True
+        if not self._may_claim and self._drained is None:
+            return 0
+        return self._concurrency - len(self._runs.active)
+
+    async def _turn(self, outcomes: list[Outcome], limit: int) -> int | None:
+        """Record what finished and claim into the free slots, in one step; how many were claimed.
+
+        None when that failed.
+        """
+        if limit:
+            # Before the claim: a hint that comes while it is under way asks for another one.
+            self._may_claim = False
+            self._claim_made.set()
+        self._cancelled_meanwhile = set()
+        self._begun += 1
+        try:
+            recorded, claimed = await self._storage.record_and_reserve(
+                outcomes, limit, queues=self._queues
+            )
+        except LeaseLost:
+            # What had finished was given back with the rest; another worker runs it again.
+            self._tally.lost(outcomes)
+            self.on_loss()
+            return None
+        except Exception as error:
+            await self._after_failure(outcomes, error)
+            return None
+        self._failures = 0
+        self._tally.recorded(outcomes, recorded)
+        if limit:
+            self._after_claim(claimed, limit)
+        self._cancelled_meanwhile = None
+        return len(claimed)
+
+    def _after_claim(self, claimed: Sequence[Task], limit: int) -> None:
+        # Fewer than asked for: nothing more is due, until a hint or the next poll says so.
+        self._may_claim = self._may_claim or len(claimed) == limit
+        self._asked_at = self._clock.monotonic()
+        self._last_claimed = len(claimed)
+        self._uncounted.set()
+        if not claimed:
+            if self._events.active:
+                self._events.emit(events.PollEmpty(owner=self._storage.owner))
+            return
+        self._tally.claimed(claimed)
+        if self._storage.lease_remaining <= 0:
+            # The claim took longer than the lease it was made under: others may have the tasks.
+            self._runs.put_back([Released(task.id, task.token) for task in claimed])
+            return
+        start = self._runs.start
+        for task in claimed:
+            start(task)
+        for task_id in self._cancelled_meanwhile or ():
+            self._runs.cancel(task_id)
+
+    # When the storage does not do as it should
+
+    async def _after_failure(self, outcomes: list[Outcome], error: Exception) -> None:
+        self._cancelled_meanwhile = None
+        self._tell_failure("turn", error)
+        if not self._storage.is_open:
+            # Closed under the pool: there is nobody to turn to any more.
+            self._tally.lost(outcomes)
+            raise error
+        if self._stop_asked.done() and self._storage.lease_remaining <= 0:
+            # Nobody may wait longer for a storage that is away: others have the tasks by now.
+            self._tally.lost(outcomes)
+            self._given_up.update(outcome.task_id for outcome in outcomes)
+        elif isinstance(error, StorageError):
+            self._runs.put_back(outcomes)
+        else:
+            await self._record_singly(outcomes)
+        await self._back_off()
+
+    async def _record_singly(self, outcomes: list[Outcome]) -> None:
+        """Find the outcome that cannot be recorded, so that it holds up no others."""
+        for outcome in outcomes:
+            try:
+                self._tally.recorded([outcome], await self._storage.record([outcome]))
+            except StorageError:
+                self._runs.put_back([outcome])
+            except Exception as error:
+                self._tell_failure(f"record task {outcome.task_id}", error)
+                await self._record_failure(outcome, error)
+
+    async def _record_failure(self, outcome: Outcome, error: Exception) -> None:
+        record = TaskError.from_exception(error, timestamp=self._clock.now())
+        failed = Failed(outcome.task_id, outcome.token, record, "unrecordable")
+        try:
+            self._tally.recorded([failed], await self._storage.record([failed]))
+        except Exception as second:
+            # The claim stays with this worker, and is given back when it ends.
+            self._tell_failure(f"record task {outcome.task_id}", second)
+            self._given_up.add(outcome.task_id)
+
+    async def _back_off(self) -> None:
+        """Wait a little, longer each time; to be asked to stop cuts it short."""
+        self._failures += 1
+        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
+        pause = longest * (0.5 + self._clock.random() / 2)
+        if self._stop_asked.done():
+            await self._clock.sleep(min(pause, _LONGEST_BACKOFF_AT_STOP))
+        else:
+            await self._clock.wait(self._stop_asked, pause)
+        self._may_claim = True
+        self._wake.set()
+
+    def _tell_failure(self, chore: str, error: Exception) -> None:
+        self._events.emit(events.ChoreFailed.of(chore, error))
+
+    # Side loops
+
+    async def listen(self) -> None:
+        """Let the next turn claim when there may be work, and a poll interval after an empty claim."""
+        pause, empty_hints = self._poll_interval, 0
+        while True:
+            began = self._clock.monotonic()
+            try:
+                await self._storage.wait_for_work(pause)
+            except OmniqError as error:
+                self._tell_failure("listen", error)
+                await self._clock.sleep(self._poll_interval)
+            now = self._clock.monotonic()
+            early = self._asked_at + self._poll_interval - now
+            if now - began >= pause and early > 0:
+                # No hint, and another claim came back empty since the wait began.
+                pause = early
+                continue
+            pause = self._poll_interval
+            is_idle_hint = now - began < _AT_ONCE and not self._last_claimed
+            empty_hints = empty_hints + 1 if is_idle_hint else 0
+            if empty_hints > _EMPTY_HINTS:
+                await self._clock.sleep(_EMPTY_HINT_PAUSE)
+            await self._ask_for_claim()
+
+    async def _ask_for_claim(self) -> None:
+        if self._may_claim:
+            # Not heeded yet, since all slots are busy. Claimed once more afterwards: what was
+            # hinted at meanwhile must not be lost, and a storage that has due work and says so at
+            # once, again and again, must not keep this loop spinning.
+            self._claim_made.clear()
+            await self._claim_made.wait()
+        self._may_claim = True
+        self._wake.set()
+
+    async def count_queue(self) -> None:
+        """Keep count of what waits, as of the last claim, at a small part of the storage's time."""
+        while True:
+            await self._uncounted.wait()
+            self._uncounted.clear()
+            began = self._clock.monotonic()
+            self._tally.queued = await self._storage.count_waiting()
+            took = self._clock.monotonic() - began
+            await self._clock.sleep(max(_COUNT_PAUSE, took * _COUNT_SHARE))
+
+    # Leases and cancellation
+
+    def on_loss(self) -> None:
+        """The lease is gone, and what was held has been given back: stop running it."""
+        self._events.emit(events.LeaseLost(owner=self._storage.owner))
+        self._runs.stop_all("lease")
+        self._may_claim = True
+        self._wake.set()
+
+    def on_cancel(self, task_id: str) -> None:
+        """Somebody cancelled that task; it may be ours, or be on its way to us."""
+        self._runs.cancel(task_id)
+        if self._cancelled_meanwhile is not None:
+            self._cancelled_meanwhile.add(task_id)
+
+    def on_renewal(self, renewal: Renewal) -> None:
+        """Stop what was cancelled; give back what the storage says is ours and nobody here knows."""
+        for task_id in renewal.cancelled:
+            self._runs.cancel(task_id)
+        known = self._storage.claims
+        unknown = {
+            task_id: token for task_id, token in renewal.held.items() if known.get(task_id) != token
+        }
+        # Only what was unknown the last time too, and not while the turn of then still waits for
+        # its reply: that may be the very claim.
+        is_same_turn = (
+            self._cancelled_meanwhile is not None and self._turn_at_renewal == self._begun
+        )
+        self._turn_at_renewal = self._begun
+        lost = [Released(*claim) for claim in unknown.items() if claim in self._unknown.items()]
+        if lost and not is_same_turn:
+            self._runs.put_back([*lost])
+            self._wake.set()
+        self._unknown = unknown

@@ -1,0 +1,43 @@
+"""A folder with a module of tasks and an SQLite file, and workers that never outlive their test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omniq import TaskQueue
+from tests.acceptance.command import TASKS, WorkerCommand
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder}/tasks.db?durability=os"
+
+
+@pytest.fixture
+def queue(url: str):
+    with TaskQueue(url) as queue:
+        yield queue
+
+
+@pytest.fixture
+def run_worker(folder: Path, url: str):
+    """Start `omniq worker tasks` on the test's storage."""
+    commands: list[WorkerCommand] = []
+
+    def run(*arguments: str, modules: tuple[str, ...] = ("tasks",), **environ: str):
+        command = WorkerCommand(folder, "--url", url, *arguments, modules=modules, **environ)
+        commands.append(command)
+        return command
+
+    yield run
+    for command in commands:
+        command.kill()
+        print(command.text)  # noqa: T201 - pytest shows it when the test has failed

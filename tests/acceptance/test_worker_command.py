@@ -1,0 +1,474 @@
+"""`omniq worker` with real processes and real signals."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omniq import TaskQueue, TaskStatus
+from omniq.clock import SYSTEM_CLOCK
+from tests.acceptance.command import (
+    PATIENCE,
+    clean_environment,
+    is_alive,
+    wait_until,
+    worker_pids,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+
+PENDING, RUNNING, SUCCESS, FAILED = (
+    TaskStatus.PENDING,
+    TaskStatus.RUNNING,
+    TaskStatus.SUCCESS,
+    TaskStatus.FAILED,
+)
+
+
+def status(queue: TaskQueue, task_id: str) -> TaskStatus:
+    task = queue.get_task(task_id)
+    assert task is not None
+    return task.status
+
+
+def wait_for_status(queue: TaskQueue, task_id: str, wanted: TaskStatus) -> float:
+    return wait_until(lambda: status(queue, task_id) is wanted, f"{task_id} is {wanted}")
+
+
+def run_once(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that is expected to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "omniq", *arguments],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+# What it runs
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_it_runs_any_function_of_its_modules_from_the_current_folder(run_worker, queue, processes):
+    worker = run_worker("--processes", processes)
+    first, second = queue.enqueue("tasks.add", 1, 2), queue.enqueue("tasks.double", 4)
+
+    assert (first.result(PATIENCE), second.result(PATIENCE)) == (3, 8)
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_it_takes_only_the_queues_it_was_given(run_worker, queue):
+    left = queue.options(queue="other").enqueue("tasks.add", 0, 0)
+    taken = [queue.options(queue=name).enqueue("tasks.add", 1, 1) for name in ("mail", "web")]
+    run_worker("--queues", "mail,web")
+
+    assert [handle.result(PATIENCE) for handle in taken] == [2, 2]
+    assert left.status() is PENDING
+
+
+def test_a_forbidden_function_never_runs_and_is_a_dead_letter(run_worker, queue, folder):
+    touch = f"touch {folder}/owned"
+    forbidden = [
+        queue.enqueue("os.system", touch),
+        queue.enqueue("tasks.system", touch),
+        queue.enqueue("tasks.os.system", touch),
+        queue.enqueue("tasks.subprocess.getoutput", touch),
+    ]
+    run_worker()
+    for handle in forbidden:
+        wait_for_status(queue, handle.id, FAILED)
+
+    assert not (folder / "owned").exists()
+    assert {letter.task_id for letter in queue.dead.list()} == {handle.id for handle in forbidden}
+
+
+def test_a_function_of_a_module_it_was_not_given_is_left_to_others(run_worker, queue, folder):
+    (folder / "others.py").write_text("def touch(path):\n    open(path, 'w').close()\n")
+    handle = queue.enqueue("others.touch", str(folder / "touched"))
+    run_worker().wait_for("task.released")
+
+    assert handle.status() is PENDING
+    assert queue.get_task(handle.id).attempts == 0
+    assert not (folder / "touched").exists()
+
+
+# What it refuses, before it has claimed anything
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("module", "source", "message"),
+    [
+        ("missing", None, "there is no module missing"),
+        ("tasks.py", None, "give the name of a module, such as tasks"),
+        ("broken", "import nowhere_to_be_found", "nowhere_to_be_found"),
+        ("wrong", "def f(:", "line 1"),
+        ("leaving", "raise SystemExit(0)", "SystemExit"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line_and_exit_2(
+    run_worker, queue, folder, processes, module, source, message
+):
+    if source is not None:
+        (folder / f"{module}.py").write_text(source)
+    handle = queue.enqueue("tasks.add", 1, 2)
+    worker = run_worker("--processes", processes, "--log-level", "error", modules=("tasks", module))
+
+    assert worker.ends() == 2
+    assert len(worker.lines) == 1
+    assert worker.lines[0].startswith("omniq: ")
+    assert message in worker.lines[0]
+    assert handle.status() is PENDING
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lease", "0.2"], "cannot be kept"),
+        (["--lease", "nan"], "lease"),
+        (["--poll-interval", "0"], "poll_interval"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--processes", "0"], "--processes"),
+        (["--queues", "a,,b"], "queue"),
+        (["--log-level", "loud"], "log_level"),
+        (["--url", "nosuch://x"], "nosuch"),
+        (["--url", "memory://", "--processes", "2"], "one process"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_2(folder, arguments, message):
+    ended = run_once(folder, "worker", "tasks", *arguments)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("omniq: ")
+    assert message in line
+
+
+def test_a_storage_that_cannot_be_opened_is_one_line_and_exit_1(folder):
+    ended = run_once(folder, "worker", "tasks", "--url", "sqlite:////proc/nowhere/tasks.db")
+
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("omniq: ")
+
+
+def test_a_traceback_is_shown_only_when_asked_for(folder):
+    plain = run_once(folder, "worker", "missing")
+    debug = run_once(folder, "worker", "missing", "--debug")
+
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in debug.stderr
+    assert plain.returncode == debug.returncode == 2
+
+
+# How it stops
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_worker_ends_with_0_within_a_second(run_worker, queue, number, processes):
+    worker = run_worker("--processes", processes, "--poll-interval", "60")
+    worker.wait_for("worker.started", int(processes))
+    worker.send(number)
+
+    assert worker.ends(within=1.0) == 0
+    assert "Traceback" not in worker.text
+    assert queue.workers() == []
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("function", ["tasks.wait_for", "tasks.await_for"])
+def test_a_running_task_may_finish(run_worker, queue, folder, function, processes):
+    worker = run_worker("--processes", processes)
+    handle = queue.enqueue(function, str(folder / "go"))
+    wait_for_status(queue, handle.id, RUNNING)
+    waiting = queue.enqueue("tasks.add", 1, 2)
+    if processes == "2":
+        waiting.result(PATIENCE)
+    worker.send(signal.SIGTERM)
+    (folder / "go").touch()
+
+    assert worker.ends() == 0
+    assert status(queue, handle.id) is SUCCESS
+    if processes == "1":
+        assert waiting.status() is PENDING
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("function", ["wait_for", "await_for", "stubborn", "block_the_loop"])
+def test_a_task_that_does_not_finish_in_time_is_given_back(
+    run_worker, queue, folder, function, processes
+):
+    arguments = [str(folder / "never")] if function.endswith("for") else []
+    worker = run_worker("--shutdown-timeout", "0.5", "--processes", processes)
+    handle = queue.enqueue(f"tasks.{function}", *arguments)
+    wait_for_status(queue, handle.id, RUNNING)
+    began = SYSTEM_CLOCK.monotonic()
+    worker.send(signal.SIGTERM)
+    wait_for_status(queue, handle.id, PENDING)
+    took = SYSTEM_CLOCK.monotonic() - began
+
+    assert worker.ends(within=2.0) == 0
+    assert took < 0.5 + 1.0
+    assert queue.get_task(handle.id).attempts == 0
+    assert "Traceback" not in worker.text
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("function", ["wait_for", "stubborn", "block_the_loop"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_within_a_second(
+    run_worker, queue, folder, function, processes, number
+):
+    arguments = [str(folder / "never")] if function.endswith("for") else []
+    worker = run_worker("--processes", processes)
+    handle = queue.enqueue(f"tasks.{function}", *arguments)
+    wait_for_status(queue, handle.id, RUNNING)
+    worker.send(signal.SIGTERM)
+    worker.wait_for("worker.stopping", int(processes))
+    worker.send(number)
+
+    assert worker.ends(within=1.0) == 128 + number
+    assert "Traceback" not in worker.text
+    task = queue.get_task(handle.id)
+    assert (task.status, task.attempts) == (PENDING, 0)
+
+
+def test_a_signal_while_the_modules_are_imported_ends_it_with_0(run_worker, queue, folder):
+    (folder / "slow.py").write_text(
+        "import pathlib, threading\npathlib.Path('importing').touch()\nthreading.Event().wait(60)\n"
+    )
+    worker = run_worker(modules=("slow",))
+    wait_until((folder / "importing").exists)
+    worker.send(signal.SIGTERM)
+
+    assert worker.ends(within=1.0) == 0
+    assert worker.lines == []
+
+
+# What it survives
+
+
+def test_a_closed_log_pipe_does_not_end_it(folder, url, queue):
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "omniq", "worker", "tasks", "--url", url]
+    with subprocess.Popen(
+        command, cwd=folder, env=clean_environment(), stdout=writing, stderr=writing
+    ) as process:
+        os.close(writing)
+        try:
+            assert queue.enqueue("tasks.add", 1, 2).result(PATIENCE) == 3
+            os.close(reading)
+            assert queue.enqueue("tasks.add", 3, 4).result(PATIENCE) == 7
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+def test_without_a_terminal_a_hangup_is_ignored(run_worker, queue):
+    worker = run_worker()
+    worker.wait_for("worker.started")
+    worker.send(signal.SIGHUP)
+
+    assert queue.enqueue("tasks.add", 1, 2).result(PATIENCE) == 3
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_a_closed_terminal_stops_it_as_a_sigterm_does(folder, url, queue):
+    supervisor, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "omniq", "worker", "tasks", "--url", url],
+        cwd=folder,
+        env=clean_environment(),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    ) as process:
+        os.close(terminal)
+        try:
+            assert queue.enqueue("tasks.add", 1, 2).result(PATIENCE) == 3
+            os.close(supervisor)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+# What hangs
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_whose_threads_hang_is_replaced(run_worker, queue, folder, processes):
+    hanging = [
+        queue.options(timeout=0.2, max_retries=0).enqueue("tasks.wait_for", str(folder / "never"))
+        for _ in range(int(processes))
+    ]
+    worker = run_worker("--processes", processes, "--shutdown-timeout", "1")
+    for handle in hanging:
+        wait_for_status(queue, handle.id, FAILED)
+
+    assert queue.enqueue("tasks.add", 1, 2).result(PATIENCE) == 3
+    worker.wait_for("worker.recycling", int(processes))
+    worker.wait_for("worker.started", 2 * int(processes))
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_a_worker_whose_loop_hangs_past_the_timeout_is_replaced_and_only_the_culprit_pays(
+    run_worker, queue, folder
+):
+    worker = run_worker("--concurrency", "2", "--lease", "2", "--poll-interval", "0.2")
+    neighbour = queue.enqueue("tasks.wait_for", str(folder / "go"))
+    wait_for_status(queue, neighbour.id, RUNNING)
+    culprit = queue.options(timeout=0.2, queue="default").enqueue("tasks.block_the_loop")
+    worker.wait_for("worker.stuck")
+    wait_until(lambda: queue.get_task(culprit.id).attempts == 1, "charged")
+    (folder / "go").touch()
+
+    assert neighbour.result(PATIENCE) == "done"
+    assert queue.get_task(neighbour.id).attempts == 0
+
+
+# What happens when a process is killed
+
+LEASE, POLL = 1.5, 0.5
+
+
+def test_tasks_of_a_killed_process_run_again_and_the_process_is_replaced(run_worker, queue, folder):
+    worker = run_worker(
+        "--processes", "2", "--lease", str(LEASE), "--poll-interval", str(POLL), "-c", "2"
+    )
+    worker.wait_for("worker.started", 2)
+    handle = queue.enqueue("tasks.await_for", str(folder / "go"))
+    wait_for_status(queue, handle.id, RUNNING)
+    victim = next(one.pid for one in queue.workers() if handle.id in one.running)
+    before = worker_pids(queue)
+    token = queue.get_task(handle.id).token
+    os.kill(victim, signal.SIGKILL)
+    took = wait_until(lambda: queue.get_task(handle.id).token > token, "claimed again")
+    (folder / "go").touch()
+
+    assert took < LEASE + POLL + 0.25
+    assert handle.result(PATIENCE) == "done"
+    assert queue.get_task(handle.id).attempts == 1
+    wait_until(lambda: len(worker_pids(queue) - {victim}) == 2, "two workers again")
+    assert len(worker_pids(queue) - before) == 1
+    worker.wait_for("process.ended")
+    assert "SIGKILL" in worker.text
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_when_the_supervisor_is_killed_its_processes_give_everything_back_and_end(
+    run_worker, queue, folder
+):
+    worker = run_worker("--processes", "2")
+    worker.wait_for("worker.started", 2)
+    handles = [
+        queue.enqueue(f"tasks.{function}", str(folder / "go"))
+        for function in ("wait_for", "await_for")
+    ]
+    for handle in handles:
+        wait_for_status(queue, handle.id, RUNNING)
+    pids = worker_pids(queue)
+    worker.process.kill()
+
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids)) < 1.5
+    for handle in handles:
+        assert queue.get_task(handle.id).attempts == 0
+    (folder / "go").touch()
+    run_worker()
+    assert [handle.result(PATIENCE) for handle in handles] == ["done", "done"]
+
+
+def test_a_task_that_kills_its_worker_is_the_only_one_to_fail(run_worker, queue):
+    good = [queue.enqueue("tasks.add", number, 1) for number in range(15)]
+    killer = queue.enqueue("tasks.die")
+    good += [queue.enqueue("tasks.add", number, 1) for number in range(15, 30)]
+    worker = run_worker(
+        "--processes", "2", "--concurrency", "4", "--lease", "1", "--poll-interval", "0.2"
+    )
+    wait_for_status(queue, killer.id, FAILED)
+
+    assert [handle.result(PATIENCE) for handle in good] == list(range(1, 31))
+    letter = queue.dead.get(killer.id)
+    assert letter.failure_reason == "crashed"
+    assert letter.attempt_count == 3
+    assert len(queue.dead.list()) == 1
+    assert sum("process.ended" in line for line in worker.lines) == 3
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_every_start_is_a_new_worker(run_worker, queue):
+    ids = set()
+    for _ in range(2):
+        worker = run_worker()
+        worker.wait_for("worker.started")
+        ids |= {one.id for one in queue.workers()}
+        worker.send(signal.SIGTERM)
+        worker.ends()
+
+    assert len(ids) == 2
+
+
+# What it says
+
+
+def test_the_log_says_what_happens_and_never_the_arguments(run_worker, queue):
+    worker = run_worker("--log-level", "INFO")
+    good = queue.enqueue("tasks.add", "sesame", "open")
+    bad = queue.options(max_retries=0).enqueue("tasks.fail", "sesame")
+    good.result(PATIENCE)
+    wait_for_status(queue, bad.id, FAILED)
+    worker.send(signal.SIGTERM)
+    worker.ends()
+
+    lines = {
+        name: next(line for line in worker.lines if f" {name}" in line)
+        for name in ("worker.started", "task.started", "task.succeeded", "task.failed")
+    }
+    assert all("INFO" in line for line in lines.values())
+    assert "ERROR" in next(line for line in worker.lines if " task.dead" in line)
+    assert " worker.stopped" in worker.text
+    assert "sesame" not in worker.text
+    assert "DEBUG" not in worker.text
+
+
+def test_at_debug_each_retry_says_which_and_when(run_worker, queue):
+    worker = run_worker("--log-level", "debug")
+    queue.enqueue("tasks.fail", "sesame")
+    worker.wait_for("task.retried")
+
+    line = next(line for line in worker.lines if "task.retried" in line)
+    assert "DEBUG" in line
+    assert "attempt=1" in line
+    assert "retry_at=" in line
+
+
+def test_plain_text_when_it_is_not_a_terminal(run_worker):
+    worker = run_worker()
+    worker.wait_for("worker.started")
+
+    assert "\x1b" not in worker.text
+
+
+def test_help_is_help_and_exits_0(folder):
+    ended = run_once(folder, "worker", "--help")
+
+    assert ended.returncode == 0
+    for option in ("--url", "--concurrency", "--processes", "--queues", "--shutdown-timeout"):
+        assert option in ended.stdout

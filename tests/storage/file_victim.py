@@ -1,0 +1,92 @@
+"""A process that uses a file store in every way that changes it, until a failpoint ends it.
+
+    OMNIQ_FAILPOINTS=file.record.after_commit=kill@2 python -m tests.storage.file_victim FOLDER
+    OMNIQ_FAILPOINTS=file.recover.before_part=kill python -m tests.storage.file_victim FOLDER recover
+
+The second only finishes what the first has left. It prints a line for each promise that the store has made: `enqueued ID`, `ended ID STATUS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from omniq.clock import SystemClock
+from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import Released, Snoozed
+from omniq.settings import Settings
+from omniq.storage.file import FileStorage
+
+
+class NextBoot(SystemClock):
+    """The clock after a restart of the machine: every lease taken before it has ended."""
+
+    def __init__(self, boots: int = 1) -> None:
+        super().__init__()
+        self._boots = boots
+
+    def boot_id(self) -> str:
+        return f"{self._boots} after {super().boot_id()}"
+
+
+def say(*words: object) -> None:
+    """Note a promise where the parent process reads it."""
+    print(*words, flush=True)
+
+
+async def use(folder: Path) -> None:
+    """Enqueue, claim, succeed, retry, snooze, fail, cancel, revive, and lose a worker."""
+    settings = Settings(durability="os")
+    async with FileStorage(folder, settings=settings) as storage:
+        await enqueue(storage, "a")
+        await enqueue(storage, "b", "c", "d", "e", "f")
+        await claim(storage, 5)
+        await storage.mark_done("a", TaskResult(task_id="a", status=TaskStatus.SUCCESS))
+        say("ended", "a", "success")
+        await storage.mark_failed("b", TaskError("again"), will_retry=True)
+        await storage.reschedule("b", datetime.now(UTC))
+        await storage.mark_failed("c", TaskError("no"), will_retry=False)
+        say("ended", "c", "failed")
+        later = datetime.now(UTC) + timedelta(milliseconds=1)
+        await storage.record([Snoozed("d", 1, later)])
+        assert await storage.cancel("e")
+        await storage.record([Released("e", 1)])
+        say("ended", "e", "cancelled")
+        assert await storage.cancel("f")
+        say("ended", "f", "cancelled")
+        say("revived", "c")
+        assert await storage.retry_dead("c")
+        await enqueue(storage, "g", "h", unique=True)
+        await claim(storage, 3)
+    async with FileStorage(folder, settings=settings, clock=NextBoot()) as reaper:
+        async with FileStorage(folder, settings=settings) as doomed:
+            await claim(doomed, 2)
+            await reaper.give_back_abandoned()
+
+
+async def enqueue(storage: FileStorage, *ids: str, unique: bool = False) -> None:
+    """Enqueue a batch, and say so."""
+    keys = {task_id: f"key {task_id}" if unique else None for task_id in ids}
+    await storage.enqueue_many(
+        [Task(id=task_id, func_path="m.f", unique=keys[task_id]) for task_id in ids]
+    )
+    for task_id in ids:
+        say("enqueued", task_id)
+
+
+async def claim(storage: FileStorage, limit: int) -> None:
+    """Claim; there must be as many."""
+    claimed = await storage.reserve(limit)
+    assert len(claimed) == limit, claimed
+
+
+async def recover(folder: Path) -> None:
+    """Only finish what others have left unfinished."""
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=NextBoot()) as storage:
+        await storage.give_back_abandoned()
+
+
+if __name__ == "__main__":
+    asyncio.run((recover if "recover" in sys.argv else use)(Path(sys.argv[1])))

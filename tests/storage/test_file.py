@@ -1,0 +1,481 @@
+"""What the file backend promises beyond the contract: names, modes, races, costs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from omniq import failpoints
+from omniq.errors import DuplicateTask, LeaseLost, StorageError
+from omniq.models import Limit, Task, TaskStatus
+from omniq.outcomes import Released, Retried, Succeeded
+from omniq.settings import Settings
+from omniq.storage import open_storage
+from omniq.storage._files import disk as disk_module
+from omniq.storage._files.watch import Watch
+from omniq.storage.file import FileStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import ManualClock
+from tests.storage.drain_together import drain_together
+
+FAST = Settings(durability="os")
+SAFE = Settings(durability="power")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tasks"
+
+
+@pytest.fixture
+async def storage(folder, clock):
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        yield storage
+
+
+@pytest.fixture
+async def another(folder, clock):
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        yield storage
+
+
+@pytest.fixture
+def no_failpoints():
+    yield
+    failpoints.reset()
+
+
+def names(folder: Path, of: str) -> list[str]:
+    return sorted(os.listdir(folder / of))
+
+
+# Files
+
+
+async def test_a_task_is_a_file_that_is_renamed_through_its_life(storage, folder):
+    await storage.enqueue(a_task("a"))
+    assert names(folder, "queue") == ["a.task"]
+
+    (task,) = await storage.reserve(1)
+    (running,) = names(folder, "queue")
+    assert running.startswith(f"a.1.{storage.owner}.")
+    assert running.endswith(".running")
+
+    await storage.mark_done("a", a_result(task))
+    assert names(folder, "queue") == []
+    assert names(folder, "results") == ["a.result"]
+
+
+async def test_a_final_failure_leaves_a_result_and_a_dead_letter(storage, folder):
+    await storage.enqueue(a_task("a"))
+    await storage.reserve(1)
+    await storage.mark_failed("a", an_error(), will_retry=False)
+
+    assert names(folder, "queue") == []
+    assert names(folder, "results") == ["a.result"]
+    assert names(folder, "dead") == ["a.dead"]
+
+
+@pytest.mark.parametrize(
+    "task_id",
+    ["a.b", "a.task", "a.1.W.2.running", "a.1.N.done", "a.result", "-.-", "_", "v1..2", "x" * 128],
+)
+async def test_ids_with_dots_live_and_end_like_others(task_id, storage, another, folder):
+    await storage.enqueue(a_task(task_id))
+    (task,) = await another.reserve(1)
+    await another.mark_failed(task_id, an_error(), will_retry=True)
+    await another.reschedule(task_id, another.clock.now())
+    (task,) = await storage.reserve(1)
+    await storage.mark_done(task_id, a_result(task))
+
+    assert (task.id, task.token) == (task_id, 2)
+    found = await another.get_task(task_id)
+    assert found is not None
+    assert found.status is TaskStatus.SUCCESS
+    assert names(folder, "queue") == []
+
+
+async def test_files_are_for_the_owner_alone_whatever_the_umask(folder, clock):
+    before = os.umask(0)
+    try:
+        async with FileStorage(folder, settings=SAFE, clock=clock) as storage:
+            await storage.enqueue_many(some_tasks("abc", unique=None))
+            await storage.enqueue(a_task("u", unique="key"))
+            (task, *_) = await storage.reserve(3)
+            await storage.save_checkpoint(task.id, task.token, b"checkpoint")
+            await storage.mark_done(task.id, a_result(task))
+            await storage.pause_queue("default")
+            found = [path.lstat().st_mode for path in folder.rglob("*")]
+    finally:
+        os.umask(before)
+
+    modes = {(stat.S_ISDIR(mode), stat.S_IMODE(mode)) for mode in found}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes == {(True, 0o700), (False, 0o600)}
+
+
+async def test_a_lone_storage_leaves_nothing_temporary_behind(storage, folder):
+    await storage.enqueue_many(some_tasks("abc"))
+    for task in await storage.reserve(3):
+        await storage.mark_done(task.id, a_result(task))
+
+    assert names(folder, "tmp") == []
+    assert names(folder, "queue") == []
+
+
+# Many processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("durability", ["os", "power"])
+async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder, durability):
+    url = f"file:{folder}?durability={durability}"
+    drained = await drain_together(url, processes=8, tasks=5000 if durability == "os" else 1000)
+
+    assert drained.errors == ""
+    assert set(drained.claims.values()) == {1}
+    assert len(drained.claims) == (5000 if durability == "os" else 1000)
+    assert drained.refused == 0
+    assert names(folder, "queue") == []
+
+
+async def test_two_that_enqueue_one_id_at_once_enqueue_one_task(storage, another):
+    async def enqueue(through: FileStorage, task_id: str) -> bool:
+        try:
+            await through.enqueue(a_task(task_id))
+        except DuplicateTask:
+            return False
+        return True
+
+    ids = [f"task-{number}" for number in range(50)]
+    tries = [enqueue(through, task_id) for task_id in ids for through in (storage, another)]
+    succeeded = await asyncio.gather(*tries)
+
+    assert sum(succeeded) == len(ids)
+    assert len(await storage.reserve(200)) == len(ids)
+
+
+async def test_a_unique_key_goes_to_one_of_many(storage, another):
+    tries = [
+        through.enqueue(a_task(f"task-{number}", unique="key"))
+        for number in range(20)
+        for through in (storage if number % 2 else another,)
+    ]
+    holders = await asyncio.gather(*tries)
+
+    assert len(set(holders)) == 1
+    assert len(await storage.reserve(50)) == 1
+
+
+async def test_two_that_recover_at_once_take_each_task_once_and_charge_the_suspect_alone(
+    folder, clock
+):
+    async with (
+        FileStorage(folder, settings=FAST, clock=clock) as one,
+        FileStorage(folder, settings=FAST, clock=clock) as two,
+    ):
+        doomed = FileStorage(folder, settings=FAST, clock=clock)
+        await doomed.open()
+        await one.enqueue(a_task("suspect"))
+        await doomed.reserve(1)
+        clock.advance(60)
+        await one.give_back_abandoned()
+        await one.enqueue_many(some_tasks([f"task-{number}" for number in range(100)]))
+        with pytest.raises(LeaseLost):
+            await doomed.reserve(1)
+        held = await doomed.reserve(200)
+        clock.advance(60)
+
+        given = await asyncio.gather(one.give_back_abandoned(), two.give_back_abandoned())
+        tasks = await one.list_tasks(limit=1000)
+
+    ids = [back.task_id for those in given for back in those]
+    assert sorted(ids) == sorted(task.id for task in held)
+    assert {task.id: task.crashes for task in tasks if task.crashes} == {"suspect": 2}
+
+
+async def test_a_key_that_nobody_left_is_free_once_its_holder_does_not_run(folder, clock):
+    """As after a process that died between its outcome and leaving the gate."""
+    only_one = (Limit(key="k", max_running=1),)
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        await storage.enqueue_many(some_tasks("ab", limits=only_one))
+        (first,) = await storage.reserve(2)
+        (running,) = [name for name in names(folder, "queue") if name.endswith(".running")]
+        os.unlink(folder / "queue" / running)
+
+        (second,) = await storage.reserve(2)
+
+    assert (first.id, second.id) == ("a", "b")
+
+
+# What others have left
+
+
+async def test_a_task_that_was_about_to_be_enqueued_is_enqueued_by_whoever_comes_by(
+    folder, clock, no_failpoints
+):
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        failpoints.configure("file.enqueue.after_link=raise:EIO")
+        with pytest.raises(StorageError):
+            await storage.enqueue(a_task("withdrawn"))
+        failpoints.reset()
+        await storage.enqueue(a_task("a"))
+        # As if its process had died between the two last steps, a minute ago.
+        intent = folder / "tmp" / "a.task.tmp"
+        os.rename(folder / "queue" / "a.task", intent)
+        os.utime(intent, (0, 0))
+
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        assert [task.id for task in await storage.reserve(5)] == ["a"]
+
+
+async def test_a_change_that_was_made_and_not_carried_out_is_found_by_id(
+    storage, another, no_failpoints
+):
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    failpoints.configure("file.record.after_commit=raise:EIO")
+    with pytest.raises(StorageError):
+        await storage.mark_done("a", a_result(task, 42))
+    failpoints.reset()
+
+    result = await another.get_result("a")
+    assert result is not None
+    assert result.result == 42
+    assert await storage.record([Succeeded("a", 1, a_result(task, 42))]) == [True]
+
+
+async def test_an_outcome_of_a_cancelled_run_does_not_bring_the_task_back(storage, another):
+    await storage.enqueue(a_task("a"))
+    await storage.reserve(1)
+
+    assert await another.cancel("a")
+    assert await storage.record([Released("a", 1)]) == [True]
+    assert await another.reserve(1) == []
+    found = await another.get_task("a")
+    assert found is not None
+    assert found.status is TaskStatus.CANCELLED
+
+
+async def test_what_a_caller_that_went_away_had_claimed_is_there_for_others(storage, another):
+    await storage.renew()
+    await storage.enqueue_many(some_tasks("abc"))
+    reserve = asyncio.create_task(storage.reserve(2))
+    await asyncio.sleep(0)
+    reserve.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reserve
+
+    assert await storage.held_by(storage.owner) == {}
+    assert [(task.id, task.token) for task in await another.reserve(3)] == [
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+    ]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "place", ["file.enqueue.before_link", "file.enqueue.after_link", "file.enqueue.before_publish"]
+)
+async def test_a_full_disk_is_said_to_be_full_and_nothing_is_left(
+    place, storage, folder, no_failpoints
+):
+    failpoints.configure(f"{place}=raise:ENOSPC@1")
+    with pytest.raises(StorageError, match="no space left") as caught:
+        await storage.enqueue_many(some_tasks("abc"))
+
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert names(folder, "queue") == names(folder, "tmp") == []
+    assert await storage.enqueue_many(some_tasks("abc")) == ["a", "b", "c"]
+
+
+async def test_a_file_that_could_not_be_synced_is_not_enqueued(folder, clock, monkeypatch):
+    real, calls = os.fsync, []
+
+    def fail_once(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    async with FileStorage(folder, settings=SAFE, clock=clock) as storage:
+        monkeypatch.setattr(disk_module.os, "fsync", fail_once)
+        with pytest.raises(StorageError):
+            await storage.enqueue_many(some_tasks("abc"))
+
+        assert names(folder, "queue") == names(folder, "tmp") == []
+        assert await storage.enqueue_many(some_tasks("abc")) == ["a", "b", "c"]
+
+
+FORK = """
+import asyncio, os, sys
+from omniq.errors import StorageError
+from omniq.models import Task
+from omniq.storage.file import FileStorage
+
+async def main():
+    async with FileStorage(sys.argv[1]) as storage:
+        if os.fork() == 0:
+            try:
+                await storage.enqueue(Task(func_path="m.f"))
+            except StorageError as error:
+                print(error, flush=True)
+            os._exit(0)
+        os.wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_process_is_told_to_open_its_own(folder):
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "a forked process must open one of its own" in child.stdout
+
+
+async def test_a_network_file_system_is_refused(folder, monkeypatch):
+    device = os.stat(folder.parent).st_dev
+    line = f"1 0 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/export rw\n"
+    real = Path.read_text
+
+    def read_text(path: Path, *args: str, **options: str) -> str:
+        return line if str(path) == "/proc/self/mountinfo" else real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(StorageError, match="network file system"):
+        await FileStorage(folder).open()
+
+
+# Costs
+
+
+class Calls:
+    """Counts the system calls that list and open files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.listed = self.opened = self.synced = 0
+        scandir, opening, fsync = os.scandir, os.open, os.fsync
+
+        def count_scandir(*args, **options):
+            self.listed += 1
+            return scandir(*args, **options)
+
+        def count_open(*args, **options):
+            self.opened += 1
+            return opening(*args, **options)
+
+        def count_fsync(fd):
+            self.synced += 1
+            return fsync(fd)
+
+        monkeypatch.setattr(os, "scandir", count_scandir)
+        monkeypatch.setattr(os, "open", count_open)
+        monkeypatch.setattr(os, "fsync", count_fsync)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_a_claim_costs_the_same_among_20_000_tasks_as_among_20(folder, monkeypatch):
+    costs = []
+    for count in (20, 20_000):
+        async with FileStorage(folder / str(count), settings=FAST) as storage:
+            for start in range(0, count, 1000):
+                tasks = [Task(func_path="m.f") for _ in range(start, min(start + 1000, count))]
+                await storage.enqueue_many(tasks)
+            await storage.reserve(1)
+            with monkeypatch.context() as patch:
+                calls = Calls(patch)
+                for _ in range(5):
+                    assert len(await storage.reserve(1)) == 1
+                costs.append((calls.listed, calls.opened))
+
+    assert costs[0] == costs[1]
+    assert costs[0][1] <= 5 * 2, "a claim opens its own file, and the list of paused queues"
+
+
+async def test_enqueues_that_gather_share_a_barrier(folder, monkeypatch):
+    async with FileStorage(folder, settings=SAFE) as storage:
+        calls = Calls(monkeypatch)
+        await asyncio.gather(*(storage.enqueue(a_task(f"task-{n}")) for n in range(50)))
+
+    assert calls.synced < 50 + 25, "one sync for each file, and far less than one for each folder"
+
+
+# Hints and their loss
+
+
+async def test_a_task_that_another_brings_ends_the_wait(storage, another):
+    await storage.reserve(1)
+    waiting = asyncio.create_task(storage.wait_for_work(3600))
+    await another.enqueue(a_task("a"))
+
+    await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_more_changes_than_the_system_can_tell_of_lose_no_task(storage, another):
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if limit > 20_000:
+        pytest.skip("this system can tell of a great many changes")
+    assert await storage.reserve(1) == []
+    for _ in range(0, limit + 1000, 1000):
+        await another.enqueue_many([Task(func_path="m.f") for _ in range(1000)])
+
+    claimed = 0
+    while tasks := await storage.reserve(1000):
+        claimed += len(tasks)
+    assert claimed >= limit
+
+
+async def test_without_a_watch_on_the_folder_others_are_seen_all_the_same(
+    folder, clock, monkeypatch
+):
+    monkeypatch.setattr(Watch, "open", classmethod(lambda cls, folder: None))
+    async with (
+        FileStorage(folder, settings=FAST, clock=clock) as one,
+        FileStorage(folder, settings=FAST, clock=clock) as two,
+    ):
+        assert await one.reserve(1) == []
+        await two.enqueue_many(some_tasks("abc"))
+        (task,) = await one.reserve(1)
+        with pytest.raises(DuplicateTask):
+            await two.enqueue(a_task("a"))
+        later = clock.now() + timedelta(hours=1)
+        await one.record([Retried("a", task.token, an_error(), later)])
+
+        assert [task.id for task in await two.reserve(5)] == ["b", "c"]
+        clock.advance(timedelta(hours=2))
+        await two.renew()
+        assert [task.id for task in await two.reserve(5)] == ["a"]
+
+
+async def test_the_url_names_folder_and_durability(tmp_path):
+    async with open_storage(f"file:{tmp_path}/tasks?durability=os") as storage:
+        assert storage.capabilities.durability == "os"
+        await storage.enqueue(a_task("a"))
+
+    assert (tmp_path / "tasks" / "queue" / "a.task").is_file()

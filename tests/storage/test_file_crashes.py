@@ -1,0 +1,127 @@
+"""A process that dies between any two steps of the protocol leaves a store that keeps its promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from omniq.models import TaskResult, TaskStatus
+from omniq.settings import Settings
+from omniq.storage._files.names import claimed_of, committed_of, id_of
+from omniq.storage.file import FileStorage
+from tests.storage.file_victim import NextBoot
+
+PASSES = {
+    "file.enqueue.before_link": 3,
+    "file.enqueue.after_link": 3,
+    "file.enqueue.before_publish": 3,
+    "file.claim.after_rename": 10,
+    "file.record.after_part": 10,
+    "file.record.after_commit": 13,
+    "file.record.before_result": 4,
+    "file.record.after_result": 4,
+    "file.record.before_clear": 18,
+    "file.requeue.before_task": 9,
+    "file.requeue.after_task": 9,
+    "file.recover.after_fence": 1,
+}
+"""How often the victim passes each place."""
+
+ALL = [(place, nth) for place, times in PASSES.items() for nth in range(1, times + 1)]
+SOME = [(place, nth) for place, nth in ALL if nth % 3 == 1]
+
+
+def run_victim(folder: Path, failpoints: str, *more: str) -> tuple[int, list[list[str]]]:
+    victim = subprocess.run(
+        [sys.executable, "-m", "tests.storage.file_victim", str(folder), *more],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMNIQ_FAILPOINTS": failpoints},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert victim.returncode in (0, -signal.SIGKILL), victim.stderr
+    return victim.returncode, [line.split() for line in victim.stdout.splitlines()]
+
+
+def records(folder: Path) -> Counter[str]:
+    """How many files speak for each task: of the queue, or else its result."""
+    found: Counter[str] = Counter()
+    for name in os.listdir(folder / "queue"):
+        task_id = id_of(name, ".task")
+        known = claimed_of(name) or committed_of(name)
+        found[task_id or (known.id if known else name)] += 1
+    for name in os.listdir(folder / "results"):
+        task_id = id_of(name, ".result")
+        if task_id is not None and task_id not in found:
+            found[task_id] += 1
+    return found
+
+
+async def assert_kept(folder: Path, lines: list[list[str]]) -> None:
+    """Every promise holds; everything that is left can be run, once, and ends."""
+    enqueued = {line[1] for line in lines if line[0] == "enqueued"}
+    revived = {line[1] for line in lines if line[0] == "revived"}
+    ended = {line[1]: line[2] for line in lines if line[0] == "ended"}
+    clock = NextBoot(2)
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        await storage.give_back_abandoned()
+        for task_id in enqueued:
+            assert await storage.get_task(task_id) is not None, f"{task_id} is gone"
+        assert set(records(folder).values()) <= {1}
+        for task_id, status in ended.items():
+            task = await storage.get_task(task_id)
+            assert task is not None
+            assert task.status == status or task_id in revived
+
+        claimed: set[str] = set()
+        while tasks := await storage.reserve(1):
+            assert not claimed & {task.id for task in tasks}, "claimed twice"
+            claimed.update(task.id for task in tasks)
+            for task in tasks:
+                done = TaskResult(task_id=task.id, status=TaskStatus.SUCCESS)
+                await storage.mark_done(task.id, done)
+        stats = await storage.stats()
+
+    assert not claimed & (ended.keys() - revived), "an ended task was run"
+    assert not any(count for status, count in stats.by_status.items() if not status.is_final)
+    assert not list((folder / "corrupt").iterdir())
+    assert not list((folder / "queue").iterdir())
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("place", "nth"), [each for each in ALL if each not in SOME])
+async def test_a_process_that_dies_at_any_pass_loses_and_doubles_nothing(place, nth, tmp_path):
+    await assert_killed_without_harm(place, nth, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "nth"), SOME)
+async def test_a_process_that_dies_there_loses_and_doubles_nothing(place, nth, tmp_path):
+    await assert_killed_without_harm(place, nth, tmp_path)
+
+
+async def assert_killed_without_harm(place: str, nth: int, tmp_path: Path) -> None:
+    status, lines = run_victim(tmp_path, f"{place}=kill@{nth}")
+
+    assert status == -signal.SIGKILL, "the place was not passed that often"
+    await assert_kept(tmp_path, lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["file.recover.before_part", "file.recover.after_part"])
+@pytest.mark.parametrize("nth", [1, 4, 7])
+async def test_one_that_dies_while_it_finishes_for_the_dead_does_no_harm_either(
+    place, nth, tmp_path
+):
+    _, lines = run_victim(tmp_path, f"file.record.after_commit=kill@{nth}")
+    status, _ = run_victim(tmp_path, f"{place}=kill", "recover")
+
+    assert status == -signal.SIGKILL, "there was nothing to finish"
+    await assert_kept(tmp_path, lines)

@@ -1,0 +1,621 @@
+"""What only the SQLite backend has to show: plans, processes, locks, files, and its disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from omniq import failpoints
+from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
+from omniq.models import Task, TaskResult, TaskStatus
+from omniq.outcomes import Released, Succeeded
+from omniq.settings import Settings
+from omniq.storage._sqlite import claim, connection, leases, tables
+from omniq.storage._sqlite.connection import statement
+from omniq.storage.sqlite import SQLiteStorage
+from omniq.testing.clock import ManualClock
+from tests.storage.drain_together import drain_together
+
+ROOT = Path(__file__).parents[2]
+QUICK = Settings(durability="os")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tasks.db"
+
+
+@pytest.fixture
+async def storage(path):
+    async with SQLiteStorage(path, settings=QUICK) as storage:
+        yield storage
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoints():
+    yield
+    failpoints.reset()
+
+
+@contextmanager
+def the_lock_of(path):
+    """Hold the write lock, as another process in a long transaction does."""
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield other
+    finally:
+        if other.in_transaction:
+            other.execute("ROLLBACK")
+        other.close()
+
+
+def some(count, **options):
+    return [Task(func_path="m.f", args=(number,), **options) for number in range(count)]
+
+
+def done(task):
+    result = TaskResult(task_id=task.id, status=TaskStatus.SUCCESS, attempts=1)
+    return Succeeded(task.id, task.token, result)
+
+
+# Plans
+
+
+def plan(db, sql):
+    names = ("owner", "due_by", "limit", "queues", "source", "skip", "now", "seqs", "ids")
+    parameters = {**dict.fromkeys(names, 1), "queues": "[]", "seqs": "[]", "ids": "[]"}
+    return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+
+
+def claim_statements():
+    for place in (tables.READY, tables.SUSPECT):
+        yield tables.rows_statement("next_in_queue", place=place)
+        yield claim._queues_statement(place, "all_queues")
+        yield claim._queues_statement(place, "given_queues")
+    yield tables.rows_statement("next_parked")
+    yield tables.rows_statement("live_by_id", body=False)
+    yield tables.rows_statement("live_by_owner", body=False)
+    for name in ("survey", "promote", "parked_lots", "claim", "still_held", "holders"):
+        yield statement(name)
+
+
+async def test_no_statement_of_a_claim_walks_over_a_table_or_sorts(storage, path):
+    db = sqlite3.connect(path)
+    steps = [(sql, step) for sql in claim_statements() for step in plan(db, sql)]
+    db.close()
+
+    walks = [(sql, step) for sql, step in steps if step.startswith("SCAN omniq_") or "TEMP" in step]
+    walks += [
+        (sql, step)
+        for sql, step in steps
+        for table in ("live", "next", "head", "first", "tasks")
+        if step.startswith(f"SCAN {table} ") or step == f"SCAN {table}"
+    ]
+
+    assert len(steps) > 40
+    assert walks == []
+
+
+async def test_more_comes_due_at_once_than_one_transaction_moves(path):
+    clock = ManualClock()
+    late = clock.now() + timedelta(hours=1)
+    count = claim.PROMOTED_AT_ONCE * 2 + 1
+    async with SQLiteStorage(path, clock=clock, settings=QUICK) as storage:
+        await storage.enqueue_many(some(count, eta=late))
+        await storage.enqueue(Task(id="urgent", func_path="m.f", eta=late, priority=1))
+        clock.advance(timedelta(hours=2))
+
+        first = await storage.reserve(1)
+
+    assert [task.id for task in first] == ["urgent"]
+
+
+async def test_many_queues_are_claimed_from_in_one_order(storage):
+    tasks = [
+        Task(id=f"t{number}", func_path="m.f", queue=f"q{number % 40}", priority=number % 7)
+        for number in range(200)
+    ]
+    await storage.enqueue_many(tasks)
+
+    claimed = [task.id for _ in range(4) for task in await storage.reserve(50)]
+
+    expected = sorted(range(200), key=lambda number: (-(number % 7), number))
+    assert claimed == [f"t{number}" for number in expected]
+
+
+# Batches
+
+
+async def test_jobs_that_gather_share_one_transaction_and_fail_alone(storage):
+    await storage.enqueue(Task(id="taken", func_path="m.f"))
+    failpoints.configure("sqlite.before_commit=count")
+
+    tasks = [Task(id="taken" if n == 50 else f"t{n}", func_path="m.f") for n in range(100)]
+    answers = await asyncio.gather(*map(storage.enqueue, tasks), return_exceptions=True)
+
+    assert [type(each) for each in answers if not isinstance(each, str)] == [DuplicateTask]
+    assert failpoints.hits()["sqlite.before_commit"] < 50
+    assert len(await storage.list_tasks(limit=1000)) == 100
+
+
+async def test_a_read_does_not_wait_for_a_write(storage, path):
+    await storage.enqueue(Task(id="a", func_path="m.f"))
+    with the_lock_of(path):
+        writing = asyncio.ensure_future(storage.enqueue(Task(func_path="m.f")))
+
+        assert (await storage.get_task("a")).id == "a"
+        assert not writing.done()
+    await writing
+
+
+async def test_a_body_of_any_size_comes_back(storage):
+    sizes = [0, 1, 8_000, 8_192, 9_000, 500_000]
+    await storage.enqueue_many(
+        Task(id=f"t{size}", func_path="m.f", args=(b"x" * size,)) for size in sizes
+    )
+
+    claimed = await storage.reserve(10)
+    listed = await storage.list_tasks()
+
+    assert sorted(len(task.args[0]) for task in claimed) == sizes
+    assert sorted(len(task.args[0]) for task in listed) == sizes
+
+
+# The log
+
+
+@pytest.mark.timeout(60)
+async def test_the_log_does_not_grow_without_bound(storage, path):
+    for _ in range(60):
+        await storage.enqueue_many(some(20, metadata={"filler": "x" * 7000}))
+        claimed = await storage.reserve(20)
+        await storage.record([done(task) for task in claimed])
+    written = os.stat(path).st_size
+    log = os.stat(f"{path}-wal").st_size
+
+    assert written > 4 * 1024 * 1024
+    assert log < 6 * 1024 * 1024
+
+
+async def test_nothing_copies_the_log_back_but_under_the_write_lock(storage):
+    await storage.enqueue_many(some(10))
+
+    limits = await storage._writer.run(
+        lambda db: db.execute("PRAGMA wal_autocheckpoint").fetchone()
+    )
+    of_reader = await storage._reader.run(
+        lambda db: db.execute("PRAGMA wal_autocheckpoint").fetchone()
+    )
+
+    assert (limits, of_reader) == ((0,), (0,))
+
+
+# Processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+async def test_eight_processes_drain_one_file_and_claim_each_task_once(path):
+    drained = await drain_together(f"sqlite:///{path}", processes=8, tasks=5000)
+
+    assert drained.errors == ""
+    assert len(drained.claims) == 5000
+    assert set(drained.claims.values()) == {1}
+    assert drained.refused == 0
+
+
+OPEN = """
+import asyncio, sys
+from omniq.models import Task
+from omniq.storage.sqlite import SQLiteStorage
+async def main():
+    async with SQLiteStorage(sys.argv[1]) as storage:
+        await storage.enqueue(Task(id=sys.argv[2], func_path="m.f"))
+asyncio.run(main())
+"""
+
+
+def start(code, *arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_eight_processes_open_an_empty_file_at_once(path):
+    path.touch()
+    children = [start(OPEN, path, f"t{number}") for number in range(8)]
+    outputs = [await asyncio.to_thread(child.communicate) for child in children]
+
+    assert [error for _, error in outputs if error] == []
+    async with SQLiteStorage(path) as storage:
+        assert [task.id for task in await storage.list_tasks()] == [f"t{n}" for n in range(8)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("failpoint", "is_kept"), [("sqlite.before_commit", False), ("sqlite.after_commit", True)]
+)
+async def test_a_process_killed_around_a_commit_leaves_all_of_it_or_nothing(
+    path, failpoint, is_kept
+):
+    async with SQLiteStorage(path) as storage:
+        await storage.enqueue(Task(id="before", func_path="m.f"))
+    child = start(OPEN, path, "during", OMNIQ_FAILPOINTS=f"{failpoint}=kill@1")
+    await asyncio.to_thread(child.communicate)
+    assert child.returncode == -signal.SIGKILL
+
+    async with SQLiteStorage(path) as storage:
+        await storage.enqueue(Task(id="after", func_path="m.f"))
+        kept = [task.id for task in await storage.list_tasks()]
+
+    expected = {"before", "after"} | ({"during"} if is_kept else set())
+    assert set(kept) == expected
+    check = sqlite3.connect(path)
+    assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    check.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_a_process_stopped_inside_a_transaction_ends_nobody_elses_lease(path):
+    async with SQLiteStorage(path) as storage:
+        await storage.enqueue(Task(id="a", func_path="m.f"))
+        (task,) = await storage.reserve(1)
+        child = start(OPEN, path, "b", OMNIQ_FAILPOINTS="sqlite.before_commit=stop@1")
+        try:
+            await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+
+            renewal = await storage.renew()
+            assert renewal.held == {"a": task.token}
+            assert [worker.id for worker in await storage.workers()] == [storage.owner]
+            recording = asyncio.ensure_future(storage.record([done(task)]))
+        finally:
+            child.send_signal(signal.SIGCONT)
+            await asyncio.to_thread(child.communicate)
+        assert await recording == [True]
+
+
+async def test_a_lock_held_for_a_while_does_not_surface(storage, path):
+    with the_lock_of(path):
+        waiting = [asyncio.ensure_future(storage.enqueue(task)) for task in some(3)]
+        await storage.stats()
+        assert not any(task.done() for task in waiting)
+
+    assert len(await asyncio.gather(*waiting)) == 3
+
+
+async def test_a_lock_held_for_too_long_is_an_error_that_says_so(storage, path, monkeypatch):
+    monkeypatch.setattr(connection, "PATIENCE", 0.05)
+    with (
+        the_lock_of(path),
+        pytest.raises(StorageError, match="another process has held the write lock"),
+    ):
+        await storage.enqueue(Task(func_path="m.f"))
+
+    await storage.enqueue(Task(func_path="m.f"))
+
+
+async def test_two_storages_of_one_process_share_a_file(path):
+    async with SQLiteStorage(path) as one, SQLiteStorage(path) as other:
+        await one.enqueue_many(some(10))
+        claimed = await asyncio.gather(*(each.reserve(1) for each in (one, other) * 5))
+
+        assert len({task.id for (task,) in claimed}) == 10
+        assert {worker.id for worker in await one.workers()} == {one.owner, other.owner}
+
+
+async def test_work_from_another_owner_ends_the_wait(path):
+    async with SQLiteStorage(path) as one, SQLiteStorage(path) as other:
+        assert await one.reserve(1) == []
+        waiting = asyncio.ensure_future(one.wait_for_work(30))
+        await asyncio.sleep(0)
+
+        await other.enqueue(Task(func_path="m.f"))
+        async with asyncio.timeout(5):
+            await waiting
+
+
+async def test_work_added_between_the_claim_and_the_wait_is_noticed(path):
+    async with SQLiteStorage(path) as one, SQLiteStorage(path) as other:
+        assert await one.reserve(1) == []
+        await other.enqueue(Task(func_path="m.f"))
+
+        async with asyncio.timeout(5):
+            await one.wait_for_work(30)
+
+
+async def test_a_twin_renews_while_another_process_holds_the_write_lock(storage, path):
+    await storage.renew()
+    with the_lock_of(path):
+        async with storage.twin() as twin:
+            renewal = await twin.renew()
+
+    assert renewal.held == {}
+
+
+# Leases
+
+
+async def test_recovery_that_died_between_fence_and_give_back_is_finished_by_the_next(path):
+    clock = ManualClock()
+    make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
+    async with make() as lost, make() as alive:
+        await lost.enqueue(Task(id="a", func_path="m.f"))
+        (task,) = await lost.reserve(1)
+        clock.advance(timedelta(minutes=5))
+        failpoints.configure("sqlite.after_fence=raise:EIO@1")
+        with pytest.raises(OSError, match="failpoint"):
+            await alive.give_back_abandoned()
+        assert await alive.get_task("a") is not None
+        assert (await alive.held_by(lost.owner)) == {"a": task.token}
+
+        given_back = await alive.give_back_abandoned()
+
+        assert [each.task_id for each in given_back] == ["a"]
+        with pytest.raises(LeaseLost):
+            await lost.renew()
+
+
+async def test_a_claim_under_way_while_its_owner_is_fenced_is_refused(path):
+    clock = ManualClock()
+    make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
+    async with make() as slow, make() as other:
+        await slow.renew()
+        owner = slow.owner
+        await other.enqueue_many(some(2))
+        clock.advance(timedelta(minutes=5))
+        await other.give_back_abandoned()
+
+        with pytest.raises(LeaseLost):
+            await slow._turn(owner, [], slow._claim_request(1, None, None, None))
+
+        assert len(await other.reserve(2)) == 2
+
+
+async def test_a_reboot_ends_every_lease(path):
+    clock = ManualClock()
+    make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
+    async with make() as lost, make() as alive:
+        await lost.enqueue(Task(id="a", func_path="m.f"))
+        await lost.reserve(1)
+        clock.reboot()
+
+        assert await alive.workers() == []
+        assert [each.task_id for each in await alive.give_back_abandoned()] == ["a"]
+
+
+async def test_an_owner_whose_lease_is_gone_counts_as_dead(path):
+    async with SQLiteStorage(path) as lost, SQLiteStorage(path) as alive:
+        await lost.enqueue(Task(id="a", func_path="m.f"))
+        await lost.reserve(1)
+        await alive._leases.run(lambda db: db.execute("DELETE FROM omniq_leases").rowcount)
+
+        assert [each.task_id for each in await alive.give_back_abandoned()] == ["a"]
+        with pytest.raises(LeaseLost):
+            await lost.renew()
+
+
+async def test_old_fences_are_forgotten(path):
+    clock = ManualClock()
+    make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
+    async with make() as alive:
+        for _ in range(3):
+            async with make() as gone:
+                await gone.renew()
+        clock.advance(timedelta(microseconds=leases.FENCES_KEPT) * 2)
+        async with make() as last:
+            await last.renew()
+            clock.advance(timedelta(minutes=5))
+            await alive.give_back_abandoned()
+            fences = await alive._reader.run(
+                lambda db: (
+                    db.execute("SELECT count(*) FROM omniq_fences").fetchone()[0],
+                    db.execute("SELECT count(*) FROM leases.omniq_leases").fetchone()[0],
+                )
+            )
+
+    assert fences == (1, 1)
+
+
+async def test_a_recorded_row_is_not_taken_for_the_task_that_has_its_number_now(path):
+    """A task that left nothing behind gives its number free; a claim on it must not match another."""
+    clock = ManualClock()
+    make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
+    async with make() as slow, make() as other:
+        await slow.enqueue(Task(id="a", func_path="m.f", result_ttl=0))
+        (lost,) = await slow.reserve(1)
+        clock.advance(timedelta(minutes=5))
+        await other.give_back_abandoned()
+        (again,) = await other.reserve(1)
+        await other.record([done(again)])
+        with pytest.raises(LeaseLost):
+            await slow.renew()
+        await other.enqueue(Task(id="b", func_path="m.f"))
+        await slow.reserve(1)
+
+        assert await slow.record([done(lost)]) == [False]
+        other_task = await slow.get_task("b")
+        assert other_task is not None
+        assert other_task.status is TaskStatus.RUNNING
+
+
+async def test_what_was_cancelled_or_attached_after_the_claim_is_seen_at_the_outcome(storage, path):
+    await storage.enqueue_many([Task(id="a", func_path="m.f"), Task(id="b", func_path="m.f")])
+    first, second = await storage.reserve(2)
+    async with SQLiteStorage(path) as other:
+        await other.cancel("a")
+    await storage.save_checkpoint("b", second.token, b"step")
+
+    await storage.record([Released("a", first.token), done(second)])
+
+    assert (await storage.get_task("a")).status is TaskStatus.CANCELLED
+    assert await storage.load_checkpoint("b") is None
+
+
+# Files
+
+
+async def test_files_are_for_their_owner_only(tmp_path):
+    path = tmp_path / "new" / "tasks.db"
+    mask = os.umask(0)
+    try:
+        async with SQLiteStorage(path) as storage:
+            await storage.renew()
+            await storage.enqueue(Task(func_path="m.f"))
+            modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+    finally:
+        os.umask(mask)
+
+    ends = ("", "-wal", "-shm", "-leases", "-leases-wal", "-leases-shm")
+    assert modes == {f"tasks.db{end}": 0o600 for end in ends}
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_schema_from_the_future_is_refused(path):
+    future = sqlite3.connect(path)
+    future.execute("PRAGMA user_version = 99")
+    future.close()
+
+    with pytest.raises(StorageError, match=r"version 99.*upgrade omniq"):
+        await SQLiteStorage(path).open()
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
+    path.write_bytes(b"not a database at all\n" * 100)
+
+    with pytest.raises(StorageCorrupt, match="not a database"):
+        await SQLiteStorage(path).open()
+
+    assert path.read_bytes().startswith(b"not a database")
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StorageError, match="cannot be created"):
+        await SQLiteStorage(tmp_path / "file" / "tasks.db").open()
+
+
+@pytest.mark.parametrize("end", ["", "-wal"])
+async def test_a_file_that_was_deleted_is_noticed(path, end):
+    storage = SQLiteStorage(path)
+    await storage.open()
+    await storage.enqueue(Task(func_path="m.f"))
+    os.unlink(f"{path}{end}")
+
+    with pytest.raises(StorageError, match="has gone"):
+        await storage.enqueue(Task(func_path="m.f"))
+    await storage.close()
+
+
+async def test_a_file_that_was_replaced_is_noticed_at_the_renewal(path):
+    storage = SQLiteStorage(path)
+    await storage.open()
+    await storage.renew()
+    os.rename(path, f"{path}.old")
+    path.touch()
+
+    with pytest.raises(StorageError, match="was replaced"):
+        await storage.renew()
+    with pytest.raises(StorageError, match="was replaced"):
+        await storage.close()
+
+
+async def test_the_storage_of_a_parent_process_is_refused_in_its_child(storage):
+    await storage.enqueue(Task(id="a", func_path="m.f"))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with pytest.raises(StorageError, match="after a fork"):
+                storage._check_open()
+            os.write(write, b"refused")
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    answer = os.read(read, 100)
+    os.close(read)
+    os.close(write)
+
+    assert (status, answer) == (0, b"refused")
+    assert (await storage.get_task("a")).id == "a"
+
+
+async def test_closing_lets_go_of_threads_and_files(path):
+    before = threading.active_count()
+    async with SQLiteStorage(path) as storage:
+        await storage.enqueue(Task(func_path="m.f"))
+        await storage.stats()
+
+    assert threading.active_count() == before
+    assert sorted(os.listdir(path.parent)) == ["tasks.db", "tasks.db-leases"]
+
+
+# The disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("a disk of a few megabytes can be mounted by root only")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    made = subprocess.run(mount, capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_full_disk_is_an_error_that_passes(small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 1024 * 1024)
+    async with SQLiteStorage(small_disk / "tasks.db") as storage:
+        kept: list[str] = []
+
+        async def fill():
+            for _ in range(1000):
+                kept.extend(await storage.enqueue_many(some(50, metadata={"filler": "x" * 1000})))
+
+        with pytest.raises(StorageError, match="full"):
+            await fill()
+        assert kept
+
+        ballast.unlink()
+        kept += await storage.enqueue_many(some(50))
+
+        assert sorted(kept) == [task.id for task in await storage.list_tasks(limit=10_000)]
+
+
+async def test_an_error_of_the_system_reaches_everyone_who_waits(storage):
+    failpoints.configure("sqlite.before_commit=raise:EIO@1")
+    answers = await asyncio.gather(
+        *(storage.enqueue(task) for task in some(5)), return_exceptions=True
+    )
+
+    failed = [each for each in answers if isinstance(each, StorageError)]
+    assert failed
+    assert len(await storage.list_tasks()) == 5 - len(failed)

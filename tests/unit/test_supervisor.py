@@ -1,0 +1,318 @@
+"""`Worker` in this process: what it refuses, how it starts, how it stops. Processes: see acceptance."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+import pytest
+from loguru import logger
+
+from omniq import (
+    OmniqError,
+    SettingsError,
+    ShutdownTimeout,
+    StorageError,
+    TaskQueue,
+    TaskStatus,
+    log,
+)
+from omniq.serving import Plan, Serving
+from omniq.settings import Settings
+from omniq.storage.base import Capabilities
+from omniq.storage.memory import MemoryStorage
+from omniq.supervisor import Worker
+from omniq.testing.faults import FaultyStorage
+from tests.unit import worker_tasks
+
+MODULE = worker_tasks.__name__
+ADD, HOLD, STUBBORN = f"{MODULE}.add", f"{MODULE}.hold", f"{MODULE}.stubborn"
+
+
+class AwayServer(FaultyStorage):
+    """A storage that a fleet shares, and that can be made to be away."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, reach="fleet")
+
+
+@pytest.fixture(autouse=True)
+def fresh_tasks():
+    worker_tasks.reset()
+    yield
+    worker_tasks.let_go.set()
+
+
+@pytest.fixture
+def storage():
+    return MemoryStorage()
+
+
+@pytest.fixture
+def queue(storage):
+    with TaskQueue(storage) as queue:
+        yield queue
+
+
+@pytest.fixture
+def lines():
+    written: list[str] = []
+    sink = logger.add(lambda message: written.append(message.record["message"]), level=0)
+    log.enable("INFO")
+    yield written
+    log.disable()
+    logger.remove(sink)
+
+
+def wait_for_start(count: int = 1) -> None:
+    for _ in range(count):
+        assert worker_tasks.started.acquire(timeout=5)
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modules": []}, "modules"),
+        ({"lease": 0.4}, "0.5 s cannot be kept"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"poll_interval": 0}, "poll_interval"),
+        ({"shutdown_timeout": -1}, "shutdown_timeout"),
+        ({"queues": ["no good"]}, "queue"),
+        ({"processes": 0}, "processes"),
+        ({"processes": 2}, "one process"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(options, message):
+    with pytest.raises(OmniqError, match=message):
+        Worker("memory://", **{"modules": [MODULE], **options})
+
+
+def test_several_processes_need_a_url(storage):
+    with pytest.raises(SettingsError, match="URL"):
+        Worker(storage, [MODULE], processes=2)
+
+
+def test_a_lease_in_the_url_counts():
+    with pytest.raises(SettingsError, match=r"lease=0\.3"):
+        Worker("memory://?lease=0.3", [MODULE])
+
+
+def test_a_url_nobody_knows_is_refused_when_it_is_made():
+    with pytest.raises(SettingsError, match="nosuch"):
+        Worker("nosuch://x", [MODULE])
+
+
+def test_a_module_that_is_missing_is_said_before_anything_is_claimed(queue, storage):
+    handle = queue.enqueue(ADD, 1, 2)
+    worker = Worker(storage, [MODULE, "tests.unit.no_such_module"])
+
+    with pytest.raises(SettingsError, match=r"there is no module tests\.unit\.no_such_module"):
+        worker.start()
+    assert handle.status() is TaskStatus.PENDING
+
+
+# Starting and stopping
+
+
+def test_a_worker_connects_runs_and_stops(queue, storage):
+    with Worker(storage, [worker_tasks], max_concurrency=2):
+        handle = queue.enqueue(ADD, 1, 2)
+
+        assert handle.result(5) == 3
+
+
+def test_a_worker_opens_and_closes_a_storage_that_is_not_open():
+    storage = MemoryStorage()
+    with Worker(storage, [MODULE]):
+        assert storage.is_open
+
+    assert not storage.is_open
+
+
+def test_no_more_than_max_concurrency_run_at_once(queue, storage):
+    handles = [queue.enqueue(HOLD) for _ in range(5)]
+    with Worker(storage, [MODULE], max_concurrency=2):
+        wait_for_start(2)
+        assert queue.stats().by_status[TaskStatus.RUNNING] == 2
+        worker_tasks.let_go.set()
+        assert {handle.result(5) for handle in handles} == {"held"}
+
+    assert worker_tasks.most_running == 2
+
+
+def test_stop_waits_for_what_runs_and_claims_no_more(queue, storage):
+    worker = Worker(storage, [MODULE])
+    worker.start()
+    running = queue.enqueue(HOLD)
+    wait_for_start()
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    waiting = queue.enqueue(ADD, 1, 2)
+    worker_tasks.let_go.set()
+    stopping.join(5)
+
+    assert running.status() is TaskStatus.SUCCESS
+    assert waiting.status() is TaskStatus.PENDING
+
+
+@pytest.mark.parametrize("function", [HOLD, STUBBORN])
+def test_stop_gives_back_what_does_not_end_in_time(queue, storage, function):
+    worker = Worker(storage, [MODULE])
+    worker.start()
+    handle = queue.enqueue(function)
+    wait_for_start()
+
+    with pytest.raises(ShutdownTimeout):
+        worker.stop(0.05)
+    assert worker.was_cut_off
+    assert handle.status() is TaskStatus.PENDING
+    assert queue.get_task(handle.id).attempts == 0
+
+
+def test_a_worker_is_started_once(storage):
+    worker = Worker(storage, [MODULE])
+    with worker, pytest.raises(SettingsError, match="started already"):
+        worker.start()
+
+
+def test_stop_before_start_does_nothing(storage):
+    Worker(storage, [MODULE]).stop()
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_returns_0_after_a_signal_and_puts_the_handlers_back(storage, number):
+    before = signal.getsignal(number), signal.getsignal(signal.SIGHUP)
+
+    code = Worker(storage, [MODULE]).run(on_ready=lambda: signal.raise_signal(number))
+
+    assert code == 0
+    assert (signal.getsignal(number), signal.getsignal(signal.SIGHUP)) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("function", [HOLD, STUBBORN])
+def test_the_second_signal_forces(queue, storage, function):
+    handle = queue.enqueue(function)
+    worker = Worker(storage, [MODULE])
+
+    def send_both() -> None:
+        wait_for_start()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    assert worker.run(on_ready=send_both) == 128 + signal.SIGINT
+    assert worker.was_cut_off
+    assert handle.status() is TaskStatus.PENDING
+    assert queue.get_task(handle.id).attempts == 0
+
+
+def test_sigquit_forces_at_once(queue, storage):
+    handle = queue.enqueue(HOLD)
+    worker = Worker(storage, [MODULE])
+
+    def quit_now() -> None:
+        wait_for_start()
+        signal.raise_signal(signal.SIGQUIT)
+
+    assert worker.run(on_ready=quit_now) == 128 + signal.SIGQUIT
+    assert handle.status() is TaskStatus.PENDING
+
+
+# Storages in trouble
+
+
+def test_a_server_that_is_away_is_waited_for_and_that_is_said_once(lines):
+    server = AwayServer(MemoryStorage())
+    server.fail("open", times=2)
+    with Worker(server, [MODULE]):
+        assert server.is_open
+
+    assert server.calls["open"] == 3
+    assert sum("open storage" in line for line in lines) == 1
+
+
+def test_a_worker_that_waits_for_a_server_can_be_stopped():
+    server = AwayServer(MemoryStorage())
+    server.fail("open", times=None)
+    worker = Worker(server, [MODULE])
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+
+    assert worker.run() == 0
+    timer.join()
+
+
+def test_a_local_storage_that_cannot_be_opened_is_an_error_at_once():
+    local = FaultyStorage(MemoryStorage())
+    local.fail("open", times=None)
+
+    with pytest.raises(StorageError):
+        Worker(local, [MODULE]).start()
+    assert local.calls["open"] == 1
+
+
+def test_a_stop_that_the_storage_never_hears_of_is_an_error():
+    faulty = FaultyStorage(MemoryStorage())
+    worker = Worker(faulty, [MODULE])
+    worker.start()
+    faulty.fail("close", "record", times=None)
+
+    with pytest.raises(StorageError):
+        worker.stop(5)
+
+
+# The event loop
+
+
+def test_uvloop_is_used_when_it_is_installed(tmp_path, monkeypatch, storage):
+    (tmp_path / "uvloop.py").write_text(
+        "import asyncio\nmade = []\n"
+        "def new_event_loop():\n    made.append(asyncio.new_event_loop())\n    return made[-1]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with Worker(storage, [MODULE]):
+            assert len(sys.modules["uvloop"].made) == 1
+    finally:
+        sys.modules.pop("uvloop", None)
+
+
+def test_the_settings_are_what_is_not_said(storage):
+    settings = Settings(concurrency=7, poll_interval=2.0, lease=9.0, shutdown_timeout=4.0)
+    worker = Worker("memory://", [MODULE], poll_interval=3.0, settings=settings)
+
+    assert worker.plan == Plan(
+        modules=(MODULE,),
+        concurrency=7,
+        poll_interval=3.0,
+        base_retry_delay=1.0,
+        lease=9.0,
+        shutdown_timeout=4.0,
+    )
+
+
+def test_a_crew_that_was_told_to_stop_before_it_began_ends(storage):
+    told = []
+    ended = threading.Event()
+
+    def tell(notice):
+        told.append(type(notice).__name__)
+        if told[-1] == "Ended":
+            ended.set()
+
+    serving = Serving(storage, Worker(storage, [MODULE]).plan, tell)
+    serving.stop(0)
+    serving.start()
+
+    assert ended.wait(5)
+    assert serving.join(5)

@@ -1,0 +1,69 @@
+"""The pool's tests run on every backend of this machine, without waiting for its disk."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from omniq import AsyncTaskQueue, Settings
+from omniq.storage import BaseStorage, open_storage
+from omniq.storage.memory import MemoryStorage
+from tests.worker.stage import STAGE, Stage
+
+BACKENDS = [
+    name
+    for name in ("memory", "sqlite", "file")
+    if importlib.util.find_spec(f"omniq.storage.{name}") is not None
+]
+
+
+class Store:
+    """One store, to be opened as often as a test likes."""
+
+    def __init__(self, backend: str, folder: Path) -> None:
+        self.backend = backend
+        self._folder = folder
+        self._memory = MemoryStorage()
+
+    def another(self, **settings: object) -> BaseStorage:
+        """An unopened storage on the store, an owner of its own."""
+        chosen = Settings(durability="os", **settings)  # type: ignore[arg-type]
+        if self.backend == "memory":
+            return self._memory.another(settings=chosen)
+        place = self._folder / "store"
+        url = f"sqlite:///{place}.db" if self.backend == "sqlite" else f"file://{place}"
+        return open_storage(url, settings=chosen)
+
+
+@pytest.fixture(params=BACKENDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(request.param, tmp_path)
+
+
+@pytest.fixture
+async def storage(store: Store) -> AsyncIterator[BaseStorage]:
+    async with store.another() as storage:
+        yield storage
+
+
+@pytest.fixture
+def queue(storage: BaseStorage) -> AsyncTaskQueue:
+    return AsyncTaskQueue(storage)
+
+
+@pytest.fixture
+async def memory_queue() -> AsyncIterator[AsyncTaskQueue]:
+    """For what does not depend on the backend."""
+    async with AsyncTaskQueue(MemoryStorage()) as queue:
+        yield queue
+
+
+@pytest.fixture(autouse=True)
+def stage() -> Iterator[Stage]:
+    """An empty stage; at the end nothing is held on it any more."""
+    STAGE.clear()
+    yield STAGE
+    STAGE.open_all()

@@ -1,0 +1,285 @@
+"""What a pool tells: the right events at the right level, and never what the tasks carry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from loguru import logger
+
+from omniq import AsyncTaskQueue, AsyncWorkerPool, TaskCancelled, TaskFailed, TaskQueue, log
+from omniq.events import Event, TaskDead, TaskSucceeded
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.faults import FaultyStorage
+from tests.worker import sample_tasks
+from tests.worker.conftest import Store
+from tests.worker.stage import Stage, a_while, until
+
+Lines = Callable[[], list[tuple[str, str]]]
+
+
+@pytest.fixture
+def records() -> Iterator[list[Any]]:
+    written: list[Any] = []
+    sink = logger.add(lambda message: written.append(message.record), level=0)
+    log.enable("DEBUG")
+    yield written
+    log.disable()
+    logger.remove(sink)
+
+
+@pytest.fixture
+def lines(records: list[Any]) -> Lines:
+    """What was logged, as level and event."""
+    return lambda: [(record["level"].name, record["extra"]["event"]) for record in records]
+
+
+def told_by(pool: AsyncWorkerPool) -> list[Event]:
+    told: list[Event] = []
+    pool.events.subscribe(told.append)
+    return told
+
+
+async def test_start_stop_and_the_life_of_a_task_are_info(
+    queue: AsyncTaskQueue, lines: Lines
+) -> None:
+    async with queue.worker(poll_interval=60):
+        await (await queue.enqueue(sample_tasks.add, 1)).result(5)
+
+    info = [event for level, event in lines() if level == "INFO"]
+    assert info == ["worker.started", "task.started", "task.succeeded", "worker.stopped"]
+
+
+async def test_a_final_failure_is_info_and_the_dead_letter_an_error(
+    queue: AsyncTaskQueue, lines: Lines
+) -> None:
+    await queue.options(max_retries=0).enqueue(sample_tasks.fail)
+    await queue.worker().run_until_empty()
+
+    assert ("INFO", "task.failed") in lines()
+    assert ("ERROR", "task.dead") in lines()
+
+
+async def test_empty_polls_are_debug(queue: AsyncTaskQueue, lines: Lines) -> None:
+    async with queue.worker(poll_interval=0.02):
+        await until(lambda: lines().count(("DEBUG", "poll.empty")) >= 3)
+
+
+async def test_each_retry_is_debug_with_its_attempt_and_its_time(
+    queue: AsyncTaskQueue, records: list[Any], lines: Lines
+) -> None:
+    await queue.enqueue(sample_tasks.fail)
+    await queue.worker(base_retry_delay=60).run_until_empty()
+
+    assert ("DEBUG", "task.retried") in lines()
+    (retried,) = [record for record in records if record["extra"]["event"] == "task.retried"]
+    assert retried["extra"]["attempt"] == 1
+    assert retried["extra"]["error"] == "ValueError"
+    assert retried["extra"]["retry_at"] > queue.storage.clock.now()
+
+
+async def test_claiming_is_debug_and_so_is_submitting(
+    queue: AsyncTaskQueue, lines: Lines
+) -> None:
+    async with queue.worker() as pool:
+        task_id = await pool.submit(sample_tasks.add, 1)
+        await queue.handle(task_id).result(5)
+
+    assert ("DEBUG", "task.enqueued") in lines()
+    assert ("DEBUG", "task.claimed") in lines()
+
+
+async def test_a_line_names_the_task_its_function_and_its_attempt(
+    queue: AsyncTaskQueue, records: list[Any]
+) -> None:
+    handle = await queue.enqueue(sample_tasks.add, 1)
+    await queue.worker().run_until_empty()
+
+    (started,) = [record for record in records if record["extra"]["event"] == "task.started"]
+    facts = started["extra"]
+    assert (facts["id"], facts["attempt"]) == (handle.id, 1)
+    assert facts["func_path"] == "tests.worker.sample_tasks.add"
+    assert started["message"].startswith(f"task.started id={handle.id}")
+
+
+async def test_arguments_and_results_are_never_logged(
+    queue: AsyncTaskQueue, records: list[Any]
+) -> None:
+    await queue.enqueue(sample_tasks.secret_argument, "hunter2")
+    await queue.options(max_retries=1).enqueue(sample_tasks.fail, "hunter2")
+    await queue.worker(base_retry_delay=0).run_until_empty()
+
+    assert len(records) > 6
+    assert not [record for record in records if "hunter2" in str(record)]
+
+
+async def test_what_was_repaired_is_a_warning(store: Store, lines: Lines) -> None:
+    crashed = store.another()
+    await crashed.open()
+    async with AsyncTaskQueue(store.another()) as queue:
+        await queue.enqueue(sample_tasks.add, 1)
+        await crashed.renew(lease=0.1)
+        (task,) = await crashed.reserve(1)
+        async with queue.worker(poll_interval=0.05):
+            await queue.handle(task.id).result(5)
+    await crashed.close()
+
+    assert ("WARNING", "tasks.given_back") in lines()
+
+
+async def test_a_storage_that_fails_is_an_error(lines: Lines) -> None:
+    async with FaultyStorage(MemoryStorage()) as storage:
+        storage.fail("reserve")
+        await AsyncWorkerPool(storage).run_until_empty()
+
+    assert ("ERROR", "chore.failed") in lines()
+
+
+async def test_success_is_told_when_it_is_recorded_and_not_before(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        handle = await queue.enqueue(sample_tasks.add, 1)
+        pool = queue.worker()
+        told = told_by(pool)
+        storage.fail("record", times=3)
+        async with pool:
+            await until(lambda: storage.calls["record"] >= 2)
+            assert not [event for event in told if isinstance(event, TaskSucceeded)]
+            await handle.result(5)
+            await until(lambda: [event for event in told if isinstance(event, TaskSucceeded)])
+
+
+async def test_the_order_of_events_is_the_order_of_a_life(queue: AsyncTaskQueue) -> None:
+    pool = queue.worker()
+    told = told_by(pool)
+    await queue.options(max_retries=1).enqueue(sample_tasks.fail)
+    async with queue.worker() as unheard:
+        assert unheard.running
+    pool = queue.worker(base_retry_delay=0)
+    told = told_by(pool)
+    await pool.run_until_empty()
+
+    names = [event.name for event in told if event.name.startswith("task.")]
+    if "task.retried" in names:
+        begun = names.index("task.retried") + 1
+        names = names[begun:]
+    assert names == ["task.claimed", "task.started", "task.failed", "task.dead"]
+    (dead,) = [event for event in told if isinstance(event, TaskDead)]
+    assert (dead.reason, dead.attempt) == ("exhausted", 2)
+
+
+async def test_cancelled_snoozed_and_released_are_told(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    pool = queue.worker(concurrency=3, poll_interval=60)
+    told = told_by(pool)
+    await pool.start()
+    cancelled = await queue.enqueue(sample_tasks.hold, "cancelled")
+    await queue.enqueue(sample_tasks.snooze_once, "snoozed", 60)
+    await queue.enqueue(sample_tasks.hold, "released")
+    await until(lambda: len(stage.names()) == 3)
+    await cancelled.cancel()
+    with pytest.raises(TaskCancelled):
+        await cancelled.result(5)
+    await pool.stop(cancel_in_flight=True)
+
+    assert {"task.cancelled", "task.snoozed", "task.released"} <= {event.name for event in told}
+
+
+async def test_logging_may_be_switched_on_and_off_while_a_pool_runs(
+    memory_queue: AsyncTaskQueue, lines: Lines
+) -> None:
+    log.disable()
+    async with memory_queue.worker() as pool:
+        await (await memory_queue.enqueue(sample_tasks.add, 1)).result(5)
+        assert (lines(), pool.events.active) == ([], False)
+        log.enable()
+        await (await memory_queue.enqueue(sample_tasks.add, 1)).result(5)
+        await until(lambda: ("INFO", "task.succeeded") in lines())
+        log.disable()
+        written = len(lines())
+        assert not pool.events.active
+    await a_while(0.02)
+
+    assert len(lines()) == written
+
+
+async def test_a_pool_is_not_logged_twice(memory_queue: AsyncTaskQueue, lines: Lines) -> None:
+    pool = memory_queue.worker()
+    pool.events.subscribe(log.write)
+    async with pool:
+        pass
+
+    assert lines().count(("INFO", "worker.started")) == 1
+
+
+async def test_a_listener_that_raises_does_not_stop_the_pool(queue: AsyncTaskQueue) -> None:
+    pool = queue.worker()
+
+    def broken(event: Event) -> None:
+        raise ZeroDivisionError
+
+    pool.events.subscribe(broken)
+    async with pool:
+        assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+
+
+async def test_a_pool_in_memory_says_how_many_tasks_it_leaves_behind(lines: Lines) -> None:
+    pool = AsyncWorkerPool(MemoryStorage(), queues=["other"])
+    told = told_by(pool)
+    async with pool:
+        for n in range(3):
+            await pool.submit(sample_tasks.add, n)
+
+    (left,) = [event for event in told if event.name == "tasks.left"]
+    assert left.count == 3  # type: ignore[attr-defined]
+    assert ("WARNING", "tasks.left") in lines()
+
+
+def test_a_queue_in_memory_says_how_many_tasks_it_leaves_behind(records: list[Any]) -> None:
+    with TaskQueue("memory://") as queue:
+        queue.enqueue_many(sample_tasks.add, [1, 2])
+
+    (left,) = [record for record in records if record["extra"]["event"] == "tasks.left"]
+    assert (left["level"].name, left["extra"]["count"]) == ("WARNING", 2)
+
+
+def test_a_durable_store_leaves_nothing_behind(tmp_path, lines: Lines) -> None:
+    with TaskQueue(f"sqlite:///{tmp_path}/q.db?durability=os") as queue:
+        queue.enqueue(sample_tasks.add, 1)
+
+    assert lines() == []
+
+
+def test_nothing_is_printed_unless_logging_is_enabled():
+    program = (
+        "from omniq import TaskQueue\n"
+        "with TaskQueue('memory://') as queue:\n"
+        "    with queue.worker(base_retry_delay=0):\n"
+        "        queue.enqueue('tests.worker.sample_tasks.add', 1).result(5)\n"
+        "        try:\n"
+        "            queue.enqueue('tests.worker.sample_tasks.fail').result(5)\n"
+        "        except Exception:\n"
+        "            pass\n"
+        "    queue.enqueue('tests.worker.sample_tasks.add', 1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=9, check=True
+    )
+
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+async def test_a_task_failure_says_no_more_than_its_type(
+    queue: AsyncTaskQueue, records: list[Any]
+) -> None:
+    """The message of an exception often holds what the task was given."""
+    handle = await queue.options(max_retries=0).enqueue(sample_tasks.fail, "a private matter")
+    async with queue.worker():
+        with pytest.raises(TaskFailed):
+            await handle.result(5)
+
+    assert not [record for record in records if "private" in record["message"]]

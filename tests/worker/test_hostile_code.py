@@ -1,0 +1,207 @@
+"""Whatever a task does, exactly its own attempt fails, and everybody else goes on (F75 to F79)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from omniq import AsyncTaskQueue, Settings, TaskError, TaskFailed, TaskResult, TaskStatus
+from omniq.models import MAX_TEXT, MAX_TRACEBACK
+from omniq.serialization import CloudpickleSerializer
+from omniq.storage.memory import MemoryStorage
+from tests.worker import hostile_tasks as tasks
+from tests.worker.stage import until
+
+PLACES = {
+    "async": (tasks.in_the_loop, tasks.good_in_the_loop),
+    "thread": (tasks.in_a_thread, tasks.good_in_a_thread),
+    "process": (tasks.in_a_process, tasks.good_in_a_process),
+    "async in a process": (tasks.in_the_loop_of_a_process, tasks.good_in_a_process),
+}
+
+
+async def results_of(queue: AsyncTaskQueue, func: Any, kinds: list[str]) -> dict[str, TaskResult]:
+    handles = {kind: await queue.enqueue(func, kind) for kind in kinds}
+    results = {
+        kind: await queue.get_result(handle.id, timeout=20) for kind, handle in handles.items()
+    }
+    return {kind: result for kind, result in results.items() if result is not None}
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("place", PLACES)
+async def test_whatever_a_task_raises_only_its_own_attempt_fails(memory_queue, place):
+    bad, good = PLACES[place]
+    async with memory_queue.worker(concurrency=4) as pool:
+        siblings = [await memory_queue.enqueue(good, number) for number in range(20)]
+        results = await results_of(memory_queue, bad, list(tasks.RAISES))
+        values = [await handle.result(timeout=20) for handle in siblings]
+        still = await (await memory_queue.enqueue(good, 99)).result(timeout=20)
+
+    assert [*values, still] == [*range(20), 99]
+    assert {kind: error_of(result).error_type for kind, result in results.items()} == {
+        kind: kind for kind in tasks.RAISES
+    }
+    assert {result.status for result in results.values()} == {TaskStatus.FAILED}
+    assert {result.attempts for result in results.values()} == {1}
+    assert pool.stats().failed_tasks == len(tasks.RAISES)
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("place", PLACES)
+async def test_an_error_is_kept_as_bounded_text(memory_queue, place):
+    bad, _ = PLACES[place]
+    kinds = [
+        "OverflowError",
+        "RecursionError",
+        "UnicodeError",
+        "BadText",
+        "TaskError",
+        "ValueError",
+    ]
+    async with memory_queue.worker(concurrency=2):
+        results = await results_of(memory_queue, bad, kinds)
+
+    errors = {kind: error_of(result) for kind, result in results.items()}
+    assert max(len(error.message) for error in errors.values()) < MAX_TEXT + 100
+    assert max(len(error.traceback) for error in errors.values()) < MAX_TRACEBACK + 100
+    assert errors["UnicodeError"].message == "\\udcff\0"
+    assert errors["BadText"].message == "(the exception's text cannot be shown)"
+    assert "direct cause" in errors["ValueError"].traceback
+    assert "hostile_tasks.py" in errors["RecursionError"].traceback
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_result_that_cannot_be_carried_fails_for_good_and_is_not_run_again(
+    memory_queue, place
+):
+    bad, _ = PLACES[place]
+    kinds = list(tasks.RETURNS)
+    async with memory_queue.worker(concurrency=4):
+        results = await results_of(memory_queue, bad, kinds)
+        reasons = {letter.failure_reason for letter in await memory_queue.dead.list()}
+
+    assert {result.status for result in results.values()} == {TaskStatus.FAILED}
+    assert {error_of(result).error_type for result in results.values()} == {"SerializationError"}
+    assert reasons == {"unserialisable"}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("place", PLACES)
+async def test_pickles_cross_where_they_were_asked_for_and_those_that_raise_fail_one_task(place):
+    bad, _ = PLACES[place]
+    key = "k" * 32
+    storage = MemoryStorage(
+        serializer=CloudpickleSerializer(key),
+        settings=Settings(serializer="cloudpickle", signing_key=key),
+    )
+    async with AsyncTaskQueue(storage) as queue, queue.worker(concurrency=2):
+        results = await results_of(queue, bad, ["an object", "a generator"])
+
+    assert results["an object"].status is TaskStatus.SUCCESS
+    assert results["a generator"].status is TaskStatus.FAILED
+
+
+async def test_a_callable_that_returns_a_coroutine_is_awaited_on_the_loop(memory_queue):
+    async with memory_queue.worker():
+        handle = await memory_queue.enqueue(tasks.returns_a_coroutine)
+        thread, task_id = await handle.result(timeout=5)
+
+    assert (thread, task_id) == ("MainThread", handle.id)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("func", "thread"),
+    [
+        (tasks.blocks_the_loop_on_purpose, "MainThread"),
+        (tasks.has_a_loop_in_a_thread, "omniq-task"),
+        (tasks.has_a_loop_in_a_process, "MainThread"),
+    ],
+)
+async def test_a_function_runs_where_its_executor_says(memory_queue, func, thread):
+    async with memory_queue.worker():
+        handle = await memory_queue.enqueue(func)
+
+        assert await handle.result(timeout=15) == (thread, handle.id)
+
+
+async def test_a_task_that_cancels_itself_has_failed(memory_queue):
+    async with memory_queue.worker():
+        handle = await memory_queue.options(max_retries=0).enqueue(tasks.cancels_itself)
+        with pytest.raises(TaskFailed, match="CancelledError"):
+            await handle.result(timeout=5)
+
+        assert await (await memory_queue.enqueue(tasks.good_in_the_loop, 1)).result(timeout=5) == 1
+
+
+DEAF = [tasks.swallows_every_cancel, tasks.cleans_up_for_ever, tasks.shields_itself]
+
+
+@pytest.mark.parametrize("func", DEAF)
+async def test_a_task_that_is_deaf_to_its_timeout_is_told_twice_and_then_given_up(
+    memory_queue, func
+):
+    before = asyncio.all_tasks()
+    async with memory_queue.worker(concurrency=1):
+        handle = await memory_queue.options(timeout=0.05, max_retries=0).enqueue(func)
+        after = await memory_queue.enqueue(tasks.good_in_the_loop, 1)
+        with pytest.raises(TaskFailed, match="TaskTimeout"):
+            await handle.result(timeout=5)
+        assert await after.result(timeout=5) == 1
+
+    # Ended for good, and not merely forgotten: `asyncio.run` would wait for it.
+    await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), 1)
+
+
+@pytest.mark.parametrize("func", DEAF)
+async def test_a_pool_stops_in_time_while_a_deaf_task_runs(memory_queue, func):
+    before = asyncio.all_tasks()
+    pool = memory_queue.worker(concurrency=1)
+    await pool.start()
+    handle = await memory_queue.enqueue(func)
+    await until(lambda: pool.stats().active_workers == 1)
+
+    await asyncio.wait_for(pool.stop(cancel_in_flight=True), 4)
+
+    task = await memory_queue.get_task(handle.id)
+    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+    await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), 1)
+
+
+async def test_what_a_task_returns_after_it_was_told_to_stop_counts(memory_queue):
+    async with memory_queue.worker():
+        handle = await memory_queue.options(timeout=0.05).enqueue(tasks.returns_when_cancelled)
+
+        assert await handle.result(timeout=5) == "partial"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("os.system", "unknown function"),
+        ("tests.worker.hostile_tasks.OwnBase", "unknown function"),
+        ("tests.worker.hostile_tasks.numbers", "unknown function"),
+        ("tests.worker.hostile_tasks.nothing_there", "unknown function"),
+        ("tests.worker.hostile_tasks.__getattr__", "unknown function"),
+    ],
+)
+async def test_a_path_that_must_not_run_is_a_dead_letter_at_once(memory_queue, path, reason):
+    async with memory_queue.worker():
+        handle = await memory_queue.enqueue(path)
+        result = await memory_queue.get_result(handle.id, timeout=5)
+
+    assert (result.status, result.reason) == (TaskStatus.FAILED, reason)
+
+
+def error_of(result: TaskResult) -> TaskError:
+    assert result.error is not None
+    return result.error
+
+
+def ours(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """What this test has started: shielded code is a task of the user's own, and theirs to end."""
+    return {task for task in asyncio.all_tasks() - before if "sleep" not in repr(task.get_coro())}

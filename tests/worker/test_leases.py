@@ -1,0 +1,299 @@
+"""A worker keeps its lease whatever its tasks do, and stops them before anybody else may start them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omniq import (
+    AsyncTaskQueue,
+    AsyncWorkerPool,
+    LeaseLost,
+    StaleClaim,
+    TaskResult,
+    TaskStatus,
+    WorkerPool,
+)
+from omniq.events import ChoreFailed, Event
+from omniq.events import LeaseLost as LeaseLostEvent
+from omniq.storage.base import BaseStorage
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.builders import a_task
+from omniq.testing.clock import ManualClock
+from omniq.testing.faults import FaultyStorage
+from tests.worker import hostile_tasks as tasks
+from tests.worker.stage import until
+
+LEASE = 0.6
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_started():
+    tasks.starts.clear()
+    tasks.stopped.clear()
+
+
+class Two:
+    """Two workers of one store, the first of which can lose touch with it."""
+
+    def __init__(self) -> None:
+        memory = MemoryStorage()
+        self.storage = FaultyStorage(memory)
+        self.other = memory.another()
+        self.queue = AsyncTaskQueue(memory.another())
+        self.pool = AsyncWorkerPool(self.storage, 1, 0.05, 0.01, lease=LEASE)
+        self.successor = AsyncWorkerPool(self.other, 1, 0.05, 0.01, lease=LEASE)
+        self.told: list[Event] = []
+        self.pool.events.subscribe(self.told.append)
+
+    def cut_off(self) -> None:
+        """From now on nothing the first worker asks for reaches the store."""
+        self.storage.fail("renew", "record", "reserve", "give_back", times=None)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.queue, self.storage, self.other:
+            try:
+                yield
+            finally:
+                self.storage.heal()
+                await self.successor.stop(cancel_in_flight=True)
+                await self.pool.stop(cancel_in_flight=True)
+
+
+class SlowToAnswer(FaultyStorage):
+    """The reply to a claim that got something comes when the test says so."""
+
+    def __init__(self, inner: BaseStorage, reply: asyncio.Event) -> None:
+        super().__init__(inner)
+        self._reply = reply
+        self.has_claimed = asyncio.Event()
+
+    async def _turn(self, owner: str, entries: Any, claim: Any) -> Any:
+        turned = await super()._turn(owner, entries, claim)
+        if turned[1]:
+            self.has_claimed.set()
+            await self._reply.wait()
+        return turned
+
+
+def test_a_blocked_event_loop_keeps_its_lease_and_nobody_else_starts_the_task():
+    """F18: the loop sleeps for five leases, and the heartbeat has a thread of its own."""
+    memory = MemoryStorage()
+    blocked = WorkerPool(memory.another(), 1, 0.05, lease=LEASE)
+    other = WorkerPool(memory.another(), 1, 0.05, lease=LEASE)
+    with blocked:
+        task_id = blocked.submit(tasks.blocks_the_loop, 5 * LEASE)
+        asyncio.run(until(lambda: tasks.starts))
+        with other:
+            result = asyncio.run(_result(memory, task_id))
+
+    assert (result.status, result.attempts, tasks.starts) == (TaskStatus.SUCCESS, 1, [1])
+
+
+async def test_a_heartbeat_that_fails_for_a_while_loses_nothing():
+    """F20."""
+    two = Two()
+    async with two.running():
+        await two.pool.start()
+        handle = await two.queue.enqueue(tasks.waits_for_cancel)
+        await until(lambda: tasks.starts)
+        await two.successor.start()
+        owner = two.storage.owner
+        two.storage.fail("renew", times=3)
+        failed = two.storage.calls["renew"] + 3
+        await until(lambda: two.storage.calls["renew"] > failed + 1)
+
+        assert await handle.status() is TaskStatus.RUNNING
+        assert (tasks.starts, two.storage.owner) == ([1], owner)
+    assert sum(isinstance(event, ChoreFailed) for event in two.told) == 1
+
+
+async def test_an_async_run_is_stopped_before_its_lease_ends_when_the_store_is_out_of_reach():
+    """F21."""
+    two = Two()
+    async with two.running():
+        await two.pool.start()
+        handle = await two.queue.enqueue(tasks.waits_for_cancel)
+        await until(lambda: tasks.starts)
+        await two.successor.start()
+        two.cut_off()
+        await until(tasks.stopped.is_set)
+        remaining, starts = two.storage.lease_remaining, list(tasks.starts)
+
+        assert await handle.result(timeout=5) == "second"
+    assert remaining > 0
+    assert starts == [1]
+    assert tasks.starts == [1, 2]
+
+
+async def test_a_process_run_is_stopped_before_its_lease_ends_when_the_store_is_out_of_reach(
+    tmp_path: Path,
+):
+    two = Two()
+    async with two.running():
+        await two.pool.start()
+        handle = await two.queue.enqueue(tasks.waits_in_a_process, str(tmp_path))
+        await until((tmp_path / "1.started").exists)
+        two.cut_off()
+        await until(lambda: two.pool.stats().active_workers == 0)
+        (tmp_path / "alive").unlink()
+        await two.successor.start()
+
+        assert await handle.result(timeout=15) == "second"
+    assert not (tmp_path / "alive").exists()
+
+
+async def test_a_worker_that_was_fenced_goes_on_under_a_fresh_id():
+    two = Two()
+    async with two.running():
+        await two.pool.start()
+        owner = two.storage.owner
+        await two.queue.enqueue(tasks.waits_for_cancel)
+        await until(lambda: tasks.starts)
+        held = await two.queue.storage.held_by(owner)
+        two.cut_off()
+        await two.successor.start()
+        await until(lambda: tasks.starts == [1, 2])
+        await two.successor.stop()
+        two.storage.heal()
+        next_one = await two.queue.enqueue(tasks.good_in_the_loop, 7)
+
+        assert await next_one.result(timeout=5) == 7
+    assert two.storage.owner != owner
+    assert not held.items() & two.storage.claims.items()
+    assert any(isinstance(event, LeaseLostEvent) for event in two.told)
+
+
+async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs():
+    """Rule 4: the store says the task is ours, and we know nothing of it."""
+    two = Two()
+    async with two.running():
+        handle = await two.queue.enqueue(tasks.good_in_the_loop, 7)
+        await two.storage.renew(lease=LEASE)
+        two.storage.fail("reserve", when="after")
+        await two.pool.start()
+
+        assert await handle.result(timeout=5) == 7
+        result = await two.queue.get_result(handle.id)
+    assert result is not None
+    assert result.attempts == 1
+
+
+async def test_an_outcome_whose_reply_was_lost_is_recorded_once():
+    two = Two()
+    async with two.running():
+        await two.pool.start()
+        two.storage.fail("record", when="after", times=2)
+        handle = await two.queue.enqueue(tasks.good_in_the_loop, 7)
+
+        assert await handle.result(timeout=5) == 7
+        await until(lambda: two.pool.stats().completed_tasks == 1)
+    assert two.pool.stats().stale_outcomes == 0
+
+
+async def test_a_task_whose_claim_took_longer_than_the_lease_is_not_started():
+    """F17, inside one process: the reply to the claim comes after the lease has run out."""
+
+    memory, reply = MemoryStorage(), asyncio.Event()
+    storage, other = SlowToAnswer(memory, reply), memory.another()
+    async with AsyncTaskQueue(memory.another()) as queue, storage, other:
+        handle = await queue.enqueue(tasks.waits_for_cancel)
+        pool = AsyncWorkerPool(storage, 1, 0.05, 0.01, lease=LEASE)
+        await pool.start()
+        storage.fail("renew", times=None)
+        await storage.has_claimed.wait()
+        await until(lambda: storage.lease_remaining < 0)
+        reply.set()
+        async with AsyncWorkerPool(other, 1, 0.05, lease=LEASE):
+            assert await handle.result(timeout=5) == "second"
+        storage.heal()
+        await pool.stop(cancel_in_flight=True)
+
+    assert tasks.starts == [2]
+
+
+async def test_a_claim_whose_reply_is_late_but_in_time_is_run_once():
+    memory, reply = MemoryStorage(), asyncio.Event()
+    storage = SlowToAnswer(memory, reply)
+    async with AsyncTaskQueue(memory.another()) as queue, storage:
+        handle = await queue.enqueue(tasks.waits_for_cancel)
+        async with AsyncWorkerPool(storage, 1, 0.05, lease=LEASE) as pool:
+            await storage.has_claimed.wait()
+            renewed = storage.calls["renew"]
+            await until(lambda: storage.calls["renew"] > renewed + 3)
+            reply.set()
+            await until(lambda: tasks.starts)
+            renewed = storage.calls["renew"]
+            await until(lambda: storage.calls["renew"] > renewed + 2)
+
+            assert await handle.status() is TaskStatus.RUNNING
+            await pool.stop(cancel_in_flight=True)
+    assert tasks.starts == [1]
+
+
+async def test_two_pools_on_one_storage_leave_each_others_tasks_alone():
+    storage = FaultyStorage(MemoryStorage())
+    queue = AsyncTaskQueue(storage)
+    async with queue, queue.worker(lease=LEASE, queues=["a"]) as first:
+        handle = await queue.options(queue="a").enqueue(tasks.waits_for_cancel)
+        await until(lambda: tasks.starts)
+        async with queue.worker(lease=LEASE, queues=["b"]):
+            renewed = storage.calls["renew"]
+            await until(lambda: storage.calls["renew"] > renewed + 8)
+
+            assert await handle.status() is TaskStatus.RUNNING
+            assert tasks.starts == [1]
+            await first.stop(cancel_in_flight=True)
+
+
+async def test_a_storage_forgets_its_claims_when_its_twin_was_fenced():
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    other, twin = storage.another(), storage.twin()
+    async with storage, other, twin:
+        await storage.enqueue(a_task())
+        (claimed,) = await storage.reserve(1)
+        owner = storage.owner
+        clock.advance(31)
+        await other.give_back_abandoned()
+        with pytest.raises(LeaseLost):
+            await twin.renew()
+
+        assert storage.owner == twin.owner != owner
+        with pytest.raises(StaleClaim):
+            await storage.mark_done(
+                claimed.id, TaskResult(task_id=claimed.id, status=TaskStatus.SUCCESS)
+            )
+        (again,) = await storage.reserve(1)
+    assert (again.id, again.token) == (claimed.id, claimed.token + 1)
+
+
+async def test_a_fencing_that_was_noticed_twice_changes_the_id_once():
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    twin = storage.twin()
+    async with storage, twin:
+        await storage.renew()
+        await storage._retire(storage.owner)
+        with pytest.raises(LeaseLost):
+            await twin.renew()
+        fresh = storage.owner
+        await twin.renew()
+        await storage.reserve(1)
+
+    assert storage.owner == fresh
+
+
+async def _result(memory: MemoryStorage, task_id: str) -> TaskResult:
+    async with memory.another() as storage:
+        result = await storage.wait_for_result(task_id, timeout=15)
+    assert result is not None
+    return result

@@ -1,0 +1,756 @@
+"""What a pool does while it runs: claims, fills its slots, survives its storage and its tasks."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import omniq.worker
+from omniq import (
+    AsyncTaskQueue,
+    AsyncWorkerPool,
+    InvalidTask,
+    PoolStopped,
+    QueueFull,
+    Settings,
+    StorageClosed,
+    Task,
+    TaskCancelled,
+    TaskFailed,
+    TaskStatus,
+    WorkerPool,
+)
+from omniq.events import ChoreFailed, Event, PollEmpty
+from omniq.storage import BaseStorage
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.faults import FaultyStorage
+from tests.worker import sample_tasks
+from tests.worker.conftest import Store
+from tests.worker.stage import STAGE, Stage, a_while, until
+
+SRC = Path(omniq.worker.__file__).parent
+
+
+def failures_of(pool: AsyncWorkerPool) -> list[ChoreFailed]:
+    told: list[ChoreFailed] = []
+    pool.events.subscribe(
+        lambda event: told.append(event) if isinstance(event, ChoreFailed) else None
+    )
+    return told
+
+
+# What it is
+
+
+def test_both_pools_are_defined_in_worker_and_take_what_the_design_says():
+    for pool in (AsyncWorkerPool, WorkerPool):
+        assert pool.__module__ == "omniq.worker"
+        parameters = list(inspect.signature(pool).parameters.values())[:4]
+        assert [parameter.name for parameter in parameters] == [
+            "storage",
+            "concurrency",
+            "poll_interval",
+            "base_retry_delay",
+        ]
+        assert [parameter.default for parameter in parameters[1:]] == [1, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("module", ["worker", "engine", "turns", "runs", "tally", "maintenance"])
+def test_the_pool_knows_the_contract_and_no_backend(module):
+    tree = ast.parse((SRC / f"{module}.py").read_text())
+    imported = {
+        node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
+
+    assert {name for name in imported if name.startswith("omniq.storage")} <= {"omniq.storage.base"}
+
+
+@pytest.mark.parametrize("module", ["worker", "engine", "turns", "runs", "tally", "maintenance"])
+def test_the_loop_is_small_enough_to_be_understood(module):
+    tree = ast.parse((SRC / f"{module}.py").read_text())
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long = {
+        node.name: size
+        for node in functions
+        if (size := (node.end_lineno or 0) - node.lineno + 1) > 45
+    }
+
+    assert long == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"poll_interval": 0},
+        {"poll_interval": float("nan")},
+        {"base_retry_delay": -1},
+        {"lease": 0},
+        {"queues": [""]},
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(InvalidTask):
+        AsyncWorkerPool(MemoryStorage(), **wrong)
+
+
+async def test_start_returns_while_the_pool_runs(queue: AsyncTaskQueue, stage: Stage) -> None:
+    pool = queue.worker()
+    assert not pool.running
+    await queue.enqueue(sample_tasks.hold, "held")
+
+    await pool.start()
+    assert pool.running
+    await until(lambda: stage.inside == 1)
+    with pytest.raises(InvalidTask, match="runs already"):
+        await pool.start()
+    stage.open_all()
+    await pool.stop()
+    assert not pool.running
+
+
+async def test_a_pool_that_was_stopped_may_be_started_again(store: Store) -> None:
+    pool = AsyncWorkerPool(store.another())
+    for value in range(3):
+        await pool.start()
+        task_id = await pool.submit(sample_tasks.add, value)
+        result = await pool._storage.wait_for_result(task_id, 5)
+        assert result is not None
+        assert result.result == value
+        await pool.stop()
+
+    assert pool.stats().completed_tasks == 3
+
+
+async def test_two_pools_on_one_queue_do_not_disturb_each_other(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    """They are one owner to the storage, and one must not give back what the other runs."""
+    async with queue.worker(queues=["a"], lease=0.5) as first:
+        async with queue.worker(queues=["b"], lease=0.5):
+            here = await queue.options(queue="a").enqueue(sample_tasks.hold, "here")
+            there = await queue.options(queue="b").enqueue(sample_tasks.hold, "there")
+            await until(lambda: stage.inside == 2)
+            await a_while(0.6)
+            stage.gate("there").set()
+            assert await there.result(5) == "there"
+        assert first.running
+        stage.gate("here").set()
+        assert await here.result(5) == "here"
+
+    assert sorted(stage.names()) == ["here", "there"]
+
+
+async def test_the_queue_gives_its_settings_to_its_pools():
+    settings = Settings(concurrency=7, poll_interval=0.5, base_retry_delay=2.0, lease=9.0)
+    async with AsyncTaskQueue("memory://", settings=settings) as queue:
+        assert queue.worker().stats().workers_count == 7
+        assert queue.worker(concurrency=2).stats().workers_count == 2
+
+
+# Claiming
+
+
+async def test_the_store_never_shows_more_claims_than_slots(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    stage.facts["storage"] = queue.storage
+    handles = await queue.enqueue_many(count_claims, [()] * 100)
+    await queue.worker(concurrency=5).run_until_empty()
+
+    claims = [await handle.result(5) for handle in handles]
+    assert max(claims) <= 5
+
+
+async def count_claims() -> int:
+    storage: BaseStorage = STAGE.facts["storage"]
+    await asyncio.sleep(0)
+    return len(await storage.held_by(storage.owner))
+
+
+async def test_all_free_slots_are_filled_by_one_claim(store: Store, stage: Stage) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        await queue.enqueue_many(sample_tasks.hold, [("first",)] * 8 + [("second",)] * 8)
+        async with queue.worker(concurrency=8, poll_interval=60):
+            await until(lambda: stage.inside == 8)
+            assert storage.calls["reserve"] == 1
+            stage.gate("first").set()
+            await until(lambda: stage.names().count("second") == 8)
+            stage.open_all()
+
+
+async def test_a_new_task_takes_a_free_slot_at_once_beside_a_long_one(
+    memory_queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    queue = memory_queue
+    async with queue.worker(concurrency=2, poll_interval=60):
+        await queue.enqueue(sample_tasks.hold, "long")
+        await until(lambda: stage.inside == 1)
+        for n in range(10):
+            enqueued = time.monotonic()
+            await (await queue.enqueue(sample_tasks.note, f"short {n}")).result(5)
+            assert stage.times(f"short {n}")[0] - enqueued < 0.05
+        stage.open_all()
+
+
+async def test_a_new_task_takes_a_free_slot_on_every_backend(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    async with queue.worker(concurrency=2, poll_interval=60):
+        await queue.enqueue(sample_tasks.hold, "long")
+        await until(lambda: stage.inside == 1)
+        for n in range(5):
+            assert await (await queue.enqueue(sample_tasks.add, n)).result(5) == n
+        stage.open_all()
+
+
+async def test_a_task_enqueued_elsewhere_is_found_by_polling(store: Store) -> None:
+    async with (
+        AsyncTaskQueue(store.another()) as here,
+        AsyncTaskQueue(store.another()) as elsewhere,
+        here.worker(poll_interval=0.05),
+    ):
+        handle = await elsewhere.enqueue(sample_tasks.add, 1, 2)
+        assert await handle.result(5) == 3
+
+
+async def test_a_delayed_task_starts_when_it_is_due_and_not_a_poll_later(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    async with queue.worker(poll_interval=60):
+        await until(lambda: True)
+        due = time.monotonic() + 0.2
+        handle = await queue.options(delay=0.2).enqueue(sample_tasks.note, "delayed")
+        await handle.result(5)
+
+    assert -0.001 <= stage.times("delayed")[0] - due < 0.15
+
+
+async def test_a_completion_is_recorded_without_another_poll(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        handle = await queue.enqueue(sample_tasks.add, 1)
+        async with queue.worker(concurrency=2, poll_interval=60):
+            await handle.result(5)
+            await until(lambda: storage.calls["record"] == 1)
+            assert storage.calls["reserve"] == 1
+
+
+async def test_after_an_empty_claim_the_next_one_waits_for_the_poll_interval(
+    memory_queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    """Also when a completion made that claim, shortly before the next poll was due."""
+    polls: list[float] = []
+    pool = memory_queue.worker(poll_interval=0.2)
+    pool.events.subscribe(
+        lambda event: polls.append(time.monotonic()) if isinstance(event, PollEmpty) else None
+    )
+    await memory_queue.enqueue(sample_tasks.hold, "held")
+    async with pool:
+        await until(lambda: stage.inside == 1)
+        await a_while(0.15)
+        stage.open_all()
+        await until(lambda: len(polls) >= 3)
+
+    assert min(later - earlier for earlier, later in zip(polls, polls[1:], strict=False)) > 0.19
+
+
+async def test_a_due_task_that_must_wait_for_a_slot_keeps_nobody_busy(stage: Stage) -> None:
+    class Counting(MemoryStorage):
+        waits = 0
+
+        async def _wait_for_work(self, timeout: float) -> None:
+            self.waits += 1
+            await super()._wait_for_work(timeout)
+
+    async with Counting() as storage:
+        queue = AsyncTaskQueue(storage)
+        async with queue.worker():
+            await queue.enqueue(sample_tasks.hold, "held")
+            await until(lambda: stage.inside == 1)
+            waiting = await queue.options(delay=0.01).enqueue(sample_tasks.add, 1)
+            await a_while(0.2)
+            assert storage.waits < 20
+            stage.open_all()
+            assert await waiting.result(5) == 1
+
+
+async def test_tasks_at_a_limit_follow_each_other_without_a_poll(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    handles = await queue.enqueue_many(sample_tasks.one_at_a_time, [f"{n}" for n in range(8)])
+    async with queue.worker(concurrency=4, poll_interval=60):
+        for handle in handles:
+            await handle.result(5)
+
+    assert stage.most_inside == 1
+
+
+async def test_higher_priority_runs_first(queue: AsyncTaskQueue, stage: Stage) -> None:
+    for name, priority in (("low", -1), ("normal", 0), ("high", 5), ("also normal", 0)):
+        await queue.options(priority=priority).enqueue(sample_tasks.note, name)
+    await queue.worker().run_until_empty()
+
+    assert stage.names() == ["high", "normal", "also normal", "low"]
+
+
+async def test_a_pool_serves_only_its_queues(queue: AsyncTaskQueue, stage: Stage) -> None:
+    await queue.options(queue="mine").enqueue(sample_tasks.note, "mine")
+    other = await queue.options(queue="other").enqueue(sample_tasks.note, "other")
+    await queue.worker(queues=["mine"]).run_until_empty()
+
+    assert stage.names() == ["mine"]
+    assert await other.status() is TaskStatus.PENDING
+
+
+# Burst mode
+
+
+async def test_run_until_empty_runs_what_is_due_and_what_that_makes_due(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    stage.facts["queue"] = queue
+    await queue.enqueue(sample_tasks.enqueue_another, "chain", 5)
+    later = await queue.options(delay=60).enqueue(sample_tasks.note, "later")
+    pool = queue.worker(concurrency=2, poll_interval=60)
+    await pool.run_until_empty()
+
+    assert stage.names() == ["chain"] * 6
+    assert not pool.running
+    assert await later.status() is TaskStatus.PENDING
+
+
+async def test_run_until_empty_on_a_pool_that_was_idle_runs_what_came_since(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    pool = queue.worker(poll_interval=60)
+    empty = asyncio.Event()
+    pool.events.subscribe(lambda event: empty.set() if isinstance(event, PollEmpty) else None)
+    await pool.start()
+    await empty.wait()
+    await queue.enqueue_many(sample_tasks.note, ["a", "b", "c"])
+    await pool.run_until_empty()
+
+    assert stage.names() == ["a", "b", "c"]
+
+
+async def test_run_until_empty_does_not_take_an_outage_for_an_empty_queue(
+    store: Store, stage: Stage
+) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        await AsyncTaskQueue(storage).enqueue(sample_tasks.note, "patient")
+        storage.fail("reserve", times=2)
+        await AsyncWorkerPool(storage).run_until_empty()
+
+    assert stage.names() == ["patient"]
+
+
+async def test_run_until_empty_leaves_a_retry_that_is_due_later(queue: AsyncTaskQueue) -> None:
+    handle = await queue.enqueue(sample_tasks.fail)
+    await queue.worker(base_retry_delay=60).run_until_empty()
+
+    assert await handle.status() is TaskStatus.RETRYING
+
+
+async def test_run_until_empty_that_is_cancelled_stops_the_pool(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    handle = await queue.enqueue(sample_tasks.hold, "held")
+    pool = queue.worker()
+    burst = asyncio.create_task(pool.run_until_empty())
+    await until(lambda: stage.inside == 1)
+    burst.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await burst
+
+    assert not pool.running
+    assert await handle.status() is TaskStatus.PENDING
+
+
+# Submitting
+
+
+async def test_submit_before_the_start_waits_and_after_the_stop_is_refused(stage: Stage) -> None:
+    pool = AsyncWorkerPool(MemoryStorage(max_pending=2))
+    for name in "ab":
+        await pool.submit(sample_tasks.note, name)
+    with pytest.raises(QueueFull, match="worker pool queue full"):
+        await pool.submit(sample_tasks.note, "c")
+    await pool.run_until_empty()
+
+    assert stage.names() == ["a", "b"]
+    with pytest.raises(PoolStopped, match="takes no more tasks"):
+        await pool.submit(sample_tasks.note, "d")
+
+
+async def test_submit_never_waits_for_room(stage: Stage) -> None:
+    storage = MemoryStorage(max_pending=1)
+    async with AsyncWorkerPool(storage, poll_interval=60) as pool:
+        await pool.submit(sample_tasks.hold, "runs")
+        await until(lambda: stage.inside == 1)
+        await pool.submit(sample_tasks.note, "waits")
+        began = time.monotonic()
+        with pytest.raises(QueueFull):
+            await pool.submit(sample_tasks.note, "has no place")
+        assert time.monotonic() - began < 0.05
+        stage.open_all()
+
+
+# Running
+
+
+async def test_a_callable_that_returns_a_coroutine_is_awaited(queue: AsyncTaskQueue) -> None:
+    async with queue.worker():
+        assert await (await queue.enqueue("tests.worker.sample_tasks.add_later", 1, 2)).result(5) == 3
+
+
+async def test_as_many_sync_tasks_run_at_once_as_there_are_slots(
+    memory_queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    """More than the event loop's own executor would take."""
+    await memory_queue.enqueue_many(sample_tasks.hold_in_thread, ["held"] * 40)
+    async with memory_queue.worker(concurrency=40):
+        await until(lambda: stage.inside == 40)
+        stage.open_all()
+
+
+async def test_the_event_loop_stays_free_while_a_sync_task_runs(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    await queue.enqueue(sample_tasks.hold_in_thread, "held")
+    async with queue.worker(concurrency=2):
+        await until(lambda: stage.inside == 1)
+        assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+        stage.open_all()
+
+
+async def test_a_module_is_imported_once_for_many_tasks(
+    queue: AsyncTaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage
+) -> None:
+    module = "imported_once_by_a_pool"
+    (tmp_path / f"{module}.py").write_text(
+        "from tests.worker.stage import STAGE\nSTAGE.note('imported')\n"
+        "async def run(n):\n    return n\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for n in range(3):
+        await queue.enqueue(f"{module}.run", n)
+    await queue.worker().run_until_empty()
+
+    assert stage.names() == ["imported"]
+
+
+async def test_a_function_that_does_not_exist_fails_for_good(queue: AsyncTaskQueue) -> None:
+    handle = await queue.enqueue("tests.worker.sample_tasks.no_such_function")
+    await queue.worker().run_until_empty()
+
+    with pytest.raises(TaskFailed, match="no_such_function"):
+        await handle.result(5)
+
+
+async def test_a_function_that_is_not_allowed_is_not_run(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    handle = await queue.enqueue(sample_tasks.note, "forbidden")
+    await queue.worker(allow=["somewhere.else"]).run_until_empty()
+
+    assert stage.names() == []
+    assert await handle.status() is not TaskStatus.SUCCESS
+
+
+async def test_a_result_that_cannot_be_encoded_is_a_failure_that_says_so(
+    queue: AsyncTaskQueue,
+) -> None:
+    handle = await queue.enqueue(sample_tasks.unserialisable)
+    await queue.worker().run_until_empty()
+
+    result = await queue.get_result(handle.id)
+    assert result is not None
+    assert (result.status, result.reason) == (TaskStatus.FAILED, "unserialisable")
+
+
+async def test_progress_is_passed_on(queue: AsyncTaskQueue, stage: Stage) -> None:
+    async with queue.worker():
+        handle = await queue.enqueue(sample_tasks.report, 0.5)
+        await until(lambda: stage.names())
+        for _ in range(1000):
+            if (progress := await handle.progress()) is not None:
+                break
+            await a_while(0.005)
+        stage.open_all()
+
+    assert progress is not None
+    assert (progress.fraction, progress.message) == (0.5, "on the way")
+
+
+# Cancelling
+
+
+async def test_cancelling_a_running_async_task_stops_it(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    async with queue.worker(poll_interval=60):
+        handle = await queue.enqueue(sample_tasks.hold, "held")
+        await until(lambda: stage.inside == 1)
+        assert await handle.cancel()
+        with pytest.raises(TaskCancelled):
+            await handle.result(5)
+
+    assert stage.names() == ["held", "held cancelled"]
+
+
+async def test_a_running_thread_sees_that_it_was_cancelled(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    async with queue.worker(poll_interval=60):
+        handle = await queue.enqueue(sample_tasks.until_cancelled, "thread")
+        await until(lambda: stage.names())
+        assert await queue.cancel(handle.id)
+        with pytest.raises(TaskCancelled):
+            await handle.result(5)
+        await until(lambda: stage.names() == ["thread", "thread cancelled"])
+
+
+async def test_a_task_cancelled_elsewhere_is_stopped_at_the_next_renewal(
+    store: Store, stage: Stage
+) -> None:
+    async with (
+        AsyncTaskQueue(store.another()) as here,
+        AsyncTaskQueue(store.another()) as elsewhere,
+        here.worker(poll_interval=0.05, lease=0.9),
+    ):
+        handle = await elsewhere.enqueue(sample_tasks.hold, "held")
+        await until(lambda: stage.inside == 1)
+        await elsewhere.cancel(handle.id)
+        with pytest.raises(TaskCancelled):
+            await handle.result(5)
+
+
+async def test_a_waiting_task_that_was_cancelled_never_runs(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    handle = await queue.enqueue(sample_tasks.note, "unwanted")
+    assert await handle.cancel()
+    await queue.worker().run_until_empty()
+
+    assert stage.names() == []
+    with pytest.raises(TaskCancelled):
+        await handle.result(5)
+
+
+# Trouble
+
+
+async def test_the_loop_survives_a_storage_that_fails(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        storage.fail("reserve", times=3)
+        storage.fail("record", times=2)
+        pool = queue.worker(poll_interval=0.05)
+        told = failures_of(pool)
+        async with pool:
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+        assert len([event for event in told if event.chore == "turn"]) >= 4
+        assert pool.stats().completed_tasks == 1
+
+
+async def test_an_outcome_whose_reply_was_lost_is_counted_once(store: Store, stage: Stage) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        storage.fail("record", when="after", times=2)
+        handle = await queue.enqueue(sample_tasks.note, "once")
+        pool = queue.worker()
+        await pool.run_until_empty()
+
+        assert await handle.result(5) == 1
+        assert stage.names() == ["once"]
+        assert (pool.stats().completed_tasks, pool.stats().stale_outcomes) == (1, 0)
+
+
+async def test_a_claim_whose_reply_was_lost_is_given_back(store: Store, stage: Stage) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        handle = await queue.enqueue(sample_tasks.note, "lost and found")
+        storage.fail("reserve", when="after")
+        async with queue.worker(poll_interval=0.05, lease=0.9):
+            assert await handle.result(5) == 1
+        task = await queue.get_task(handle.id)
+
+    assert task is not None
+    assert (task.attempts, task.crashes) == (0, 0)
+
+
+async def test_an_error_nobody_expected_is_heard_and_the_pool_goes_on(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        storage.fail("reserve", times=2, error=ZeroDivisionError("a bug"))
+        pool = queue.worker()
+        told = failures_of(pool)
+        async with pool:
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+
+    assert ChoreFailed(chore="turn", error="ZeroDivisionError('a bug')") in told
+
+
+async def test_an_outcome_that_cannot_be_recorded_fails_alone(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        storage.fail("record", times=2, error=TypeError("poison"))
+        bad = await queue.enqueue(sample_tasks.add, 1)
+        pool = queue.worker()
+        async with pool:
+            good = await queue.enqueue(sample_tasks.add, 2)
+            assert await good.result(5) == 2
+            with pytest.raises(TaskFailed, match="poison"):
+                await bad.result(5)
+
+
+async def test_a_side_loop_that_dies_is_heard_and_begins_again() -> None:
+    class Breaking(MemoryStorage):
+        to_break = 2
+
+        async def _wait_for_work(self, timeout: float) -> None:
+            if self.to_break:
+                self.to_break -= 1
+                raise ZeroDivisionError("a bug")
+            await super()._wait_for_work(timeout)
+
+    async with Breaking() as storage:
+        queue = AsyncTaskQueue(storage)
+        pool = queue.worker(poll_interval=60)
+        told = failures_of(pool)
+        async with pool:
+            await until(lambda: not storage.to_break)
+            await a_while(0.15)
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+
+    assert [event.chore for event in told] == ["listen", "listen"]
+
+
+async def test_a_chore_that_breaks_does_not_stop_the_others(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        storage.fail("give_back", times=None, error=ZeroDivisionError("a bug"))
+        queue = AsyncTaskQueue(storage)
+        pool = queue.worker(poll_interval=0.05)
+        told = failures_of(pool)
+        async with pool:
+            await until(lambda: len(told) >= 3)
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+
+    assert {event.chore for event in told} == {"recover"}
+
+
+async def test_a_pool_whose_storage_was_closed_ends_and_says_so(store: Store) -> None:
+    storage = store.another()
+    await storage.open()
+    pool = AsyncWorkerPool(storage, poll_interval=0.02)
+    told = failures_of(pool)
+    await pool.start()
+    await storage.close()
+    with pytest.raises(StorageClosed):
+        await pool.wait()
+
+    assert not pool.running
+    assert "pool" in {event.chore for event in told}
+    await pool.stop()
+
+
+async def test_run_until_empty_raises_what_the_pool_died_of(stage: Stage) -> None:
+    storage = MemoryStorage()
+    await storage.open()
+    queue = AsyncTaskQueue(storage)
+    await queue.enqueue(sample_tasks.hold, "held")
+    pool = queue.worker(poll_interval=0.02)
+    burst = asyncio.create_task(pool.run_until_empty())
+    await until(lambda: stage.inside == 1)
+    await storage.close()
+    stage.open_all()
+
+    with pytest.raises(StorageClosed):
+        await burst
+
+
+async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
+    store: Store, stage: Stage
+) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        handle = await queue.enqueue(sample_tasks.hold, "held")
+        async with queue.worker(lease=0.6, poll_interval=60):
+            await until(lambda: stage.inside == 1)
+            taken = stage.times("held")[0]
+            storage.fail("renew", times=None)
+            storage.fail("reserve", "give_back", times=None)
+            await until(lambda: "held cancelled" in stage.names())
+            assert stage.times("held cancelled")[0] - taken < 0.6
+            storage.heal()
+            await until(lambda: stage.names().count("held") == 2)
+            stage.open_all()
+            assert await handle.result(5) == "held"
+        task = await queue.get_task(handle.id)
+
+    assert task is not None
+    assert task.attempts == 0
+
+
+async def test_a_worker_that_was_fenced_takes_a_fresh_id_and_goes_on(
+    store: Store, stage: Stage
+) -> None:
+    """Its lease ends while its storage is away; another worker takes its task and finishes it."""
+    async with FaultyStorage(store.another()) as slow, AsyncTaskQueue(store.another()) as other:
+        queue = AsyncTaskQueue(slow)
+        handle = await queue.enqueue(sample_tasks.deaf, "held")
+        async with queue.worker(lease=0.5, poll_interval=0.05) as pool:
+            await until(lambda: stage.inside == 1)
+            owner = slow.owner
+            slow.fail("renew", "reserve", "record", "give_back", times=None)
+            async with other.worker(lease=5, poll_interval=0.05):
+                await until(lambda: stage.names().count("held") == 2)
+                stage.gate("held").set()
+                await handle.result(5)
+            slow.heal()
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+            assert slow.owner != owner
+            assert pool.stats().completed_tasks == 1
+
+
+async def test_a_pool_is_among_the_workers_while_it_runs(queue: AsyncTaskQueue) -> None:
+    async with queue.worker(concurrency=3, queues=["mail"]):
+        (worker,) = await queue.workers()
+        assert (worker.concurrency, worker.queues) == (3, ("mail",))
+
+    assert await queue.workers() == []
+
+
+async def test_a_store_with_nothing_but_tomorrows_tasks_is_left_alone(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        await AsyncTaskQueue(storage).options(delay=3600).enqueue(sample_tasks.add, 1)
+        async with AsyncWorkerPool(storage, poll_interval=60):
+            await until(lambda: storage.calls["reserve"] >= 1)
+            await a_while()
+            assert storage.calls["reserve"] <= 2
+
+
+def test_a_task_is_data_and_its_function_is_found_by_its_path():
+    task: Any = Task(func_path="tests.worker.sample_tasks.add", args=(1,))
+
+    assert not callable(task)
+    assert isinstance(task.func_path, str)
+
+
+def told_events(pool: AsyncWorkerPool) -> list[Event]:
+    told: list[Event] = []
+    pool.events.subscribe(told.append)
+    return told

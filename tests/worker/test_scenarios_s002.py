@@ -1,0 +1,165 @@
+"""The scenarios of the specification "worker-core", each under its own name.
+
+`Worker` is what `omniq worker` runs; `mark_success` and `mark_failure` are outcomes recorded by
+the storage (`Succeeded`, `Failed`), `reserve` is its batch claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from loguru import logger
+
+from omniq import AsyncTaskQueue, Task, TaskFailed, TaskQueue, TaskStatus, log
+from omniq.storage import BaseStorage
+from omniq.supervisor import Worker
+from omniq.testing.faults import FaultyStorage
+from tests.worker import sample_tasks
+from tests.worker.conftest import Store
+from tests.worker.stage import Stage, a_while, blocking_until, until
+
+
+@pytest.fixture
+def caller(store: Store) -> Iterator[TaskQueue]:
+    """Who enqueues: another process, as far as the worker can tell."""
+    with TaskQueue(store.another()) as caller:
+        yield caller
+
+
+def a_worker(storage: BaseStorage, **options: Any) -> Worker:
+    return Worker(storage, modules=[sample_tasks], **{"poll_interval": 0.05, **options})
+
+
+def test_start_worker_loop(store: Store) -> None:
+    storage = FaultyStorage(store.another())
+    worker = a_worker(storage)
+    assert not storage.is_open
+
+    worker.start()
+    try:
+        assert storage.is_open
+        asked = storage.calls["reserve"]
+        blocking_until(lambda: storage.calls["reserve"] >= asked + 3)
+    finally:
+        worker.stop()
+
+    assert not storage.is_open
+
+
+def test_no_tasks_available(store: Store) -> None:
+    storage = FaultyStorage(store.another())
+    with a_worker(storage, poll_interval=0.1):
+        blocking_until(lambda: storage.calls["reserve"] >= 1)
+        began, asked = time.monotonic(), storage.calls["reserve"]
+        blocking_until(lambda: storage.calls["reserve"] >= asked + 3)
+        took = time.monotonic() - began
+
+    assert took >= 0.19
+
+
+def test_limit_concurrent_tasks(store: Store, caller: TaskQueue, stage: Stage) -> None:
+    caller.enqueue_many(sample_tasks.hold, ["a", "b", "c"])
+    storage = FaultyStorage(store.another())
+    with a_worker(storage, max_concurrency=2):
+        blocking_until(lambda: stage.inside == 2)
+        asked = storage.calls["reserve"]
+        waiting = caller.list_tasks(status=TaskStatus.PENDING)
+        asyncio.run(a_while(0.15))
+
+        assert len(waiting) == 1
+        assert (stage.inside, storage.calls["reserve"]) == (2, asked)
+        stage.gate("a").set()
+        blocking_until(lambda: stage.names() == ["a", "b", "c"])
+        stage.open_all()
+        stage.gate("c").set()
+
+
+def test_execute_async_callable(store: Store, caller: TaskQueue) -> None:
+    with a_worker(store.another()):
+        handle = caller.enqueue(sample_tasks.add, 2, b=3)
+
+        assert handle.result(5) == 5
+    result = caller.get_result(handle.id)
+    assert result is not None
+    assert (result.status, result.result, result.attempts) == (TaskStatus.SUCCESS, 5, 1)
+
+
+def test_execute_sync_callable(store: Store, caller: TaskQueue) -> None:
+    with a_worker(store.another()):
+        handle = caller.enqueue(sample_tasks.add_in_thread, 2, b=3)
+
+        value, thread = handle.result(5)
+    assert value == 5
+    assert thread != threading.current_thread().name
+
+
+def test_handle_task_failure(store: Store, caller: TaskQueue) -> None:
+    with a_worker(store.another()):
+        handle = caller.options(max_retries=0).enqueue(sample_tasks.fail, "no such thing")
+        with pytest.raises(TaskFailed, match="no such thing"):
+            handle.result(5)
+
+    result = caller.get_result(handle.id)
+    assert result is not None
+    assert result.status is TaskStatus.FAILED
+    assert result.error is not None
+    assert result.error.error_type == "ValueError"
+    assert "in fail" in (result.error.traceback or "")
+
+
+async def test_task_retried_after_worker_crash(store: Store) -> None:
+    """The one that crashed took the task, and is not heard of again."""
+    crashed = store.another()
+    await crashed.open()
+    await crashed.enqueue(Task(func_path=f"{sample_tasks.__name__}.add", args=(1,)))
+    await crashed.renew(lease=0.2)
+    (taken,) = await crashed.reserve(1)
+
+    async with AsyncTaskQueue(store.another()) as queue:
+        async with queue.worker(poll_interval=0.05, lease=1.0):
+            assert await queue.handle(taken.id).result(5) == 1
+        task = await queue.get_task(taken.id)
+        assert task is not None
+        assert (task.crashes, task.token) == (1, taken.token + 1)
+    await crashed.close()
+
+
+async def test_stop_worker_with_in_flight_tasks(store: Store, stage: Stage) -> None:
+    async with AsyncTaskQueue(store.another()) as caller:
+        worker = a_worker(store.another())
+        worker.start()
+        handle = await caller.enqueue(sample_tasks.hold, "held")
+        await until(lambda: stage.inside == 1)
+        stopping = asyncio.create_task(asyncio.to_thread(worker.stop))
+        late = await caller.enqueue(sample_tasks.note, "late")
+        await a_while(0.15)
+
+        assert not stopping.done()
+        stage.gate("held").set()
+        await stopping
+        assert await handle.status() is TaskStatus.SUCCESS
+        assert await late.status() is TaskStatus.PENDING
+
+
+def test_log_task_lifecycle_events(store: Store, caller: TaskQueue) -> None:
+    records: list[Any] = []
+    sink = logger.add(lambda message: records.append(message.record), level=0)
+    log.enable("DEBUG")
+    try:
+        with a_worker(store.another()):
+            caller.enqueue(sample_tasks.add, 1).result(5)
+            failed = caller.options(max_retries=0).enqueue(sample_tasks.fail)
+            with pytest.raises(TaskFailed):
+                failed.result(5)
+    finally:
+        log.disable()
+        logger.remove(sink)
+
+    levels = {record["extra"]["event"]: record["level"].name for record in records}
+    assert levels["task.claimed"] == "DEBUG"
+    assert levels["task.started"] == levels["task.succeeded"] == levels["task.failed"] == "INFO"

@@ -1,0 +1,368 @@
+"""How a pool ends: in order, in time, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from omniq import (
+    AsyncTaskQueue,
+    AsyncWorkerPool,
+    PoolStopped,
+    ShutdownTimeout,
+    StorageError,
+    TaskStatus,
+)
+from omniq.events import ChoreFailed, WorkerStopped
+from omniq.storage import BaseStorage
+from omniq.testing.faults import FaultyStorage
+from tests.worker import sample_tasks
+from tests.worker.conftest import Store
+from tests.worker.stage import Stage, a_while, until
+
+
+def threads_of_omniq() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("omniq")}
+
+
+async def is_unharmed(storage: BaseStorage, task_id: str) -> bool:
+    """Whether the task waits as if it had never been claimed."""
+    task = await storage.get_task(task_id)
+    assert task is not None
+    return (task.status, task.attempts, task.crashes) == (TaskStatus.PENDING, 0, 0)
+
+
+async def test_an_idle_pool_stops_at_once_however_long_its_poll_interval(
+    queue: AsyncTaskQueue,
+) -> None:
+    pool = queue.worker(poll_interval=60)
+    await pool.start()
+    await a_while(0.05)
+    began = time.monotonic()
+    await pool.stop()
+
+    assert time.monotonic() - began < 0.5
+
+
+async def test_stop_waits_for_what_runs_and_claims_nothing_more(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    pool = queue.worker(concurrency=2, poll_interval=0.02)
+    await pool.start()
+    held = await queue.enqueue(sample_tasks.hold, "held")
+    await until(lambda: stage.inside == 1)
+    stopping = asyncio.create_task(pool.stop())
+    await until(lambda: not pool.running)
+    late = await queue.enqueue(sample_tasks.note, "late")
+    await a_while(0.1)
+    assert not stopping.done()
+    stage.gate("held").set()
+    await stopping
+
+    assert await held.status() is TaskStatus.SUCCESS
+    assert await late.status() is TaskStatus.PENDING
+    assert stage.names() == ["held"]
+
+
+async def test_cancel_in_flight_gives_what_runs_back_unharmed(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    pool = queue.worker(concurrency=2)
+    await pool.start()
+    handle = await queue.enqueue(sample_tasks.hold, "async")
+    thread = await queue.enqueue(sample_tasks.until_cancelled, "thread")
+    await until(lambda: len(stage.names()) == 2)
+    await pool.stop(cancel_in_flight=True)
+
+    assert await is_unharmed(queue.storage, handle.id)
+    assert await is_unharmed(queue.storage, thread.id)
+    await until(lambda: {"async cancelled", "thread cancelled"} <= set(stage.names()))
+
+
+async def test_a_stop_that_runs_out_of_time_says_so_and_gives_back(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    pool = queue.worker()
+    stopped: list[WorkerStopped] = []
+    pool.events.subscribe(
+        lambda event: stopped.append(event) if isinstance(event, WorkerStopped) else None
+    )
+    await pool.start()
+    handle = await queue.enqueue(sample_tasks.hold, "held")
+    await until(lambda: stage.inside == 1)
+    began = time.monotonic()
+    with pytest.raises(ShutdownTimeout, match="worker pool shutdown timeout"):
+        await pool.stop(timeout=0.1)
+
+    assert 0.1 <= time.monotonic() - began < 1.0
+    assert await is_unharmed(queue.storage, handle.id)
+    assert [event.released for event in stopped] == [1]
+
+
+@pytest.mark.parametrize("func", [sample_tasks.deaf, sample_tasks.hold_in_thread])
+async def test_a_task_that_does_not_listen_cannot_hold_up_the_stop(
+    queue: AsyncTaskQueue, stage: Stage, func
+) -> None:
+    pool = queue.worker()
+    await pool.start()
+    handle = await queue.enqueue(func, "deaf")
+    await until(lambda: stage.names())
+    began = time.monotonic()
+    with pytest.raises(ShutdownTimeout):
+        await pool.stop(timeout=0.1)
+
+    assert time.monotonic() - began < 1.1
+    assert await is_unharmed(queue.storage, handle.id)
+
+
+async def test_a_second_stop_can_hurry_the_first(queue: AsyncTaskQueue, stage: Stage) -> None:
+    pool = queue.worker()
+    await pool.start()
+    handle = await queue.enqueue(sample_tasks.hold, "held")
+    await until(lambda: stage.inside == 1)
+    patient = asyncio.create_task(pool.stop())
+    await a_while(0.05)
+    assert not patient.done()
+    await pool.stop(cancel_in_flight=True)
+    await patient
+
+    assert await is_unharmed(queue.storage, handle.id)
+
+
+async def test_a_stop_that_was_cancelled_can_be_repeated(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    pool = queue.worker()
+    await pool.start()
+    handle = await queue.enqueue(sample_tasks.hold, "held")
+    await until(lambda: stage.inside == 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(pool.stop(), 0.05)
+    assert not pool.running
+    stage.open_all()
+    await pool.stop()
+
+    assert await handle.status() is TaskStatus.SUCCESS
+    assert await queue.workers() == []
+
+
+async def test_stopping_twice_or_before_the_start_does_nothing(queue: AsyncTaskQueue) -> None:
+    pool = queue.worker()
+    await pool.stop()
+    await pool.start()
+    await pool.stop()
+    await pool.stop()
+
+    assert not pool.running
+
+
+async def test_a_stop_while_the_start_is_under_way_ends_the_pool(store: Store) -> None:
+    storage = FaultyStorage(store.another())
+    storage.delay("open", seconds=0.1)
+    pool = AsyncWorkerPool(storage)
+    starting = asyncio.create_task(pool.start())
+    await a_while(0.02)
+    await pool.stop()
+
+    with pytest.raises(PoolStopped):
+        await starting
+    assert not pool.running
+    assert not storage.is_open
+
+
+async def test_a_start_that_hangs_is_ended_by_a_stop_with_a_timeout(store: Store) -> None:
+    storage = FaultyStorage(store.another())
+    storage.delay("open", seconds=60)
+    pool = AsyncWorkerPool(storage)
+    starting = asyncio.create_task(pool.start())
+    await a_while(0.02)
+    began = time.monotonic()
+    with pytest.raises(ShutdownTimeout):
+        await pool.stop(timeout=0.1)
+
+    assert time.monotonic() - began < 1.5
+    with pytest.raises(PoolStopped):
+        await starting
+
+
+@pytest.mark.parametrize("verb", ["open", "renew"])
+async def test_a_start_that_fails_closes_what_it_had_opened(store: Store, verb) -> None:
+    before = threads_of_omniq()
+    storage = FaultyStorage(store.another())
+    storage.fail(verb)
+    pool = AsyncWorkerPool(storage)
+    with pytest.raises(StorageError, match="on purpose"):
+        await pool.start()
+
+    assert not pool.running
+    assert not storage.is_open
+    assert threads_of_omniq() == before
+    async with pool:
+        assert pool.running
+
+
+async def test_a_start_that_is_cancelled_closes_what_it_had_opened(store: Store) -> None:
+    before = threads_of_omniq()
+    storage = FaultyStorage(store.another())
+    storage.delay("renew", seconds=60)
+    pool = AsyncWorkerPool(storage)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(pool.start(), 0.05)
+
+    assert not pool.running
+    assert not storage.is_open
+    assert threads_of_omniq() == before
+
+
+async def test_nothing_is_left_behind_by_a_pool_that_stopped(store: Store, stage: Stage) -> None:
+    before = threads_of_omniq(), asyncio.all_tasks()
+    storage = store.another()
+    async with AsyncWorkerPool(storage, concurrency=3) as pool:
+        for n in range(3):
+            await pool.submit(sample_tasks.hold_in_thread, f"{n}")
+        await until(lambda: stage.inside == 3)
+        stage.open_all()
+    await until(lambda: threads_of_omniq() <= before[0], 2)
+
+    assert asyncio.all_tasks() <= before[1]
+    assert not storage.is_open
+
+
+async def test_a_pool_leaves_a_storage_open_that_it_did_not_open(queue: AsyncTaskQueue) -> None:
+    async with queue.worker():
+        pass
+
+    assert queue.storage.is_open
+
+
+@pytest.mark.parametrize("when", ["idle", "with an outcome to record"])
+async def test_a_stop_during_an_outage_stays_within_its_timeout(
+    store: Store, stage: Stage, when
+) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        pool = queue.worker(poll_interval=0.02)
+        await pool.start()
+        if when != "idle":
+            await queue.enqueue(sample_tasks.hold, "held")
+            await until(lambda: stage.inside == 1)
+        storage.fail("reserve", "record", "renew", "give_back", "close", "read", times=None)
+        stage.open_all()
+        await a_while(0.3)
+        began = time.monotonic()
+        with suppress(ShutdownTimeout):
+            await pool.stop(timeout=0.2)
+        assert time.monotonic() - began < 1.4
+        storage.heal()
+
+
+async def test_a_stop_of_an_idle_pool_during_an_outage_needs_no_timeout(store: Store) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        pool = AsyncWorkerPool(storage, poll_interval=0.02)
+        await pool.start()
+        storage.fail("reserve", "renew", "give_back", "close", "read", times=None)
+        await until(lambda: storage.calls["reserve"] > 4)
+        began = time.monotonic()
+        await pool.stop()
+        assert time.monotonic() - began < 1.0
+        storage.heal()
+
+
+async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
+    store: Store, stage: Stage
+) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        pool = queue.worker()
+        await pool.start()
+        await queue.enqueue(sample_tasks.hold, "held")
+        await until(lambda: stage.inside == 1)
+        storage.delay("record", "renew", "close", seconds=60, times=None)
+        stage.open_all()
+        began = time.monotonic()
+        with pytest.raises(ShutdownTimeout):
+            await pool.stop(timeout=0.1)
+        assert time.monotonic() - began < 2.5
+        storage.heal()
+
+
+async def test_what_could_not_be_recorded_is_kept_until_the_storage_is_back(
+    store: Store, stage: Stage
+) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        pool = queue.worker()
+        await pool.start()
+        handle = await queue.enqueue(sample_tasks.hold, "held")
+        await until(lambda: stage.inside == 1)
+        storage.fail("record", times=4)
+        stage.open_all()
+        await pool.stop()
+
+        assert await handle.status() is TaskStatus.SUCCESS
+        assert stage.names() == ["held"]
+
+
+async def test_a_stop_without_a_timeout_gives_up_on_a_storage_when_the_lease_has_ended(
+    store: Store, stage: Stage
+) -> None:
+    async with FaultyStorage(store.another()) as storage:
+        queue = AsyncTaskQueue(storage)
+        pool = queue.worker(lease=0.5)
+        await pool.start()
+        handle = await queue.enqueue(sample_tasks.hold, "held")
+        await until(lambda: stage.inside == 1)
+        storage.fail("record", "reserve", "renew", "give_back", times=None)
+        stage.open_all()
+        await pool.stop()
+        storage.heal()
+
+        assert pool.stats().stale_outcomes == 1
+        assert await is_unharmed(storage, handle.id)
+
+
+async def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    handle = await queue.enqueue(sample_tasks.hold, "held")
+    with pytest.raises(ZeroDivisionError):
+        async with queue.worker():
+            await until(lambda: stage.inside == 1)
+            raise ZeroDivisionError
+
+    assert await is_unharmed(queue.storage, handle.id)
+
+
+def test_a_loop_that_ends_under_the_pool_charges_nothing(store: Store, stage: Stage) -> None:
+    async def forget_to_stop() -> str:
+        queue = AsyncTaskQueue(store.another())
+        await queue.open()
+        handle = await queue.enqueue(sample_tasks.hold, "held")
+        await queue.worker().start()
+        await until(lambda: stage.inside == 1)
+        return handle.id
+
+    async def look(task_id: str) -> bool:
+        async with store.another() as storage:
+            return await is_unharmed(storage, task_id)
+
+    assert asyncio.run(look(asyncio.run(forget_to_stop())))
+
+
+async def test_a_step_of_the_end_that_fails_is_heard_and_the_rest_is_done(store: Store) -> None:
+    storage = FaultyStorage(store.another())
+    pool = AsyncWorkerPool(storage)
+    told: list[ChoreFailed] = []
+    pool.events.subscribe(
+        lambda event: told.append(event) if isinstance(event, ChoreFailed) else None
+    )
+    await pool.start()
+    storage.fail("close", error=ZeroDivisionError("a bug"))
+    await pool.stop()
+
+    assert [event.chore for event in told] == ["retire"]
+    assert not storage.is_open

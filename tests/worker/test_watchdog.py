@@ -1,0 +1,103 @@
+"""A blocked event loop is told of, with the task and its stack; one past all hope loses its lease."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omniq import Task, WorkerPool
+from omniq.events import Event, LoopBlocked, WorkerStuck
+from omniq.functions import path_of
+from omniq.storage.memory import MemoryStorage
+from tests.worker import hostile_tasks as tasks
+from tests.worker.stage import until
+from tests.worker.test_leases import _result
+
+LEASE = 0.5
+PATIENCE = 0.1
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_started():
+    tasks.starts.clear()
+
+
+@pytest.fixture
+def memory() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def pool(memory: MemoryStorage, told: list[Event]):
+    """A pool with an event loop of its own, which a test may block."""
+    pool = WorkerPool(memory.another(), 1, 0.05, lease=LEASE, loop_patience=PATIENCE)
+    pool._pool.events.subscribe(told.append)
+    with pool:
+        yield pool
+
+
+def test_a_block_is_told_once_with_the_task_and_where_it_is(pool, memory, told):
+    task_id = pool.submit(tasks.blocks_the_loop, PATIENCE * 6)
+    asyncio.run(_result(memory, task_id))
+
+    (event,) = [event for event in told if isinstance(event, LoopBlocked)]
+    assert (event.id, event.func_path) == (task_id, "tests.worker.hostile_tasks.blocks_the_loop")
+    assert "in block\n    time.sleep(seconds)" in event.stack
+
+
+def test_each_block_is_told(pool, memory, told):
+    for _ in range(2):
+        asyncio.run(_result(memory, pool.submit(tasks.blocks_the_loop, PATIENCE * 4)))
+
+    assert sum(isinstance(event, LoopBlocked) for event in told) == 2
+
+
+def test_a_block_that_is_not_in_the_tasks_own_code_has_a_stack_all_the_same(pool, memory, told):
+    asyncio.run(_result(memory, pool.submit(tasks.blocks_the_loop_in_a_subtask, PATIENCE * 6)))
+
+    (event,) = [event for event in told if isinstance(event, LoopBlocked)]
+    assert (event.id, event.func_path) == ("", "")
+    assert "in block\n" in event.stack
+
+
+def test_a_loop_that_runs_is_not_told_of(pool, memory, told):
+    for number in range(100):
+        asyncio.run(_result(memory, pool.submit(tasks.good_in_the_loop, number)))
+
+    assert not [event for event in told if isinstance(event, LoopBlocked)]
+
+
+@pytest.mark.parametrize("func", [tasks.blocks_the_loop, tasks.blocks_the_loop_in_a_subtask])
+def test_a_loop_blocked_past_its_tasks_timeout_loses_the_lease_and_the_task_runs_elsewhere(
+    pool, memory, told, func
+):
+    task = Task(func_path=path_of(func), args=(4 * LEASE,), timeout=0.05, max_retries=1)
+
+    async def enqueue() -> None:
+        async with memory.another() as storage:
+            await storage.enqueue(task)
+
+    asyncio.run(enqueue())
+    asyncio.run(until(lambda: any(isinstance(event, WorkerStuck) for event in told)))
+    with WorkerPool(memory.another(), 1, 0.05, lease=10) as other:
+        asyncio.run(until(lambda: other.stats().active_workers == 1))
+        result = asyncio.run(_result(memory, task.id))
+
+    assert result.attempts == 2
+    assert pool.stats().completed_tasks == 0
+
+
+def test_the_pool_goes_on_when_its_loop_does(pool, memory, told):
+    first = pool.submit("tests.worker.hostile_tasks.blocks_the_loop", 3 * LEASE)
+    asyncio.run(_result(memory, first))
+    next_one = pool.submit(tasks.good_in_the_loop, 7)
+
+    assert asyncio.run(_result(memory, next_one)).result == 7
