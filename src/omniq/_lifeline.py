@@ -21,7 +21,8 @@ _MOMENT = 0.01
 def hold(descriptor: int, parent_pid: int) -> None:
     """Have this process, and the group it leads, end when the parent does."""
     os.set_inheritable(descriptor, False)
-    if hasattr(fcntl, "F_SETSIG"):
+    # Not on every system, and not in every sandbox: there the watcher must do.
+    with suppress(AttributeError, OSError):
         # The kernel itself sends SIGKILL when the pipe is hung up: also while C code holds the
         # interpreter's lock, when no thread of ours could run.
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from omniq._loops import run_to_the_end
 from omniq.errors import StorageClosed, StorageError
 
 _T = TypeVar("_T")
@@ -132,7 +133,7 @@ def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) 
 
     runner = asyncio.Runner()
     try:
-        runner.run(serve())
+        run_to_the_end(runner, serve())
     except OSError as error:
         # No loop without file descriptors; whoever waits for it must hear of it.
         if started.done():

@@ -31,8 +31,8 @@ _LONGEST_PAUSE = 30.0
 _SETTLED_AFTER = 10.0
 """Seconds after which a child counts as well, and the next death starts from the shortest pause."""
 
-_LATE = 1.0
-"""Seconds beyond its own deadline after which a child that is told to stop is killed."""
+_LATE = 1.5
+"""Seconds after the time to stop when a child is killed. It has cut off its tasks itself by then."""
 
 _FORCED = 0.7
 
@@ -66,6 +66,8 @@ class Children:
     The first one is started alone: what it cannot do, such as import the modules, the others cannot
     either, and the reason is said once.
     """
+
+    grace = _LATE + 0.2
 
     def __init__(
         self,
@@ -196,21 +198,41 @@ class _Slot:
         deaths = 0
         while True:
             began = self._clock.monotonic()
-            with self._lock:
-                if self._stopping.is_set():
+            try:
+                child = self._start_child()
+            except OSError as error:
+                # Out of memory or of processes: that may pass.
+                child, how = None, str(error)
+            else:
+                if child is None:
                     return self._on_end(0)
-                child = self._child = _Child.start(self._message)
-            code = self._watch(child)
-            if self._stopping.is_set():
-                # A child that was never ready held nothing; another that was killed may have.
-                return self._on_end(abs(code) and 1 if child.is_ready else 0)
-            if not self._was_ready and code > 0:
-                # It said why on stderr, and the next one would say the same.
-                return self._on_end(code)
+                code = self._watch(child)
+                if (last := self._last_word(child, code)) is not None:
+                    return self._on_end(last)
+                how = _how(code)
             deaths = 0 if self._clock.monotonic() - began > _SETTLED_AFTER else deaths + 1
             pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** min(deaths, 20))
-            self._events.emit(ProcessEnded(pid=child.pid, how=_how(code), restart_in=pause))
+            pid = 0 if child is None else child.pid
+            self._events.emit(ProcessEnded(pid=pid, how=how, restart_in=pause))
             self._stopping.wait(pause)
+
+    def _start_child(self) -> _Child | None:
+        """A new child; None when none is wanted any more."""
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._child = _Child.start(self._message)
+            return self._child
+
+    def _last_word(self, child: _Child, code: int) -> int | None:
+        """The exit code of the slot if this child was its last; None when another takes its place."""
+        if self._stopping.is_set():
+            # One that was never ready held nothing; one that did not end well may have.
+            return int(child.is_ready and code != 0)
+        if not self._was_ready and code > 0:
+            # It said why on stderr, and the next one would say the same.
+            return code
+        return None
 
     def _watch(self, child: _Child) -> int:
         """Wait for the child's end; its exit code."""

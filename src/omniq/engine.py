@@ -24,8 +24,11 @@ from omniq.threads import ThreadSlots
 from omniq.turns import Turns
 from omniq.watchdog import Watchdog
 
-_LEASE_MARGIN = 0.1
-"""The part of the lease that is not trusted: runs are stopped before it ends."""
+_LEASE_MARGIN, _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
+"""The parts of a lease, long or short, that are not trusted, and the seconds that are enough.
+
+Runs are stopped so long before the lease ends: on a busy machine that takes its time.
+"""
 
 _RESTART_PAUSE = 0.1
 
@@ -96,8 +99,8 @@ class Engine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether everything it had opened is closed again."""
-        return self._life.done()
+        """Whether everything it had opened is closed again, or its loop is gone with all of it."""
+        return self._life.done() or self._loop.is_closed()
 
     @property
     def active(self) -> int:
@@ -131,6 +134,8 @@ class Engine:
 
     async def end(self, timeout: float | None, cancel_in_flight: bool) -> bool:
         """Have it stop, and wait for that; whether it stopped of itself within `timeout`."""
+        if self.has_ended:
+            return True
         if not self._stop_asked.done():
             self._stop_asked.set_result(None)
         self._wake.set()
@@ -149,7 +154,8 @@ class Engine:
 
     async def wait(self) -> None:
         """Return when it has ended."""
-        await asyncio.wait((self._life,))
+        if not self.has_ended:
+            await asyncio.wait((self._life,))
 
     def raise_error(self) -> None:
         """Raise what it died of, if it did, once."""
@@ -220,7 +226,8 @@ class Engine:
         self._on_exit(stack, "pass on progress", maintenance.pass_on_progress)
         stack.callback(storage.on_cancel(lambda task_id: self._in_loop(turns.on_cancel, task_id)))
         self._on_exit(stack, "hand back", turns.hand_back)
-        margin = plan.lease * _LEASE_MARGIN
+        short = min(plan.lease * _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN)
+        margin = max(plan.lease * _LEASE_MARGIN, short)
         self._start_side_loops(
             stack,
             listen=turns.listen,

@@ -17,12 +17,14 @@ from typing import Any, Protocol
 import msgspec
 
 from omniq import log
+from omniq._loops import run_to_the_end
 from omniq.errors import OmniqError, ShutdownTimeout, StorageCorrupt, StorageError
 from omniq.events import ChoreFailed, Dispatcher, Event, WorkerRecycling, WorkerStuck
 from omniq.outcomes import Released
 from omniq.storage import BaseStorage
 from omniq.worker import AsyncWorkerPool
 
+_GRACE = 0.6
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _RELEASE_SECONDS = 0.4
@@ -68,6 +70,9 @@ Notice = Ready | Ended | Recycle
 class Crew(Protocol):
     """Who does the work: this process, or several others. Tells of `Ready` and, once, of `Ended`."""
 
+    grace: float
+    """Seconds after the time to stop that it may take to give back what still runs."""
+
     def start(self) -> None:
         """Begin; returns at once."""
 
@@ -86,6 +91,8 @@ class Crew(Protocol):
 
 class Serving:
     """The crew that is this process."""
+
+    grace = _GRACE
 
     def __init__(self, storage: BaseStorage, plan: Plan, tell: Callable[[Notice], None]) -> None:
         self._storage = storage
@@ -137,7 +144,7 @@ class Serving:
     def _run(self) -> None:
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
-            runner.run(self._serve())
+            run_to_the_end(runner, self._serve())
         except BaseException as error:
             # The edge of the thread: whoever waits for it decides what the error means.
             self._tell(Ended(error))

@@ -36,9 +36,6 @@ from omniq.storage import BaseStorage, open_storage
 MIN_LEASE = 0.5
 """Seconds. A shorter lease ends while a busy machine is still busy, however often it is renewed."""
 
-_GRACE = 0.6
-"""Seconds after the shutdown timeout for giving back what still runs, before it is cut off."""
-
 _LAST_STEPS = 0.5
 _NEVER = float("inf")
 
@@ -251,7 +248,7 @@ class Worker:
         self._events.emit(WorkerStopping(timeout=timeout))
         if timeout is None:
             return deadline
-        return min(deadline, self._clock.monotonic() + timeout + _GRACE)
+        return min(deadline, self._clock.monotonic() + timeout + crew.grace)
 
     def _cut_off(self, crew: Crew, signal: int = 0, guilty: str = "") -> int:
         self.was_cut_off = True

@@ -260,6 +260,11 @@ class WorkerPool:
             loop_patience=loop_patience,
         )
 
+    @property
+    def recycle_requested(self) -> bool:
+        """Whether the process should be replaced: see `AsyncWorkerPool.recycle_requested`."""
+        return self._pool.recycle_requested
+
     @classmethod
     def on(cls, portal: Portal, pool: AsyncWorkerPool) -> WorkerPool:
         """The blocking face of a pool that shares somebody else's event loop."""

@@ -104,19 +104,19 @@ def test_a_function_of_a_module_it_was_not_given_is_left_to_others(run_worker, q
 # What it refuses, before it has claimed anything
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize(
-    ("module", "source", "message"),
+    ("module", "source", "message", "processes"),
     [
-        ("missing", None, "there is no module missing"),
-        ("tasks.py", None, "give the name of a module, such as tasks"),
-        ("broken", "import nowhere_to_be_found", "nowhere_to_be_found"),
-        ("wrong", "def f(:", "line 1"),
-        ("leaving", "raise SystemExit(0)", "SystemExit"),
+        ("missing", None, "there is no module missing", "1"),
+        ("missing", None, "there is no module missing", "2"),
+        ("tasks.py", None, "give the name of a module, such as tasks", "1"),
+        ("broken", "import nowhere_to_be_found", "nowhere_to_be_found", "1"),
+        ("wrong", "def f(:", "line 1", "1"),
+        ("leaving", "raise SystemExit(0)", "SystemExit", "2"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_line_and_exit_2(
-    run_worker, queue, folder, processes, module, source, message
+    run_worker, queue, folder, module, source, message, processes
 ):
     if source is not None:
         (folder / f"{module}.py").write_text(source)
@@ -174,8 +174,9 @@ def test_a_traceback_is_shown_only_when_asked_for(folder):
 # How it stops
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "processes"), [(signal.SIGTERM, "1"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")]
+)
 def test_an_idle_worker_ends_with_0_within_a_second(run_worker, queue, number, processes):
     worker = run_worker("--processes", processes, "--poll-interval", "60")
     worker.wait_for("worker.started", int(processes))
@@ -186,8 +187,10 @@ def test_an_idle_worker_ends_with_0_within_a_second(run_worker, queue, number, p
     assert queue.workers() == []
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize("function", ["tasks.wait_for", "tasks.await_for"])
+@pytest.mark.parametrize(
+    ("function", "processes"),
+    [("tasks.wait_for", "1"), ("tasks.await_for", "1"), ("tasks.await_for", "2")],
+)
 def test_a_running_task_may_finish(run_worker, queue, folder, function, processes):
     worker = run_worker("--processes", processes)
     handle = queue.enqueue(function, str(folder / "go"))
@@ -196,6 +199,7 @@ def test_a_running_task_may_finish(run_worker, queue, folder, function, processe
     if processes == "2":
         waiting.result(PATIENCE)
     worker.send(signal.SIGTERM)
+    worker.wait_for("worker.stopping", int(processes))
     (folder / "go").touch()
 
     assert worker.ends() == 0
@@ -204,8 +208,17 @@ def test_a_running_task_may_finish(run_worker, queue, folder, function, processe
         assert waiting.status() is PENDING
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize("function", ["wait_for", "await_for", "stubborn", "block_the_loop"])
+@pytest.mark.parametrize(
+    ("function", "processes"),
+    [
+        ("wait_for", "1"),
+        ("await_for", "1"),
+        ("stubborn", "1"),
+        ("block_the_loop", "1"),
+        ("wait_for", "2"),
+        ("block_the_loop", "2"),
+    ],
+)
 def test_a_task_that_does_not_finish_in_time_is_given_back(
     run_worker, queue, folder, function, processes
 ):
@@ -224,11 +237,18 @@ def test_a_task_that_does_not_finish_in_time_is_given_back(
     assert "Traceback" not in worker.text
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize("function", ["wait_for", "stubborn", "block_the_loop"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("function", "number", "processes"),
+    [
+        ("wait_for", signal.SIGTERM, "1"),
+        ("stubborn", signal.SIGINT, "1"),
+        ("block_the_loop", signal.SIGTERM, "1"),
+        ("wait_for", signal.SIGINT, "2"),
+        ("block_the_loop", signal.SIGTERM, "2"),
+    ],
+)
 def test_a_second_signal_ends_it_within_a_second(
-    run_worker, queue, folder, function, processes, number
+    run_worker, queue, folder, function, number, processes
 ):
     arguments = [str(folder / "never")] if function.endswith("for") else []
     worker = run_worker("--processes", processes)
@@ -286,17 +306,23 @@ def test_without_a_terminal_a_hangup_is_ignored(run_worker, queue):
     assert worker.ends() == 0
 
 
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 def test_a_closed_terminal_stops_it_as_a_sigterm_does(folder, url, queue):
     supervisor, terminal = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "omniq", "worker", "tasks", "--url", url],
+        [sys.executable, "-c", TAKE_TERMINAL, "-m", "omniq", "worker", "tasks", "--url", url],
         cwd=folder,
         env=clean_environment(),
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     ) as process:
         os.close(terminal)
         try:

@@ -74,7 +74,9 @@ def play(open_store: OpenStore, *, games: int, moves: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("open_store", "games"), [(MemoryStore, 200), (sqlite_store, 200), (file_store, 50)]
+    ("open_store", "games"),
+    [(MemoryStore, 200), (sqlite_store, 200), (file_store, 50)],
+    ids=["memory", "sqlite", "file"],
 )
 def test_a_backend_answers_as_the_model_does(open_store: OpenStore, games: int) -> None:
     play(open_store, games=games, moves=50)
@@ -82,6 +84,8 @@ def test_a_backend_answers_as_the_model_does(open_store: OpenStore, games: int) 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("open_store", [MemoryStore, sqlite_store, file_store])
+@pytest.mark.parametrize(
+    "open_store", [MemoryStore, sqlite_store, file_store], ids=["memory", "sqlite", "file"]
+)
 def test_a_backend_answers_as_the_model_does_in_long_games(open_store: OpenStore) -> None:
     play(open_store, games=500, moves=100)

@@ -33,7 +33,8 @@ class NextBoot(SystemClock):
 
 def say(*words: object) -> None:
     """Note a promise where the parent process reads it."""
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 async def use(folder: Path) -> None:
@@ -60,10 +61,12 @@ async def use(folder: Path) -> None:
         assert await storage.retry_dead("c")
         await enqueue(storage, "g", "h", unique=True)
         await claim(storage, 3)
-    async with FileStorage(folder, settings=settings, clock=NextBoot()) as reaper:
-        async with FileStorage(folder, settings=settings) as doomed:
-            await claim(doomed, 2)
-            await reaper.give_back_abandoned()
+    async with (
+        FileStorage(folder, settings=settings, clock=NextBoot()) as reaper,
+        FileStorage(folder, settings=settings) as doomed,
+    ):
+        await claim(doomed, 2)
+        await reaper.give_back_abandoned()
 
 
 async def enqueue(storage: FileStorage, *ids: str, unique: bool = False) -> None:

@@ -19,7 +19,6 @@ from omniq.models import Limit, Task, TaskStatus
 from omniq.outcomes import Released, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage import open_storage
-from omniq.storage._files import disk as disk_module
 from omniq.storage._files.watch import Watch
 from omniq.storage.file import FileStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -317,7 +316,7 @@ async def test_a_file_that_could_not_be_synced_is_not_enqueued(folder, clock, mo
         real(fd)
 
     async with FileStorage(folder, settings=SAFE, clock=clock) as storage:
-        monkeypatch.setattr(disk_module.os, "fsync", fail_once)
+        monkeypatch.setattr(os, "fsync", fail_once)
         with pytest.raises(StorageError):
             await storage.enqueue_many(some_tasks("abc"))
 
@@ -427,6 +426,10 @@ async def test_enqueues_that_gather_share_a_barrier(folder, monkeypatch):
 # Hints and their loss
 
 
+def most_changes_told() -> int:
+    return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
 async def test_a_task_that_another_brings_ends_the_wait(storage, another):
     await storage.reserve(1)
     waiting = asyncio.create_task(storage.wait_for_work(3600))
@@ -438,7 +441,7 @@ async def test_a_task_that_another_brings_ends_the_wait(storage, another):
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 async def test_more_changes_than_the_system_can_tell_of_lose_no_task(storage, another):
-    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    limit = most_changes_told()
     if limit > 20_000:
         pytest.skip("this system can tell of a great many changes")
     assert await storage.reserve(1) == []

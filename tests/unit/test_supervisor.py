@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -28,6 +29,9 @@ from omniq.supervisor import Worker
 from omniq.testing.faults import FaultyStorage
 from tests.unit import worker_tasks
 
+if TYPE_CHECKING:
+    from loguru import Message
+
 MODULE = worker_tasks.__name__
 ADD, HOLD, STUBBORN = f"{MODULE}.add", f"{MODULE}.hold", f"{MODULE}.stubborn"
 
@@ -41,10 +45,10 @@ class AwayServer(FaultyStorage):
 
 
 @pytest.fixture(autouse=True)
-def fresh_tasks():
-    worker_tasks.reset()
-    yield
-    worker_tasks.let_go.set()
+def gate():
+    gate = worker_tasks.reset()
+    yield gate
+    gate.let_go.set()
 
 
 @pytest.fixture
@@ -58,19 +62,35 @@ def queue(storage):
         yield queue
 
 
+class Lines(list[str]):
+    """What was logged, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def write(self, message: Message) -> None:
+        with self._changed:
+            self.append(message.record["message"])
+            self._changed.notify_all()
+
+    def wait_for(self, word: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(word in line for line in self), 5)
+
+
 @pytest.fixture
 def lines():
-    written: list[str] = []
-    sink = logger.add(lambda message: written.append(message.record["message"]), level=0)
+    lines = Lines()
+    sink = logger.add(lines.write, level=0)
     log.enable("INFO")
-    yield written
+    yield lines
     log.disable()
     logger.remove(sink)
 
 
-def wait_for_start(count: int = 1) -> None:
+def wait_for_start(gate: worker_tasks.Gate, count: int = 1) -> None:
     for _ in range(count):
-        assert worker_tasks.started.acquire(timeout=5)
+        assert gate.started.acquire(timeout=5)
 
 
 # What it refuses
@@ -136,26 +156,27 @@ def test_a_worker_opens_and_closes_a_storage_that_is_not_open():
     assert not storage.is_open
 
 
-def test_no_more_than_max_concurrency_run_at_once(queue, storage):
+def test_no_more_than_max_concurrency_run_at_once(queue, storage, gate):
     handles = [queue.enqueue(HOLD) for _ in range(5)]
     with Worker(storage, [MODULE], max_concurrency=2):
-        wait_for_start(2)
+        wait_for_start(gate, 2)
         assert queue.stats().by_status[TaskStatus.RUNNING] == 2
-        worker_tasks.let_go.set()
+        gate.let_go.set()
         assert {handle.result(5) for handle in handles} == {"held"}
 
-    assert worker_tasks.most_running == 2
+    assert gate.most_inside == 2
 
 
-def test_stop_waits_for_what_runs_and_claims_no_more(queue, storage):
+def test_stop_waits_for_what_runs_and_claims_no_more(queue, storage, gate, lines):
     worker = Worker(storage, [MODULE])
     worker.start()
     running = queue.enqueue(HOLD)
-    wait_for_start()
+    wait_for_start(gate)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
+    lines.wait_for("worker.stopping")
     waiting = queue.enqueue(ADD, 1, 2)
-    worker_tasks.let_go.set()
+    gate.let_go.set()
     stopping.join(5)
 
     assert running.status() is TaskStatus.SUCCESS
@@ -163,11 +184,11 @@ def test_stop_waits_for_what_runs_and_claims_no_more(queue, storage):
 
 
 @pytest.mark.parametrize("function", [HOLD, STUBBORN])
-def test_stop_gives_back_what_does_not_end_in_time(queue, storage, function):
+def test_stop_gives_back_what_does_not_end_in_time(queue, storage, gate, function):
     worker = Worker(storage, [MODULE])
     worker.start()
     handle = queue.enqueue(function)
-    wait_for_start()
+    wait_for_start(gate)
 
     with pytest.raises(ShutdownTimeout):
         worker.stop(0.05)
@@ -201,12 +222,12 @@ def test_run_returns_0_after_a_signal_and_puts_the_handlers_back(storage, number
 
 
 @pytest.mark.parametrize("function", [HOLD, STUBBORN])
-def test_the_second_signal_forces(queue, storage, function):
+def test_the_second_signal_forces(queue, storage, gate, function):
     handle = queue.enqueue(function)
     worker = Worker(storage, [MODULE])
 
     def send_both() -> None:
-        wait_for_start()
+        wait_for_start(gate)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
 
@@ -216,12 +237,12 @@ def test_the_second_signal_forces(queue, storage, function):
     assert queue.get_task(handle.id).attempts == 0
 
 
-def test_sigquit_forces_at_once(queue, storage):
+def test_sigquit_forces_at_once(queue, storage, gate):
     handle = queue.enqueue(HOLD)
     worker = Worker(storage, [MODULE])
 
     def quit_now() -> None:
-        wait_for_start()
+        wait_for_start(gate)
         signal.raise_signal(signal.SIGQUIT)
 
     assert worker.run(on_ready=quit_now) == 128 + signal.SIGQUIT

@@ -1,4 +1,4 @@
-"""What the tests of the worker have it run. The tests hold the other end of the events."""
+"""What the tests of the worker have it run. The tests hold the other end of `gate`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ from contextlib import suppress
 
 from omniq import task
 
-started = threading.Semaphore(0)
-let_go = threading.Event()
-running = 0
-most_running = 0
-_lock = threading.Lock()
+
+class Gate:
+    """Where tasks say that they run, and wait to be let go. Each test has its own."""
+
+    def __init__(self) -> None:
+        self.started = threading.Semaphore(0)
+        self.let_go = threading.Event()
+        self.most_inside = 0
+        self._inside = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Gate:
+        with self._lock:
+            self._inside += 1
+            self.most_inside = max(self.most_inside, self._inside)
+        self.started.release()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._inside -= 1
+
+
+gate = Gate()
 
 
 async def add(a: int, b: int) -> int:
@@ -21,28 +40,21 @@ async def add(a: int, b: int) -> int:
 
 @task
 def hold() -> str:
-    """Says that it runs, and ends when it is let go."""
-    global running, most_running
-    with _lock:
-        running += 1
-        most_running = max(most_running, running)
-    started.release()
-    let_go.wait(8)
-    with _lock:
-        running -= 1
+    with gate as mine:
+        mine.let_go.wait(8)
     return "held"
 
 
 async def stubborn() -> None:
     """Does not care about being cancelled."""
-    started.release()
-    while not let_go.is_set():
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.01)
+    with gate as mine:
+        while not mine.let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
 
 
-def reset() -> None:
-    global started, running, most_running
-    started = threading.Semaphore(0)
-    let_go.clear()
-    running = most_running = 0
+def reset() -> Gate:
+    """A gate that no task of an earlier test knows."""
+    global gate
+    gate = Gate()
+    return gate

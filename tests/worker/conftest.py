@@ -44,6 +44,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def memory_store(tmp_path: Path) -> Store:
+    """For what a storage's failures do to the pool, whichever storage it is."""
+    return Store("memory", tmp_path)
+
+
+@pytest.fixture
 async def storage(store: Store) -> AsyncIterator[BaseStorage]:
     async with store.another() as storage:
         yield storage

@@ -207,6 +207,17 @@ async def has_a_loop_in_a_process() -> tuple[str, str]:
 # Deaf to being told to stop
 
 
+async def exits_in_a_subtask() -> None:
+    async def inner() -> None:
+        sys.exit(3)
+
+    await asyncio.gather(inner())
+
+
+async def stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+
 async def cancels_itself() -> None:
     current = asyncio.current_task()
     assert current is not None
@@ -277,6 +288,7 @@ def dies(how: str) -> None:
             os.abort()
         case "closes its files":
             os.closerange(3, 256)
+            time.sleep(60)
 
 
 @task(executor="process", max_retries=0)

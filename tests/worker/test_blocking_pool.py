@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -21,7 +21,7 @@ from omniq import (
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
-from tests.worker.stage import Stage, blocking_until
+from tests.worker.stage import Stage, blocking_until, until
 
 
 def threads_of_omniq() -> set[threading.Thread]:
@@ -105,10 +105,14 @@ def test_a_pool_that_was_stopped_may_be_started_again(store: Store) -> None:
     for runs in (1, 2):
         with pool:
             pool.submit(sample_tasks.add, 1)
-            blocking_until(lambda runs=runs: pool.stats().completed_tasks == runs)
+            blocking_until(partial(has_completed, pool, runs))
 
     with pytest.raises(PoolStopped):
         pool.submit(sample_tasks.add, 1)
+
+
+def has_completed(pool: WorkerPool, count: int) -> bool:
+    return pool.stats().completed_tasks == count
 
 
 def test_two_starts_in_a_row_are_refused(store: Store) -> None:
@@ -191,5 +195,4 @@ def test_a_pool_whose_queue_was_closed_says_what_it_died_of(store: Store) -> Non
 async def test_it_works_inside_a_running_event_loop(store: Store) -> None:
     with WorkerPool(store.another()) as pool:
         pool.submit(sample_tasks.add, 1)
-        while pool.stats().completed_tasks < 1:
-            await asyncio.sleep(0.002)
+        await until(lambda: pool.stats().completed_tasks == 1)

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, Settings, TaskError, TaskFailed, TaskResult, TaskStatus
+from omniq import (
+    AsyncTaskQueue,
+    Settings,
+    TaskError,
+    TaskFailed,
+    TaskResult,
+    TaskStatus,
+    WorkerPool,
+)
 from omniq.models import MAX_TEXT, MAX_TRACEBACK
 from omniq.serialization import CloudpickleSerializer
 from omniq.storage.memory import MemoryStorage
@@ -127,6 +135,15 @@ async def test_a_function_runs_where_its_executor_says(memory_queue, func, threa
         handle = await memory_queue.enqueue(func)
 
         assert await handle.result(timeout=15) == (thread, handle.id)
+
+
+def test_a_task_cannot_end_the_loop_of_a_pool_that_has_one_of_its_own():
+    """In an embedded pool the loop is the application's, and so is what happens to it."""
+    with WorkerPool(MemoryStorage(), 1, base_retry_delay=0) as pool:
+        for func in (tasks.exits_in_a_subtask, tasks.stops_the_loop):
+            pool.submit(func)
+        asyncio.run(until(lambda: pool.stats().completed_tasks == 1))
+        asyncio.run(until(lambda: pool.stats().failed_tasks == 1))
 
 
 async def test_a_task_that_cancels_itself_has_failed(memory_queue):

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,7 @@ def test_both_pools_are_defined_in_worker_and_take_what_the_design_says():
 @pytest.mark.parametrize("module", ["worker", "engine", "turns", "runs", "tally", "maintenance"])
 def test_the_pool_knows_the_contract_and_no_backend(module):
     tree = ast.parse((SRC / f"{module}.py").read_text())
-    imported = {
-        node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-    }
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
     assert {name for name in imported if name.startswith("omniq.storage")} <= {"omniq.storage.base"}
 
@@ -106,17 +105,17 @@ def test_a_value_that_makes_no_sense_is_refused(wrong):
 
 async def test_start_returns_while_the_pool_runs(queue: AsyncTaskQueue, stage: Stage) -> None:
     pool = queue.worker()
-    assert not pool.running
+    running = [pool.running]
     await queue.enqueue(sample_tasks.hold, "held")
 
     await pool.start()
-    assert pool.running
+    running.append(pool.running)
     await until(lambda: stage.inside == 1)
     with pytest.raises(InvalidTask, match="runs already"):
         await pool.start()
     stage.open_all()
     await pool.stop()
-    assert not pool.running
+    assert [*running, pool.running] == [False, True, False]
 
 
 async def test_a_pool_that_was_stopped_may_be_started_again(store: Store) -> None:
@@ -237,8 +236,8 @@ async def test_a_delayed_task_starts_when_it_is_due_and_not_a_poll_later(
     assert -0.001 <= stage.times("delayed")[0] - due < 0.15
 
 
-async def test_a_completion_is_recorded_without_another_poll(store: Store) -> None:
-    async with FaultyStorage(store.another()) as storage:
+async def test_a_completion_is_recorded_without_another_poll() -> None:
+    async with FaultyStorage(MemoryStorage()) as storage:
         queue = AsyncTaskQueue(storage)
         handle = await queue.enqueue(sample_tasks.add, 1)
         async with queue.worker(concurrency=2, poll_interval=60):
@@ -263,7 +262,7 @@ async def test_after_an_empty_claim_the_next_one_waits_for_the_poll_interval(
         stage.open_all()
         await until(lambda: len(polls) >= 3)
 
-    assert min(later - earlier for earlier, later in zip(polls, polls[1:], strict=False)) > 0.19
+    assert min(later - earlier for earlier, later in pairwise(polls)) > 0.19
 
 
 async def test_a_due_task_that_must_wait_for_a_slot_keeps_nobody_busy(stage: Stage) -> None:
@@ -346,9 +345,9 @@ async def test_run_until_empty_on_a_pool_that_was_idle_runs_what_came_since(
 
 
 async def test_run_until_empty_does_not_take_an_outage_for_an_empty_queue(
-    store: Store, stage: Stage
+    memory_store: Store, stage: Stage
 ) -> None:
-    async with FaultyStorage(store.another()) as storage:
+    async with FaultyStorage(memory_store.another()) as storage:
         await AsyncTaskQueue(storage).enqueue(sample_tasks.note, "patient")
         storage.fail("reserve", times=2)
         await AsyncWorkerPool(storage).run_until_empty()
@@ -412,7 +411,9 @@ async def test_submit_never_waits_for_room(stage: Stage) -> None:
 
 async def test_a_callable_that_returns_a_coroutine_is_awaited(queue: AsyncTaskQueue) -> None:
     async with queue.worker():
-        assert await (await queue.enqueue("tests.worker.sample_tasks.add_later", 1, 2)).result(5) == 3
+        assert (
+            await (await queue.enqueue("tests.worker.sample_tasks.add_later", 1, 2)).result(5) == 3
+        )
 
 
 async def test_as_many_sync_tasks_run_at_once_as_there_are_slots(
@@ -553,8 +554,8 @@ async def test_a_waiting_task_that_was_cancelled_never_runs(
 # Trouble
 
 
-async def test_the_loop_survives_a_storage_that_fails(store: Store) -> None:
-    async with FaultyStorage(store.another()) as storage:
+async def test_the_loop_survives_a_storage_that_fails(memory_store: Store) -> None:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         storage.fail("reserve", times=3)
         storage.fail("record", times=2)
@@ -592,8 +593,8 @@ async def test_a_claim_whose_reply_was_lost_is_given_back(store: Store, stage: S
     assert (task.attempts, task.crashes) == (0, 0)
 
 
-async def test_an_error_nobody_expected_is_heard_and_the_pool_goes_on(store: Store) -> None:
-    async with FaultyStorage(store.another()) as storage:
+async def test_an_error_nobody_expected_is_heard_and_the_pool_goes_on(memory_store: Store) -> None:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         storage.fail("reserve", times=2, error=ZeroDivisionError("a bug"))
         pool = queue.worker()
@@ -639,8 +640,8 @@ async def test_a_side_loop_that_dies_is_heard_and_begins_again() -> None:
     assert [event.chore for event in told] == ["listen", "listen"]
 
 
-async def test_a_chore_that_breaks_does_not_stop_the_others(store: Store) -> None:
-    async with FaultyStorage(store.another()) as storage:
+async def test_a_chore_that_breaks_does_not_stop_the_others(memory_store: Store) -> None:
+    async with FaultyStorage(memory_store.another()) as storage:
         storage.fail("give_back", times=None, error=ZeroDivisionError("a bug"))
         queue = AsyncTaskQueue(storage)
         pool = queue.worker(poll_interval=0.05)
@@ -683,9 +684,9 @@ async def test_run_until_empty_raises_what_the_pool_died_of(stage: Stage) -> Non
 
 
 async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
-    store: Store, stage: Stage
+    memory_store: Store, stage: Stage
 ) -> None:
-    async with FaultyStorage(store.another()) as storage:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         handle = await queue.enqueue(sample_tasks.hold, "held")
         async with queue.worker(lease=0.6, poll_interval=60):

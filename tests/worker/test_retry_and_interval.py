@@ -71,9 +71,7 @@ async def test_without_retries_the_first_failure_is_the_last(queue: AsyncTaskQue
     assert await handle.status() is TaskStatus.FAILED
 
 
-async def test_a_retry_waits_in_the_store_and_not_in_a_slot(
-    store: Store, stage: Stage
-) -> None:
+async def test_a_retry_waits_in_the_store_and_not_in_a_slot(store: Store, stage: Stage) -> None:
     async with AsyncTaskQueue(store.another()) as queue:
         failed = await queue.enqueue(sample_tasks.fail)
         async with queue.worker(base_retry_delay=60, poll_interval=60) as pool:

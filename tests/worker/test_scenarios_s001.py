@@ -105,7 +105,7 @@ def test_start_and_stop_workers_from_sync_code(store: Store, stage: Stage) -> No
         pool = WorkerPool(store.another(), concurrency=2)
         threads = threading.active_count()
         pool.start()
-        assert pool.running
+        running = [pool.running]
         assert threading.active_count() > threads
 
         handle = queue.enqueue(sample_tasks.hold, "held")
@@ -113,7 +113,7 @@ def test_start_and_stop_workers_from_sync_code(store: Store, stage: Stage) -> No
         threading.Timer(0.1, stage.gate("held").set).start()
         pool.stop()
 
-        assert not pool.running
+        assert [*running, pool.running] == [True, False]
         assert stage.inside == 0
         assert handle.result(1) == "held"
         late = queue.enqueue(sample_tasks.add, 1)

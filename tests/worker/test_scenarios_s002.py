@@ -38,17 +38,14 @@ def a_worker(storage: BaseStorage, **options: Any) -> Worker:
 def test_start_worker_loop(store: Store) -> None:
     storage = FaultyStorage(store.another())
     worker = a_worker(storage)
-    assert not storage.is_open
+    is_open = [storage.is_open]
 
-    worker.start()
-    try:
-        assert storage.is_open
+    with worker:
+        is_open.append(storage.is_open)
         asked = storage.calls["reserve"]
         blocking_until(lambda: storage.calls["reserve"] >= asked + 3)
-    finally:
-        worker.stop()
 
-    assert not storage.is_open
+    assert [*is_open, storage.is_open] == [False, True, False]
 
 
 def test_no_tasks_available(store: Store) -> None:

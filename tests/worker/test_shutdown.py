@@ -160,8 +160,8 @@ async def test_stopping_twice_or_before_the_start_does_nothing(queue: AsyncTaskQ
     assert not pool.running
 
 
-async def test_a_stop_while_the_start_is_under_way_ends_the_pool(store: Store) -> None:
-    storage = FaultyStorage(store.another())
+async def test_a_stop_while_the_start_is_under_way_ends_the_pool(memory_store: Store) -> None:
+    storage = FaultyStorage(memory_store.another())
     storage.delay("open", seconds=0.1)
     pool = AsyncWorkerPool(storage)
     starting = asyncio.create_task(pool.start())
@@ -174,8 +174,8 @@ async def test_a_stop_while_the_start_is_under_way_ends_the_pool(store: Store) -
     assert not storage.is_open
 
 
-async def test_a_start_that_hangs_is_ended_by_a_stop_with_a_timeout(store: Store) -> None:
-    storage = FaultyStorage(store.another())
+async def test_a_start_that_hangs_is_ended_by_a_stop_with_a_timeout(memory_store: Store) -> None:
+    storage = FaultyStorage(memory_store.another())
     storage.delay("open", seconds=60)
     pool = AsyncWorkerPool(storage)
     starting = asyncio.create_task(pool.start())
@@ -205,9 +205,9 @@ async def test_a_start_that_fails_closes_what_it_had_opened(store: Store, verb) 
         assert pool.running
 
 
-async def test_a_start_that_is_cancelled_closes_what_it_had_opened(store: Store) -> None:
+async def test_a_start_that_is_cancelled_closes_what_it_had_opened(memory_store: Store) -> None:
     before = threads_of_omniq()
-    storage = FaultyStorage(store.another())
+    storage = FaultyStorage(memory_store.another())
     storage.delay("renew", seconds=60)
     pool = AsyncWorkerPool(storage)
     with pytest.raises(TimeoutError):
@@ -241,9 +241,9 @@ async def test_a_pool_leaves_a_storage_open_that_it_did_not_open(queue: AsyncTas
 
 @pytest.mark.parametrize("when", ["idle", "with an outcome to record"])
 async def test_a_stop_during_an_outage_stays_within_its_timeout(
-    store: Store, stage: Stage, when
+    memory_store: Store, stage: Stage, when
 ) -> None:
-    async with FaultyStorage(store.another()) as storage:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker(poll_interval=0.02)
         await pool.start()
@@ -260,8 +260,10 @@ async def test_a_stop_during_an_outage_stays_within_its_timeout(
         storage.heal()
 
 
-async def test_a_stop_of_an_idle_pool_during_an_outage_needs_no_timeout(store: Store) -> None:
-    async with FaultyStorage(store.another()) as storage:
+async def test_a_stop_of_an_idle_pool_during_an_outage_needs_no_timeout(
+    memory_store: Store,
+) -> None:
+    async with FaultyStorage(memory_store.another()) as storage:
         pool = AsyncWorkerPool(storage, poll_interval=0.02)
         await pool.start()
         storage.fail("reserve", "renew", "give_back", "close", "read", times=None)
@@ -273,9 +275,9 @@ async def test_a_stop_of_an_idle_pool_during_an_outage_needs_no_timeout(store: S
 
 
 async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
-    store: Store, stage: Stage
+    memory_store: Store, stage: Stage
 ) -> None:
-    async with FaultyStorage(store.another()) as storage:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker()
         await pool.start()
@@ -291,9 +293,9 @@ async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
 
 
 async def test_what_could_not_be_recorded_is_kept_until_the_storage_is_back(
-    store: Store, stage: Stage
+    memory_store: Store, stage: Stage
 ) -> None:
-    async with FaultyStorage(store.another()) as storage:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker()
         await pool.start()
@@ -308,9 +310,9 @@ async def test_what_could_not_be_recorded_is_kept_until_the_storage_is_back(
 
 
 async def test_a_stop_without_a_timeout_gives_up_on_a_storage_when_the_lease_has_ended(
-    store: Store, stage: Stage
+    memory_store: Store, stage: Stage
 ) -> None:
-    async with FaultyStorage(store.another()) as storage:
+    async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker(lease=0.5)
         await pool.start()
@@ -329,10 +331,14 @@ async def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(
     queue: AsyncTaskQueue, stage: Stage
 ) -> None:
     handle = await queue.enqueue(sample_tasks.hold, "held")
-    with pytest.raises(ZeroDivisionError):
+
+    async def leave_by_an_error() -> None:
         async with queue.worker():
             await until(lambda: stage.inside == 1)
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await leave_by_an_error()
 
     assert await is_unharmed(queue.storage, handle.id)
 

@@ -27,17 +27,11 @@ from omniq.outcomes import Released, Rescheduled
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import _gates, _rows
-from omniq.storage._gates import GateState
+from omniq.storage._gates import Gate, GateState
+from omniq.storage._ready import ReadyQueue, Wanted
 from omniq.storage._rows import Finish, FinishedRow, Row, Settled
 from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
 from omniq.storage.inspection import DeadQuery, TaskQuery
-
-_Place = tuple[int, int, int, str]
-"""A row's place in a heap: sorts as rows are to be taken, and ends in the id."""
-
-
-_Lot = tuple[str, str, bool]
-"""Where blocked rows are parked: the gate's key, the queue, and whether they are suspects."""
 
 
 class _Lease(msgspec.Struct):
@@ -57,11 +51,7 @@ class _Memory:
         self.lock = threading.Lock()
         self.seq = 0
         self.rows: dict[str, Row] = {}
-        self.places: dict[str, _Place] = {}
-        self.ready: dict[str, list[_Place]] = {}
-        self.suspects: dict[str, list[_Place]] = {}
-        self.delayed: list[_Place] = []
-        self.parked: dict[_Lot, list[_Place]] = {}
+        self.waiting: ReadyQueue[Row] = ReadyQueue()
         self.held: dict[str, dict[str, Row]] = {}
         self.leases: dict[str, _Lease] = {}
         self.fenced: set[str] = set()
@@ -74,40 +64,6 @@ class _Memory:
         self.schedules: dict[str, Schedule] = {}
         self.paused: set[str] = set()
         self.gates: dict[str, GateState] = {}
-
-    @property
-    def waiting(self) -> int:
-        """How many live tasks nobody holds."""
-        return len(self.rows) - sum(map(len, self.held.values()))
-
-    def put(self, row: Row, now: int) -> None:
-        """File an unheld row where a claim will look for it. Older places of it become stale."""
-        if row.visible > now:
-            place = (0, row.visible, row.seq, row.id)
-            heap = self.delayed
-        elif row.parked is not None:
-            place = (*row.order, row.id)
-            heap = self.parked.setdefault((row.parked, row.queue, row.is_suspect), [])
-        else:
-            place = (*row.order, row.id)
-            heaps = self.suspects if row.is_suspect else self.ready
-            heap = heaps.setdefault(row.queue, [])
-        self.places[row.id] = place
-        heapq.heappush(heap, place)
-
-    def top(self, heap: list[_Place]) -> _Place | None:
-        """The first place of a heap that still holds, dropping those that do not."""
-        while heap:
-            # Identity, not equality: a row that went away and came back has a new place.
-            if self.places.get(heap[0][3]) is heap[0]:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
-
-    def take_from(self, heap: list[_Place], place: _Place) -> Row:
-        heapq.heappop(heap)
-        del self.places[place[3]]
-        return self.rows[place[3]]
 
     def gate(self, key: str) -> GateState:
         return self.gates.setdefault(key, GateState())
@@ -211,7 +167,7 @@ class MemoryStorage(BaseStorage):
 
     def _check_room(self, more: int) -> None:
         limit = self._max_pending
-        if limit is not None and more and self._memory.waiting + more > limit:
+        if limit is not None and more and len(self._memory.waiting.items) + more > limit:
             raise QueueFull(limit)
 
     def _insert(self, row: Row, now: int) -> None:
@@ -222,7 +178,7 @@ class MemoryStorage(BaseStorage):
         memory.rows[row.id] = row
         if row.unique:
             memory.unique[row.unique] = row.id
-        memory.put(row, now)
+        memory.waiting.put(row, now)
 
     # Record and claim
 
@@ -266,7 +222,7 @@ class MemoryStorage(BaseStorage):
             self._finish(row, settled.finish, self._encode_finish(settled.finish, result), now)
         elif row.owner is None:
             self._let_go(owner, row.id)
-            memory.put(row, now)
+            memory.waiting.put(row, now)
 
     def _let_go(self, owner: str, task_id: str) -> None:
         held = self._memory.held.get(owner)
@@ -278,7 +234,7 @@ class MemoryStorage(BaseStorage):
     def _finish(self, row: Row, finish: Finish, result: bytes, now: int) -> None:
         memory = self._memory
         del memory.rows[row.id]
-        memory.places.pop(row.id, None)
+        memory.waiting.discard(row.id)
         memory.progress.pop(row.id, None)
         memory.newest.pop(row.id, None)
         if row.unique and memory.unique.get(row.unique) == row.id:
@@ -294,14 +250,22 @@ class MemoryStorage(BaseStorage):
     def _claim(self, owner: str, claim: Claim, now: int) -> list[Row]:
         memory = self._memory
         due_by = now if claim.now is None else claim.now
-        self._promote(due_by, now)
-        lots = self._lots_with_room(now)
+        memory.waiting.promote(due_by, now)
+
+        def room(gate: Gate) -> int:
+            return self._room(gate, now)
+
+        lots = memory.waiting.lots_with_room(room)
         held = memory.held.setdefault(owner, {})
-        holds_suspect = any(row.is_suspect for row in held.values())
+        wanted = Wanted(
+            claim.queues,
+            memory.paused,
+            suspects=not any(row.is_suspect for row in held.values()),
+        )
         claimed: list[Row] = []
         aside: list[Row] = []
         while len(claimed) < claim.limit:
-            row = self._take_next(claim.queues, holds_suspect, lots, now)
+            row = memory.waiting.take_next(wanted, lots, room)
             if row is None:
                 break
             if row.visible > due_by:
@@ -313,70 +277,23 @@ class MemoryStorage(BaseStorage):
             elif self._enter_gates(row, now):
                 _rows.claim(row, owner, now)
                 held[row.id] = row
-                holds_suspect = holds_suspect or row.is_suspect
+                wanted.suspects = wanted.suspects and not row.is_suspect
                 claimed.append(row)
         for row in aside:
-            memory.put(row, now)
+            memory.waiting.put(row, now)
         if not held:
             del memory.held[owner]
         return claimed
 
-    def _promote(self, due_by: int, now: int) -> None:
-        """Move what has come due to where claims look."""
-        memory = self._memory
-        while (place := memory.top(memory.delayed)) is not None and place[1] <= due_by:
-            row = memory.take_from(memory.delayed, place)
-            memory.put(row, max(now, due_by))
-
-    def _lots_with_room(self, now: int) -> list[_Lot]:
-        """Where rows are parked whose gate has room again; they take part in the claim as they are.
-
-        A row that this claim cannot take for another reason so keeps nobody out of the free room.
-        """
-        memory = self._memory
-        lots: list[_Lot] = []
-        for lot, heap in list(memory.parked.items()):
-            if memory.top(heap) is None:
-                del memory.parked[lot]
-            elif memory.gate(lot[0]).wake_at <= now and self._has_room(lot, now):
-                lots.append(lot)
-        return lots
-
-    def _has_room(self, lot: _Lot, now: int) -> bool:
-        memory, key = self._memory, lot[0]
-        place = memory.top(memory.parked[lot])
-        if place is None:
-            return False
-        gate = next(gate for gate in memory.rows[place[3]].gates if gate.key == key)
-        if _gates.room(gate, memory.gate(key), now) > 0:
-            return True
-        memory.gate(key).wake_at = _gates.ask_again_at(gate, memory.gate(key), now)
-        return False
-
-    def _take_next(
-        self, queues: Sequence[str] | None, holds_suspect: bool, lots: list[_Lot], now: int
-    ) -> Row | None:
-        best: _Place | None = None
-        source: list[_Place] = []
-        for heap in self._heaps(queues, holds_suspect, lots, now):
-            place = self._memory.top(heap)
-            if place is not None and (best is None or place < best):
-                best, source = place, heap
-        return None if best is None else self._memory.take_from(source, best)
-
-    def _heaps(
-        self, queues: Sequence[str] | None, holds_suspect: bool, lots: list[_Lot], now: int
-    ) -> Iterator[list[_Place]]:
-        memory = self._memory
-        for heaps in (memory.ready,) if holds_suspect else (memory.ready, memory.suspects):
-            for queue in heaps if queues is None else queues:
-                if queue in heaps and queue not in memory.paused:
-                    yield heaps[queue]
-        for lot in lots:
-            _, queue, is_suspect = lot
-            is_wanted = queue not in memory.paused and (queues is None or queue in queues)
-            if is_wanted and not (is_suspect and holds_suspect) and self._has_room(lot, now):
-                yield memory.parked[lot]
+    def _room(self, gate: Gate, now: int) -> int:
+        """How many tasks the gate would let in; it is not asked again before it may have changed."""
+        state = self._memory.gate(gate.key)
+        if state.wake_at > now:
+            return 0
+        free = _gates.room(gate, state, now)
+        if free == 0:
+            state.wake_at = _gates.ask_again_at(gate, state, now)
+        return free
 
     def _enter_gates(self, row: Row, now: int) -> bool:
         """Let the row through all its gates, or park it under the one that blocks."""
@@ -387,7 +304,7 @@ class MemoryStorage(BaseStorage):
         blocking = _gates.blocking(row.gates, states, now)
         if blocking is not None:
             row.parked = blocking.key
-            memory.put(row, now)
+            memory.waiting.put(row, now)
             return False
         for gate in row.gates:
             _gates.enter(gate, states[gate.key], row.id, row.token + 1, now)
@@ -457,9 +374,9 @@ class MemoryStorage(BaseStorage):
     async def _wait_for_work(self, timeout: float) -> None:
         with self._hints.listen_for_work() as hint:
             with self._memory.lock:
-                place = self._memory.top(self._memory.delayed)
-            if place is not None:
-                timeout = min(timeout, max(0.0, (place[1] - self._clock.micros()) / 1_000_000))
+                next_due = self._memory.waiting.next_due()
+            if next_due is not None:
+                timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
             await self._clock.wait(hint, timeout)
 
     # Retention

@@ -541,7 +541,9 @@ class StorageMachine(RuleBasedStateMachine):
         for side in self._sides:
             seen = self._run(side.look(self._moves % PLACES, names, ids))
             for what, value in seen.items():
-                assert value == expected[what], f"{side.label} differs from the model in {what}"
+                assert value == expected[what], (
+                    f"{side.label} shows {what}: {value}, the model {expected[what]}"
+                )
         self._seen = expected
         self._check_promises(expected["list_tasks"])
 
@@ -568,7 +570,7 @@ class StorageMachine(RuleBasedStateMachine):
         note(f"  {self._owners[place].name} → {expected}")
         for side, answer in answers:
             wanted = list(expected) if isinstance(expected, tuple) else expected
-            assert answer == wanted, f"{side.label} differs from the model"
+            assert answer == wanted, f"{side.label} answers {answer}, the model {wanted}"
             side.learn_name(place, self._owners[place])
         return expected
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,8 +34,11 @@ _NETWORK_TYPES = frozenset(
 _OPEN_AT_ONCE = 64
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER = _ROOT | os.O_NOFOLLOW
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV)
+_NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 180
 
 
@@ -54,7 +58,7 @@ class Disk:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             _make_folder(self.root)
             refuse_network(self.root)
-            self._fd = os.open(self.root, _FOLDER)
+            self._fd = os.open(self.root, _ROOT)
             for folder in FOLDERS:
                 _make_folder(folder, dir_fd=self._fd)
             if self.is_durable:
@@ -81,7 +85,7 @@ class Disk:
         """The file's contents; None when it is not there; `NotARecord` when it is no regular file."""
         try:
             fd = os.open(path, _READ, dir_fd=self._fd)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             if error.errno in _NOT_A_FILE:
@@ -104,10 +108,15 @@ class Disk:
         return [name for name, _ in self.scan(folder)]
 
     def scan(self, folder: str) -> list[tuple[str, int]]:
-        """The names in a folder with their inode numbers."""
+        """The names in a folder with their inode numbers; what is no folder is set aside."""
         try:
             fd = os.open(folder, _FOLDER, dir_fd=self._fd)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if error.errno not in _NOT_A_FOLDER:
+                raise
+            self.quarantine(folder, "not a folder")
             return []
         try:
             with os.scandir(fd) as entries:
@@ -187,6 +196,10 @@ class Disk:
     def make_folder(self, path: str) -> None:
         """Make a folder of the store's own; it may be there already."""
         _make_folder(path, dir_fd=self._fd)
+        facts = os.stat(path, dir_fd=self._fd, follow_symlinks=False)
+        if not stat.S_ISDIR(facts.st_mode):
+            self.quarantine(path, "not a folder")
+            _make_folder(path, dir_fd=self._fd)
 
     def sync(self, *folders: str) -> None:
         """Wait until the names in these folders are on the disk, if that was asked for."""
@@ -230,7 +243,7 @@ class Disk:
         """Remove a file. False when it is not there."""
         try:
             os.unlink(path, dir_fd=self._fd)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
@@ -248,11 +261,12 @@ class Disk:
 
     def quarantine(self, path: str, why: str) -> None:
         """Set aside what is not a record, with a note that says why. Of many, one does it."""
-        name = path.replace("/", ".")[:_LONGEST_NAME]
+        name = _ODD.sub("_", path.replace("/", "."))[:_LONGEST_NAME]
         target = f"corrupt/{name}.{self.nonce()}"
         if self.move(path, target):
             with suppress(OSError):
-                self.write([(f"{target}.reason", f"{path}: {why}\n".encode())])
+                note = f"{path}: {why}\n".encode("utf-8", "backslashreplace")
+                self.write([(f"{target}.reason", note)])
 
     # Asking the file system
 

@@ -85,6 +85,10 @@ class Index:
         self.unread.pop(task_id, None)
         self.running.pop(task_id, None)
 
+    def forget(self, path: str) -> None:
+        """This one file was set aside."""
+        self._go(path[_PREFIX:])
+
     # What the folder tells
 
     def follow(self, events: Iterable[Event]) -> set[str]:

@@ -154,7 +154,7 @@ class Ledger:
             _rows.claim(row, claimed.owner, claimed.started)
         if (row.owner, row.token) != (claimed.owner, claimed.token):
             self.disk.quarantine(claimed.path, "the record is not of the claim in its name")
-            self.index.drop(claimed.id)
+            self.index.forget(claimed.path)
             return None
         row.cancel_requested = claimed.is_cancelled
         return live
@@ -187,7 +187,7 @@ class Ledger:
                 raise NotARecord(f"the record of another task, {id_of(record)}")
         except NotARecord as error:
             self.disk.quarantine(path, str(error))
-            self.index.drop(task_id)
+            self.index.forget(path)
             return None
         return record
 

@@ -1,0 +1,167 @@
+"""Break omniq on purpose, in ten ways, and say which test notices.
+
+Each `*.patch` beside this file says in its first line what it breaks, and in its second on which
+backend that shows. A copy of `src` gets the patch, and must then fail both in the contract suite
+and in the state machine of that backend. Ends with 1 if a mutant lives, or does not apply any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+AT_ONCE = 2
+
+CONTRACTS = {
+    "memory": "tests/storage/test_memory.py",
+    "sqlite": "tests/storage/test_sqlite_contract.py",
+    "file": "tests/storage/test_file_contract.py",
+}
+SUITES = ("contract", "machine")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A patch, or nothing at all: the unbroken copy that everything is measured by."""
+
+    name: str
+    backend: str
+    patch: Path | None
+
+    @classmethod
+    def read(cls, patch: Path) -> Mutant:
+        backend = re.search(r"^Backend: (\w+)$", patch.read_text(encoding="utf-8"), re.MULTILINE)
+        if backend is None or backend[1] not in CONTRACTS:
+            raise SystemExit(
+                f"{patch.name}: its second line must be 'Backend: ' and one of {CONTRACTS}"
+            )
+        return cls(patch.stem, backend[1], patch)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant: for each suite the test that failed, "" when none did."""
+
+    mutant: Mutant
+    caught_by: dict[str, str]
+    trouble: str = ""
+
+    @property
+    def is_caught(self) -> bool:
+        return not self.trouble and all(self.caught_by.values())
+
+
+def main() -> int:
+    began = time.monotonic()
+    mutants = [Mutant.read(patch) for patch in sorted(HERE.glob("*.patch"))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        sound = [Mutant("unbroken", backend, None) for backend in CONTRACTS]
+        for verdict in pool.map(judge, sound):
+            if verdict.trouble or any(verdict.caught_by.values()):
+                print(f"the unbroken copy fails on {verdict.mutant.backend}; mend that first")
+                print(verdict.trouble or "\n".join(verdict.caught_by.values()))
+                return 1
+        width = max(len(mutant.name) for mutant in mutants)
+        print(f"{'mutant':{width}}  backend  caught by")
+        verdicts = []
+        for verdict in pool.map(judge, mutants):
+            verdicts.append(verdict)
+            tell(verdict, width)
+    caught = sum(verdict.is_caught for verdict in verdicts)
+    seconds = time.monotonic() - began
+    print(f"{caught} of {len(verdicts)} mutants caught, in {seconds:.0f} s")
+    return 0 if caught == len(verdicts) else 1
+
+
+def tell(verdict: Verdict, width: int) -> None:
+    mutant = verdict.mutant
+    if verdict.trouble:
+        print(f"{mutant.name:{width}}  {mutant.backend:7}  TROUBLE: {verdict.trouble}", flush=True)
+        return
+    for suite in SUITES:
+        what = verdict.caught_by[suite] or f"SURVIVED the {suite}"
+        first = suite == SUITES[0]
+        print(
+            f"{mutant.name if first else '':{width}}  {mutant.backend if first else '':7}  {what}"
+        )
+    sys.stdout.flush()
+
+
+def judge(mutant: Mutant) -> Verdict:
+    """Apply the mutant to a copy of the sources, and run both suites on that."""
+    with tempfile.TemporaryDirectory(prefix="omniq-mutant-") as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant.patch is not None and (trouble := apply(mutant.patch, folder)):
+            return Verdict(mutant, {}, trouble)
+        caught_by = {}
+        for suite in SUITES:
+            failed, trouble = run(mutant.backend, suite, folder)
+            if trouble:
+                return Verdict(mutant, {}, trouble)
+            caught_by[suite] = failed
+        return Verdict(mutant, caught_by)
+
+
+def apply(patch: Path, folder: Path) -> str:
+    """Apply the patch to the copy; what went wrong, or nothing."""
+    done = subprocess.run(
+        # Outside of any repository, `git apply` is a plain patch program that is strict.
+        ["git", "apply", "--unidiff-zero", "--verbose", str(patch)],
+        cwd=folder,
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else f"does not apply any more: {done.stderr.strip()}"
+
+
+def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
+    """Run a suite up to its first failure: the test that failed, and what went wrong otherwise."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *selection(backend, suite), *OPTIONS],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(folder / "src"), str(ROOT))),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # Games that fail here must not be played again by an unbroken omniq.
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if failed is not None:
+        return failed[1], ""
+    if done.returncode != 0:
+        return "", f"the {suite} suite did not run:\n{(done.stdout + done.stderr)[-2000:]}"
+    return "", ""
+
+
+def selection(backend: str, suite: str) -> list[str]:
+    if suite == "contract":
+        # The same contract with every write synced shows nothing new, and takes its time.
+        return [CONTRACTS[backend], "-k", "not Synced"]
+    return [
+        "tests/properties/test_machine.py", "-k", f"test_a_backend_answers and {backend}",
+        "-p", "tests.mutants.first_game",
+    ]  # fmt: skip
+
+
+OPTIONS = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider")
+
+if __name__ == "__main__":
+    sys.exit(main())

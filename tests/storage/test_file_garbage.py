@@ -1,0 +1,254 @@
+"""Whatever lies in the folder that is not a record blocks nobody, hangs nothing and is never run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omniq.models import Schedule, Task, TaskResult, TaskStatus
+from omniq.settings import Settings
+from omniq.storage._files.disk import FOLDERS
+from omniq.storage._files.names import Claimed
+from omniq.storage._files.records import LIVE, Live
+from omniq.storage._rows import Row
+from omniq.storage.file import FileStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import ManualClock
+
+WHOLE = LIVE.encode(
+    Live(
+        Row(id="x", queue="default", priority=9, func_path="m.evil", due=0, visible=0, created_at=0)
+    )
+)
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+CONTENTS = {
+    "empty": b"",
+    "cut in the header": WHOLE[:9],
+    "cut in the payload": WHOLE[:-7],
+    "too long": WHOLE + b"more",
+    "flipped in the payload": flipped(WHOLE, 30),
+    "flipped in the length": flipped(WHOLE, 11),
+    "flipped in the checksum": flipped(WHOLE, 13),
+    "of a later version": flipped(WHOLE, 4),
+    "of another kind": flipped(WHOLE, 5),
+    "text": b"not a record at all, but long enough to be one\n" * 3,
+    "of another task": WHOLE.replace(b"\xa1x", b"\xa1y"),
+}
+
+NAMES = {
+    "queue": ["x.task", "x.1.W.5.running", "x.1.W.5.cancelling", "x.1.N.done"],
+    "results": ["x.result", "x.1.N.part"],
+    "dead": ["x.dead", "x.1.N.part"],
+    "tmp": ["x.task.tmp", "x.N.tmp", "N.cell"],
+    "corrupt": ["x", "x.reason"],
+    "workers": ["W.0123456789ab.5.lease", "W.info", "W.lease"],
+    "gates": ["x", "0" * 64],
+    "unique": ["aa", "x"],
+    "schedules": ["x", "nightly"],
+    "paused": ["x", "x.paused"],
+    "notes": ["x"],
+}
+
+ODD_NAMES = [
+    b".x.task.swp",
+    b"x.task~",
+    b".nfs000000000001",
+    b"..task",
+    b".task",
+    b"x y.task",
+    b"x\n.task",
+    b"\xff\xfe.task",
+    "ü.task".encode(),
+    b"x." + b"9" * 30 + b".W.5.running",
+    b"x.-1.W.5.running",
+    b"x.1..5.running",
+    b"x.1.W.running",
+    b"x.01.W.5.running",
+    b"x.1.done",
+    b"a" * 250 + b".task",
+    b"a" * 129 + b".task",
+]
+
+
+def make_fifo(path: str) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: str) -> None:
+    # A socket's path may not be long; through a descriptor it is short.
+    fd = os.open(os.path.dirname(path), os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
+    os.close(fd)
+
+
+def make_link_out(path: str) -> None:
+    os.symlink("/etc/passwd", path)
+
+
+def make_loop(path: str) -> None:
+    os.symlink(os.path.basename(path), path)
+
+
+def make_folder(path: str) -> None:
+    os.mkdir(path)
+    Path(path, "inside").write_bytes(b"")
+
+
+SPECIAL: dict[str, Callable[[str], None]] = {
+    "fifo": make_fifo,
+    "socket": make_socket,
+    "link out of the store": make_link_out,
+    "link to itself": make_loop,
+    "folder": make_folder,
+}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def folder(tmp_path, clock):
+    """A store that was used, and is not open."""
+    async with FileStorage(tmp_path, settings=Settings(durability="os"), clock=clock):
+        return tmp_path
+
+
+async def use(folder: Path, clock: ManualClock) -> list[Task]:
+    """Use the store in every way; what was claimed."""
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        await storage.enqueue_many(some_tasks("abc"))
+        await storage.enqueue(a_task("u", unique="key"))
+        await storage.put_schedule(Schedule(id="daily", task=a_task(), interval=5.0))
+        await storage.give_back_abandoned()
+        claimed = await storage.reserve(10)
+        by_id = {task.id: task for task in claimed}
+        await storage.save_checkpoint("a", by_id["a"].token, b"checkpoint")
+        await storage.mark_done("a", a_result(by_id["a"]))
+        await storage.mark_failed("b", an_error(), will_retry=False)
+        await storage.mark_failed("c", an_error(), will_retry=True)
+        await storage.reschedule("c", clock.now())
+        for ask in (storage.stats, storage.workers, storage.list_schedules, storage.gates):
+            await ask()
+        for task_id in ("a", "b", "c", "x"):
+            await storage.get_result(task_id)
+            await storage.get_dead(task_id)
+            await storage.load_checkpoint(task_id)
+            await storage.get_progress(task_id)
+        listed = await storage.list_tasks()
+        assert {"a", "b", "c", "u"} <= {task.id for task in listed}
+        assert [letter.task_id for letter in await storage.list_dead()] == ["b"]
+        assert await storage.retry_dead("b")
+        await storage.purge_expired()
+        await storage.purge_results(clock.now())
+        await storage.purge_checkpoints(clock.now())
+        await storage.give_back_abandoned()
+        claimed += await storage.reserve(10)
+    return claimed
+
+
+def quarantined(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "corrupt").iterdir())
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+async def test_bad_records_in_every_folder_are_never_run_and_block_nobody(kind, folder, clock):
+    for where, names in NAMES.items():
+        for name in names:
+            (folder / where / name).write_bytes(CONTENTS[kind])
+
+    claimed = await use(folder, clock)
+
+    assert {task.id for task in claimed} == {"a", "b", "c", "u"}
+    assert not (folder / "queue" / "x.task").exists()
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+async def test_what_is_no_regular_file_hangs_nothing(kind, folder, clock):
+    for where, names in NAMES.items():
+        for name in names:
+            SPECIAL[kind](str(folder / where / name))
+
+    claimed = await use(folder, clock)
+
+    assert {task.id for task in claimed} == {"a", "b", "c", "u"}
+    assert os.stat("/etc/passwd").st_size > 0
+
+
+async def test_odd_names_are_ignored_in_every_folder(folder, clock):
+    for where in FOLDERS:
+        for name in ODD_NAMES:
+            (folder / where / os.fsdecode(name)).write_bytes(WHOLE)
+
+    claimed = await use(folder, clock)
+
+    assert {task.id for task in claimed} == {"a", "b", "c", "u"}
+
+
+async def test_what_is_set_aside_says_where_it_was_and_why(folder, clock):
+    (folder / "queue" / "x.task").write_bytes(flipped(WHOLE, 30))
+
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        assert await storage.reserve(1) == []
+
+    record, reason = quarantined(folder)
+    assert record.startswith("queue.x.task.")
+    assert (folder / "corrupt" / record).read_bytes() == flipped(WHOLE, 30)
+    assert (folder / "corrupt" / reason).read_text() == "queue/x.task: the checksum is wrong\n"
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 9, 14, 40])
+async def test_a_bit_that_flips_while_the_task_waits_sets_it_aside(at, folder, clock):
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        await storage.enqueue_many(some_tasks("ab"))
+        path = folder / "queue" / "a.task"
+        path.write_bytes(flipped(path.read_bytes(), at))
+
+        assert [task.id for task in await storage.reserve(5)] == ["b"]
+        assert await storage.get_task("a") is None
+
+    assert len(quarantined(folder)) == 2
+
+
+async def test_a_bit_that_flips_while_the_task_is_held_by_one_who_died_sets_it_aside(folder, clock):
+    doomed = FileStorage(folder, settings=Settings(durability="os"), clock=clock)
+    await doomed.open()
+    await doomed.enqueue_many(some_tasks("ab"))
+    held = {task.id: task for task in await doomed.reserve(2)}
+    assert held["a"].started_at is not None
+    started = int(held["a"].started_at.timestamp()) * 1_000_000
+    path = folder / Claimed("a", 1, doomed.owner, started).path
+    path.write_bytes(flipped(path.read_bytes(), 40))
+    clock.advance(60)
+
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        given_back = await storage.give_back_abandoned()
+
+    assert [back.task_id for back in given_back] == ["b"]
+    assert len(quarantined(folder)) == 2
+
+
+async def test_a_bit_that_flips_in_a_result_sets_the_result_aside(folder, clock):
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        await storage.mark_done("a", TaskResult(task_id="a", status=TaskStatus.SUCCESS))
+        path = folder / "results" / "a.result"
+        path.write_bytes(flipped(path.read_bytes(), 40))
+
+        assert await storage.get_result("a") is None
+        assert await storage.list_tasks() == []
+        assert await storage.enqueue(a_task("a")) == "a"
+
+    assert len(quarantined(folder)) == 2
