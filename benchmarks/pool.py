@@ -211,7 +211,7 @@ async def fill(storage: MemoryStorage, size: int) -> None:
     """Enqueue as many tasks as there is room for, and let the pool have its turn."""
     queue = AsyncTaskQueue(storage).options(result_ttl=0)
     room = size - await storage.count_waiting()
-    if room > 0:
+    if room > size // 2:
         await queue.enqueue_many("pool.noop", [()] * room)
     await asyncio.sleep(0)
 

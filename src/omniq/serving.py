@@ -113,7 +113,8 @@ class Serving:
         log.attach(self._events)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
+        self._is_working = False
+        self._end: asyncio.Task[None] | None = None
         self._timeout: float | None = None
         self._stop_asked = False
         self._cut_off_tasks = False
@@ -126,10 +127,10 @@ class Serving:
         with self._lock:
             if not self._stop_asked:
                 self._stop_asked, self._timeout = True, timeout
-                if self._loop is not None and self._stopping is not None:
+                if self._loop is not None:
                     # The loop may have ended by itself a moment ago.
                     with suppress(RuntimeError):
-                        self._loop.call_soon_threadsafe(self._stopping.set)
+                        self._loop.call_soon_threadsafe(self._heed_stop)
 
     def cut_off(self, guilty: str = "") -> bool:
         released = threading.Event()
@@ -154,25 +155,36 @@ class Serving:
         runner.close()
 
     async def _serve(self) -> None:
-        stopping = self._listen_for_stop()
+        self._stopping = asyncio.Event()
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            if self._stop_asked:
+                self._stopping.set()
         owns_storage = not self._storage.is_open
         try:
-            if await _done_before(stopping, self._begin()):
-                self._tell(Ready())
-                await _done_before(stopping, self._pool.wait())
-                await self._stop_pool()
+            if await _done_before(self._stopping, self._begin()):
+                await self._work()
         finally:
-            stopping.cancel()
             if owns_storage:
                 await self._storage.close()
 
-    def _listen_for_stop(self) -> asyncio.Task[Any]:
-        event = asyncio.Event()
-        with self._lock:
-            self._loop, self._stopping = asyncio.get_running_loop(), event
-            if self._stop_asked:
-                event.set()
-        return asyncio.create_task(event.wait())
+    async def _work(self) -> None:
+        """From the moment the pool runs until it has ended, as it was told or by itself."""
+        self._tell(Ready())
+        self._is_working = True
+        if self._stopping.is_set():
+            self._heed_stop()
+        try:
+            await self._pool.wait()
+        finally:
+            if self._end is not None:
+                await self._end
+
+    def _heed_stop(self) -> None:
+        # The pool hears of it in its loop's next round, before it can claim anything more.
+        self._stopping.set()
+        if self._is_working and self._end is None:
+            self._end = asyncio.create_task(self._stop_pool())
 
     async def _begin(self) -> None:
         """Open the storage and start the pool; wait for a server that is away."""
@@ -222,17 +234,18 @@ class Serving:
             await twin.record([Released(task_id, token) for task_id, token in held.items()])
 
 
-async def _done_before(stopping: asyncio.Task[Any], work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, or drop it when `stopping` is done first; whether it was done."""
-    task = asyncio.create_task(work)
-    await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-        return True
-    task.cancel()
+async def _done_before(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, or drop it when `stopping` is set first; whether it was done."""
+    tasks = task, waiting = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    is_done = task.done()
+    for left in tasks:
+        left.cancel()
+    with suppress(asyncio.CancelledError):
+        await waiting
     with suppress(asyncio.CancelledError):
         await task
-    return False
+    return is_done
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

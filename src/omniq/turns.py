@@ -21,7 +21,7 @@ _AT_ONCE = 0.001
 _EMPTY_HINTS, _EMPTY_HINT_PAUSE = 3, 0.02
 """So many hints one right after the other that led to nothing are followed by a short rest."""
 
-_COUNT_PAUSE, _COUNT_SHARE = 0.01, 20
+_COUNT_PAUSE, _COUNT_SHARE = 0.01, 50
 """Counting the queue takes at most one part in so many of the time."""
 
 

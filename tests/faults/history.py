@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,13 @@ class Log:
         self, event: str, verb: str, ids: Iterable[str] = (), *, tokens: Iterable[int] = ()
     ) -> None:
         """Append one line. `event` is `try` before a call, `ok` or the error's name after it."""
-        line = {"event": event, "verb": verb, "ids": list(ids), "tokens": list(tokens)}
+        line = {
+            "event": event,
+            "verb": verb,
+            "ids": list(ids),
+            "tokens": list(tokens),
+            "at": time.monotonic_ns(),
+        }
         # With O_APPEND the offset means nothing. The call is one that no storage makes, so that
         # the log's writes are not among those that are made to fail.
         os.pwritev(self._file, [json.dumps(line).encode() + b"\n"], 0)
@@ -117,8 +124,11 @@ class History:
     batches: list[list[str]] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, path: Path) -> None:
-        """Read one writer's log. A last line cut short by the writer's death says nothing."""
+    def add(self, path: Path, *, until: int | None = None) -> None:
+        """Read one writer's log. A last line cut short by the writer's death says nothing.
+
+        Nor does an acknowledgement after `until` (monotonic nanoseconds), when the power had gone.
+        """
         if not path.exists():
             return
         for raw in path.read_bytes().split(b"\n")[:-1]:
@@ -126,6 +136,8 @@ class History:
             match line["event"]:
                 case "try":
                     self._tried(line["verb"], line["ids"])
+                case "ok" if until is not None and line["at"] >= until:
+                    continue
                 case "ok":
                     self._acknowledged(line["verb"], line["ids"], line["tokens"])
                 case name:

@@ -16,8 +16,8 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.clock import ManualClock
-from omniq.testing.machine import MemoryStore, machine_for
-from omniq.testing.sides import OpenStore
+from omniq.testing.machine import machine_for
+from omniq.testing.sides import MemoryStore, OpenStore
 
 # Every game has a store of its own: in memory a folder costs nothing, and durability is not at stake.
 _FAST = Path("/dev/shm")

@@ -598,6 +598,14 @@ class MemoryStorage(BaseStorage):
             if finished.expires_at > now:
                 yield finished.row
 
+    async def count_waiting(self) -> int:
+        """How many tasks wait for their next run. A pool asks often: no walk through all rows."""
+        self._check_open()
+        memory = self._memory
+        with memory.lock:
+            held = [row for rows in memory.held.values() for row in rows.values()]
+            return len(memory.rows) - sum(row.status is TaskStatus.RUNNING for row in held)
+
     async def stats(self) -> QueueStats:
         self._check_open()
         memory, now = self._memory, self._clock.micros()

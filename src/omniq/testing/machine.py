@@ -12,150 +12,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-import msgspec
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from omniq.models import BreakerRule, Limit, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Task, TaskResult, TaskStatus
 from omniq.outcomes import (
-    Cancelled,
-    Failed,
     Outcome,
-    Released,
-    Rescheduled,
-    Retried,
-    Snoozed,
-    Succeeded,
 )
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
-from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Model, Owner
-from omniq.testing.sides import OpenStore, Side, Store, answer_of, model_look
-
-PLACES = 3
-SETTINGS = Settings(lease=9.0, result_ttl=60.0, max_crashes=2, durability="os")
-
-_GATES: dict[str, dict[str, Any]] = {
-    "": {},
-    "running": {"limits": (Limit(key="one", max_running=1),)},
-    "rate": {"limits": (Limit(key="two", rate=2, per=5.0),)},
-    "both": {"limits": (Limit(key="one", max_running=1), Limit(key="two", rate=2, per=5.0))},
-    "breaker": {"breakers": (BreakerRule(name="smtp", max_failures=2, reset_timeout=5.0),)},
-}
-
-
-class Wish(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A task to be enqueued. Times are seconds from now; without a `name` its id is a fresh one."""
-
-    name: str | None = None
-    queue: str = "default"
-    priority: int = 0
-    eta: int | None = None
-    unique: str | None = None
-    interval: float | None = None
-    expires: int | None = None
-    result_ttl: float | None = None
-    gate: int = 0
-
-
-class Ending(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """An outcome to be recorded for the claim that is `back` claims ago."""
-
-    kind: str
-    back: int = 0
-    is_current: bool = True
-    after: int = 0
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A claim that was made, by whoever sat at that place."""
-
-    place: int
-    task_id: str
-    token: int
-
-
-_FLAVOURS = st.sampled_from(
-    (("",), ("", "running"), ("running",), ("running", "rate", "both"), ("breaker",), tuple(_GATES))
-)
-_MOSTLY = st.sampled_from((True, True, True, True, False))
-_PLACE = st.integers(0, PLACES - 1)
-_BACK = st.integers(0, 12)
-_QUEUES = ("default", "mail")
-_NAMES = tuple(f"t{number}" for number in range(6))
-_FEATURES: dict[str, st.SearchStrategy[Any]] = {
-    "name": st.sampled_from(_NAMES),
-    "queue": st.sampled_from(_QUEUES),
-    "priority": st.sampled_from((1, -1)),
-    "eta": st.sampled_from((-4, 0, 3, 20)),
-    "unique": st.sampled_from(("red", "green", "blue")),
-    "interval": st.just(5.0),
-    "expires": st.sampled_from((2, 15, -1)),
-    "result_ttl": st.sampled_from((0.0, 5.0)),
-}
-
-
-@st.composite
-def _wishes(draw: st.DrawFn) -> Wish:
-    # A few features at a time: short games are easier to read, and to shrink.
-    names = draw(st.lists(st.sampled_from(tuple(_FEATURES)), max_size=3, unique=True))
-    features = {name: draw(_FEATURES[name]) for name in names}
-    return Wish(gate=draw(st.integers(0, 4)), **features)
-
-
-_BATCH = st.lists(_wishes(), min_size=1, max_size=4)
-_OUTCOMES = st.builds(
+from omniq.testing.model_views import model_look
+from omniq.testing.moves import (
+    BACK,
+    BATCH,
+    ENDINGS,
+    FLAVOURS,
+    MOSTLY,
+    NEEDS,
+    PLACE,
+    PLACES,
+    QUEUES,
+    SECONDS,
+    WHEN,
+    WHICH_QUEUES,
+    Choice,
+    Claimed,
     Ending,
-    kind=st.sampled_from(
-        (
-            "succeed", "retry", "fail", "hold", "reschedule", "snooze", "release", "unknown",
-            "cancel", "repeat",
-        )
-    ),
-    back=_BACK,
-    is_current=_MOSTLY,
-    after=st.sampled_from((0, 0, 2, 12, -3)),
-)  # fmt: skip
-_SECONDS = st.sampled_from((0, -6, 4, 30))
-_WHEN = st.one_of(st.none(), st.none(), _SECONDS)
-_WHICH_QUEUES = st.sampled_from(
-    (None, None, None, None, ("default",), ("mail",), ("mail", "default"), ("none",))
+    Wish,
+    an_error,
+    choices,
+    move,
+    outcome_of,
+    task_of,
+    wishes,
 )
+from omniq.testing.sides import MemoryStore, OpenStore, Side, Store, answer_of
 
-
-_Method = TypeVar("_Method", bound=Callable[..., None])
-_Choice = tuple[str, dict[str, Any]]
-_MOVES: list[str] = []
-_ARGUMENTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {}
-_NEEDS: dict[str, str] = {}
-
-
-def move(
-    weight: int, *, needs: str = "", **arguments: st.SearchStrategy[Any]
-) -> Callable[[_Method], _Method]:
-    """A move of the game, as likely as its weight says; left out while `needs` is empty."""
-
-    def mark(method: _Method) -> _Method:
-        _MOVES.extend([method.__name__] * weight)
-        _ARGUMENTS[method.__name__] = st.fixed_dictionaries(arguments)
-        _NEEDS[method.__name__] = needs
-        return method
-
-    return mark
-
-
-@st.composite
-def _choices(draw: st.DrawFn) -> _Choice:
-    name = draw(st.sampled_from(_MOVES))
-    return name, draw(_ARGUMENTS[name])
+SETTINGS = Settings(lease=9.0, result_ttl=60.0, max_crashes=2, durability="os")
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -177,9 +76,7 @@ class StorageMachine(RuleBasedStateMachine):
         self._moves = 0
         self._seen: dict[str, Any] = {}
 
-    @initialize(
-        max_pending=st.sampled_from((None, None, None, 5, 9)), gates=_FLAVOURS, wishes=_BATCH
-    )
+    @initialize(max_pending=st.sampled_from((None, None, None, 5, 9)), gates=FLAVOURS, wishes=BATCH)
     def open(self, max_pending: int | None, gates: tuple[str, ...], wishes: list[Wish]) -> None:
         self._model = Model(self._clock, SETTINGS, max_pending)
         self._gates = gates
@@ -205,16 +102,20 @@ class StorageMachine(RuleBasedStateMachine):
 
     # A rule of its own for each move would let Hypothesis leave out half of them in every game: a
     # game without claims shows nothing.
-    @rule(move=_choices())
-    def play(self, move: _Choice) -> None:
+    @rule(move=choices())
+    def play(self, move: Choice) -> None:
         name, arguments = move
-        if not _NEEDS[name] or getattr(self, _NEEDS[name]):
+        if not NEEDS[name] or getattr(self, NEEDS[name]):
             getattr(self, name)(**arguments)
             self._check_all_show_the_same()
 
+    @move(1)
+    def rest(self) -> None:
+        """Do nothing: what a move that does not matter shrinks to."""
+
     # Enqueue
 
-    @move(3, place=_PLACE, wish=_wishes())
+    @move(3, place=PLACE, wish=wishes())
     def enqueue(self, place: int, wish: Wish) -> None:
         task = self._task(wish)
         self._compare(
@@ -223,14 +124,14 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.enqueue_many([task])[0],
         )
 
-    @move(3, place=_PLACE, wishes=_BATCH)
+    @move(3, place=PLACE, wishes=BATCH)
     def enqueue_many(self, place: int, wishes: list[Wish]) -> None:
         tasks = [self._task(wish) for wish in wishes]
         nonce = f"nonce-{len(self._calls)}"
         self._calls.append((nonce, tasks))
         self._enqueue_many(place, nonce, tasks)
 
-    @move(1, needs="_calls", place=_PLACE, back=_BACK)
+    @move(1, needs="_calls", place=PLACE, back=BACK)
     def repeat_an_enqueue_whose_reply_was_lost(self, place: int, back: int) -> None:
         nonce, tasks = self._calls[-1 - back % len(self._calls)]
         self._enqueue_many(place, nonce, tasks)
@@ -244,7 +145,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     # Claim
 
-    @move(7, place=_PLACE, limit=st.integers(1, 6), when=_WHEN, queues=_WHICH_QUEUES)
+    @move(7, place=PLACE, limit=st.integers(1, 6), when=WHEN, queues=WHICH_QUEUES)
     def reserve(
         self, place: int, limit: int, when: int | None, queues: Sequence[str] | None
     ) -> None:
@@ -257,7 +158,7 @@ class StorageMachine(RuleBasedStateMachine):
         place, claim_id = self._claim_ids[-1 - back % len(self._claim_ids)]
         self._reserve(place, [], 2, None, None, claim_id)
 
-    @move(2, place=_PLACE, when=_SECONDS)
+    @move(2, place=PLACE, when=SECONDS)
     def dequeue(self, place: int, when: int) -> None:
         now = self._at(when)
         claimed = self._compare(
@@ -272,15 +173,15 @@ class StorageMachine(RuleBasedStateMachine):
 
     @move(
         6,
-        place=_PLACE,
-        endings=st.lists(_OUTCOMES, max_size=3),
+        place=PLACE,
+        endings=st.lists(ENDINGS, max_size=3),
         limit=st.integers(1, 3),
-        queues=_WHICH_QUEUES,
+        queues=WHICH_QUEUES,
     )
     def record_and_reserve(
         self, place: int, endings: list[Ending], limit: int, queues: Sequence[str] | None
     ) -> None:
-        outcomes = [self._outcome(ending, place)[1] for ending in endings if self._claims]
+        outcomes = [self._outcome(ending)[1] for ending in endings if self._claims]
         self._reserve(place, outcomes, limit, None, queues, None)
 
     def _reserve(
@@ -316,20 +217,20 @@ class StorageMachine(RuleBasedStateMachine):
     @move(
         7,
         needs="_claims",
-        endings=st.lists(_OUTCOMES, min_size=1, max_size=3),
+        endings=st.lists(ENDINGS, min_size=1, max_size=3),
         by=st.sampled_from((None, None, None, None, *range(PLACES))),
     )
     def record(self, endings: list[Ending], by: int | None) -> None:
         place, first = self._outcome(endings[0])
         place = place if by is None else by
-        outcomes = [first, *(self._outcome(ending, place)[1] for ending in endings[1:])]
+        outcomes = [first, *(self._outcome(ending)[1] for ending in endings[1:])]
         self._compare(
             place,
             lambda storage: storage.record(outcomes),
             lambda: self._model.record_and_reserve(self._owners[place], outcomes, 0)[0],
         )
 
-    @move(3, needs="_claims", back=_BACK, is_current=_MOSTLY)
+    @move(3, needs="_claims", back=BACK, is_current=MOSTLY)
     def mark_done(self, back: int, is_current: bool) -> None:
         claim = self._pick(back, is_current)
         result = TaskResult(task_id=claim.task_id, status=TaskStatus.SUCCESS, result=[back])
@@ -339,9 +240,9 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.mark_done(self._owners[claim.place], claim.task_id, [back]),
         )
 
-    @move(3, needs="_claims", back=_BACK, is_current=_MOSTLY, will_retry=st.booleans())
+    @move(3, needs="_claims", back=BACK, is_current=MOSTLY, will_retry=st.booleans())
     def mark_failed(self, back: int, is_current: bool, will_retry: bool) -> None:
-        claim, error = self._pick(back, is_current), self._error()
+        claim, error = self._pick(back, is_current), an_error(self._clock.now())
         self._compare(
             claim.place,
             lambda storage: storage.mark_failed(claim.task_id, error, will_retry),
@@ -350,7 +251,7 @@ class StorageMachine(RuleBasedStateMachine):
             ),
         )
 
-    @move(2, needs="_claims", back=_BACK, is_current=_MOSTLY, after=_SECONDS)
+    @move(2, needs="_claims", back=BACK, is_current=MOSTLY, after=SECONDS)
     def reschedule(self, back: int, is_current: bool, after: int) -> None:
         claim, eta = self._pick(back, is_current), self._at(after)
         self._compare(
@@ -359,7 +260,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.reschedule(self._owners[claim.place], claim.task_id, eta),
         )
 
-    @move(1, needs="_claims", back=_BACK, is_current=_MOSTLY)
+    @move(1, needs="_claims", back=BACK, is_current=MOSTLY)
     def mark_running(self, back: int, is_current: bool) -> None:
         claim = self._pick(back, is_current)
         self._compare(
@@ -368,7 +269,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.mark_running(self._owners[claim.place], claim.task_id),
         )
 
-    @move(2, needs="_claims", back=_BACK, is_current=_MOSTLY, checkpoint=st.binary(max_size=2))
+    @move(2, needs="_claims", back=BACK, is_current=MOSTLY, checkpoint=st.binary(max_size=2))
     def save_checkpoint(self, back: int, is_current: bool, checkpoint: bytes) -> None:
         claim = self._pick(back, is_current)
         task_id, token = claim.task_id, claim.token
@@ -386,7 +287,7 @@ class StorageMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self._clock.advance(seconds)
 
-    @move(1, place=_PLACE)
+    @move(1, place=PLACE)
     def renew(self, place: int) -> None:
         self._compare(
             place,
@@ -394,7 +295,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.renew(self._owners[place]),
         )
 
-    @move(4, place=_PLACE, silence=st.sampled_from((0.0, 9.0, 9.0)))
+    @move(4, place=PLACE, silence=st.sampled_from((0.0, 9.0, 9.0)))
     def give_back_abandoned(self, place: int, silence: float) -> None:
         self._clock.advance(silence)
 
@@ -408,14 +309,14 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: sorted(self._model.give_back_abandoned(), key=lambda back: back.task_id),
         )
 
-    @move(1, place=_PLACE)
+    @move(1, place=PLACE)
     def crash(self, place: int) -> None:
         for side in self._sides:
             self._run(side.crash(place))
         self._owners[place] = self._model.open_owner()
         self._sit_down(place)
 
-    @move(1, place=_PLACE, anew=st.booleans())
+    @move(1, place=PLACE, anew=st.booleans())
     def close(self, place: int, anew: bool) -> None:
         for side in self._sides:
             self._run(side.objects[place].close())
@@ -450,7 +351,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     # The rest of the verbs
 
-    @move(2, needs="_ids", place=_PLACE, back=_BACK)
+    @move(2, needs="_ids", place=PLACE, back=BACK)
     def cancel(self, place: int, back: int) -> None:
         task_id = self._some_id(back)
         self._compare(
@@ -459,7 +360,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.cancel(task_id, "not wanted"),
         )
 
-    @move(1, place=_PLACE, seconds=st.sampled_from((0, 3, 20)))
+    @move(1, place=PLACE, seconds=st.sampled_from((0, 3, 20)))
     def purge_results(self, place: int, seconds: int) -> None:
         older_than = self._at(-seconds)
         self._compare(
@@ -468,13 +369,13 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.purge_results(older_than),
         )
 
-    @move(1, place=_PLACE)
+    @move(1, place=PLACE)
     def purge_expired(self, place: int) -> None:
         self._compare(
             place, lambda storage: storage.purge_expired(), lambda: self._model.purge_expired()
         )
 
-    @move(2, needs="_ids", place=_PLACE, back=_BACK, is_dead=_MOSTLY, from_start=st.booleans())
+    @move(2, needs="_ids", place=PLACE, back=BACK, is_dead=MOSTLY, from_start=st.booleans())
     def retry_dead(self, place: int, back: int, is_dead: bool, from_start: bool) -> None:
         task_id = self._some_dead(back) if is_dead else self._some_id(back)
         self._compare(
@@ -483,7 +384,7 @@ class StorageMachine(RuleBasedStateMachine):
             lambda: self._model.retry_dead(task_id, from_start=from_start),
         )
 
-    @move(1, needs="_ids", place=_PLACE, back=_BACK, is_dead=_MOSTLY)
+    @move(1, needs="_ids", place=PLACE, back=BACK, is_dead=MOSTLY)
     def delete_dead(self, place: int, back: int, is_dead: bool) -> None:
         task_id = self._some_dead(back) if is_dead else self._some_id(back)
         self._compare(
@@ -494,8 +395,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     @move(
         1,
-        place=_PLACE,
-        queue=st.sampled_from(_QUEUES),
+        place=PLACE,
+        queue=st.sampled_from(QUEUES),
         is_paused=st.sampled_from((False, False, True)),
     )
     def pause(self, place: int, queue: str, is_paused: bool) -> None:
@@ -508,7 +409,7 @@ class StorageMachine(RuleBasedStateMachine):
             change,
         )
 
-    @move(1, place=_PLACE, limit=st.integers(1, 4), status=st.sampled_from((None, *TaskStatus)))
+    @move(1, place=PLACE, limit=st.integers(1, 4), status=st.sampled_from((None, *TaskStatus)))
     def page_through(self, place: int, limit: int, status: TaskStatus | None) -> None:
         async def pages(storage: BaseStorage) -> list[str]:
             ids: list[str] = []
@@ -523,7 +424,7 @@ class StorageMachine(RuleBasedStateMachine):
             pages,
             lambda: [
                 task_id
-                for task_id, record in self._model.known_tasks().items()
+                for task_id, record in self._model.book.known_tasks().items()
                 if status in (None, record.status)
             ],
         )
@@ -581,22 +482,7 @@ class StorageMachine(RuleBasedStateMachine):
         task_id = wish.name or f"n{len(self._ids):02}"
         self._ids[task_id] = None
         gate = self._gates[wish.gate % len(self._gates)]
-        # A parked task is not looked at, so when one ends for being late is not for the model to say.
-        expires = None if gate else wish.expires
-        return Task(
-            id=task_id,
-            func_path="shop.pack",
-            args=(self._moves, task_id),
-            queue=wish.queue,
-            priority=wish.priority,
-            eta=None if wish.eta is None else self._at(wish.eta),
-            unique=wish.unique,
-            interval=wish.interval,
-            expires=None if expires is None else self._at(expires),
-            result_ttl=wish.result_ttl,
-            created_at=self._clock.now(),
-            **_GATES[gate],
-        )
+        return task_of(wish, task_id, gate, args=(self._moves, task_id), now=self._clock.now())
 
     def _pick(self, back: int, is_current: bool) -> Claimed:
         """A claim that was made; with `is_current`, one that still holds if there is any."""
@@ -613,52 +499,15 @@ class StorageMachine(RuleBasedStateMachine):
         return ids[-1 - back % len(ids)]
 
     def _some_dead(self, back: int) -> str:
-        dead = list(self._model.dead)
+        dead = list(self._model.book.dead)
         return dead[-1 - back % len(dead)] if dead else self._some_id(back)
 
-    def _error(self) -> TaskError:
-        return TaskError("no stock", error_type="ShopError", timestamp=self._clock.now())
-
-    def _outcome(self, ending: Ending, place: int | None = None) -> tuple[int, Outcome]:
+    def _outcome(self, ending: Ending) -> tuple[int, Outcome]:
         """The outcome, and the place of the claim it is for."""
         claim = self._pick(ending.back, ending.is_current)
-        task_id, token, at = claim.task_id, claim.token, self._at(ending.after)
-        result = TaskResult(
-            task_id=task_id, status=TaskStatus.SUCCESS, result=ending.back, attempts=1
-        )
-        outcomes: dict[str, Outcome] = {
-            "succeed": Succeeded(task_id, token, result),
-            "repeat": Succeeded(task_id, token, result, at if self._repeats(task_id) else None),
-            "retry": Retried(task_id, token, self._error(), at),
-            "hold": Retried(task_id, token, self._error()),
-            "fail": Failed(task_id, token, self._error(), "broken"),
-            "reschedule": Rescheduled(task_id, token, at),
-            "snooze": Snoozed(task_id, token, at),
-            "release": Released(task_id, token),
-            "unknown": Released(task_id, token, True, at),
-            "cancel": Cancelled(task_id, token, "discarded"),
-        }
-        return claim.place, outcomes[ending.kind]
-
-    def _repeats(self, task_id: str) -> bool:
-        record = self._model.live.get(task_id)
-        return record is not None and record.repeats
-
-
-class MemoryStore:
-    """The reference: objects on one memory."""
-
-    def __init__(self, clock: ManualClock, settings: Settings, max_pending: int | None) -> None:
-        self._first = MemoryStorage(clock=clock, settings=settings, max_pending=max_pending)
-
-    def another(self) -> BaseStorage:
-        return self._first.another()
-
-    async def reopen(self) -> None:
-        """Memory does not survive a restart; for the game it is as if all owners were replaced."""
-
-    async def discard(self) -> None:
-        """Gone with the last reference."""
+        record = self._model.book.live.get(claim.task_id)
+        repeats = record is not None and record.repeats
+        return claim.place, outcome_of(ending, claim, now=self._clock.now(), repeats=repeats)
 
 
 def machine_for(open_store: OpenStore) -> type[StorageMachine]:

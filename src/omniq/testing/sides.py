@@ -16,8 +16,9 @@ from omniq.errors import OmniqError
 from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, WorkerInfo
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage, GivenBack
+from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
-from omniq.testing.model import Model, Owner
+from omniq.testing.model import Owner
 
 
 class Store(Protocol):
@@ -34,6 +35,22 @@ class Store(Protocol):
     async def discard(self) -> None:
         """Delete the store."""
         ...
+
+
+class MemoryStore:
+    """The reference: objects on one memory."""
+
+    def __init__(self, clock: ManualClock, settings: Settings, max_pending: int | None) -> None:
+        self._first = MemoryStorage(clock=clock, settings=settings, max_pending=max_pending)
+
+    def another(self) -> BaseStorage:
+        return self._first.another()
+
+    async def reopen(self) -> None:
+        """Memory does not survive a restart; for the game it is as if all owners were replaced."""
+
+    async def discard(self) -> None:
+        """Gone with the last reference."""
 
 
 OpenStore = Callable[[ManualClock, Settings, int | None], Store]
@@ -169,25 +186,3 @@ def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
     yield storage.history(task_id)
     yield storage.get_dead(task_id)
     yield storage.load_checkpoint(task_id)
-
-
-def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
-    """What `Side.look` should give."""
-    known = model.known_tasks()
-    seen: dict[str, Any] = {
-        "stats": model.stats(),
-        "workers": model.workers(),
-        "held_by": {name: model.held_by(name) for name in names},
-        "paused": frozenset(model.paused),
-        "list_tasks": {task_id: record.view() for task_id, record in known.items()},
-    }
-    for task_id in ids:
-        record = known.get(task_id)
-        seen[task_id] = {
-            "task": record.view() if record is not None else None,
-            "result": model.get_result(task_id),
-            "history": list(record.attempts_made) if record is not None else [],
-            "dead": model.get_dead(task_id),
-            "checkpoint": model.checkpoints.get(task_id),
-        }
-    return seen

@@ -175,13 +175,13 @@ class Recorder:
         self, claims: Sequence[Claimed], now: int, max_crashes: int
     ) -> list[tuple[Row, Claimed]]:
         """Take everything from an owner that is dead; what was taken by us and not by another."""
-        lives = {
-            claimed: self._ledger.read_claimed(claimed)
-            for claimed in claims
-            if not self._has_ended(claimed)
+        read = ((claimed, self._ledger.read_claimed(claimed)) for claimed in claims)
+        by_id = {
+            claimed.id: (claimed, live)
+            for claimed, live in read
+            if live is not None and not self._has_ended(claimed, live)
         }
-        rows = [copy.copy(live.row) for live in lives.values() if live is not None]
-        by_id = {claimed.id: (claimed, live) for claimed, live in lives.items() if live is not None}
+        rows = [copy.copy(live.row) for _, live in by_id.values()]
         plans: list[_Plan] = []
         for row, settled in _rows.give_back(rows, now, max_crashes):
             claimed, live = by_id[row.id]
@@ -196,11 +196,12 @@ class Recorder:
             self._follow_up(plan, now)
         return [(plan.change.after.row, by_id[plan.before.id][0]) for plan in taken]
 
-    def _has_ended(self, claimed: Claimed) -> bool:
+    def _has_ended(self, claimed: Claimed, live: Live) -> bool:
         """Whether the claim's outcome is on record although its file is still there."""
-        # Only a file system that reorders renames in a power cut can leave it like that.
+        # Only a file system that reorders renames in a power cut can leave it like that. The
+        # number tells a result of this task from one of an earlier task with the same id.
         ended = self._ledger.read_ended(claimed.id)
-        if ended is None or ended.row.token != claimed.token:
+        if ended is None or (ended.row.seq, ended.row.token) != (live.row.seq, claimed.token):
             return False
         self._ledger.disk.remove(claimed.path)
         self._ledger.index.drop(claimed.id)

@@ -1,0 +1,263 @@
+"""The model's book: what is written down about every task, and how that may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from omniq.clock import from_micros, to_micros
+from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Rescheduled,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from omniq.settings import Settings
+from omniq.testing.clock import ManualClock
+from omniq.testing.model_gates import ModelGates, verdict_of
+
+PENDING, RUNNING, RETRYING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING
+
+
+@dataclass
+class Record:
+    """Everything the model knows about a task."""
+
+    task: Task
+    number: int
+    nonce: str
+    due: int
+    not_before: int
+    status: TaskStatus = PENDING
+    attempts: int = 0
+    crashes: int = 0
+    releases: int = 0
+    token: int = 0
+    owner: str | None = None
+    started_at: int = 0
+    cancel_requested: bool = False
+    ended_claim: int = 0
+    attempts_made: list[Attempt] = field(default_factory=list)
+    result: TaskResult | None = None
+    finished_at: int = 0
+    forget_at: int = 0
+
+    @property
+    def started(self) -> datetime | None:
+        return from_micros(self.started_at) if self.started_at else None
+
+    @property
+    def repeats(self) -> bool:
+        return self.task.interval is not None
+
+    def view(self) -> Task:
+        """The task as a storage is to show it."""
+        return msgspec.structs.replace(
+            self.task,
+            eta=from_micros(self.due),
+            status=self.status,
+            attempts=self.attempts,
+            crashes=self.crashes,
+            releases=self.releases,
+            token=self.token,
+            owner=self.owner,
+            started_at=self.started,
+            cancel_requested=self.cancel_requested,
+        )
+
+
+class Book:
+    """Tasks that live, tasks that have finished, dead letters, and checkpoints."""
+
+    def __init__(self, clock: ManualClock, settings: Settings) -> None:
+        self._clock = clock
+        self._settings = settings
+        self.gates = ModelGates(clock)
+        self.live: dict[str, Record] = {}
+        self.finished: dict[str, Record] = {}
+        self.dead: dict[str, tuple[DeadLetter, Record]] = {}
+        self.checkpoints: dict[str, bytes] = {}
+
+    # Looking things up
+
+    def on_record(self, task_id: str) -> Record | None:
+        """The record that occupies the id."""
+        if task_id in self.live:
+            return self.live[task_id]
+        if task_id in self.dead:
+            return self.dead[task_id][1]
+        return self._unforgotten().get(task_id)
+
+    def _unforgotten(self) -> dict[str, Record]:
+        now = self._clock.micros()
+        return {key: record for key, record in self.finished.items() if record.forget_at > now}
+
+    def known_tasks(self) -> dict[str, Record]:
+        """All that is to be found, in id order."""
+        return dict(sorted({**self._unforgotten(), **self.live}.items()))
+
+    def running(self) -> list[Task]:
+        """The tasks that run."""
+        return [record.task for record in self.live.values() if record.status is RUNNING]
+
+    def held_by(self, name: str) -> list[Record]:
+        """What an owner holds."""
+        return [record for record in self.live.values() if record.owner == name]
+
+    # Changes
+
+    def claim(self, record: Record, name: str) -> None:
+        """The task is that owner's now."""
+        record.status, record.owner = RUNNING, name
+        record.token += 1
+        record.started_at = self._clock.micros()
+        self.gates.enter(record.task, record.token)
+
+    def settle(self, record: Record, outcome: Outcome) -> None:
+        """The claim's owner says what became of the run."""
+        ends = isinstance(outcome, Succeeded | Failed | Cancelled)
+        if record.cancel_requested and not ends:
+            outcome = Cancelled(outcome.task_id, outcome.token, "cancelled while running")
+        is_first_word = record.status is RUNNING
+        self.gates.leave(record.task, record.token, verdict_of(outcome, is_first_word))
+        match outcome:
+            case Succeeded():
+                self._settle_success(record, outcome)
+            case Failed():
+                self._finish_failed(record, outcome.error, outcome.reason, "failed", by_owner=True)
+            case Cancelled():
+                self.finish_cancelled(record, outcome.reason, by_owner=True)
+            case Retried():
+                if is_first_word:
+                    self._charge(record, outcome.error, "failed")
+                    record.status = RETRYING
+                if outcome.eta is not None:
+                    self._let_go(record, outcome.eta)
+            case Rescheduled():
+                if is_first_word:
+                    record.status = PENDING
+                self._let_go(record, outcome.eta)
+            case Snoozed():
+                record.status = PENDING
+                self._let_go(record, outcome.eta)
+            case Released():
+                record.status = PENDING
+                record.releases += outcome.unknown_function
+                if outcome.eta is not None:
+                    self._let_go(record, outcome.eta)
+                record.owner, record.ended_claim = None, record.token
+
+    def _settle_success(self, record: Record, outcome: Succeeded) -> None:
+        self.checkpoints.pop(record.task.id, None)
+        if outcome.next_eta is None or record.cancel_requested:
+            self._finish(record, outcome.result, by_owner=True)
+            return
+        record.status, record.attempts, record.crashes = PENDING, 0, 0
+        record.attempts_made = []
+        record.result = outcome.result
+        self._let_go(record, outcome.next_eta)
+
+    def _let_go(self, record: Record, eta: datetime) -> None:
+        record.owner, record.ended_claim = None, record.token
+        record.due = record.not_before = to_micros(eta)
+
+    def _charge(self, record: Record, error: TaskError, how: str) -> None:
+        record.attempts += 1
+        record.attempts_made.append(
+            Attempt(
+                number=record.attempts,
+                token=record.token,
+                owner=record.owner,
+                started_at=record.started,
+                finished_at=self._clock.now(),
+                outcome=how,
+                error=error,
+            )
+        )
+
+    def _finish_failed(
+        self, record: Record, error: TaskError, reason: str, how: str, *, by_owner: bool
+    ) -> None:
+        if record.status is RUNNING:
+            self._charge(record, error, how)
+        letter = DeadLetter(
+            task_id=record.task.id,
+            task_type=record.task.func_path,
+            failure_reason=reason,
+            attempt_count=record.attempts,
+            first_failure=record.attempts_made[0].finished_at,
+            last_failure=self._clock.now(),
+            error_details=f"{error.error_type}: {error.message}",
+            queue=record.task.queue,
+        )
+        self.dead[record.task.id] = (letter, record)
+        result = self._result(record, TaskStatus.FAILED, record.attempts, reason)
+        self._finish(record, msgspec.structs.replace(result, error=error), by_owner=by_owner)
+
+    def finish_cancelled(self, record: Record, reason: str, *, by_owner: bool = False) -> None:
+        """The task is not to run any more."""
+        ran = record.status is RUNNING
+        result = self._result(record, TaskStatus.CANCELLED, record.attempts + ran, reason)
+        if not ran:
+            result = msgspec.structs.replace(result, started_at=None)
+        self.checkpoints.pop(record.task.id, None)
+        self._finish(record, result, by_owner=by_owner)
+
+    def _result(
+        self, record: Record, status: TaskStatus, attempts: int, reason: str | None = None
+    ) -> TaskResult:
+        return TaskResult(
+            task_id=record.task.id,
+            status=status,
+            attempts=attempts,
+            started_at=record.started,
+            finished_at=self._clock.now(),
+            reason=reason,
+        )
+
+    def _finish(self, record: Record, result: TaskResult, *, by_owner: bool) -> None:
+        task = record.task
+        ttl = self._settings.result_ttl if task.result_ttl is None else task.result_ttl
+        record.result, record.status = result, result.status
+        record.ended_claim = record.token if by_owner else 0
+        record.owner = None
+        record.finished_at = self._clock.micros()
+        record.forget_at = record.finished_at + round(ttl * 1_000_000)
+        del self.live[task.id]
+        if ttl:
+            self.finished[task.id] = record
+
+    def take_back(self, record: Record, is_charged: bool) -> None:
+        """The claim's owner is dead."""
+        now = self._clock.micros()
+        if record.cancel_requested:
+            self.gates.leave(record.task, record.token, "neither")
+            self.finish_cancelled(record, "cancelled while running", by_owner=False)
+            return
+        if is_charged:
+            record.crashes += 1
+            error = TaskError(
+                f"worker {record.owner} was lost while it ran the task",
+                error_type="WorkerLost",
+                timestamp=self._clock.now(),
+            )
+            is_last = record.crashes >= self._settings.max_crashes
+            self.gates.leave(record.task, record.token, "failure" if is_last else "neither")
+            if is_last:
+                self._finish_failed(record, error, "crashed", "crashed", by_owner=False)
+                return
+            self._charge(record, error, "crashed")
+            record.status = RETRYING
+        elif record.status is RUNNING:
+            self.gates.leave(record.task, record.token, "neither")
+            record.status = PENDING
+        if record.status is RETRYING:
+            record.due = now
+        record.owner, record.not_before, record.ended_claim = None, 0, 0

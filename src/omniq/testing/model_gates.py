@@ -1,0 +1,90 @@
+"""The model's gates: how many may run or start at once, and which circuits are open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from omniq.models import BreakerRule, Limit, Task
+from omniq.outcomes import Failed, Outcome, Retried, Succeeded
+from omniq.testing.clock import ManualClock
+
+Verdict = Literal["success", "failure", "neither"]
+
+
+def verdict_of(outcome: Outcome, is_first_word: bool) -> Verdict:
+    """What a circuit breaker is told of a run: a failure once, however often it is reported."""
+    if isinstance(outcome, Succeeded):
+        return "success"
+    return "failure" if isinstance(outcome, Retried | Failed) and is_first_word else "neither"
+
+
+@dataclass
+class Breaker:
+    """A circuit breaker: it is closed while `opened_at` is None; `probe` is the claim it let by."""
+
+    failures: int = 0
+    opened_at: int | None = None
+    probe: tuple[str, int] | None = None
+
+
+class ModelGates:
+    """Asked at every claim, told of every start and every end."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._starts: dict[str, list[int]] = {}
+        self._breakers: dict[str, Breaker] = {}
+
+    def have_room(self, task: Task, running: Sequence[Task]) -> bool:
+        """Whether the task may start beside those that run."""
+        return all(self._is_closed(rule) for rule in task.breakers) and all(
+            self._has_room(limit, running) for limit in task.limits
+        )
+
+    def _is_closed(self, rule: BreakerRule) -> bool:
+        breaker = self._breakers.setdefault(rule.name, Breaker())
+        if breaker.opened_at is None:
+            return True
+        may_probe = self._clock.micros() >= breaker.opened_at + _micros(rule.reset_timeout)
+        return breaker.probe is None and may_probe
+
+    def _has_room(self, limit: Limit, running: Sequence[Task]) -> bool:
+        if limit.max_running is not None:
+            return sum(limit in task.limits for task in running) < limit.max_running
+        since = self._clock.micros() - _micros(limit.per)
+        recent = [start for start in self._starts.get(limit.key, []) if start > since]
+        return limit.rate is None or len(recent) < limit.rate
+
+    def enter(self, task: Task, token: int) -> None:
+        """The task starts."""
+        for limit in task.limits:
+            if limit.rate is not None:
+                self._starts.setdefault(limit.key, []).append(self._clock.micros())
+        for rule in task.breakers:
+            if self._breakers[rule.name].opened_at is not None:
+                self._breakers[rule.name].probe = (task.id, token)
+
+    def leave(self, task: Task, token: int, verdict: Verdict) -> None:
+        """The run has ended, or there is more to say about one that had."""
+        now = self._clock.micros()
+        for rule in task.breakers:
+            breaker = self._breakers.setdefault(rule.name, Breaker())
+            was_probe = breaker.probe == (task.id, token)
+            if breaker.opened_at is not None and not was_probe:
+                continue
+            breaker.probe = None
+            if verdict == "success":
+                breaker.failures, breaker.opened_at = 0, None
+            elif verdict == "failure":
+                breaker.failures += 1
+                if was_probe or breaker.failures >= rule.max_failures:
+                    breaker.opened_at = now
+            elif was_probe:
+                # It came back without an answer: the next one may probe at once.
+                breaker.opened_at = now - _micros(rule.reset_timeout)
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)

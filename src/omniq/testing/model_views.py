@@ -1,0 +1,69 @@
+"""What a storage is to show, as the model has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from omniq.models import DeadLetter, QueueStats, TaskResult, TaskStatus
+from omniq.testing.model import Model
+from omniq.testing.model_book import Record
+
+
+def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
+    """What `Side.look` should give."""
+    known = model.book.known_tasks()
+    seen: dict[str, Any] = {
+        "stats": _stats(model, list(known.values())),
+        "workers": model.workers(),
+        "held_by": {name: model.held_by(name) for name in names},
+        "paused": frozenset(model.paused),
+        "list_tasks": {task_id: record.view() for task_id, record in known.items()},
+    }
+    for task_id in ids:
+        record = known.get(task_id)
+        seen[task_id] = {
+            "task": None if record is None else seen["list_tasks"][task_id],
+            "result": None if record is None else _result(record),
+            "history": [] if record is None else list(record.attempts_made),
+            "dead": _letter(model, task_id),
+            "checkpoint": model.book.checkpoints.get(task_id),
+        }
+    return seen
+
+
+def _result(record: Record) -> TaskResult | None:
+    if record.result is not None or record.status is not TaskStatus.RETRYING:
+        return record.result
+    newest = record.attempts_made[-1]
+    return TaskResult(
+        task_id=record.task.id,
+        status=TaskStatus.RETRYING,
+        error=newest.error,
+        attempts=record.attempts,
+        started_at=newest.started_at,
+        finished_at=newest.finished_at,
+    )
+
+
+def _letter(model: Model, task_id: str) -> DeadLetter | None:
+    if task_id not in model.book.dead:
+        return None
+    letter, _ = model.book.dead[task_id]
+    return msgspec.structs.replace(letter, checkpoint=model.book.checkpoints.get(task_id))
+
+
+def _stats(model: Model, records: list[Record]) -> QueueStats:
+    now = model.clock.micros()
+    live = [record for record in records if not record.status.is_final]
+    waiting = [record.due for record in live if record.owner is None]
+    queues = [record.task.queue for record in live]
+    statuses = [record.status for record in records]
+    return QueueStats(
+        by_status={status: statuses.count(status) for status in TaskStatus},
+        by_queue={queue: queues.count(queue) for queue in queues},
+        oldest_due_age=(now - min([now, *waiting])) / 1_000_000,
+        dead=len(model.book.dead),
+    )
