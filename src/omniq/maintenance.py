@@ -19,6 +19,7 @@ _JITTER = 0.2
 _SHORTEST_TURN = 0.05
 _PURGE_EVERY = 10.0
 _PROGRESS_EVERY = 0.5
+_LONGEST_BACKOFF = 5.0
 
 
 class Maintenance:
@@ -77,13 +78,16 @@ class Maintenance:
             raise
 
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+        pause = seconds
         while True:
             # Jitter, so that workers that were started together do not come all at once.
-            await self._clock.sleep(seconds * (1 - _JITTER * self._clock.random()))
+            await self._clock.sleep(pause * (1 - _JITTER * self._clock.random()))
             try:
                 await chore()
+                pause = seconds
             except Exception as error:
                 self._events.emit(ChoreFailed.of(chore.__name__, error))
+                pause = max(seconds, min(pause * 2, _LONGEST_BACKOFF))
 
 
 async def left_behind(storage: BaseStorage) -> TasksLeft | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from omniq import events
-from omniq.errors import LeaseLost, OmniqError, StorageError
+from omniq.errors import LeaseLost, StorageError
 from omniq.events import Dispatcher
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released
@@ -17,6 +18,7 @@ from omniq.tally import Tally
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 5.0
 _LONGEST_BACKOFF_AT_STOP = 0.25
 
+_LISTEN_AGAIN = 1.0
 _AT_ONCE = 0.001
 _EMPTY_HINTS, _EMPTY_HINT_PAUSE = 3, 0.02
 """So many hints one right after the other that led to nothing are followed by a short rest."""
@@ -141,7 +143,15 @@ class Turns:
             # What had finished was given back with the rest; another worker runs it again.
             self._tally.lost(outcomes)
             self.on_loss()
+            if self._failures:
+                # Lost again under its fresh id: not to be asked for without end.
+                await self._back_off()
+            self._failures += 1
             return None
+        except asyncio.CancelledError:
+            # Out of time. Whether they were recorded is not known; recording them again does no harm.
+            self._runs.put_back(outcomes)
+            raise
         except Exception as error:
             await self._after_failure(outcomes, error)
             return None
@@ -189,19 +199,23 @@ class Turns:
         elif isinstance(error, StorageError):
             self._runs.put_back(outcomes)
         else:
-            await self._record_singly(outcomes)
+            with suppress(StorageError):
+                await self._record_singly(outcomes)
         await self._back_off()
 
     async def _record_singly(self, outcomes: list[Outcome]) -> None:
         """Find the outcome that cannot be recorded, so that it holds up no others."""
-        for outcome in outcomes:
+        while outcomes:
+            outcome = outcomes[0]
             try:
                 self._tally.recorded([outcome], await self._storage.record([outcome]))
-            except StorageError:
-                self._runs.put_back([outcome])
+            except (StorageError, asyncio.CancelledError):
+                self._runs.put_back(outcomes)
+                raise
             except Exception as error:
                 self._tell_failure(f"record task {outcome.task_id}", error)
                 await self._record_failure(outcome, error)
+            del outcomes[0]
 
     async def _record_failure(self, outcome: Outcome, error: Exception) -> None:
         record = TaskError.from_exception(error, timestamp=self._clock.now())
@@ -237,9 +251,10 @@ class Turns:
             began = self._clock.monotonic()
             try:
                 await self._storage.wait_for_work(pause)
-            except OmniqError as error:
+            except StorageError as error:
+                # Nobody listens meanwhile, so the claim that follows must not wait for a hint.
                 self._tell_failure("listen", error)
-                await self._clock.sleep(self._poll_interval)
+                await self._clock.sleep(min(self._poll_interval, _LISTEN_AGAIN))
             now = self._clock.monotonic()
             early = self._asked_at + self._poll_interval - now
             if now - began >= pause and early > 0:

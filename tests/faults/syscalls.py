@@ -178,6 +178,9 @@ class Run:
         with gate, opener:
             child = spawn(partial(self._wait_and_act, gate, opener))
             try:
+                # What the child prepares is not on trial, and must not be counted.
+                gate.close()
+                opener.recv(1)
                 tracer = self._attach(child)
                 opener.send(b"!")
                 ended = _wait(child)
@@ -190,6 +193,7 @@ class Run:
         opener.close()
         ctypes.CDLL(None).prctl(*_ALLOW_ANY_TRACER)
         role = self._prepare()
+        gate.send(b".")
         # Not a read: those are counted.
         if gate.recv(1):
             role()
@@ -331,7 +335,9 @@ def examine(folder: Path, point: Point) -> Verdict:
     status = run.go()
     lines = run.trace.read_text().splitlines()
     is_kill = point.fault == "SIGKILL"
-    verdict = Verdict(str(point), was_hit=any(_is_hit(line, point, run.store) for line in lines))
+    was_hit = any(_is_hit(line, point, run.store) for line in lines)
+    # Each thread has a first call: the kill may strike another one's, outside the store, before.
+    verdict = Verdict(str(point), was_hit=was_hit or (is_kill and status == -9))
     if not verdict.was_hit:
         return verdict
     if status is None:

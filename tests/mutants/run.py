@@ -1,8 +1,9 @@
 """Break omniq on purpose, in ten ways, and say which test notices.
 
 Each `*.patch` beside this file says in its first line what it breaks, and in its second on which
-backend that shows. A copy of `src` gets the patch, and must then fail both in the contract suite
-and in the state machine of that backend. Ends with 1 if a mutant lives, or does not apply any more.
+backend that shows. A copy of `src` gets the patch, and must then fail in the contract suite of that
+backend or in its state machine; the table names the first test of each that does. Ends with 1 if a
+mutant survives both, or does not apply any more.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Verdict:
 
     @property
     def is_caught(self) -> bool:
-        return not self.trouble and all(self.caught_by.values())
+        return not self.trouble and any(self.caught_by.values())
 
 
 def main() -> int:
@@ -88,13 +89,15 @@ def tell(verdict: Verdict, width: int) -> None:
     if verdict.trouble:
         print(f"{mutant.name:{width}}  {mutant.backend:7}  TROUBLE: {verdict.trouble}", flush=True)
         return
+    if not verdict.is_caught:
+        print(f"{mutant.name:{width}}  {mutant.backend:7}  SURVIVED", flush=True)
+        return
+    names = (mutant.name, mutant.backend)
     for suite in SUITES:
-        what = verdict.caught_by[suite] or f"SURVIVED the {suite}"
-        first = suite == SUITES[0]
-        print(
-            f"{mutant.name if first else '':{width}}  {mutant.backend if first else '':7}  {what}"
-        )
-    sys.stdout.flush()
+        # The state machine plays other games each time, and may miss what the contract names.
+        what = verdict.caught_by[suite] or f"(not by the {suite} suite this time)"
+        print(f"{names[0]:{width}}  {names[1]:7}  {what}", flush=True)
+        names = ("", "")
 
 
 def judge(mutant: Mutant) -> Verdict:

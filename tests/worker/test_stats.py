@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -200,3 +204,20 @@ def test_metrics_may_be_written_from_many_threads():
 
     numbers = metrics.get_metrics()
     assert (numbers["total_submitted"], numbers["total_completed"]) == (8000, 8000)
+
+
+@pytest.mark.slow
+def test_a_pool_of_three_stays_within_its_memory():
+    """In a process of its own, against the same imports without a pool."""
+    script = Path(__file__).parents[2] / "benchmarks" / "pool.py"
+    printed = subprocess.run(
+        [sys.executable, str(script), "--memory-here", "--tasks", "10000"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    added, grown = (float(number) for number in re.findall(r": ([-\d.]+) MB", printed))
+
+    assert added < 20
+    assert grown < 5
