@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from omniq.errors import LeaseLost
-from omniq.storage.base import BaseStorage, Renewal
+from omniq.storage.base import BaseStorage
+from omniq.storage.terms import Renewal
 
 _BEATS_PER_LEASE = 3
 _LONGEST_PAUSE = 2.0

@@ -12,7 +12,8 @@ from omniq.events import Dispatcher
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released
 from omniq.runs import Runs
-from omniq.storage.base import BaseStorage, Renewal
+from omniq.storage.base import BaseStorage
+from omniq.storage.terms import Renewal
 from omniq.tally import Tally
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 5.0
@@ -140,13 +141,7 @@ class Turns:
                 outcomes, limit, queues=self._queues
             )
         except LeaseLost:
-            # What had finished was given back with the rest; another worker runs it again.
-            self._tally.lost(outcomes)
-            self.on_loss()
-            if self._failures:
-                # Lost again under its fresh id: not to be asked for without end.
-                await self._back_off()
-            self._failures += 1
+            await self._after_loss(outcomes)
             return None
         except asyncio.CancelledError:
             # Out of time. Whether they were recorded is not known; recording them again does no harm.
@@ -184,6 +179,15 @@ class Turns:
             self._runs.cancel(task_id)
 
     # When the storage does not do as it should
+
+    async def _after_loss(self, outcomes: list[Outcome]) -> None:
+        # What had finished was given back with the rest; another worker runs it again.
+        self._tally.lost(outcomes)
+        self.on_loss()
+        if self._failures:
+            # Lost again under its fresh id: not to be asked for without end.
+            await self._back_off()
+        self._failures += 1
 
     async def _after_failure(self, outcomes: list[Outcome], error: Exception) -> None:
         self._cancelled_meanwhile = None

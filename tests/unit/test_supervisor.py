@@ -23,8 +23,8 @@ from omniq import (
 )
 from omniq.serving import Plan, Serving
 from omniq.settings import Settings
-from omniq.storage.base import Capabilities
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.terms import Capabilities
 from omniq.supervisor import Worker
 from omniq.testing.faults import FaultyStorage
 from tests.unit import worker_tasks

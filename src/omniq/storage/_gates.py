@@ -58,7 +58,12 @@ def gates_of(task: Task) -> tuple[Gate, ...]:
     if not task.limits and not task.breakers:
         return ()
     gates = [
-        Gate(f"breaker:{rule.name}", "breaker", rule.max_failures, seconds_to_micros(rule.reset_timeout))
+        Gate(
+            f"breaker:{rule.name}",
+            "breaker",
+            rule.max_failures,
+            seconds_to_micros(rule.reset_timeout),
+        )
         for rule in task.breakers
     ]
     for limit in task.limits:
@@ -118,7 +123,13 @@ def enter(gate: Gate, state: GateState, task_id: str, token: int, now: int) -> N
 
 
 def leave(
-    gate: Gate, state: GateState, task_id: str, token: int, effect: Effect, now: int, reason: str = ""
+    gate: Gate,
+    state: GateState,
+    task_id: str,
+    token: int,
+    effect: Effect,
+    now: int,
+    reason: str = "",
 ) -> None:
     """Count the task as gone, by an outcome or because its owner died."""
     match gate.kind:

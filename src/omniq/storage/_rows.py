@@ -203,7 +203,9 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             _let_go(row, to_micros(outcome.eta))
             return Settled()
         case Failed():
-            finish = _finish_failed(row, outcome.error, outcome.reason, "failed", now, by_owner=True)
+            finish = _finish_failed(
+                row, outcome.error, outcome.reason, "failed", now, by_owner=True
+            )
             return Settled(finish=finish, effect=failure, reason=outcome.error.error_type)
         case Snoozed():
             row.status = TaskStatus.PENDING

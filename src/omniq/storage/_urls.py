@@ -14,7 +14,9 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings, mask_url
 from omniq.storage.base import BaseStorage
 
-_KNOWN = "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db"
+_KNOWN = (
+    "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db"
+)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -44,10 +46,14 @@ def open_storage(
     scheme = url.partition(":")[0].lower()
     opener = _OPENERS.get(scheme)
     if opener is None:
-        raise SettingsError(f"storage URL {mask_url(url)}: unknown kind {scheme!r}; known: {_KNOWN}")
+        raise SettingsError(
+            f"storage URL {mask_url(url)}: unknown kind {scheme!r}; known: {_KNOWN}"
+        )
     path, options = _split(url)
     max_pending = _take_int(url, options, "max_pending")
-    return opener(_Request(path, _with_options(url, settings, options), serializer, clock, max_pending))
+    return opener(
+        _Request(path, _with_options(url, settings, options), serializer, clock, max_pending)
+    )
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
@@ -59,7 +65,9 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
         rest = rest[2:]
         if url.lower().startswith("sqlite:"):
             if not rest.startswith("/"):
-                raise SettingsError(f"storage URL {url}: write sqlite:///file.db or sqlite:////abs.db")
+                raise SettingsError(
+                    f"storage URL {url}: write sqlite:///file.db or sqlite:////abs.db"
+                )
             rest = rest[1:]
         elif rest and not rest.startswith("/"):
             raise SettingsError(
@@ -77,7 +85,9 @@ def _take_int(url: str, options: dict[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise SettingsError(f"storage URL {mask_url(url)}: {name}={text}: expected a whole number above 0")
+        raise SettingsError(
+            f"storage URL {mask_url(url)}: {name}={text}: expected a whole number above 0"
+        )
     return int(text)
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
@@ -27,13 +26,10 @@ from omniq.errors import (
     LeaseLost,
     SerializationError,
     StaleClaim,
-    StorageClosed,
     StorageError,
 )
 from omniq.failpoints import hit
 from omniq.models import (
-    Progress,
-    Schedule,
     Task,
     TaskError,
     TaskResult,
@@ -42,9 +38,7 @@ from omniq.models import (
     check_id,
     check_instant,
     check_int,
-    check_key,
     check_name,
-    check_task,
 )
 from omniq.outcomes import (
     Cancelled,
@@ -56,98 +50,16 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
-from omniq.schedule import next_cron, next_run
+from omniq.schedule import next_run
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
 from omniq.storage._hints import Hints
 from omniq.storage._rows import Finish, Row, row_of, task_of
-from omniq.storage.inspection import Inspection
-
-Durability = Literal["none", "os", "power"]
-
-
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between backends, as data.
-
-    `durability`: what an acknowledged write survives: nothing, the death of the process (`os`), or
-    a power cut (`power`). `reach`: who can share the storage. `atomic_batches`: whether a batch is
-    enqueued all or nothing even across a crash. `exact_bound`: whether `max_pending` holds exactly
-    when many processes enqueue at once. `transactions`: whether a caller's own SQL transaction can
-    carry an enqueue.
-    """
-
-    name: str
-    durability: Durability
-    reach: Literal["process", "machine", "fleet"]
-    atomic_batches: bool = True
-    exact_bound: bool = True
-    transactions: bool = False
+from omniq.storage.keeping import Keeping, check_now
+from omniq.storage.terms import Claim, Entry, GivenBack, Identity, Renewal
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """An outcome on its way into a backend; `result` is its encoded result if it carries one."""
-
-    outcome: Outcome
-    result: bytes | None
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for tasks. `now=None` is the storage's own clock."""
-
-    limit: int
-    now: int | None
-    queues: tuple[str, ...] | None
-    claim_id: str
-
-
-class Renewal(msgspec.Struct, frozen=True):
-    """What a worker learns at each renewal: what it holds, and what it should stop."""
-
-    held: dict[str, int]
-    cancelled: frozenset[str]
-
-
-class GivenBack(msgspec.Struct, frozen=True):
-    """A task taken from a dead owner. `status` is what it is now: FAILED after too many crashes."""
-
-    task_id: str
-    func_path: str
-    owner: str
-    status: TaskStatus
-
-
-class Identity:
-    """Who a storage object is to the store. Shared with its twins, so that they act as one owner.
-
-    Twins live in other threads: what they find out is taken in only while it is still true.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.owner = ""
-        self.started_at = 0
-        self.lease = 0.0
-        """Seconds each renewal asks for; 0 before the first one."""
-        self.trusted_until = 0
-        """Boot-clock microseconds until which the lease is surely ours; 0 before the first one."""
-
-    def renew(self, owner: str, now: int) -> None:
-        self.owner, self.started_at, self.trusted_until = owner, now, 0
-
-    def replace(self, fenced: str, owner: str, now: int) -> None:
-        """Become `owner`, unless a twin has replaced the fenced one already."""
-        with self._lock:
-            if self.owner == fenced:
-                self.renew(owner, now)
-
-    def trust(self, owner: str, until: int) -> None:
-        """The store has given that owner a lease, which may not be this one any more."""
-        with self._lock:
-            if self.owner == owner:
-                self.trusted_until = until
-
-
-class BaseStorage(Inspection):
+class BaseStorage(Keeping):
     """Keeps tasks, hands each to one owner at a time, and records what became of it.
 
     A storage object is an owner: it has an id of its own that is fresh each time it is opened, one
@@ -178,11 +90,6 @@ class BaseStorage(Inspection):
         self._repeated: dict[str, int] = {}
 
     # Opening and closing
-
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What this backend promises beyond the contract."""
 
     @property
     def is_open(self) -> bool:
@@ -348,9 +255,7 @@ class BaseStorage(Inspection):
         C11. An owner that was fenced is refused with `LeaseLost`, and has a fresh id afterwards.
         C12. A claim holds as long as the owner's lease; claiming takes a lease when there is none.
         """
-        _, claimed = await self.record_and_reserve(
-            (), limit, now, queues=queues, claim_id=claim_id
-        )
+        _, claimed = await self.record_and_reserve((), limit, now, queues=queues, claim_id=claim_id)
         return claimed
 
     async def record_and_reserve(
@@ -459,7 +364,7 @@ class BaseStorage(Inspection):
 
         M5. Accepts what this object holds, and a repeating task that it has just finished.
         """
-        _check_now("new_eta", new_eta)
+        check_now("new_eta", new_eta)
         token = self._repeated.get(task_id) if task_id not in self._claims() else None
         if token is None:
             token = self._claim_on(task_id).token
@@ -570,7 +475,9 @@ class BaseStorage(Inspection):
         self._check_open()
         await self._wait_for_work(timeout)
 
-    async def wait_for_result(self, task_id: str, timeout: float | None = None) -> TaskResult | None:
+    async def wait_for_result(
+        self, task_id: str, timeout: float | None = None
+    ) -> TaskResult | None:
         """The final result, as soon as there is one; None after `timeout` or if there is no record.
 
         W3. A result that is not final is never returned.
@@ -591,168 +498,6 @@ class BaseStorage(Inspection):
                 patience = pause if remaining is None else min(pause, remaining)
                 await self._clock.wait(ended, patience)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
-
-    # Retention
-
-    async def purge_results(self, older_than: datetime) -> int:
-        """Forget tasks that finished before that instant; how many.
-
-        T1. Only finished tasks go; nothing that waits or runs, and no dead letter.
-        T2. Their ids are free again.
-        """
-        self._check_open()
-        _check_now("older_than", older_than)
-        return await self._purge_results(to_micros(older_than))
-
-    async def purge_expired(self) -> int:
-        """Forget finished tasks whose `result_ttl` has passed; how many.
-
-        T3. A record past its `result_ttl` is not given out, purged or not.
-        T4. `result_ttl=0` keeps nothing of a task that ended, but for its dead letter.
-        """
-        self._check_open()
-        return await self._purge_expired()
-
-    # Dead letters
-
-    async def retry_dead(
-        self, task_id: str, *, task: Task | None = None, from_start: bool = False
-    ) -> bool:
-        """Put a dead letter's task back in the queue; False when there is no such letter.
-
-        `task` is the same call with other arguments. `from_start` drops its checkpoint.
-
-        D1. The same id, PENDING, due now, attempts 0; the letter and the old result are gone.
-        D2. One atomic step: of two that retry at once, one gets True.
-        D3. When it cannot be enqueued (queue full, unique key taken), the letter stays.
-        """
-        self._check_open()
-        check_id(task_id)
-        body = None
-        if task is not None:
-            self._check_task(task)
-            letter = await self.get_dead(task_id)
-            if letter is None:
-                return False
-            if (task.id, task.func_path) != (task_id, letter.task_type):
-                # What a storage filters and counts by goes on being true of the task.
-                raise InvalidTask(
-                    f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
-                    f"of {letter.task_type}; change its arguments only"
-                )
-            body = self._serializer.encode_task(task)
-        revived = await self._retry_dead(task_id, body, from_start)
-        if revived:
-            self._hints.work()
-        return revived
-
-    @abstractmethod
-    async def delete_dead(self, task_id: str) -> bool:
-        """Forget a dead letter and its checkpoint; False when there is none.
-
-        D4. Its task's id is free again once its result has gone too.
-        """
-
-    async def purge_dead(self, older_than: datetime) -> int:
-        """Forget dead letters whose last failure was before that instant; how many."""
-        self._check_open()
-        _check_now("older_than", older_than)
-        return await self._purge_dead(to_micros(older_than))
-
-    # Checkpoints and progress
-
-    async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
-        """Keep what a task needs to resume.
-
-        K1. Only the current claim may save; another raises `StaleClaim`.
-        K2. It survives retries, releases and crashes, and goes when the task succeeds.
-        K3. It stays with a dead letter, and is there when that is retried.
-        """
-        self._check_open()
-        check_id(task_id)
-        if len(checkpoint) > self._settings.max_payload:
-            raise SerializationError(
-                f"checkpoint of task {task_id} takes {len(checkpoint)} bytes, "
-                f"more than max_payload {self._settings.max_payload}"
-            )
-        if not await self._save_checkpoint(self.owner, task_id, token, checkpoint):
-            raise StaleClaim(task_id, token)
-
-    async def purge_checkpoints(self, older_than: datetime) -> int:
-        """Forget checkpoints saved before that instant that belong to nothing; how many.
-
-        K4. One whose task is live or a dead letter stays, however old.
-        """
-        self._check_open()
-        _check_now("older_than", older_than)
-        return await self._purge_checkpoints(to_micros(older_than))
-
-    async def report_progress(self, reports: Sequence[Progress]) -> None:
-        """Keep the newest progress of running tasks, in one round trip.
-
-        P1. A report whose claim is not the current one is dropped.
-        P2. It goes when the task ends.
-        """
-        self._check_open()
-        if reports:
-            await self._report_progress(self.owner, reports)
-
-    # Schedules
-
-    async def put_schedule(self, schedule: Schedule) -> None:
-        """Keep a schedule, replacing one with the same id.
-
-        S1. Every change of a schedule raises its `version`.
-        """
-        self._check_open()
-        check_name("schedule id", schedule.id)
-        self._check_task(schedule.task)
-        self._serializer.encode_task(schedule.task)
-        await self._put_schedule(schedule)
-
-    @abstractmethod
-    async def delete_schedule(self, schedule_id: str) -> bool:
-        """Forget a schedule; False when there is none."""
-
-    async def fire_schedule(self, schedule: Schedule, advanced: Schedule, task: Task | None) -> bool:
-        """Enqueue `task` and replace `schedule` by `advanced`, if nobody has changed it meanwhile.
-
-        S2. `schedule` is as it was read; of two that fire the same reading, one gets True.
-        S3. The task is enqueued once for each nominal time, even if a worker dies in between.
-        """
-        self._check_open()
-        row = None
-        if task is not None:
-            self._check_task(task)
-            row = row_of(
-                task,
-                self._serializer.encode_task(task),
-                now=self._clock.micros(),
-                default_ttl=self._settings.result_ttl,
-                nonce=f"schedule:{schedule.id}",
-            )
-        fired = await self._fire_schedule(schedule, advanced, row)
-        if fired:
-            self._hints.work()
-        return fired
-
-    # Queues
-
-    async def pause_queue(self, queue: str) -> None:
-        """Claim nothing more from the queue, on any worker, until it is resumed.
-
-        G1. A paused queue takes tasks and hands none out; what runs goes on.
-        """
-        self._check_open()
-        check_name("queue", queue)
-        await self._set_paused(queue, True)
-
-    async def resume_queue(self, queue: str) -> None:
-        """Claim from the queue again."""
-        self._check_open()
-        check_name("queue", queue)
-        await self._set_paused(queue, False)
-        self._hints.work()
 
     # What a backend implements
 
@@ -800,55 +545,7 @@ class BaseStorage(Inspection):
     @abstractmethod
     async def _wait_for_work(self, timeout: float) -> None: ...
 
-    @abstractmethod
-    async def _purge_results(self, before: int) -> int: ...
-
-    @abstractmethod
-    async def _purge_expired(self) -> int: ...
-
-    @abstractmethod
-    async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool: ...
-
-    @abstractmethod
-    async def _purge_dead(self, before: int) -> int: ...
-
-    @abstractmethod
-    async def _save_checkpoint(
-        self, owner: str, task_id: str, token: int, checkpoint: bytes
-    ) -> bool: ...
-
-    @abstractmethod
-    async def _purge_checkpoints(self, before: int) -> int: ...
-
-    @abstractmethod
-    async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None: ...
-
-    @abstractmethod
-    async def _put_schedule(self, schedule: Schedule) -> None: ...
-
-    @abstractmethod
-    async def _fire_schedule(
-        self, schedule: Schedule, advanced: Schedule, row: Row | None
-    ) -> bool: ...
-
-    @abstractmethod
-    async def _set_paused(self, queue: str, paused: bool) -> None: ...
-
     # Written once
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise StorageClosed(
-                f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
-            )
-
-    def _check_task(self, task: Task) -> None:
-        check_task(task)
-        for field, text in (("cron", task.cron), ("tz", task.tz)):
-            if text is not None:
-                check_key(field, text)
-        if task.cron is not None:
-            next_cron(task.cron, self._clock.now(), task.tz)
 
     def _entry(self, outcome: Outcome) -> Entry:
         match outcome:
@@ -860,7 +557,7 @@ class BaseStorage(Inspection):
             case Retried() | Released():
                 check_instant("eta", outcome.eta)
             case Snoozed() | Rescheduled():
-                _check_now("eta", outcome.eta)
+                check_now("eta", outcome.eta)
             case Failed() | Cancelled():
                 pass
         return Entry(outcome, None)
@@ -874,7 +571,9 @@ class BaseStorage(Inspection):
         except SerializationError:
             # An error's text is bounded, but a small max_payload may be smaller still.
             error = finish.result.error
-            brief = TaskError(error.message[:64], error_type=error.error_type[:64]) if error else None
+            brief = (
+                TaskError(error.message[:64], error_type=error.error_type[:64]) if error else None
+            )
             return self._serializer.encode_result(
                 msgspec.structs.replace(finish.result, error=brief, reason=None, warnings=())
             )
@@ -981,9 +680,3 @@ def _runs_again(outcome: Outcome) -> bool:
     if isinstance(outcome, Succeeded):
         return outcome.next_eta is not None
     return not isinstance(outcome, Failed | Cancelled)
-
-
-def _check_now(field: str, instant: datetime) -> None:
-    if instant is None:
-        raise InvalidTask(f"{field}: expected a datetime")
-    check_instant(field, instant)

@@ -57,8 +57,9 @@ from omniq.storage._files.store import Needs, Store
 from omniq.storage._files.worker import Worker
 from omniq.storage._gates import GateState
 from omniq.storage._rows import FinishedRow, Row
-from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
+from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 T = TypeVar("T")
 

@@ -30,8 +30,9 @@ from omniq.storage import _gates, _rows
 from omniq.storage._gates import Gate, GateState
 from omniq.storage._ready import ReadyQueue, Wanted
 from omniq.storage._rows import Finish, FinishedRow, Row, Settled
-from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
+from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 
 class _Lease(msgspec.Struct):

@@ -35,8 +35,9 @@ from omniq.storage._sqlite.connection import Connection, Database
 from omniq.storage._sqlite.lane import Lane, WriteLane
 from omniq.storage._sqlite.ledger import KnownRows, Ledger, attach, is_held, read_gates
 from omniq.storage._sqlite.watch import Watch
-from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
+from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 _T = TypeVar("_T")
 

@@ -28,8 +28,9 @@ from omniq.models import (
 )
 from omniq.storage._gates import GateState
 from omniq.storage._rows import FinishedRow, Row
-from omniq.storage.base import BaseStorage, Capabilities, Claim, Entry, GivenBack, Renewal
+from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 Verb = Literal[
     "open",

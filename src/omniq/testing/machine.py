@@ -52,7 +52,15 @@ from omniq.testing.moves import (
     task_of,
     wishes,
 )
-from omniq.testing.sides import MemoryStore, OpenStore, Side, Store, answer_of
+from omniq.testing.sides import (
+    MemoryStore,
+    OpenStore,
+    Side,
+    Store,
+    answer_of,
+    brief,
+    differences,
+)
 
 SETTINGS = Settings(lease=9.0, result_ttl=60.0, max_crashes=2, durability="os")
 
@@ -442,9 +450,7 @@ class StorageMachine(RuleBasedStateMachine):
         for side in self._sides:
             seen = self._run(side.look(self._moves % PLACES, names, ids))
             for what, value in seen.items():
-                assert value == expected[what], (
-                    f"{side.label} shows {what}: {value}, the model {expected[what]}"
-                )
+                _check_same(side, value, expected[what], what)
         self._seen = expected
         self._check_promises(expected["list_tasks"])
 
@@ -468,10 +474,10 @@ class StorageMachine(RuleBasedStateMachine):
         """Make a move on all sides; the model's answer, which is everybody's."""
         answers = [(side, self._run(side.answer(place, call))) for side in self._sides]
         expected = answer_of(model)
-        note(f"  {self._owners[place].name} → {expected}")
+        note(f"  {self._owners[place].name} → {brief(expected)}")
         for side, answer in answers:
             wanted = list(expected) if isinstance(expected, tuple) else expected
-            assert answer == wanted, f"{side.label} answers {answer}, the model {wanted}"
+            _check_same(side, answer, wanted, "answer")
             side.learn_name(place, self._owners[place])
         return expected
 
@@ -508,6 +514,12 @@ class StorageMachine(RuleBasedStateMachine):
         record = self._model.book.live.get(claim.task_id)
         repeats = record is not None and record.repeats
         return claim.place, outcome_of(ending, claim, now=self._clock.now(), repeats=repeats)
+
+
+def _check_same(side: Side, seen: Any, wanted: Any, what: str) -> None:
+    if seen != wanted:
+        found = "; ".join(differences(seen, wanted, what))
+        raise AssertionError(f"{side.label} differs from the model: {found}")
 
 
 def machine_for(open_store: OpenStore) -> type[StorageMachine]:

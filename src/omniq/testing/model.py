@@ -15,7 +15,7 @@ from omniq.errors import DuplicateTask, LeaseLost, QueueFull, StaleClaim
 from omniq.models import Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
-from omniq.storage.base import GivenBack, Renewal
+from omniq.storage.terms import GivenBack, Renewal
 from omniq.testing.clock import ManualClock
 from omniq.testing.model_book import RETRYING, RUNNING, Book, Record
 
@@ -51,6 +51,8 @@ class Model:
 
     def reopen_owner(self, owner: Owner) -> None:
         owner.name, owner.lease_until = self._fresh("owner"), 0
+        owner.held.clear()
+        owner.repeated.clear()
 
     def close_owner(self, owner: Owner) -> None:
         if owner.lease_until:
@@ -60,13 +62,11 @@ class Model:
                 else:
                     self.book.settle(record, Released(record.task.id, 0))
             self._fence(owner.name)
-        owner.held.clear()
 
     def renew(self, owner: Owner) -> Renewal:
         if owner.name in self.fenced:
             lost = LeaseLost(owner.name)
             self.reopen_owner(owner)
-            owner.held.clear()
             raise lost
         owner.lease_until = self.leases[owner.name] = self.clock.boot_micros() + self._lease
         held = self.book.held_by(owner.name)

@@ -15,8 +15,9 @@ import msgspec
 from omniq.errors import OmniqError
 from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, WorkerInfo
 from omniq.settings import Settings
-from omniq.storage.base import BaseStorage, GivenBack
+from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.terms import GivenBack
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Owner
 
@@ -186,3 +187,33 @@ def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
     yield storage.history(task_id)
     yield storage.get_dead(task_id)
     yield storage.load_checkpoint(task_id)
+
+
+def differences(seen: Any, wanted: Any, where: str) -> Iterator[str]:
+    """What is other than it should be, as deep inside as it can be named."""
+    if seen == wanted:
+        return
+    if isinstance(seen, dict) and isinstance(wanted, dict) and seen.keys() == wanted.keys():
+        for key in wanted:
+            yield from differences(seen[key], wanted[key], f"{where}[{key!r}]")
+    elif isinstance(seen, list) and isinstance(wanted, list) and len(seen) == len(wanted):
+        for position, (left, right) in enumerate(zip(seen, wanted, strict=True)):
+            yield from differences(left, right, f"{where}[{position}]")
+    elif isinstance(seen, msgspec.Struct) and type(seen) is type(wanted):
+        for name in seen.__struct_fields__:
+            yield from differences(getattr(seen, name), getattr(wanted, name), f"{where}.{name}")
+    else:
+        yield f"{where} is {brief(seen)} and should be {brief(wanted)}"
+
+
+def brief(value: Any) -> Any:
+    """The value with tasks as their ids and tokens, for reading."""
+    match value:
+        case Task():
+            return f"{value.id}#{value.token}"
+        case list() | tuple():
+            return [brief(item) for item in value]
+        case dict():
+            return {key: brief(item) for key, item in value.items()}
+        case _:
+            return value

@@ -15,7 +15,7 @@ from omniq.storage._files.records import Live, Waiter
 from omniq.storage._gates import Gate
 from omniq.storage._ready import Wanted
 from omniq.storage._rows import Row
-from omniq.storage.base import Claim
+from omniq.storage.terms import Claim
 
 
 class Claimer:

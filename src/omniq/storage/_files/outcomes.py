@@ -18,7 +18,7 @@ from omniq.storage._files.names import Claimed, dead_path, task_path
 from omniq.storage._files.records import Ended, Live
 from omniq.storage._files.unique import UniqueKeys
 from omniq.storage._rows import Finish, Row, Settled
-from omniq.storage.base import Entry
+from omniq.storage.terms import Entry
 
 EncodeFinish = Callable[[Finish, bytes | None], bytes]
 

@@ -28,7 +28,7 @@ from omniq.storage._files.outcomes import EncodeFinish, Holdings, Recorder
 from omniq.storage._files.schedules import Schedules
 from omniq.storage._files.unique import UniqueKeys
 from omniq.storage._rows import Row
-from omniq.storage.base import Claim, Entry, GivenBack, Renewal
+from omniq.storage.terms import Claim, Entry, GivenBack, Renewal
 
 _numbers: WeakValueDictionary[tuple[int, int], Numbers] = WeakValueDictionary()
 _numbers_lock = threading.Lock()

@@ -13,7 +13,7 @@ from omniq.storage._sqlite import tables
 from omniq.storage._sqlite.connection import Connection, statement
 from omniq.storage._sqlite.ledger import Ledger
 from omniq.storage._sqlite.tables import READY, SUSPECT, Stored
-from omniq.storage.base import Claim
+from omniq.storage.terms import Claim
 
 PROMOTED_AT_ONCE = 2_000
 """Tasks that one transaction moves from waiting for their time to ready."""

@@ -17,7 +17,7 @@ from omniq.storage._rows import Finish, FinishedRow, Row, Settled
 from omniq.storage._sqlite import tables
 from omniq.storage._sqlite.connection import Connection, statement
 from omniq.storage._sqlite.tables import Stored
-from omniq.storage.base import Entry
+from omniq.storage.terms import Entry
 
 EncodeFinish = Callable[[Finish, bytes | None], bytes]
 

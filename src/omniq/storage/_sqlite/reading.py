@@ -13,8 +13,8 @@ from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.storage._rows import Row
 from omniq.storage._sqlite import leases, tables
 from omniq.storage._sqlite.connection import Connection, statement
-from omniq.storage.base import Renewal
 from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.terms import Renewal
 
 _decode_letter = internal_decoder(DeadLetter)
 _decode_progress = internal_decoder(Progress)

@@ -9,7 +9,7 @@ from omniq.storage import _rows
 from omniq.storage._sqlite import leases, reading, tables
 from omniq.storage._sqlite.connection import Connection
 from omniq.storage._sqlite.ledger import Ledger
-from omniq.storage.base import GivenBack
+from omniq.storage.terms import GivenBack
 
 
 def is_fenced(db: Connection, owner: str) -> bool:
