@@ -52,6 +52,7 @@ from omniq.signals import Discard, Retry, Snooze
 if TYPE_CHECKING:
     from omniq.blocking import TaskHandle, TaskQueue
     from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
+    from omniq.supervisor import Worker
     from omniq.tally import PoolStats
     from omniq.worker import AsyncWorkerPool, WorkerPool
 else:
@@ -64,6 +65,7 @@ else:
         "PoolStats": "omniq.tally",
         "TaskHandle": "omniq.blocking",
         "TaskQueue": "omniq.blocking",
+        "Worker": "omniq.supervisor",
         "WorkerPool": "omniq.worker",
     }
 
@@ -124,6 +126,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TransientError",
+    "Worker",
     "WorkerInfo",
     "WorkerPool",
     "current_task",

@@ -47,7 +47,7 @@ def test_one_minute_works_word_for_word(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_enqueue_and_ask_works_word_for_word(folder: Path) -> None:
-    eta, pending, status = run("block2.py", folder).splitlines()
+    eta, pending, status = run("block3.py", folder).splitlines()
 
     assert eta.endswith("+00:00")
     assert pending == "3"

@@ -32,6 +32,7 @@ FACE = [
     "LinearBackoff",
     "AsyncWorkerPool",
     "WorkerPool",
+    "Worker",
     "PoolStats",
     "TaskContext",
     "current_task",

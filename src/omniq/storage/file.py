@@ -42,6 +42,8 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,7 +92,8 @@ class FileStorage(BaseStorage):
         self._store: Store | None = None
         self._worker: Worker | None = None
         self._pid = 0
-        self._armed: asyncio.AbstractEventLoop | None = None
+        self._waiting = 0
+        self._armed: tuple[asyncio.AbstractEventLoop, int] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -237,27 +240,44 @@ class FileStorage(BaseStorage):
             if next_due is not None:
                 remaining = (next_due - self._clock.micros()) / 1_000_000
                 timeout = min(timeout, max(0.0, remaining))
-            self._arm()
-            await self._clock.wait(hint, timeout)
+            self._waiting += 1
+            try:
+                self._arm(asyncio.get_running_loop())
+                await self._clock.wait(hint, timeout)
+            finally:
+                self._waiting -= 1
+                if not self._waiting:
+                    self._disarm()
 
-    def _arm(self) -> None:
-        """Let a change of the folder, by any process, be looked at while somebody waits."""
-        store, _ = self._ready()
-        loop = asyncio.get_running_loop()
-        if self._armed is None and store.ledger.watch is not None:
-            loop.add_reader(store.ledger.watch.fd, self._on_change)
-            self._armed = loop
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have changes of the folder looked at, by whichever process, while somebody waits."""
+        watch = None if self._store is None else self._store.ledger.watch
+        if self._armed is None and watch is not None and self._waiting:
+            loop.add_reader(watch.fd, self._on_change)
+            self._armed = (loop, watch.fd)
 
     def _disarm(self) -> None:
-        loop, self._armed = self._armed, None
-        if loop is not None and self._store is not None and not loop.is_closed():
-            watch = self._store.ledger.watch
-            if watch is not None:
-                loop.remove_reader(watch.fd)
+        if self._armed is not None:
+            (loop, fd), self._armed = self._armed, None
+            if not loop.is_closed():
+                loop.remove_reader(fd)
 
     def _on_change(self) -> None:
+        """Look at what has changed: most of it is others at work, and nobody need wake for that."""
+        if self._armed is None or self._store is None or self._worker is None:
+            return
+        loop, store = self._armed[0], self._store
         self._disarm()
-        self._hints.work()
+        look = self._worker.submit(lambda: _look_ahead(store))
+        look.add_done_callback(lambda done: _call_in(loop, self._after_look, loop, done))
+
+    def _after_look(
+        self, loop: asyncio.AbstractEventLoop, look: Future[tuple[int | None, bool]]
+    ) -> None:
+        if look.cancelled() or look.exception() is not None or look.result()[1]:
+            self._hints.work()
+        else:
+            self._arm(loop)
 
     # Retention
 
@@ -371,4 +391,10 @@ def _and_flush(store: Store, act: Callable[[Store], T]) -> T:
 def _look_ahead(store: Store) -> tuple[int | None, bool]:
     """When the next task comes due, and whether others have brought some since the last look."""
     store.ledger.refresh()
-    return store.ledger.index.ready.next_due(), bool(store.ledger.index.unread)
+    return store.ledger.index.ready.next_due(), store.ledger.has_unread()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *given: object) -> None:
+    # The loop may have ended while the thread was looking; then nobody waits in it.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(act, *given)

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from omniq.clock import from_micros, to_micros
 from omniq.errors import DuplicateTask, LeaseLost, QueueFull, StaleClaim
-from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.terms import GivenBack, Renewal
@@ -316,9 +316,17 @@ class Model:
         self.book.checkpoints.pop(task_id, None)
         return True
 
+    def purge_dead(self, older_than: datetime) -> int:
+        letters = [letter for letter, _ in self.book.dead.values()]
+        old = [letter.task_id for letter in letters if letter.last_failure < older_than]
+        return sum(self.delete_dead(task_id) for task_id in old)
+
+    def report_progress(self, owner: Owner, report: Progress) -> None:
+        if self.held_by(owner.name).get(report.task_id) == report.token:
+            self.book.progress[report.task_id] = report
+
     def save_checkpoint(self, owner: Owner, task_id: str, token: int, checkpoint: bytes) -> None:
-        record = self.book.live.get(task_id)
-        if record is None or record.owner != owner.name or record.token != token:
+        if self.held_by(owner.name).get(task_id) != token:
             raise StaleClaim(task_id, token)
         self.book.checkpoints[task_id] = checkpoint
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 
 from omniq.clock import from_micros, to_micros
-from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Attempt, DeadLetter, Progress, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import (
     Cancelled,
     Failed,
@@ -74,7 +74,7 @@ class Record:
 
 
 class Book:
-    """Tasks that live, tasks that have finished, dead letters, and checkpoints."""
+    """Tasks that live, tasks that have finished, dead letters, checkpoints and progress."""
 
     def __init__(self, clock: ManualClock, settings: Settings) -> None:
         self._clock = clock
@@ -84,6 +84,7 @@ class Book:
         self.finished: dict[str, Record] = {}
         self.dead: dict[str, tuple[DeadLetter, Record]] = {}
         self.checkpoints: dict[str, bytes] = {}
+        self.progress: dict[str, Progress] = {}
 
     # Looking things up
 
@@ -231,6 +232,7 @@ class Book:
         record.finished_at = self._clock.micros()
         record.forget_at = record.finished_at + round(ttl * 1_000_000)
         del self.live[task.id]
+        self.progress.pop(task.id, None)
         if ttl:
             self.finished[task.id] = record
 

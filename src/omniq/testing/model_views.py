@@ -30,6 +30,7 @@ def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[s
             "history": [] if record is None else list(record.attempts_made),
             "dead": _letter(model, task_id),
             "checkpoint": model.book.checkpoints.get(task_id),
+            "progress": model.book.progress.get(task_id),
         }
     return seen
 

@@ -178,7 +178,7 @@ class Side:
         return text
 
 
-_ASKED = ("task", "result", "history", "dead", "checkpoint")
+_ASKED = ("task", "result", "history", "dead", "checkpoint", "progress")
 
 
 def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
@@ -187,6 +187,7 @@ def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
     yield storage.history(task_id)
     yield storage.get_dead(task_id)
     yield storage.load_checkpoint(task_id)
+    yield storage.get_progress(task_id)
 
 
 def differences(seen: Any, wanted: Any, where: str) -> Iterator[str]:

@@ -138,6 +138,10 @@ class Ledger:
             else:
                 index.learn(waiter, now)
 
+    def has_unread(self) -> bool:
+        """Whether tasks wait that were not looked at yet, and can be."""
+        return len(self.index.unread) > len(self._unreadable)
+
     # Reading
 
     def read_waiting(self, task_id: str) -> Live | None:
