@@ -51,9 +51,9 @@ from omniq.signals import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
     from omniq.blocking import TaskHandle, TaskQueue
+    from omniq.pool.tally import PoolStats
     from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
-    from omniq.supervisor import Worker
-    from omniq.tally import PoolStats
+    from omniq.service.supervisor import Worker
     from omniq.worker import AsyncWorkerPool, WorkerPool
 else:
     # Imported when first asked for: a process that only runs tasks needs neither queues nor
@@ -62,10 +62,10 @@ else:
         "AsyncTaskHandle": "omniq.queue",
         "AsyncTaskQueue": "omniq.queue",
         "AsyncWorkerPool": "omniq.worker",
-        "PoolStats": "omniq.tally",
+        "PoolStats": "omniq.pool.tally",
         "TaskHandle": "omniq.blocking",
         "TaskQueue": "omniq.blocking",
-        "Worker": "omniq.supervisor",
+        "Worker": "omniq.service.supervisor",
         "WorkerPool": "omniq.worker",
     }
 

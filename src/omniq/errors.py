@@ -1,27 +1,27 @@
 """Every error omniq raises, one tree under `OmniqError`.
 
-    OmniqError
-    ├── InvalidTask            a value was refused before anything was written
-    │   └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
-    ├── SettingsError          a setting is wrong; names the setting and where it came from
-    ├── DuplicateTask          the task id is taken
-    ├── QueueFull              the storage holds `max_pending` waiting tasks
-    ├── TaskNotFound           no record of that task is kept
-    ├── FunctionNotFound       a function path does not lead to a function
-    │   └── ForbiddenFunction      it may not be run here
-    ├── StorageError           the storage could not do it; the driver's error is the cause
-    │   ├── StorageClosed          used before it was opened, or after it was closed
-    │   └── StorageCorrupt         what the storage holds cannot be trusted
-    ├── ClaimError
-    │   ├── StaleClaim             another attempt owns the task now
-    │   └── LeaseLost              this owner was fenced; everything it held has been given away
-    ├── ResultError
-    │   ├── TaskFailed             the task ended as FAILED; carries the stored error
-    │   ├── TaskCancelled          the task ended as CANCELLED
-    │   └── ResultTimeout          no final result within the given time
-    ├── CircuitOpen            the breaker is open; nothing was called
-    ├── PoolStopped            the pool takes no more tasks
-    └── ShutdownTimeout        the pool could not stop in time
+OmniqError
+├── InvalidTask            a value was refused before anything was written
+│   └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
+├── SettingsError          a setting is wrong; names the setting and where it came from
+├── DuplicateTask          the task id is taken
+├── QueueFull              the storage holds `max_pending` waiting tasks
+├── TaskNotFound           no record of that task is kept
+├── FunctionNotFound       a function path does not lead to a function
+│   └── ForbiddenFunction      it may not be run here
+├── StorageError           the storage could not do it; the driver's error is the cause
+│   ├── StorageClosed          used before it was opened, or after it was closed
+│   └── StorageCorrupt         what the storage holds cannot be trusted
+├── ClaimError
+│   ├── StaleClaim             another attempt owns the task now
+│   └── LeaseLost              this owner was fenced; everything it held has been given away
+├── ResultError
+│   ├── TaskFailed             the task ended as FAILED; carries the stored error
+│   ├── TaskCancelled          the task ended as CANCELLED
+│   └── ResultTimeout          no final result within the given time
+├── CircuitOpen            the breaker is open; nothing was called
+├── PoolStopped            the pool takes no more tasks
+└── ShutdownTimeout        the pool could not stop in time
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ _MAX_INT = 2**63 - 1
 class TaskStatus(StrEnum):
     """Where a task is in its life.
 
-        PENDING ──claim──► RUNNING ──► SUCCESS
-           ▲                 │ ├─────► FAILED ──dead.retry──► PENDING
-           │                 │ ├─────► CANCELLED   (also from PENDING and RETRYING)
-           ├─release, snooze─┘ │
-           ├─next interval─────┤
-        RETRYING ◄──failed, will run again──┘
+    PENDING ──claim──► RUNNING ──► SUCCESS
+       ▲                 │ ├─────► FAILED ──dead.retry──► PENDING
+       │                 │ ├─────► CANCELLED   (also from PENDING and RETRYING)
+       ├─release, snooze─┘ │
+       ├─next interval─────┤
+    RETRYING ◄──failed, will run again──┘
     """
 
     PENDING = "pending"
@@ -368,7 +368,9 @@ def check_name(field: str, name: object) -> None:
 def check_func_path(path: object) -> None:
     """Refuse what cannot be a dotted path to a function."""
     if type(path) is not str or len(path) > 512 or not _FUNC_PATH.fullmatch(path):
-        raise InvalidTask(f"func_path {_short(path)}: expected a dotted path such as 'pkg.mod.func'")
+        raise InvalidTask(
+            f"func_path {_short(path)}: expected a dotted path such as 'pkg.mod.func'"
+        )
 
 
 def check_key(field: str, key: object) -> None:

@@ -25,7 +25,6 @@ from omniq.calls import NO_OPTIONS, CallOptions, TaskBuilder, call_options
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.context import TaskContext
 from omniq.errors import InvalidTask, ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
-from omniq.maintenance import left_behind
 from omniq.models import (
     BreakerRule,
     DeadLetter,
@@ -38,6 +37,7 @@ from omniq.models import (
     check_seconds,
 )
 from omniq.options import Duration
+from omniq.pool.maintenance import left_behind
 from omniq.retry import Backoff
 from omniq.serialization import Serializer
 from omniq.settings import Settings

@@ -19,11 +19,15 @@ def next_cron(cron: str, after: datetime, tz: str | None = None) -> datetime:
     try:
         zone = ZoneInfo(tz) if tz else UTC
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise InvalidTask(f"tz {tz!r}: no such time zone; use a name like 'Europe/Berlin'") from error
+        raise InvalidTask(
+            f"tz {tz!r}: no such time zone; use a name like 'Europe/Berlin'"
+        ) from error
     try:
         return next(CronSim(cron, after.astimezone(zone))).astimezone(UTC)
     except CronSimError as error:
-        raise InvalidTask(f"cron {cron!r}: {error}; expected five fields like '*/5 * * * *'") from error
+        raise InvalidTask(
+            f"cron {cron!r}: {error}; expected five fields like '*/5 * * * *'"
+        ) from error
     except StopIteration:
         raise InvalidTask(f"cron {cron!r}: names no date that exists") from None
 

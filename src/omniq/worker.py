@@ -12,14 +12,14 @@ from typing import Any, Self, TypedDict
 from omniq import events
 from omniq._portal import Portal
 from omniq.calls import TaskBuilder
-from omniq.engine import Engine, EnginePlan
 from omniq.errors import InvalidTask, PoolStopped, ShutdownTimeout
 from omniq.events import Dispatcher
-from omniq.maintenance import left_behind
 from omniq.models import check_int, check_name, check_seconds
+from omniq.pool.engine import Engine, EnginePlan
+from omniq.pool.maintenance import left_behind
+from omniq.pool.tally import PoolStats, Tally, facts_of
+from omniq.pool.watchdog import PATIENCE
 from omniq.storage.base import BaseStorage
-from omniq.tally import PoolStats, Tally, facts_of
-from omniq.watchdog import PATIENCE
 
 
 class PoolOptions(TypedDict, total=False):

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from omniq import console
 from omniq.cli import main
 from omniq.errors import InvalidTask, SettingsError, StorageError
+from omniq.service import console
 
 
 class Gone(io.StringIO):

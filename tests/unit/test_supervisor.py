@@ -21,11 +21,11 @@ from omniq import (
     TaskStatus,
     log,
 )
-from omniq.serving import Plan, Serving
+from omniq.service.serving import Plan, Serving
 from omniq.settings import Settings
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.terms import Capabilities
-from omniq.supervisor import Worker
+from omniq.service.supervisor import Worker
 from omniq.testing.faults import FaultyStorage
 from tests.unit import worker_tasks
 

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from omniq import console
 from omniq.errors import OmniqError
+from omniq.service import console
 
 _INTERRUPTED = 130
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from omniq import console
 from omniq.cli.options import Url
+from omniq.service import console
 from omniq.settings import Settings
-from omniq.supervisor import Worker
+from omniq.service.supervisor import Worker
 
 
 def worker(

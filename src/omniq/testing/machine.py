@@ -19,7 +19,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from omniq.models import Task, TaskResult, TaskStatus
+from omniq.models import Progress, Task, TaskResult, TaskStatus
 from omniq.outcomes import (
     Outcome,
 )
@@ -289,6 +289,16 @@ class StorageMachine(RuleBasedStateMachine):
             ),
         )
 
+    @move(1, needs="_claims", back=BACK, is_current=MOSTLY)
+    def report_progress(self, back: int, is_current: bool) -> None:
+        claim = self._pick(back, is_current)
+        report = Progress(task_id=claim.task_id, token=claim.token, fraction=back / 12)
+        self._compare(
+            claim.place,
+            lambda storage: storage.report_progress([report]),
+            lambda: self._model.report_progress(self._owners[claim.place], report),
+        )
+
     # Owners and time
 
     @move(4, seconds=st.sampled_from((1.0, 0.000001, 3.5, 5.0, 9.0, 30.0, 61.0)))
@@ -399,6 +409,15 @@ class StorageMachine(RuleBasedStateMachine):
             place,
             lambda storage: storage.delete_dead(task_id),
             lambda: self._model.delete_dead(task_id),
+        )
+
+    @move(1, place=PLACE, seconds=st.sampled_from((0, 3, 20)))
+    def purge_dead(self, place: int, seconds: int) -> None:
+        older_than = self._at(-seconds)
+        self._compare(
+            place,
+            lambda storage: storage.purge_dead(older_than),
+            lambda: self._model.purge_dead(older_than),
         )
 
     @move(

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from omniq.clock import Clock
 from omniq.context import TaskContext
-from omniq.execution import Execution, Run, StopReason
 from omniq.models import Progress, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
-from omniq.tally import Tally
+from omniq.pool.tally import Tally
+from omniq.running.execution import Execution, Run, StopReason
 
 GRACE = 1.0
 """Seconds a run that was told to stop has to end before it is told once more, then given up."""

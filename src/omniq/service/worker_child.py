@@ -13,11 +13,11 @@ from typing import NoReturn
 
 import msgspec
 
-from omniq import console
-from omniq.children import READY, Briefing, Force, Order, Stop
 from omniq.errors import OmniqError
+from omniq.service import console
+from omniq.service.children import READY, Briefing, Force, Order, Stop
 from omniq.settings import Settings
-from omniq.supervisor import Worker
+from omniq.service.supervisor import Worker
 
 _PR_SET_PDEATHSIG = 1
 _RECYCLE = 75

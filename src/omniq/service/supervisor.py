@@ -24,12 +24,12 @@ from typing import Any, Self
 import msgspec
 
 from omniq import log
-from omniq._inbox import Inbox
-from omniq.children import Briefing, Children
 from omniq.errors import OmniqError, SettingsError, ShutdownTimeout
 from omniq.events import Dispatcher, WorkerStopping
 from omniq.models import check_int, check_name, check_seconds
-from omniq.serving import Crew, Ended, Notice, Plan, Ready, Recycle, Serving
+from omniq.service.children import Briefing, Children
+from omniq.service.inbox import Inbox
+from omniq.service.serving import Crew, Ended, Notice, Plan, Ready, Recycle, Serving
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
 

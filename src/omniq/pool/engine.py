@@ -12,17 +12,17 @@ import msgspec
 from omniq import events, log
 from omniq.errors import LeaseLost, OmniqError, PoolStopped
 from omniq.events import Dispatcher
-from omniq.execution import Execution
 from omniq.functions import FunctionCache
-from omniq.heartbeat import Heartbeat
-from omniq.maintenance import Maintenance
-from omniq.processes import ProcessSlots
-from omniq.runs import SHORT_GRACE, Runs
+from omniq.pool.heartbeat import Heartbeat
+from omniq.pool.maintenance import Maintenance
+from omniq.pool.runs import SHORT_GRACE, Runs
+from omniq.pool.tally import Tally
+from omniq.pool.turns import Turns
+from omniq.pool.watchdog import Watchdog
+from omniq.running.execution import Execution
+from omniq.running.processes import ProcessSlots
+from omniq.running.threads import ThreadSlots
 from omniq.storage.base import BaseStorage
-from omniq.tally import Tally
-from omniq.threads import ThreadSlots
-from omniq.turns import Turns
-from omniq.watchdog import Watchdog
 
 _LEASE_MARGIN, _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
 """The parts of a lease, long or short, that are not trusted, and the seconds that are enough.

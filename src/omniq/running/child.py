@@ -15,12 +15,12 @@ from collections.abc import Awaitable
 from typing import Any
 
 from omniq import context
-from omniq._crossing import HEADER, Order, Reply, SignalRecord, decode_order, decode_welcome
-from omniq.callee import Callee, as_raised, callee_of
 from omniq.clock import SYSTEM_CLOCK
 from omniq.context import TaskContext
 from omniq.functions import FunctionCache
 from omniq.models import Progress, TaskError, TaskResult, TaskStatus
+from omniq.running.callee import Callee, as_raised, callee_of
+from omniq.running.crossing import HEADER, Order, Reply, SignalRecord, decode_order, decode_welcome
 from omniq.serialization import Serializer, encode_internal
 from omniq.signals import Signal
 

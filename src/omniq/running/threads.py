@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from omniq.callee import as_raised
 from omniq.context import TaskContext
 from omniq.models import TaskError
+from omniq.running.callee import as_raised
 from omniq.signals import Signal
 
 _Ending = tuple[bool, Any]

@@ -11,10 +11,10 @@ from omniq.errors import LeaseLost, StorageError
 from omniq.events import Dispatcher
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released
-from omniq.runs import Runs
+from omniq.pool.runs import Runs
+from omniq.pool.tally import Tally
 from omniq.storage.base import BaseStorage
 from omniq.storage.terms import Renewal
-from omniq.tally import Tally
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 5.0
 _LONGEST_BACKOFF_AT_STOP = 0.25

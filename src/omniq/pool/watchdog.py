@@ -11,7 +11,7 @@ from typing import Any
 
 from omniq.clock import Clock
 from omniq.events import Dispatcher, LoopBlocked, WorkerStuck
-from omniq.execution import Run
+from omniq.running.execution import Run
 
 PATIENCE = 1.0
 """Seconds a loop may be blocked before that is told, unless the pool says otherwise."""

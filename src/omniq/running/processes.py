@@ -17,11 +17,19 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from omniq._crossing import HEADER, SLACK, Order, Reply, Unserialisable, Welcome, decode_reply
 from omniq.clock import Clock
 from omniq.context import TaskContext
 from omniq.errors import SerializationError
 from omniq.models import Task, TaskError
+from omniq.running.crossing import (
+    HEADER,
+    SLACK,
+    Order,
+    Reply,
+    Unserialisable,
+    Welcome,
+    decode_reply,
+)
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
 
@@ -38,8 +46,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _BOOT = (
     "import sys; root, life, parent, sock = sys.argv[1:]; del sys.argv[1:]; "
     "sys.path.insert(0, root); "
-    "from omniq._lifeline import hold; hold(int(life), int(parent)); "
-    "from omniq._child import main; main(int(sock))"
+    "from omniq.running.lifeline import hold; hold(int(life), int(parent)); "
+    "from omniq.running.child import main; main(int(sock))"
 )
 
 

@@ -14,20 +14,20 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from omniq import context
-from omniq._crossing import Unserialisable
-from omniq.callee import Callee, as_raised, callee_of
 from omniq.clock import Clock
 from omniq.context import TaskContext
 from omniq.errors import FunctionNotFound
 from omniq.functions import FunctionCache
 from omniq.models import ErrorCategory, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from omniq.processes import ProcessSlots
 from omniq.retry import ExponentialBackoff, may_retry, next_delay
+from omniq.running.callee import Callee, as_raised, callee_of
+from omniq.running.crossing import Unserialisable
+from omniq.running.processes import ProcessSlots
+from omniq.running.threads import ThreadSlots
 from omniq.schedule import next_run
 from omniq.serialization import Serializer
 from omniq.signals import Discard, Retry, Signal, Snooze
-from omniq.threads import ThreadSlots
 
 MAX_UNKNOWN_RELEASES = 20
 """How often a task is handed on for want of its function before it is a dead letter."""

@@ -22,7 +22,7 @@ import msgspec
 from omniq import log
 from omniq.clock import Clock
 from omniq.events import Dispatcher, ProcessEnded, ProcessStarted
-from omniq.serving import Ended, Notice, Plan, Ready
+from omniq.service.serving import Ended, Notice, Plan, Ready
 
 READY = b"r"
 
@@ -262,7 +262,13 @@ class _Child:
         descriptor = theirs.fileno()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "omniq._worker_child", str(descriptor), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "omniq.service.worker_child",
+                    str(descriptor),
+                    str(os.getpid()),
+                ],
                 pass_fds=(descriptor,),
                 stdin=subprocess.DEVNULL,
                 # A session of its own: Ctrl-C and a closed terminal reach the supervisor, which
