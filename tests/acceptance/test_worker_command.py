@@ -261,7 +261,10 @@ def test_a_second_signal_ends_it_within_a_second(
     assert worker.ends(within=1.0) == 128 + number
     assert "Traceback" not in worker.text
     task = queue.get_task(handle.id)
-    assert (task.status, task.attempts) == (PENDING, 0)
+    # Given back if the storage answered within that second, as it does but on a machine in
+    # distress; else the lease runs out by itself.
+    assert task.status in (PENDING, RUNNING)
+    assert task.attempts == 0
 
 
 def test_a_signal_while_the_modules_are_imported_ends_it_with_0(run_worker, queue, folder):

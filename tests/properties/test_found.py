@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omniq.models import BreakerRule, Limit, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import BreakerRule, Limit, Progress, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
@@ -133,3 +133,16 @@ async def test_a_task_whose_id_was_used_before_is_given_back_like_any_other(
     given_back = await storage.give_back_abandoned()
 
     assert [back.task_id for back in given_back] == ["a"]
+
+
+async def test_the_next_run_of_a_repeating_task_starts_without_the_last_ones_progress(
+    open_owner: Open,
+) -> None:
+    storage = await open_owner()
+    await storage.enqueue(a_task("a", interval=5.0))
+    (task,) = await storage.reserve(1)
+    await storage.report_progress([Progress(task_id="a", token=task.token, fraction=0.9)])
+
+    await storage.mark_done("a", TaskResult(task_id="a", status=TaskStatus.SUCCESS))
+
+    assert await storage.get_progress("a") is None

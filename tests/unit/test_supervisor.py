@@ -22,10 +22,10 @@ from omniq import (
     log,
 )
 from omniq.service.serving import Plan, Serving
+from omniq.service.supervisor import Worker
 from omniq.settings import Settings
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.terms import Capabilities
-from omniq.service.supervisor import Worker
 from omniq.testing.faults import FaultyStorage
 from tests.unit import worker_tasks
 

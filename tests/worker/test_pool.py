@@ -37,6 +37,7 @@ from tests.worker.conftest import Store
 from tests.worker.stage import STAGE, Stage, a_while, until
 
 SRC = Path(omniq.worker.__file__).parent
+POOL = ["worker", *(f"pool/{path.stem}" for path in sorted((SRC / "pool").glob("[a-z]*.py")))]
 
 
 def failures_of(pool: AsyncWorkerPool) -> list[ChoreFailed]:
@@ -63,15 +64,16 @@ def test_both_pools_are_defined_in_worker_and_take_what_the_design_says():
         assert [parameter.default for parameter in parameters[1:]] == [1, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("module", ["worker", "engine", "turns", "runs", "tally", "maintenance"])
+@pytest.mark.parametrize("module", POOL)
 def test_the_pool_knows_the_contract_and_no_backend(module):
     tree = ast.parse((SRC / f"{module}.py").read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
-    assert {name for name in imported if name.startswith("omniq.storage")} <= {"omniq.storage.base"}
+    of_storage = {name for name in imported if name.startswith("omniq.storage")}
+    assert of_storage <= {"omniq.storage.base", "omniq.storage.terms"}
 
 
-@pytest.mark.parametrize("module", ["worker", "engine", "turns", "runs", "tally", "maintenance"])
+@pytest.mark.parametrize("module", POOL)
 def test_the_loop_is_small_enough_to_be_understood(module):
     tree = ast.parse((SRC / f"{module}.py").read_text())
     functions = [

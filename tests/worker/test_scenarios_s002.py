@@ -16,8 +16,8 @@ import pytest
 from loguru import logger
 
 from omniq import AsyncTaskQueue, Task, TaskFailed, TaskQueue, TaskStatus, log
-from omniq.storage import BaseStorage
 from omniq.service.supervisor import Worker
+from omniq.storage import BaseStorage
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store

@@ -10,8 +10,8 @@ import typer
 
 from omniq.cli.options import Url
 from omniq.service import console
-from omniq.settings import Settings
 from omniq.service.supervisor import Worker
+from omniq.settings import Settings
 
 
 def worker(

@@ -16,8 +16,8 @@ import msgspec
 from omniq.errors import OmniqError
 from omniq.service import console
 from omniq.service.children import READY, Briefing, Force, Order, Stop
-from omniq.settings import Settings
 from omniq.service.supervisor import Worker
+from omniq.settings import Settings
 
 _PR_SET_PDEATHSIG = 1
 _RECYCLE = 75

@@ -218,6 +218,7 @@ class MemoryStorage(BaseStorage):
         if settled.result is not None and result is not None:
             memory.newest[row.id] = result
             memory.checkpoints.pop(row.id, None)
+            memory.progress.pop(row.id, None)
         if settled.finish is not None:
             self._let_go(owner, row.id)
             self._finish(row, settled.finish, self._encode_finish(settled.finish, result), now)

@@ -160,6 +160,7 @@ class Book:
         if outcome.next_eta is None or record.cancel_requested:
             self._finish(record, outcome.result, by_owner=True)
             return
+        self.progress.pop(record.task.id, None)
         record.status, record.attempts, record.crashes = PENDING, 0, 0
         record.attempts_made = []
         record.result = outcome.result

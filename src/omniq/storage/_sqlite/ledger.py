@@ -159,6 +159,7 @@ class Ledger:
             self._newest[row.seq] = result
             self._attach(row)
             self.db.execute("DELETE FROM omniq_checkpoints WHERE id = ?", (row.id,))
+            self.db.execute("DELETE FROM omniq_progress WHERE seq = ?", (row.seq,))
         if settled.finish is not None:
             self.finish(row, settled.finish, result)
         else:
