@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from omniq.errors import LeaseLost
 from omniq.models import BreakerRule, Limit, Progress, Task, TaskError, TaskResult, TaskStatus
-from omniq.outcomes import Retried, Succeeded
+from omniq.outcomes import Failed, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
@@ -146,3 +147,20 @@ async def test_the_next_run_of_a_repeating_task_starts_without_the_last_ones_pro
     await storage.mark_done("a", TaskResult(task_id="a", status=TaskStatus.SUCCESS))
 
     assert await storage.get_progress("a") is None
+
+
+async def test_a_late_outcome_of_an_earlier_claim_leaves_the_current_one_alone(
+    open_owner: Open, clock: ManualClock
+) -> None:
+    storage = await open_owner()
+    await storage.enqueue_many([a_task("a"), a_task("b")])
+    first, _ = await storage.reserve(2)
+    clock.advance(9)
+    await storage.give_back_abandoned()
+    with pytest.raises(LeaseLost):
+        await storage.renew()
+    assert ids(await storage.reserve(2)) == ["a"]
+
+    assert await storage.record([Failed("a", first.token, TaskError("late"))]) == [False]
+
+    assert await storage.reserve(2) == []

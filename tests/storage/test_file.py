@@ -180,6 +180,16 @@ async def test_a_unique_key_goes_to_one_of_many(storage, another):
     assert len(await storage.reserve(50)) == 1
 
 
+async def test_a_key_that_an_earlier_task_of_the_same_id_had_is_free(storage):
+    await storage.enqueue(a_task("a", unique="key", result_ttl=0))
+    (task,) = await storage.reserve(1)
+    await storage.mark_done("a", a_result(task))
+
+    ids = await storage.enqueue_many([a_task("a"), a_task("b", unique="key")])
+
+    assert ids == ["a", "b"]
+
+
 async def test_two_that_recover_at_once_take_each_task_once_and_charge_the_suspect_alone(
     folder, clock
 ):

@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from omniq.models import Progress, Task, TaskResult, TaskStatus
-from omniq.outcomes import (
-    Outcome,
-)
+from omniq.outcomes import Outcome
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.testing.clock import ManualClock
@@ -56,7 +54,6 @@ from omniq.testing.sides import (
     MemoryStore,
     OpenStore,
     Side,
-    Store,
     answer_of,
     brief,
     differences,
@@ -474,7 +471,7 @@ class StorageMachine(RuleBasedStateMachine):
         self._check_promises(expected["list_tasks"])
 
     def _check_promises(self, tasks: dict[str, Task]) -> None:
-        """What must hold whatever the model says."""
+        """What must hold even if the model is wrong about it."""
         keys = [task.unique for task in tasks.values() if task.unique and not task.status.is_final]
         assert len(keys) == len(set(keys)), "two live tasks have one unique key"
         for task_id, task in tasks.items():
@@ -543,5 +540,4 @@ def _check_same(side: Side, seen: Any, wanted: Any, what: str) -> None:
 
 def machine_for(open_store: OpenStore) -> type[StorageMachine]:
     """The state machine that plays these stores."""
-    store: Callable[[ManualClock, Settings, int | None], Store] = open_store
-    return type("StorageMachine", (StorageMachine,), {"open_store": staticmethod(store)})
+    return type("StorageMachine", (StorageMachine,), {"open_store": staticmethod(open_store)})

@@ -124,11 +124,6 @@ class Disk:
         finally:
             os.close(fd)
 
-    def is_settled(self, folder: str, changed_at: int) -> bool:
-        """Whether a change of the folder from now on would show in its time of change."""
-        # Asked of the file system's own clock: it may tick more coarsely than ours.
-        return self.disk_time() > changed_at
-
     def changed_at(self, path: str) -> int:
         """The time of the last change of a folder or file, by the file system's clock."""
         return os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mtime_ns

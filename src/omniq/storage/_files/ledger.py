@@ -97,18 +97,26 @@ class Ledger:
             self.watch = Watch.open(str(self.disk.root / "queue"))
             self._is_watched = self.watch is not None
         if self.watch is not None:
-            self.watch.read()
-            self.index.replace(self.disk.scan("queue"))
-            # A name that was moved while the folder was read may have been missed: it is told now.
-            self.index.follow(self.watch.read() or ())
+            self._rescan_watched(self.watch)
         else:
             changed_at = self.disk.changed_at("queue")
-            is_settled = self.disk.is_settled("queue", changed_at)
+            # Only if a change from now on would show in the folder's time can that be relied on.
+            is_settled = self.disk.disk_time() > changed_at
             self.index.replace(self.disk.scan("queue"))
             self._scanned_at = changed_at if is_settled else -1
         self._is_scanned = True
         self._unreadable.clear()
         self._news = None
+
+    def _rescan_watched(self, watch: Watch) -> None:
+        watch.read()
+        for _ in range(_TRIES):
+            self.index.replace(self.disk.scan("queue"))
+            # A name that was moved while the folder was read may have been missed: it is told now.
+            events = watch.read()
+            if events is not None:
+                self.index.follow(events)
+                return
 
     def forget_news(self) -> None:
         """Begin to gather anew what `has_news_of` tells."""

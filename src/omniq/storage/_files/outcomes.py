@@ -109,7 +109,9 @@ class Recorder:
     def _record_late(self, owner: str, entry: Entry, now: int) -> bool:
         """What to say of an outcome whose claim is not where this process left it."""
         task_id = entry.outcome.task_id
-        self._holdings.held.pop(task_id, None)
+        held = self._holdings.held.get(task_id)
+        if held is not None and held.claimed.token == entry.outcome.token:
+            del self._holdings.held[task_id]
         found = self._ledger.find(task_id) or self._ledger.read_dead(task_id)
         if found is None:
             return False

@@ -80,7 +80,7 @@ class Ended(msgspec.Struct, omit_defaults=True):
         )
 
 
-class Waiter(msgspec.Struct):
+class Waiter(msgspec.Struct, gc=False):
     """What the index keeps of a waiting task: what ordering needs, and no body."""
 
     id: str

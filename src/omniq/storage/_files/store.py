@@ -30,6 +30,9 @@ from omniq.storage._files.unique import UniqueKeys
 from omniq.storage._rows import Row
 from omniq.storage.terms import Claim, Entry, GivenBack, Renewal
 
+_SESSION = 12
+"""How much of a fresh id names a storage object in its files: the random end. Names cost space."""
+
 _numbers: WeakValueDictionary[tuple[int, int], Numbers] = WeakValueDictionary()
 _numbers_lock = threading.Lock()
 
@@ -60,7 +63,9 @@ class Store:
     def __init__(self, needs: Needs) -> None:
         self._clock = needs.clock
         self.holdings = needs.holdings
-        self.disk = Disk(needs.root, is_durable=needs.is_durable, session=needs.clock.new_id())
+        self.disk = Disk(
+            needs.root, is_durable=needs.is_durable, session=needs.clock.new_id()[-_SESSION:]
+        )
         self.ledger = Ledger(self.disk, needs.clock, watched=needs.is_watched)
         self.leases = Leases(self.disk, needs.clock)
         self.gatekeeper = Gatekeeper(self.disk, self.ledger)

@@ -7,12 +7,13 @@ changes a cell drops the keys in it whose holders have ended.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 
 from omniq.storage._files.cells import Cells
 from omniq.storage._files.disk import Disk
 from omniq.storage._files.ledger import Ledger
 from omniq.storage._files.names import intent_path
-from omniq.storage._files.records import HOLDERS, Holder
+from omniq.storage._files.records import HOLDERS, LIVE, Holder, Live, NotARecord
 
 
 class UniqueKeys:
@@ -26,10 +27,8 @@ class UniqueKeys:
     def holder(self, key: str) -> str | None:
         """The id of the live task that holds the key."""
         found = self._cells.read(_cell_of(key))
-        if found is None or key not in found.value:
-            return None
-        self._ledger.refresh()
-        return found.value[key].task_id if self._is_live(found.value[key]) else None
+        holder = None if found is None else found.value.get(key)
+        return holder.task_id if holder is not None and self._has(holder, key) else None
 
     def take(self, key: str, task_id: str, via: str = "") -> str | None:
         """Take the key for a task that is on its way; the id of the task that has it, if one does.
@@ -43,21 +42,37 @@ class UniqueKeys:
             # Read first, then look who is live: a holder is live before its key is written.
             self._ledger.refresh()
             live = {each: holder for each, holder in holders.items() if self._is_live(holder)}
-            if key in live and live[key].task_id != task_id:
-                return live[key].task_id
+            holder = live.get(key)
+            if holder is not None and holder.task_id != task_id and self._has(holder, key):
+                return holder.task_id
             live[key] = Holder(task_id, via)
             if self._cells.swap(name, before, live) is not None:
                 return None
 
     def _is_live(self, holder: Holder) -> bool:
-        if self._ledger.index.is_live(holder.task_id):
-            for committed in self._ledger.index.committed(holder.task_id):
-                self._ledger.carry_out(committed)
-                self._ledger.flush()
-            return self._ledger.index.is_live(holder.task_id)
-        return self._disk.exists(intent_path(holder.task_id)) or bool(
-            holder.via and self._disk.exists(holder.via)
+        """Whether a task of that id has not ended, or is on its way."""
+        return (
+            self._ledger.index.is_live(holder.task_id)
+            or self._disk.exists(intent_path(holder.task_id))
+            or bool(holder.via and self._disk.exists(holder.via))
         )
+
+    def _has(self, holder: Holder, key: str) -> bool:
+        """Whether the holder is live, and still the task that took the key, not one of the same id."""
+        # In the order in which a task goes from one to the next, so that none is missed.
+        on_its_way = (
+            self._read(path) for path in (holder.via, intent_path(holder.task_id)) if path
+        )
+        if any(live is not None and live.row.unique == key for live in on_its_way):
+            return True
+        found = self._ledger.find_live(holder.task_id)
+        return found is not None and found.row.unique == key
+
+    def _read(self, path: str) -> Live | None:
+        with suppress(NotARecord):
+            data = self._disk.read(path)
+            return None if data is None else LIVE.decode(data)
+        return None
 
 
 def _cell_of(key: str) -> str:
