@@ -42,7 +42,7 @@ lint: $(STAMP) ## ruff and mypy
 	@echo 'ruff and mypy: clean'
 
 deep: $(STAMP) ## run the long state machines and fault sweeps
-	@$(PYTEST) -m deep
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m deep
 
 mutants: $(STAMP) ## break omniq on purpose and see which test notices
 	@$(BIN)/python tests/mutants/run.py

@@ -54,9 +54,7 @@ _FINAL = frozenset({TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED}
 LEGAL_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.PENDING: frozenset({TaskStatus.RUNNING, TaskStatus.CANCELLED}),
     TaskStatus.RUNNING: frozenset(TaskStatus) - {TaskStatus.RUNNING},
-    TaskStatus.RETRYING: frozenset(
-        {TaskStatus.RUNNING, TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.CANCELLED}
-    ),
+    TaskStatus.RETRYING: frozenset(TaskStatus) - {TaskStatus.RETRYING},
     TaskStatus.SUCCESS: frozenset(),
     TaskStatus.FAILED: frozenset({TaskStatus.PENDING}),
     TaskStatus.CANCELLED: frozenset(),

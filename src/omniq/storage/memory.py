@@ -255,9 +255,9 @@ class MemoryStorage(BaseStorage):
         memory.waiting.promote(due_by, now)
 
         def room(gate: Gate) -> int:
-            return self._room(gate, now)
+            return _gates.room(gate, memory.gate(gate.key), now)
 
-        lots = memory.waiting.lots_with_room(room)
+        lots = memory.waiting.lots_with_room(lambda gate: self._room_if_awake(gate, now))
         held = memory.held.setdefault(owner, {})
         wanted = Wanted(
             claim.queues,
@@ -287,7 +287,7 @@ class MemoryStorage(BaseStorage):
             del memory.held[owner]
         return claimed
 
-    def _room(self, gate: Gate, now: int) -> int:
+    def _room_if_awake(self, gate: Gate, now: int) -> int:
         """How many tasks the gate would let in; it is not asked again before it may have changed."""
         state = self._memory.gate(gate.key)
         if state.wake_at > now:
