@@ -39,6 +39,7 @@ from typing import TypeVar
 
 from omniq.errors import DuplicateTask, OmniqError
 from omniq.models import Task
+from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
 from tests.faults.audit import Report, audit
@@ -226,7 +227,8 @@ def _wait(pid: int) -> bool:
 
 def prepare_child(store: Path, log: Path) -> Callable[[], None]:
     """What the child will do: use a fresh store once in every way that changes it."""
-    storage = open_storage(f"file://{store}")
+    # Settings of its own: looking for files of the current folder is not on trial.
+    storage = open_storage(f"file://{store}", settings=Settings())
     opened = Log(log)
     return lambda: asyncio.run(_act(storage, opened))
 
