@@ -72,6 +72,16 @@ async def deaf(name: str) -> None:
             STAGE.note(f"{name} told")
 
 
+async def return_anyway(name: str) -> str:
+    """Takes its cancellation for an invitation to come back early."""
+    scene = STAGE.enter(name)
+    try:
+        await until(STAGE.gate(name).is_set)
+    except asyncio.CancelledError:
+        STAGE.leave(scene)
+    return name
+
+
 async def fail(message: str = "boom") -> None:
     raise ValueError(message)
 

@@ -526,6 +526,17 @@ async def test_a_running_thread_sees_that_it_was_cancelled(
         await until(lambda: stage.names() == ["thread", "thread cancelled"])
 
 
+async def test_a_task_that_was_cancelled_is_cancelled_whatever_it_returns(
+    queue: AsyncTaskQueue, stage: Stage
+) -> None:
+    async with queue.worker(poll_interval=60):
+        handle = await queue.enqueue(sample_tasks.return_anyway, "early")
+        await until(lambda: stage.inside == 1)
+        assert await handle.cancel()
+        with pytest.raises(TaskCancelled):
+            await handle.result(5)
+
+
 async def test_a_task_cancelled_elsewhere_is_stopped_at_the_next_renewal(
     store: Store, stage: Stage
 ) -> None:

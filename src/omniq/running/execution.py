@@ -99,7 +99,8 @@ class Execution:
     async def run(self, run: Run, task_context: TaskContext) -> Outcome:
         """Run the task to its end. Never raises; cancelling it is how the worker stops a run.
 
-        What a function returns counts, also after it was told to stop.
+        What a function returns counts, also after it was told to stop, unless it was cancelled:
+        a thread that saw `ctx.cancelled` and came back has not done its work.
         """
         task = run.task
         run.context = task_context
@@ -116,7 +117,9 @@ class Execution:
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
             return self._failure(run, error)
-        return self._success(task, value)
+        return (
+            self.failure_of(run) if run.stop_reason == "cancelled" else self._success(task, value)
+        )
 
     def failure_of(self, run: Run) -> Outcome:
         """What a run comes to that was told to stop and never began, or does not end."""
