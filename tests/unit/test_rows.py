@@ -249,3 +249,13 @@ def test_a_live_row_has_a_result_only_while_it_retries():
         an_error("first"),
         1,
     )
+
+
+@pytest.mark.parametrize("crashes_before", [0, 2])
+def test_a_lost_worker_says_nothing_to_the_breakers(crashes_before):
+    row = a_claimed_row()
+    row.crashes = crashes_before
+
+    ((_, settled),) = _rows.give_back([row], NOW, 3)
+
+    assert settled.effect == "neither"

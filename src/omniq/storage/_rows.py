@@ -332,8 +332,10 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int) -> Se
         )
         row.crashes += 1
         if row.crashes >= max_crashes:
-            finish = _finish_failed(row, lost, "crashed", "crashed", now, by_owner=False)
-            return Settled(finish=finish, effect="failure", reason="WorkerLost")
+            # No word to the breakers: a dead worker says nothing about what its task depends on.
+            return Settled(
+                finish=_finish_failed(row, lost, "crashed", "crashed", now, by_owner=False)
+            )
         _add_attempt(row, lost, "crashed", now)
         row.attempts += 1
         row.status = TaskStatus.RETRYING

@@ -75,7 +75,6 @@ class SQLiteStorage(BaseStorage):
             name="sqlite",
             durability=self._settings.durability,
             reach="machine",
-            transactions=True,
         )
 
     def twin(self) -> SQLiteStorage:

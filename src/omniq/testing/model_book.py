@@ -251,9 +251,8 @@ class Book:
                 error_type="WorkerLost",
                 timestamp=self._clock.now(),
             )
-            is_last = record.crashes >= self._settings.max_crashes
-            self.gates.leave(record.task, record.token, "failure" if is_last else "neither")
-            if is_last:
+            self.gates.leave(record.task, record.token, "neither")
+            if record.crashes >= self._settings.max_crashes:
                 self._finish_failed(record, error, "crashed", "crashed", by_owner=False)
                 return
             self._charge(record, error, "crashed")
