@@ -11,6 +11,7 @@ OmniqError
 │   └── ForbiddenFunction      it may not be run here
 ├── StorageError           the storage could not do it; the driver's error is the cause
 │   ├── StorageClosed          used before it was opened, or after it was closed
+│   ├── StorageRefused         the server will not have us; waiting does not help
 │   └── StorageCorrupt         what the storage holds cannot be trusted
 ├── ClaimError
 │   ├── StaleClaim             another attempt owns the task now
@@ -102,6 +103,13 @@ class StorageError(OmniqError):
 
 class StorageClosed(StorageError):
     """The storage was used before it was opened, or after it was closed."""
+
+
+class StorageRefused(StorageError):
+    """The server will not serve this client: credentials, database, version or settings are wrong.
+
+    Unlike other storage errors it does not pass by itself.
+    """
 
 
 class StorageCorrupt(StorageError):

@@ -26,7 +26,7 @@ storage._rows storage._ready
 storage.inspection
 storage.keeping
 storage.base
-storage._sqlite storage._files
+storage._sqlite storage._files storage._postgres storage._redis
 storage.memory storage.file storage.sqlite storage.postgres storage.redis
 storage._urls
 storage
@@ -44,6 +44,8 @@ WHOLE = {
     "running",
     "storage._sqlite",
     "storage._files",
+    "storage._postgres",
+    "storage._redis",
     "pool",
     "service",
     "cli",

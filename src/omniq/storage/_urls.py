@@ -15,14 +15,21 @@ from omniq.settings import Settings, mask_url
 from omniq.storage.base import BaseStorage
 
 _KNOWN = (
-    "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db"
+    "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
+    "postgresql://host/database, redis://host/0, rediss://, valkey://"
 )
+_SETTINGS = frozenset({"durability", "lease", "result_ttl"})
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What a backend's opener needs: where, and with what."""
+    """What a backend's opener needs: where, and with what.
 
-    path: str
+    `place` is a path on this machine, or the URL of a server without the options that are ours;
+    `own` are the options that only this kind of storage knows.
+    """
+
+    place: str
+    own: dict[str, str]
     settings: Settings
     serializer: Serializer | None
     clock: Clock
@@ -39,21 +46,44 @@ def open_storage(
     """The storage that the URL names, not opened yet: use it as `async with open_storage(url)`.
 
     Without a URL: `OMNIQ_URL`, then the configuration files, then SQLite in `.omniq/omniq.db`.
-    Options in the query string (`durability`, `max_pending`, `lease`, `result_ttl`) come first.
+    Options in the query string (`durability`, `max_pending`, `lease`, `result_ttl`) come first;
+    a server's URL may have others, which are its driver's.
     """
     settings = settings or Settings.load()
     url = url or settings.url or f"sqlite:///{settings.base_dir}/omniq.db"
     scheme = url.partition(":")[0].lower()
-    opener = _OPENERS.get(scheme)
-    if opener is None:
+    if scheme not in _OPENERS and scheme not in _SERVERS:
         raise SettingsError(
             f"storage URL {mask_url(url)}: unknown kind {scheme!r}; known: {_KNOWN}"
         )
-    path, options = _split(url)
+    if scheme in _SERVERS:
+        opener, own_names = _SERVERS[scheme]
+        place, options = _split_server(url, own_names)
+    else:
+        opener, own_names = _OPENERS[scheme], frozenset()
+        place, options = _split(url)
     max_pending = _take_int(url, options, "max_pending")
-    return opener(
-        _Request(path, _with_options(url, settings, options), serializer, clock, max_pending)
-    )
+    own = {name: options.pop(name) for name in own_names & options.keys()}
+    settings = _with_options(url, settings, options)
+    return opener(_Request(place, own, settings, serializer, clock, max_pending))
+
+
+def _split_server(url: str, own_names: frozenset[str]) -> tuple[str, dict[str, str]]:
+    """The URL as its driver may see it, and the options that are ours."""
+    ours = _SETTINGS | own_names | {"max_pending"}
+    base, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    options = [pair for pair in pairs if unquote(pair.partition("=")[0]) in ours]
+    theirs = "&".join(pair for pair in pairs if pair not in options)
+    return f"{base}?{theirs}" if theirs else base, _parse_options(url, "&".join(options))
+
+
+def _parse_options(url: str, query: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise SettingsError(f"storage URL {mask_url(url)}: an option is given twice")
+    return options
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
@@ -73,11 +103,7 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
             raise SettingsError(
                 f"storage URL {url}: write file:{rest} for a folder here, or file:///{rest}"
             )
-    pairs = parse_qsl(query, keep_blank_values=True)
-    options = dict(pairs)
-    if len(options) != len(pairs):
-        raise SettingsError(f"storage URL {url}: an option is given twice")
-    return unquote(rest), options
+    return unquote(rest), _parse_options(url, query)
 
 
 def _take_int(url: str, options: dict[str, str], name: str) -> int | None:
@@ -92,7 +118,7 @@ def _take_int(url: str, options: dict[str, str], name: str) -> int | None:
 
 
 def _with_options(url: str, settings: Settings, options: dict[str, str]) -> Settings:
-    unknown = options.keys() - {"durability", "lease", "result_ttl"}
+    unknown = options.keys() - _SETTINGS
     if unknown:
         raise SettingsError(
             f"storage URL {mask_url(url)}: unknown option {sorted(unknown)[0]!r}; "
@@ -104,7 +130,7 @@ def _with_options(url: str, settings: Settings, options: dict[str, str]) -> Sett
 def _memory(request: _Request) -> BaseStorage:
     from omniq.storage.memory import MemoryStorage
 
-    if request.path:
+    if request.place:
         raise SettingsError("a memory:// URL has no path; each memory:// is a store of its own")
     return MemoryStorage(
         serializer=request.serializer,
@@ -139,13 +165,49 @@ def _sqlite(request: _Request) -> BaseStorage:
 
 
 def _needed_path(request: _Request, example: str) -> Path:
-    if not request.path.strip("/"):
+    if not request.place.strip("/"):
         raise SettingsError(f"the storage URL names no path: write {example}")
-    return Path(request.path)
+    return Path(request.place)
+
+
+def _postgres(request: _Request) -> BaseStorage:
+    from omniq.storage.postgres import PostgresStorage
+
+    return PostgresStorage(
+        request.place,
+        schema=request.own.get("schema", "omniq"),
+        serializer=request.serializer,
+        clock=request.clock,
+        settings=request.settings,
+        max_pending=request.max_pending,
+    )
+
+
+def _redis(request: _Request) -> BaseStorage:
+    from omniq.storage.redis import RedisStorage
+
+    return RedisStorage(
+        request.place,
+        prefix=request.own.get("prefix", "omniq"),
+        serializer=request.serializer,
+        clock=request.clock,
+        settings=request.settings,
+        max_pending=request.max_pending,
+    )
 
 
 _OPENERS: dict[str, Callable[[_Request], BaseStorage]] = {
     "memory": _memory,
     "file": _file,
     "sqlite": _sqlite,
+}
+
+# Each with the options that only this kind of storage knows.
+_SERVERS: dict[str, tuple[Callable[[_Request], BaseStorage], frozenset[str]]] = {
+    "postgresql": (_postgres, frozenset({"schema"})),
+    "postgres": (_postgres, frozenset({"schema"})),
+    "redis": (_redis, frozenset({"prefix"})),
+    "rediss": (_redis, frozenset({"prefix"})),
+    "valkey": (_redis, frozenset({"prefix"})),
+    "valkeys": (_redis, frozenset({"prefix"})),
 }

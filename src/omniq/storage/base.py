@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -88,6 +88,7 @@ class BaseStorage(Keeping):
         self._held_as = ""
         self._claim_ids: dict[str, str] = {}
         self._repeated: dict[str, int] = {}
+        self._completed: dict[str, int] = {}
 
     # Opening and closing
 
@@ -203,20 +204,7 @@ class BaseStorage(Keeping):
             it finds enqueued by the first counts as done. Without one, every call is a new one.
         E9. A batch keeps its order: tasks of equal priority and eta are claimed in it.
         """
-        self._check_open()
-        batch = list(tasks)
-        now = self._clock.micros()
-        fresh = self._clock.new_id() if nonce is None else nonce
-        rows, ids = [], set()
-        for task in batch:
-            self._check_task(task)
-            if task.id in ids:
-                raise DuplicateTask(task.id)
-            ids.add(task.id)
-            body = self._serializer.encode_task(task)
-            rows.append(
-                row_of(task, body, now=now, default_ttl=self._settings.result_ttl, nonce=fresh)
-            )
+        rows = self._rows_for(tasks, nonce)
         if not rows:
             return []
         hit("enqueue.before")
@@ -224,6 +212,20 @@ class BaseStorage(Keeping):
         hit("enqueue.after")
         self._hints.work()
         return enqueued
+
+    async def enqueue_within(
+        self, connection: object, tasks: Iterable[Task], *, nonce: str | None = None
+    ) -> list[str]:
+        """`enqueue_many` as a part of the transaction that the caller has open on `connection`.
+
+        N1. The tasks are there when the caller commits, and never were when they roll back.
+        N2. What `enqueue_many` refuses is refused, and leaves the transaction usable as it was.
+        N3. A connection of another kind, to another store, or one that would commit by itself,
+            raises `InvalidTask`; so does a backend whose `capabilities` have no transactions.
+        """
+        self._check_transactions()
+        rows = self._rows_for(tasks, nonce)
+        return await self._enqueue_within(connection, rows) if rows else []
 
     # Claim
 
@@ -370,6 +372,30 @@ class BaseStorage(Keeping):
             token = self._claim_on(task_id).token
         await self._record_one(Rescheduled(task_id, token, new_eta))
         self._repeated.pop(task_id, None)
+
+    @asynccontextmanager
+    async def transaction(
+        self, task_id: str, token: int, success: Callable[[], Succeeded], *, blocking: bool = False
+    ) -> AsyncIterator[Any]:
+        """A connection to the same database, whose commit also records the claim's success.
+
+        `success` is asked when the block is left. With `blocking`, the connection is one for a
+        thread beside the event loop; else it is used on the loop.
+
+        N4. Leaving the block commits what was written through the connection and the outcome, in
+            one step; an exception rolls back both, and the claim stands as it was.
+        N5. When the claim is no longer the current one, nothing is committed: `StaleClaim`.
+        N6. Whatever is recorded of this claim afterwards counts as a repeat, and changes nothing.
+        """
+        self._check_transactions()
+        check_id(task_id)
+        async with self._transaction(
+            self.owner, task_id, lambda: self._entry(success()), blocking=blocking
+        ) as connection:
+            yield connection
+        if self.claims.get(task_id) == token:
+            self._completed[task_id] = token
+        self._hints.results((task_id,))
 
     # Cancel
 
@@ -545,7 +571,47 @@ class BaseStorage(Keeping):
     @abstractmethod
     async def _wait_for_work(self, timeout: float) -> None: ...
 
+    async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
+        """`_enqueue` on the caller's connection. Only for backends that have transactions."""
+        raise AssertionError(f"{self.capabilities.name} says it has transactions")
+
+    def _transaction(
+        self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
+    ) -> AbstractAsyncContextManager[Any]:
+        """A transaction that ends by recording what `success()` says, or raises `StaleClaim`.
+
+        With `blocking`, the connection is for a thread beside the event loop. Only for backends
+        that have transactions.
+        """
+        raise AssertionError(f"{self.capabilities.name} says it has transactions")
+
     # Written once
+
+    def _check_transactions(self) -> None:
+        self._check_open()
+        if not self.capabilities.transactions:
+            raise InvalidTask(
+                f"the {self.capabilities.name} storage has no transactions; "
+                "sqlite:// and postgresql:// have"
+            )
+
+    def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> list[Row]:
+        """The rows of tasks that are about to be enqueued, all of them checked."""
+        self._check_open()
+        now = self._clock.micros()
+        fresh = self._clock.new_id() if nonce is None else nonce
+        rows: list[Row] = []
+        ids: set[str] = set()
+        for task in tasks:
+            self._check_task(task)
+            if task.id in ids:
+                raise DuplicateTask(task.id)
+            ids.add(task.id)
+            body = self._serializer.encode_task(task)
+            rows.append(
+                row_of(task, body, now=now, default_ttl=self._settings.result_ttl, nonce=fresh)
+            )
+        return rows
 
     def _entry(self, outcome: Outcome) -> Entry:
         match outcome:
@@ -623,6 +689,7 @@ class BaseStorage(Keeping):
             self._held.clear()
             self._claim_ids.clear()
             self._repeated.clear()
+            self._completed.clear()
             self._held_as = owner
         return self._held
 
