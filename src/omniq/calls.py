@@ -66,7 +66,7 @@ class TaskBuilder:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._paths: dict[Callable[..., Any] | str, str] = {}
+        self._known: dict[Callable[..., Any] | str, tuple[str, Mapping[str, Any]]] = {}
         self._codec = MsgspecSerializer(max_payload=settings.max_payload)
 
     def build(
@@ -77,11 +77,11 @@ class TaskBuilder:
         call: CallOptions = NO_OPTIONS,
     ) -> Task:
         """The task of this call. The storage checks it once more before it keeps it."""
-        path = self._path_of(func)
+        path, said = self._look_up(func)
         now = self._clock.now()
-        marked = {} if isinstance(func, str) else options_of(func).given()
-        said = {**marked, **call.options.given()}
-        if not said and call is NO_OPTIONS:
+        if call is not NO_OPTIONS:
+            said = {**said, **call.options.given()}
+        elif not said:
             return Task(
                 id=self._clock.new_id(),
                 func_path=path,
@@ -92,14 +92,17 @@ class TaskBuilder:
             )
         return self._with_options(path, args, kwargs, call, said, now)
 
-    def _path_of(self, func: Callable[..., Any] | str) -> str:
+    def _look_up(self, func: Callable[..., Any] | str) -> tuple[str, Mapping[str, Any]]:
+        """The function's path, and what `@task` was told."""
         try:
-            path = self._paths.get(func)
+            known = self._known.get(func)
         except TypeError as error:
             raise InvalidTask("cannot be a task: not a function, and not a dotted path") from error
-        if path is None:
-            path = self._paths[func] = path_of(func)
-        return path
+        if known is None:
+            path = path_of(func)
+            known = path, {} if isinstance(func, str) else options_of(func).given()
+            self._known[func] = known
+        return known
 
     def _with_options(
         self,

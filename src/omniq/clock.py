@@ -130,19 +130,28 @@ class _Ids:
         self._lock = threading.Lock()
         self._millis = -1
         self._tail = 0
-        self._pid = 0
+        # A forked child starts from the parent's state: without new bits both would count through
+        # the same ids. The lock may have been held by a thread that does not exist there.
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._tail = _fresh_tail()
 
     def next(self, millis: int) -> str:
         with self._lock:
-            # A forked child starts from the parent's state: without new bits both would count
-            # through the same ids.
-            if millis > self._millis or self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._millis = max(millis, self._millis)
-                self._tail = int.from_bytes(os.urandom(10)) >> 1
+            if millis > self._millis:
+                self._millis = millis
+                self._tail = _fresh_tail()
             else:
-                self._tail += 1 + int.from_bytes(os.urandom(4))
+                # A step need not be secret, only unlike that of whoever drew a tail nearby.
+                self._tail += 1 + random.getrandbits(32)
             return encode_id(self._millis, self._tail)
+
+
+def _fresh_tail() -> int:
+    """79 random bits: the highest stays free for the steps that follow."""
+    return int.from_bytes(os.urandom(10)) >> 1
 
 
 def encode_id(millis: int, tail: int) -> str:
@@ -152,9 +161,10 @@ def encode_id(millis: int, tail: int) -> str:
     '00000000000000000000000001'
     """
     value = (millis << 80) | tail
-    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
 
 
+_SHIFTS = tuple(range(120, -1, -10))
 _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _boot_id_cache: str | None = None
 

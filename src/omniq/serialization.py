@@ -71,18 +71,23 @@ class MsgspecSerializer:
         )
 
     def encode_task(self, task: Task) -> bytes:
-        args = self._values.carry_items(task.args, "args")
-        kwargs = self._values.carry_dict(task.kwargs, "kwargs")
-        metadata = self._values.carry_dict(task.metadata, "metadata")
+        values = self._values
+        args = values.carry_items(task.args, "args")
+        kwargs = values.carry_dict(task.kwargs, "kwargs") if task.kwargs else task.kwargs
+        metadata = values.carry_dict(task.metadata, "metadata") if task.metadata else task.metadata
         if args is not task.args or kwargs is not task.kwargs or metadata is not task.metadata:
             task = msgspec.structs.replace(task, args=tuple(args), kwargs=kwargs, metadata=metadata)
         return self._bounded(self._encode(task), f"task {task.id}")
 
     def decode_task(self, data: bytes) -> Task:
         task = self._decode(self._task_decoder.decode, data)
-        self._values.check_depth(task.args, "args")
-        self._values.check_depth(task.kwargs, "kwargs")
-        self._values.check_depth(task.metadata, "metadata")
+        for name, value in (
+            ("args", task.args),
+            ("kwargs", task.kwargs),
+            ("metadata", task.metadata),
+        ):
+            if value:
+                self._values.check_depth(value, name)
         return task
 
     def encode_result(self, result: TaskResult) -> bytes:
@@ -271,6 +276,9 @@ class _ValueCodec:
         """The same list or tuple when its items can be taken as they are, else a new list."""
         carried: list[Any] | None = None
         for index, item in enumerate(items):
+            if carried is None and type(item) in _PLAIN:
+                # Goes as it is: not worth spelling out where it stands.
+                continue
             # Each item is carried once: twice a level would be 2**depth times for the innermost.
             new_item = self.carry(item, f"{path}[{index}]", depth + 1)
             if carried is None and new_item is not item:
