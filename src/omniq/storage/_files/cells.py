@@ -63,10 +63,15 @@ class Cells(Generic[T]):
         """Whether the value of that number has not been changed yet."""
         return number > 0 and self._disk.exists(f"{self._folder}/{name}/{number}")
 
-    def swap(self, name: str, before: Version[T] | None, value: T) -> Version[T] | None:
-        """Change the cell if it still is as it was read; None when it is not."""
+    def swap(
+        self, name: str, before: Version[T] | None, value: T, *, first: int = 1
+    ) -> Version[T] | None:
+        """Change the cell if it still is as it was read; None when it is not.
+
+        A cell that may be removed and made anew counts from a `first` that was never used before.
+        """
         if before is None:
-            return self._create(name, value)
+            return self._create(name, value, first)
         cell = f"{self._folder}/{name}"
         nonce, after = self._disk.nonce(), Version(before.number + 1, value)
         part, over = f"{cell}/{after.number}.{nonce}.part", f"{cell}/{before.number}.{nonce}.over"
@@ -87,12 +92,12 @@ class Cells(Generic[T]):
         """Forget the cell. Of many that do so, one gets True."""
         return self._discard(f"{self._folder}/{name}")
 
-    def _create(self, name: str, value: T) -> Version[T] | None:
+    def _create(self, name: str, value: T, first: int) -> Version[T] | None:
         cell, draft = f"{self._folder}/{name}", f"tmp/{self._disk.nonce()}.cell"
         self._disk.make_folder(draft)
         try:
             data = self._codec.encode(value)
-            self._disk.write([(f"{draft}/1", data)], lasting=self._is_lasting)
+            self._disk.write([(f"{draft}/{first}", data)], lasting=self._is_lasting)
             if self._is_lasting:
                 self._disk.sync(draft)
             # A folder can be renamed onto an empty one only: of many that create a cell, one does.
@@ -105,7 +110,7 @@ class Cells(Generic[T]):
             raise
         if self._is_lasting:
             self._disk.sync(self._folder)
-        return Version(1, value)
+        return Version(first, value)
 
     def _read_version(self, cell: str, number: int) -> Version[T] | None:
         path = f"{cell}/{number}"

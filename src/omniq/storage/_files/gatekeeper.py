@@ -2,7 +2,8 @@
 
 A task enters its gates after its claim's rename, and leaves them after its outcome's. So every holder
 on record was running when it was written down, and one that is not any more can be dropped: what a
-process that died forgot to leave heals by itself.
+process that died forgot to leave heals by itself. Only a breaker's probe is given a while: its owner
+tells the breaker what it came to when the outcome is there already.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from omniq.storage._gates import Effect, Gate, GateState
 
 _State = tuple[str, GateState]
 
+_PATIENCE = 1_000_000
+"""Microseconds that a breaker waits for the word of a probe that has ended."""
+
 
 class Gatekeeper:
     """Lets tasks in and out of their gates, `gates/<sha256 of the key>/`."""
@@ -27,6 +31,8 @@ class Gatekeeper:
         self._ledger = ledger
         self._cells = Cells(disk, "gates", GATE, lasting=False)
         self._known: dict[str, Version[_State]] = {}
+        self._missed: dict[str, tuple[tuple[str, int], int]] = {}
+        """Of breakers: the probe that runs no more and has not left, and since when that is known."""
 
     def states(self) -> dict[str, GateState]:
         """The state of every gate that was ever used, by key."""
@@ -96,7 +102,15 @@ class Gatekeeper:
 
     def _heal(self, gate: Gate, state: GateState, now: int) -> None:
         for holder in [each for each in state.holders if not self._is_running(each)]:
-            _gates.leave(gate, state, *holder, "neither", now)
+            if gate.kind != "breaker" or self._is_overdue(gate.key, holder, now):
+                _gates.leave(gate, state, *holder, "neither", now)
+
+    def _is_overdue(self, key: str, probe: tuple[str, int], now: int) -> bool:
+        missed, since = self._missed.get(key, (probe, now))
+        if missed != probe or since > now:
+            since = now
+        self._missed[key] = (probe, since)
+        return now - since >= _PATIENCE
 
     def _is_running(self, holder: tuple[str, int]) -> bool:
         claimed = self._ledger.index.running.get(holder[0])

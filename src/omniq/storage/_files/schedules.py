@@ -22,7 +22,8 @@ class Schedules:
         """Keep the schedule in the place of one with the same id."""
         while True:
             before = self._cells.read(schedule.id)
-            version = 1 if before is None else before.value.schedule.version + 1
+            known = None if before is None else before.value.schedule.version
+            version = schedule.version if known is None else known + 1
             if self._swap(before, schedule, version):
                 return
 
@@ -57,7 +58,8 @@ class Schedules:
         body = self._serializer.encode_task(schedule.task)
         plain = Task(id=schedule.task.id, func_path=schedule.task.func_path)
         kept = msgspec.structs.replace(schedule, task=plain, version=version)
-        return self._cells.swap(schedule.id, before, StoredSchedule(kept, body)) is not None
+        stored = StoredSchedule(kept, body)
+        return self._cells.swap(schedule.id, before, stored, first=version) is not None
 
     def _load(self, stored: StoredSchedule) -> Schedule:
         task = self._serializer.decode_task(stored.body)

@@ -302,6 +302,7 @@ class Store:
             self.entrance.enqueue([batch])
             if batch.error is not None and not isinstance(batch.error, DuplicateTask):
                 raise batch.error
+            hit("file.schedule.after_task")
         return self.schedules.advance(before, advanced)
 
     def set_paused(self, queue: str, paused: bool) -> None:

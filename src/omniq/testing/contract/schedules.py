@@ -35,7 +35,7 @@ def _advanced(schedule: Schedule) -> Schedule:
 
 
 class ScheduleContract(Slice):
-    """S1 to S3."""
+    """S1 to S4."""
 
     @promise("S1", "E6")
     async def test_a_schedule_comes_back_as_it_was_put(
@@ -49,9 +49,13 @@ class ScheduleContract(Slice):
             next_at=clock.now() + timedelta(hours=1),
             last_at=clock.now(),
             paused=True,
+            start=clock.now() - timedelta(days=1),
+            end=clock.now() + timedelta(days=1),
             missed="all",
+            max_missed=7,
             overlap="skip",
             jitter=2.5,
+            declared=True,
         )
         await storage.put_schedule(schedule)
         kept = await (await open_another()).get_schedule("nightly")
@@ -136,6 +140,21 @@ class ScheduleContract(Slice):
         assert await storage.list_tasks() == []
         assert await storage.get_schedule("nightly") is None
 
+    @promise("S4")
+    async def test_what_was_read_of_a_deleted_schedule_cannot_be_fired_at_the_next_one_of_its_id(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        storage, asleep = await open_another(), await open_another()
+        await _put(storage, clock)
+        read = await asleep.get_schedule("nightly")
+        assert read is not None
+        await storage.delete_schedule("nightly")
+        fresh = await _put(storage, clock)
+
+        assert not await asleep.fire_schedule(read, _advanced(read), a_task("n-1"))
+        assert await storage.list_tasks() == []
+        assert await storage.get_schedule("nightly") == fresh
+
     @promise("S3")
     async def test_a_nominal_time_whose_task_is_on_record_only_advances(
         self, storage: BaseStorage, clock: ManualClock
@@ -210,5 +229,7 @@ class ScheduleContract(Slice):
             await storage.put_schedule(Schedule(id="s", task=a_task(args=(object(),))))
         with pytest.raises(InvalidTask):
             await storage.put_schedule(Schedule(id="s", task=a_task(max_retries=-1)))
+        with pytest.raises(InvalidTask):
+            await storage.put_schedule(Schedule(id="s", task=a_task(), cron="0 0 30 2 *"))
 
         assert await storage.list_schedules() == []

@@ -1,0 +1,1 @@
+"""Schedules: cron expressions, firing, and who was first."""

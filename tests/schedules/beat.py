@@ -1,0 +1,45 @@
+"""A worker process for tests: `python -m tests.schedules.beat URL FOLDER QUEUE`. It notes what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from omniq import Settings
+from omniq.events import Event, ScheduleFired
+from omniq.storage import open_storage
+from omniq.worker import AsyncWorkerPool
+
+POLL = 0.02
+
+
+def leave_line(folder: str, text: str) -> None:
+    """One line, in one write, in this process's own file."""
+    path = Path(folder, f"{os.getpid()}.lines")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, f"{text}\n".encode())
+    os.close(descriptor)
+
+
+async def beat(url: str, folder: str, queue: str) -> None:
+    """Fire schedules and run the tasks of that queue until told to stop."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, ScheduleFired):
+            leave_line(folder, f"fired {event.nominal.isoformat()}")
+
+    storage = open_storage(url, settings=Settings(durability="os"))
+    pool = AsyncWorkerPool(storage, 4, POLL, queues=[queue], lease=60.0)
+    pool.events.subscribe(tell)
+    async with pool:
+        leave_line(folder, "ready")
+        await stopping.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(beat(*sys.argv[1:]))

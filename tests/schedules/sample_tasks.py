@@ -1,0 +1,46 @@
+"""Functions that the tests of schedules enqueue."""
+
+from omniq import TaskContext, task
+from tests.schedules.beat import leave_line
+from tests.worker.stage import STAGE
+
+
+def report(region: str = "eu", *, full: bool = False) -> str:
+    """Not decorated; has defaults."""
+    return f"{region} {full}"
+
+
+def needs(region: str) -> str:
+    """Cannot be called without an argument."""
+    return region
+
+
+@task(queue="reports", priority=3, expires=60, metadata={"team": "blue"})
+async def with_options(ctx: TaskContext) -> str:
+    """Tells for which time it runs."""
+    return str(ctx.metadata["scheduled_for"])
+
+
+@task(cron="0 3 * * *", tz="Europe/Berlin", queue="night")
+def nightly() -> None:
+    """Declares a schedule."""
+
+
+@task(interval=60)
+async def minutely(ctx: TaskContext) -> None:
+    """Declares another."""
+
+
+@task(interval=60)
+def poll(url: str) -> None:
+    """Needs an argument, and so declares none."""
+
+
+def tick() -> None:
+    """Says that it runs."""
+    STAGE.note("tick")
+
+
+def leave_mark(ctx: TaskContext, folder: str) -> None:
+    """Leaves a line with the time it stands for."""
+    leave_line(folder, f"ran {ctx.metadata['scheduled_for']}")

@@ -1,0 +1,207 @@
+"""Two schedulers, each stopped when it likes it least: every nominal time is fired once, and run once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from omniq import Settings, TaskQueue
+from tests.schedules import sample_tasks
+
+ROOT = Path(__file__).parents[2]
+STEP = timedelta(milliseconds=50)
+PATIENCE = 30.0
+AT_ONCE = 0.5
+"""Seconds for the one that goes on to fire something; a stopped one may hold a lock meanwhile."""
+
+BACKENDS = ["sqlite", "file"] + [
+    name
+    for name in ("postgres", "redis")
+    if importlib.util.find_spec(f"omniq.storage.{name}") is not None
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/store.db"
+        case "file":
+            return f"file://{tmp_path}/store"
+        case server:
+            place: str = request.getfixturevalue(f"{server}_url")
+            return place
+
+
+class Beat:
+    """One worker process, which can be stopped and go on."""
+
+    def __init__(
+        self, url: str, folder: Path, *, queue: str = "default", failpoints: str = ""
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.schedules.beat", url, str(folder), queue],
+            cwd=ROOT,
+            env={**os.environ, "OMNIQ_FAILPOINTS": failpoints},
+        )
+        self._lines = folder / f"{self._process.pid}.lines"
+
+    def lines(self, word: str) -> list[str]:
+        """What came after that word in each line it has left."""
+        if not self._lines.exists():
+            return []
+        lines = (line.split() for line in self._lines.read_text().splitlines())
+        return [" ".join(rest) for first, *rest in lines if first == word]
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def dies(self) -> bool:
+        """Whether it has killed itself; waits for that, and not for ever."""
+        try:
+            return self._process.wait(PATIENCE) == -signal.SIGKILL
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def end(self) -> None:
+        """Let it finish what it does; by force when it cannot."""
+        if self._process.poll() is None:
+            self.go_on()
+            self._process.terminate()
+        try:
+            assert self._process.wait(PATIENCE) == 0
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+def wait_until(is_so: Callable[[], object], seconds: float = PATIENCE) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "lines"
+    path.mkdir()
+    return path
+
+
+def add_beat(queue: TaskQueue, folder: Path) -> None:
+    queue.schedules.add(
+        "beat",
+        sample_tasks.leave_mark,
+        args=(str(folder),),
+        interval=STEP,
+        missed="all",
+        max_missed=100_000,
+    )
+
+
+def let_all_run(queue: TaskQueue) -> None:
+    """Fire no more, and wait for what was fired."""
+    queue.schedules.pause("beat")
+    assert wait_until(lambda: not queue.stats().by_queue.get("default"))
+
+
+def hand_once(stopped: Beat, other: Beat) -> bool:
+    """Stop one, and let it go on when the other has fired; whether it has."""
+    stopped.stop()
+    before = len(other.lines("fired"))
+    has_fired = wait_until(lambda: len(other.lines("fired")) > before, AT_ONCE)
+    stopped.go_on()
+    return has_fired
+
+
+def hand_over(url: str, folder: Path, times: int) -> tuple[list[str], list[str]]:
+    """Stop one, let the other fire, and the other way round, so often; what was fired, what ran."""
+    with TaskQueue(url, settings=Settings(durability="os")) as queue, ExitStack() as stack:
+        beats = [Beat(url, folder) for _ in range(2)]
+        for beat in beats:
+            stack.callback(beat.end)
+        assert wait_until(lambda: all(beat.lines("ready") == [""] for beat in beats))
+        add_beat(queue, folder)
+        handed = 0
+        deadline = time.monotonic() + times * 2 + PATIENCE
+        while handed < times and time.monotonic() < deadline:
+            handed += hand_once(*beats)
+            beats.reverse()
+        assert handed == times
+        let_all_run(queue)
+    fired = sorted(line for beat in beats for line in beat.lines("fired"))
+    ran = sorted(line for beat in beats for line in beat.lines("ran"))
+    return fired, ran
+
+
+def check_each_once(times: list[str]) -> None:
+    assert len(set(times)) == len(times), "a nominal time was there twice"
+    first, last = (datetime.fromisoformat(text) for text in (times[0], times[-1]))
+    assert len(times) == (last - first) / STEP + 1, "a nominal time was missed"
+
+
+def check(url: str, folder: Path, times: int) -> None:
+    fired, ran = hand_over(url, folder, times)
+
+    assert len(fired) >= times
+    check_each_once(fired)
+    assert ran == fired
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_each_nominal_time_is_fired_once_while_two_hand_over(url: str, folder: Path) -> None:
+    check(url, folder, 20)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_each_nominal_time_is_fired_once_while_two_hand_over_200_times(
+    url: str, folder: Path
+) -> None:
+    check(url, folder, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "failpoint", ["schedule.before_fire", "file.schedule.after_task", "schedule.after_fire"]
+)
+def test_a_worker_that_dies_while_it_fires_loses_and_doubles_nothing(
+    url: str, folder: Path, failpoint: str
+) -> None:
+    if failpoint.startswith("file.") and not url.startswith("file:"):
+        pytest.skip("a step that this storage does not have")
+    with TaskQueue(url, settings=Settings(durability="os")) as queue, ExitStack() as stack:
+        # It runs none of the tasks, or one of them would have to wait for its lease.
+        victim = Beat(url, folder, queue="another", failpoints=f"{failpoint}=kill")
+        add_beat(queue, folder)
+        assert victim.dies()
+        heir = Beat(url, folder)
+        stack.callback(heir.end)
+        assert wait_until(lambda: len(heir.lines("ran")) >= 5)
+        let_all_run(queue)
+        schedule = queue.schedules.get("beat")
+
+    assert schedule is not None
+    assert schedule.start is not None
+    ran = sorted(heir.lines("ran"))
+    check_each_once(ran)
+    assert ran[0] == schedule.start.isoformat()
