@@ -15,8 +15,8 @@ import pytest
 
 from omniq import failpoints
 from omniq.errors import DuplicateTask, LeaseLost, StorageError
-from omniq.models import Limit, Task, TaskStatus
-from omniq.outcomes import Released, Retried, Succeeded
+from omniq.models import BreakerRule, Limit, Task, TaskStatus
+from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage._files.watch import Watch
@@ -250,6 +250,28 @@ async def test_a_task_that_was_about_to_be_enqueued_is_enqueued_by_whoever_comes
 
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
         assert [task.id for task in await storage.reserve(5)] == ["a"]
+
+
+async def test_a_breaker_waits_a_while_for_the_word_of_a_probe_that_has_ended(
+    storage, another, clock, no_failpoints
+):
+    """Its owner tells it after the outcome is there; whoever claims in between lets nobody in."""
+    rules = (BreakerRule(name="b", max_failures=1, reset_timeout=5),)
+    await storage.enqueue_many(some_tasks("abc", breakers=rules))
+    (first,) = await storage.reserve(1)
+    await storage.record([Failed("a", first.token, an_error())])
+    clock.advance(5)
+    (probe,) = await storage.reserve(1)
+    failpoints.configure("file.record.after_commit=raise:EIO")
+    with pytest.raises(StorageError):
+        await storage.record([Failed("b", probe.token, an_error())])
+    failpoints.reset()
+
+    assert await another.reserve(5) == []
+    clock.advance(0.999)
+    assert await another.reserve(5) == []
+    clock.advance(0.001)
+    assert [task.id for task in await another.reserve(5)] == ["c"]
 
 
 async def test_a_change_that_was_made_and_not_carried_out_is_found_by_id(

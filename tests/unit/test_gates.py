@@ -81,10 +81,29 @@ def test_no_span_has_more_starts_than_the_rate_and_none_is_refused_without_need(
         assert sum(start <= other < start + gate.span for other in starts) <= size
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@given(steps=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8)), max_size=60))
+def test_no_span_has_more_starts_when_claims_overtake_each_other(size, steps):
+    """A claim reads the clock, and comes to the gate when others have read it later."""
+    gate, state = Gate("rate:k", "rate", size, 10), GateState()
+    clock = 1_000
+    starts: list[int] = []
+    for step, late in steps:
+        clock += step
+        now = clock - late
+        if _gates.room(gate, state, now):
+            _gates.enter(gate, state, "t", 1, now)
+            starts.append(now)
+
+    for start in starts:
+        assert sum(start <= other < start + gate.span for other in starts) <= size
+
+
 def test_a_clock_that_was_set_back_does_not_block_a_rate_for_long():
     state = GateState()
     for _ in range(RATE.size):
         _gates.enter(RATE, state, "t", 1, 1_000_000)
+    assert _gates.room(RATE, state, 500) == RATE.size
     _gates.enter(RATE, state, "t", 1, 500)
 
     assert _gates.room(RATE, state, 500 + RATE.span) == RATE.size

@@ -89,7 +89,7 @@ def room(gate: Gate, state: GateState, now: int) -> int:
         case "running":
             return max(0, gate.size - len(state.holders))
         case "rate":
-            return max(0, gate.size - sum(1 for start in state.starts if start > now - gate.span))
+            return max(0, gate.size - sum(abs(start - now) < gate.span for start in state.starts))
         case "breaker":
             if state.breaker is BreakerState.CLOSED:
                 return FOREVER
@@ -112,10 +112,11 @@ def enter(gate: Gate, state: GateState, task_id: str, token: int, now: int) -> N
         case "running":
             state.holders.append((task_id, token))
         case "rate":
-            # A clock that was set back must not block the gate until it has caught up.
-            state.starts = [min(start, now) for start in state.starts[-gate.size + 1 :]] + [now]
-            if gate.size == 1:
-                state.starts = [now]
+            # Starts may lie a little ahead: of a claim that took its time between reading the
+            # clock and coming here, they are those that overtook it. They stay as they are. What
+            # lies ahead by a span or more was written before the clock was set back.
+            known = [now if start >= now + gate.span else start for start in state.starts]
+            state.starts = sorted([*known, now])[-gate.size :]
         case "breaker":
             if state.breaker is BreakerState.OPEN:
                 state.breaker = BreakerState.HALF_OPEN

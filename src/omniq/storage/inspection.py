@@ -6,6 +6,7 @@ Nothing here changes anything, and nothing here is needed to claim or to record.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from datetime import datetime
 
 import msgspec
 
@@ -22,6 +23,7 @@ from omniq.models import (
     TaskStatus,
     WorkerInfo,
     check_id,
+    check_instant,
 )
 from omniq.serialization import Serializer
 from omniq.storage._gates import GateState
@@ -59,7 +61,8 @@ class Inspection(ABC):
     Q3. `stats` counts each task once, under its status; `by_status` names every status.
     Q4. A result that is not final is given out as such (RETRYING), never as SUCCESS or FAILED.
     Q5. What a reader gets is a copy: nothing a reader does changes what the storage holds.
-    Q6. The history of a task has its failed runs in order, the first and the newest ones.
+    Q6. The history of a task has its failed runs in order, the first and the newest ones; that of a
+        dead letter is there as long as the letter.
     """
 
     _serializer: Serializer
@@ -108,7 +111,7 @@ class Inspection(ABC):
     async def history(self, task_id: str) -> list[Attempt]:
         """The task's runs that did not succeed, oldest first."""
         check_id(task_id)
-        found = await self._find(task_id)
+        found = await self._find(task_id) or await self._find_dead_row(task_id)
         if found is None:
             return []
         row = found.row if isinstance(found, FinishedRow) else found
@@ -119,15 +122,27 @@ class Inspection(ABC):
         *,
         task_type: str | None = None,
         reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 100,
         after: str | None = None,
     ) -> list[DeadLetter]:
-        """Dead letters in id order."""
-        return await self._list_dead(
-            DeadQuery(
-                task_type=task_type, reason=reason, limit=_page_size(limit), after=after or ""
-            )
+        """Dead letters in id order; those whose last failure was at `since` or later, before `until`."""
+        for name, instant in (("since", since), ("until", until)):
+            check_instant(name, instant)
+        query = DeadQuery(
+            task_type=task_type, reason=reason, limit=_page_size(limit), after=after or ""
         )
+        page = await self._list_dead(query)
+        found: list[DeadLetter] = []
+        # Letters are few, and times are asked for by people: not worth an index on every backend.
+        while page:
+            found += [letter for letter in page if _failed_within(letter, since, until)]
+            if len(found) >= limit or len(page) < limit:
+                break
+            query = msgspec.structs.replace(query, after=page[-1].task_id)
+            page = await self._list_dead(query)
+        return found[:limit]
 
     async def get_dead_task(self, task_id: str) -> Task | None:
         """The task of a dead letter, as it would be retried; also when its result has gone."""
@@ -213,6 +228,12 @@ class Inspection(ABC):
                 created_at=from_micros(row.created_at),
             )
         return task_of(row, task)
+
+
+def _failed_within(letter: DeadLetter, since: datetime | None, until: datetime | None) -> bool:
+    return (since is None or letter.last_failure >= since) and (
+        until is None or letter.last_failure < until
+    )
 
 
 def _page_size(limit: int) -> int:

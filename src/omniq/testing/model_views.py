@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.models import DeadLetter, QueueStats, TaskResult, TaskStatus
+from omniq.models import Attempt, DeadLetter, QueueStats, TaskResult, TaskStatus
 from omniq.testing.model import Model
 from omniq.testing.model_book import Record
 
@@ -27,7 +27,7 @@ def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[s
         seen[task_id] = {
             "task": None if record is None else seen["list_tasks"][task_id],
             "result": None if record is None else _result(record),
-            "history": [] if record is None else list(record.attempts_made),
+            "history": _history(model, record, task_id),
             "dead": _letter(model, task_id),
             "checkpoint": model.book.checkpoints.get(task_id),
             "progress": model.book.progress.get(task_id),
@@ -47,6 +47,12 @@ def _result(record: Record) -> TaskResult | None:
         started_at=newest.started_at,
         finished_at=newest.finished_at,
     )
+
+
+def _history(model: Model, record: Record | None, task_id: str) -> list[Attempt]:
+    if record is None and task_id in model.book.dead:
+        _, record = model.book.dead[task_id]
+    return [] if record is None else list(record.attempts_made)
 
 
 def _letter(model: Model, task_id: str) -> DeadLetter | None:

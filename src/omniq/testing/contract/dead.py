@@ -9,7 +9,7 @@ import pytest
 
 from omniq.errors import DuplicateTask, InvalidTask, QueueFull
 from omniq.models import TaskStatus
-from omniq.outcomes import Failed, Released, Succeeded
+from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
@@ -267,6 +267,47 @@ class DeadLetterContract(Slice):
         assert await storage.list_dead(limit=0) == []
         with pytest.raises(InvalidTask):
             await storage.list_dead(limit=-1)
+
+    async def test_letters_are_listed_by_the_time_of_their_last_failure(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        began = clock.now()
+        for number in range(6):
+            await storage.enqueue(a_task(f"t{number}"))
+            await _bury(storage, f"t{number}")
+            clock.advance(10)
+        at = [began + timedelta(seconds=10 * number) for number in range(6)]
+        later = await storage.list_dead(since=at[2])
+        earlier = await storage.list_dead(until=at[2])
+        between = await storage.list_dead(since=at[1], until=at[5], limit=2)
+        rest = await storage.list_dead(since=at[1], until=at[5], after=between[-1].task_id)
+
+        assert [letter.task_id for letter in later] == ["t2", "t3", "t4", "t5"]
+        assert [letter.task_id for letter in earlier] == ["t0", "t1"]
+        assert [letter.task_id for letter in between] == ["t1", "t2"]
+        assert [letter.task_id for letter in rest] == ["t3", "t4"]
+        with pytest.raises(InvalidTask):
+            await storage.list_dead(since=clock.now().replace(tzinfo=None))
+
+    @promise("Q6", "T4")
+    @pytest.mark.parametrize("result_ttl", [0, 60])
+    async def test_a_dead_letter_keeps_its_history_when_its_result_has_gone(
+        self, storage: BaseStorage, clock: ManualClock, result_ttl: float
+    ) -> None:
+        await storage.enqueue(a_task("a", result_ttl=result_ttl))
+        task = await claim_one(storage)
+        first = an_error("first", traceback="first traceback")
+        await storage.record([Retried("a", task.token, first, clock.now())])
+        await _bury(storage, "a")
+        clock.advance(61)
+        await storage.purge_expired()
+        history = await storage.history("a")
+
+        assert await storage.get_task("a") is None
+        assert [attempt.number for attempt in history] == [1, 2]
+        assert history[0].error == first
+        await storage.delete_dead("a")
+        assert await storage.history("a") == []
 
     @promise("R2")
     async def test_a_late_finisher_is_refused_after_the_letter_was_retried(

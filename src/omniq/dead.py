@@ -1,0 +1,215 @@
+"""Dead letters: the tasks that failed for good, to look at, to run again, or to forget."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from omniq.errors import DuplicateTask, InvalidTask
+from omniq.models import Attempt, DeadLetter, Task, TaskError, check_seconds
+from omniq.options import Duration
+from omniq.storage import BaseStorage
+
+_PAGE = 500
+_DEEPEST = 64
+
+JsonRecord = dict[str, Any]
+"""What `json.dumps` can write down."""
+
+
+class AsyncDeadLetters:
+    """The tasks that failed for good.
+
+    `task_type` is a function's path and `reason` why it is dead: `exhausted`, `permanent`,
+    `crashed`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until` are about
+    the last failure: an instant, or how long ago that was.
+    """
+
+    def __init__(self, storage: BaseStorage) -> None:
+        self._storage = storage
+
+    async def list(
+        self,
+        limit: int = 100,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+        after: str | None = None,
+    ) -> list[DeadLetter]:
+        """Dead letters in id order, `after` the last id of the page before."""
+        return await self._storage.list_dead(
+            task_type=task_type,
+            reason=reason,
+            since=_instant("since", since, self._storage),
+            until=_instant("until", until, self._storage),
+            limit=limit,
+            after=after,
+        )
+
+    async def get(self, task_id: str) -> DeadLetter | None:
+        """One of them, with its checkpoint."""
+        return await self._storage.get_dead(task_id)
+
+    async def get_task(self, task_id: str) -> Task | None:
+        """The task as it would be retried, with its arguments; also when its result has gone."""
+        return await self._storage.get_dead_task(task_id)
+
+    async def attempts(self, task_id: str) -> Sequence[Attempt]:
+        """Every failed run of it with its error and traceback: the first, and the newest ones."""
+        return await self._storage.history(task_id)
+
+    async def retry(
+        self,
+        task_id: str,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        from_start: bool = False,
+    ) -> bool:
+        """Run the task again under its id, with other arguments if given; False if it is not dead.
+
+        One atomic step: of two that retry at once, one gets True. When it cannot be enqueued, that
+        is raised and the letter stays. A task that had finished steps resumes after them, unless
+        `from_start`.
+        """
+        task = None
+        if args is not None or kwargs is not None:
+            task = await self._edited(task_id, args, kwargs)
+            if task is None:
+                return False
+        return await self._storage.retry_dead(task_id, task=task, from_start=from_start)
+
+    async def retry_all(
+        self,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+        from_start: bool = False,
+    ) -> int:
+        """Run all of them again, or those that the filters name; how many.
+
+        One whose unique key another task holds stays dead. A full queue raises `QueueFull`: what
+        was retried before that is in the queue, the others stay.
+        """
+        count = 0
+        async for letter in self._each(task_type, reason, since, until):
+            try:
+                count += await self._storage.retry_dead(letter.task_id, from_start=from_start)
+            except DuplicateTask:
+                continue
+        return count
+
+    async def delete(self, task_id: str) -> bool:
+        """Forget one for good; False if there is none."""
+        return await self._storage.delete_dead(task_id)
+
+    async def purge(self, older_than: Duration | datetime) -> int:
+        """Forget those that failed before that instant, or longer ago than that; how many."""
+        instant = _instant("older_than", older_than, self._storage)
+        if instant is None:
+            raise InvalidTask("older_than: expected a datetime or a duration")
+        return await self._storage.purge_dead(instant)
+
+    async def export(
+        self,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+    ) -> AsyncIterator[JsonRecord]:
+        """All that is known of each, for JSON lines: the letter, the call, every attempt.
+
+        What JSON has no word for is written as text, bytes and the checkpoint as base64.
+        """
+        async for letter in self._each(task_type, reason, since, until):
+            found = await self.get(letter.task_id)
+            task = await self.get_task(letter.task_id)
+            if found is not None and task is not None:
+                yield _record(found, task, await self.attempts(letter.task_id))
+
+    async def _each(
+        self,
+        task_type: str | None,
+        reason: str | None,
+        since: Duration | datetime | None,
+        until: Duration | datetime | None,
+    ) -> AsyncIterator[DeadLetter]:
+        # Worked out once: "an hour ago" must not move from page to page.
+        first, last = (
+            _instant("since", since, self._storage),
+            _instant("until", until, self._storage),
+        )
+        after = ""
+        while page := await self._storage.list_dead(
+            task_type=task_type, reason=reason, since=first, until=last, limit=_PAGE, after=after
+        ):
+            for letter in page:
+                yield letter
+            after = page[-1].task_id
+
+    async def _edited(
+        self, task_id: str, args: Sequence[Any] | None, kwargs: dict[str, Any] | None
+    ) -> Task | None:
+        task = await self.get_task(task_id)
+        if task is None:
+            return None
+        return msgspec.structs.replace(
+            task,
+            args=task.args if args is None else tuple(args),
+            kwargs=task.kwargs if kwargs is None else kwargs,
+        )
+
+
+def _record(letter: DeadLetter, task: Task, attempts: Sequence[Attempt]) -> JsonRecord:
+    record: JsonRecord = _plain(letter)
+    for name in ("args", "kwargs", "metadata", "max_retries", "created_at"):
+        record[name] = _plain(getattr(task, name))
+    record["attempts"] = _plain(attempts)
+    return record
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """The value as JSON can write it; what JSON has no word for, or is too deep, as text."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if depth > _DEEPEST:
+        return repr(value)
+    if isinstance(value, msgspec.Struct):
+        value = {name: getattr(value, name) for name in value.__struct_fields__}
+    elif isinstance(value, TaskError):
+        value = value.to_record()
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else repr(key): _plain(item, depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth + 1) for item in value]
+    return repr(value)
+
+
+def _instant(name: str, value: Duration | datetime | None, storage: BaseStorage) -> datetime | None:
+    """An instant, given as one or as how long ago it was."""
+    if value is None or isinstance(value, datetime):
+        return value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    check_seconds(name, seconds)
+    return storage.clock.now() - timedelta(seconds=seconds)

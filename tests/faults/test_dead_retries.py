@@ -1,0 +1,39 @@
+"""Two operators who retry the same dead letter at once enqueue it once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from omniq import TaskStatus
+from omniq.storage import open_storage
+from tests.faults.places import SHARED, url_of
+from tests.faults.retry_together import bury, retry_together
+
+
+@pytest.fixture(params=SHARED)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return url_of(request.param, tmp_path, request)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.deep)])
+async def test_two_processes_that_retry_a_letter_at_once_enqueue_it_once(url, rounds):
+    ids = await bury(url, rounds)
+    told = await asyncio.to_thread(retry_together, url, ids)
+
+    winners = [sum(answers) for answers in zip(*told, strict=True)]
+    assert winners == [1] * rounds
+    # Each of them won some: they did come at the same moment.
+    assert min(map(sum, told)) > 0
+    async with open_storage(url) as storage:
+        assert (await storage.stats()).dead == 0
+        claimed: Counter[str] = Counter()
+        while tasks := await storage.reserve(100):
+            assert {(task.status, task.attempts) for task in tasks} == {(TaskStatus.RUNNING, 0)}
+            claimed.update(task.id for task in tasks)
+    assert claimed == Counter(ids)

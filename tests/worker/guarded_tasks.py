@@ -1,0 +1,94 @@
+"""Functions with breakers, limits and hooks, for the tests that watch them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from omniq import BreakerRule, PermanentError, Task, TaskError, task
+from tests.worker.stage import STAGE
+
+RESET = 0.4
+SERVICE = BreakerRule(name="service", max_failures=3, reset_timeout=RESET)
+
+
+@task(breaker=SERVICE, max_retries=50)
+async def ask(number: int) -> int:
+    """Needs a service that is up when its gate is open."""
+    STAGE.note("asked")
+    if not STAGE.gate("service").is_set():
+        STAGE.note("refused")
+        raise ConnectionError("the service is down")
+    return number
+
+
+@task(max_running=3, limit_key="three")
+async def one_of_three(number: int) -> int:
+    scene = STAGE.enter("one of three")
+    await asyncio.sleep(0.002)
+    STAGE.leave(scene)
+    return number
+
+
+@task(rate=(25, 0.25), limit_key="rated")
+async def rated(number: int) -> int:
+    return number
+
+
+def note_failure(task: Task, error: TaskError) -> None:
+    STAGE.note(f"failed {task.args[0]} {error.error_type} {task.attempts}")
+
+
+async def note_death(task: Task, error: TaskError) -> None:
+    STAGE.facts["dead"] = (task.id, task.args, error.message)
+    STAGE.note(f"dead {task.args[0]}")
+
+
+@task(max_retries=1, on_failure=note_failure, on_dead=note_death)
+async def fail_with_hooks(name: str) -> None:
+    raise ValueError(f"{name} failed")
+
+
+@task(on_failure=note_failure, on_dead=note_death)
+async def succeed_with_hooks(name: str) -> str:
+    return name
+
+
+def break_down(task: Task, error: TaskError) -> None:
+    raise RuntimeError("the hook is broken")
+
+
+async def exit_in_hook(task: Task, error: TaskError) -> None:
+    raise SystemExit(3)
+
+
+@task(max_retries=0, on_failure=break_down, on_dead=exit_in_hook)
+def fail_with_broken_hooks(name: str) -> None:
+    raise PermanentError(f"{name} failed")
+
+
+async def wait_in_hook(task: Task, error: TaskError) -> None:
+    STAGE.note("hook began")
+    await asyncio.sleep(0.05)
+    STAGE.note("hook ended")
+
+
+@task(max_retries=0, on_dead=wait_in_hook)
+async def fail_with_a_slow_hook() -> None:
+    raise ValueError("slow")
+
+
+async def fail(message: str) -> None:
+    raise ValueError(message)
+
+
+async def refuse() -> None:
+    raise PermanentError("never")
+
+
+async def unwritable() -> Any:
+    return object()
+
+
+async def add(a: int, b: int = 0) -> int:
+    return a + b

@@ -1,0 +1,238 @@
+"""What is wrong with a queue is seen by whoever asks, and told by every worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from omniq import (
+    AsyncTaskQueue,
+    BreakerRule,
+    BreakerState,
+    Health,
+    Settings,
+    StuckTask,
+    TaskQueue,
+)
+from omniq.events import Dispatcher, Event, TaskStuck, WorkerStalled
+from omniq.health import ENDLESS, GRACE, OVERDUE
+from omniq.outcomes import Released
+from omniq.pool.lookout import Lookout
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.clock import ManualClock
+from tests.worker import guarded_tasks, hostile_tasks
+from tests.worker.stage import until
+
+LEASE = 1000.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def storage(clock: ManualClock) -> AsyncIterator[MemoryStorage]:
+    async with MemoryStorage(clock=clock) as storage:
+        yield storage
+
+
+@pytest.fixture
+def queue(storage: MemoryStorage) -> AsyncTaskQueue:
+    return AsyncTaskQueue(storage)
+
+
+@pytest.fixture
+async def worker(storage: MemoryStorage) -> AsyncIterator[MemoryStorage]:
+    """Another worker, with a heart that beats when the test says so."""
+    async with storage.another() as worker:
+        await worker.renew(lease=LEASE, concurrency=4)
+        yield worker
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def lookout(storage: MemoryStorage, told: list[Event]) -> Lookout:
+    dispatcher = Dispatcher()
+    dispatcher.subscribe(told.append)
+    return Lookout(storage, dispatcher, frozenset)
+
+
+async def test_a_quiet_queue_has_no_problems(queue, worker):
+    health = await queue.health()
+
+    assert health == Health(
+        workers=1,
+        waiting=0,
+        oldest_due_age=0.0,
+        stalled=(),
+        stuck=(),
+        breakers=(),
+        paused={},
+        dead=0,
+    )
+    assert health.problems == []
+
+
+async def test_a_worker_whose_heartbeat_is_late_is_stalled_until_it_beats_again(
+    queue, worker, clock
+):
+    clock.advance(OVERDUE)
+    assert [info.stalled for info in await queue.workers()] == [False]
+    clock.advance(0.001)
+    (stalled,) = (await queue.health()).stalled
+    assert [info.stalled for info in await queue.workers()] == [True]
+    await worker.renew(lease=LEASE, concurrency=4)
+
+    assert stalled.id == worker.owner
+    assert [info.stalled for info in await queue.workers()] == [False]
+
+
+async def test_who_claims_without_a_pool_has_no_heart_to_beat(queue, storage, clock):
+    await storage.renew(lease=LEASE)
+    clock.advance(OVERDUE * 2)
+
+    assert [info.stalled for info in await queue.workers()] == [False]
+
+
+async def test_monitor_detects_stalls_and_tells_each_once(lookout, worker, told, clock):
+    await lookout.look_at_workers()
+    clock.advance(OVERDUE * 2)
+    await lookout.look_at_workers()
+    await lookout.look_at_workers()
+    (event,) = told
+    assert isinstance(event, WorkerStalled)
+    assert (event.owner, event.running) == (worker.owner, 0)
+    await worker.renew(lease=LEASE, concurrency=4)
+    await lookout.look_at_workers()
+    clock.advance(OVERDUE * 2)
+    await lookout.look_at_workers()
+
+    assert [type(event) for event in told] == [WorkerStalled, WorkerStalled]
+
+
+async def test_a_task_that_outlasts_its_timeout_is_stuck(queue, worker, clock):
+    handle = await queue.options(timeout=60).enqueue(guarded_tasks.add, 1)
+    (task,) = await worker.reserve(1)
+    clock.advance(60 + GRACE.total_seconds() - 0.001)
+    assert (await queue.health()).stuck == ()
+    clock.advance(0.001)
+
+    assert (await queue.health()).stuck == (
+        StuckTask(
+            task_id=handle.id,
+            func_path=task.func_path,
+            queue="default",
+            owner=worker.owner,
+            attempt=1,
+            deliveries=1,
+            seconds=70.0,
+        ),
+    )
+
+
+@pytest.mark.parametrize("default", [None, 30.0])
+async def test_a_task_without_a_timeout_of_its_own_goes_by_the_settings(clock, default):
+    async with MemoryStorage(clock=clock, settings=Settings(default_timeout=default)) as storage:
+        queue = AsyncTaskQueue(storage)
+        await queue.enqueue(guarded_tasks.add, 1)
+        await storage.renew(lease=10 * LEASE, concurrency=1)
+        await storage.reserve(1)
+        limit = ENDLESS.total_seconds() if default is None else default + GRACE.total_seconds()
+        clock.advance(limit - 0.001)
+        assert (await queue.health()).stuck == ()
+        clock.advance(0.001)
+
+        assert len((await queue.health()).stuck) == 1
+
+
+async def test_a_stuck_task_is_told_once_for_each_run(queue, lookout, worker, told, clock):
+    await queue.options(timeout=5).enqueue(guarded_tasks.add, 1)
+    for number in (1, 2):
+        (task,) = await worker.reserve(1)
+        for _ in range(8):
+            await lookout.look_at_workers()
+            clock.advance(5)
+            await worker.renew(lease=LEASE, concurrency=4)
+        assert len(told) == number
+        await worker.record([Released(task.id, task.token)])
+
+    assert [type(event) for event in told] == [TaskStuck, TaskStuck]
+    assert [event.deliveries for event in told if isinstance(event, TaskStuck)] == [1, 2]
+
+
+async def test_short_tasks_are_never_read_by_the_lookout(queue, storage, lookout, worker, clock):
+    reads = count_reads(storage)
+    for _ in range(5):
+        await queue.enqueue(guarded_tasks.add, 1)
+        (task,) = await worker.reserve(1)
+        await lookout.look_at_workers()
+        await worker.record([Released(task.id, task.token)])
+        await storage.cancel(task.id)
+        clock.advance(5)
+
+    assert reads == []
+
+
+async def test_a_long_task_is_read_once_until_it_may_be_stuck(
+    queue, storage, lookout, worker, clock
+):
+    reads = count_reads(storage)
+    await queue.options(timeout=100).enqueue(guarded_tasks.add, 1)
+    await worker.reserve(1)
+    for _ in range(20):
+        await lookout.look_at_workers()
+        clock.advance(5)
+        await worker.renew(lease=LEASE, concurrency=4)
+
+    assert len(reads) == 1
+
+
+def count_reads(storage: MemoryStorage) -> list[str]:
+    reads: list[str] = []
+    get_task = storage.get_task
+
+    async def counted(task_id: str):
+        reads.append(task_id)
+        return await get_task(task_id)
+
+    storage.get_task = counted  # type: ignore[method-assign]
+    return reads
+
+
+async def test_everything_that_needs_somebody_is_named(queue, storage, clock):
+    rule = BreakerRule(name="smtp", max_failures=1)
+    await queue.options(breaker=rule, max_retries=0).enqueue(guarded_tasks.fail, "down")
+    await queue.worker().run_until_empty()
+    await queue.options(queue="mail").enqueue(guarded_tasks.add, 1)
+    await storage.pause_queue("mail")
+    await storage.pause_queue("empty")
+    clock.advance(7)
+    health = await queue.health()
+
+    assert (health.waiting, health.oldest_due_age, health.dead) == (1, 7.0, 1)
+    assert health.paused == {"mail": 1}
+    assert [breaker.state for breaker in health.breakers] == [BreakerState.OPEN]
+    assert health.problems == [
+        "breaker smtp is open: ValueError",
+        "queue mail is paused and holds 1 tasks",
+        "1 tasks wait and there is no worker",
+        "1 dead letters wait for somebody",
+    ]
+
+
+@pytest.mark.timeout(30)
+async def test_a_blocked_event_loop_is_seen_from_elsewhere(tmp_path, stage):
+    """The blocked worker says so itself, from the thread that keeps its lease."""
+    url = f"sqlite:///{tmp_path}/q.db?durability=os"
+    with TaskQueue(url) as blocked, TaskQueue(url) as elsewhere:
+        blocked.options(max_retries=0).enqueue(hostile_tasks.blocks_the_loop, 2.5)
+        with blocked.worker(lease=1.0, loop_patience=0.2):
+            await until(lambda: any(info.stalled for info in elsewhere.workers()))
+            assert len(elsewhere.health().stalled) == 1
+            await until(lambda: not any(info.stalled for info in elsewhere.workers()))
