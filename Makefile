@@ -28,7 +28,7 @@ help: ## show this list
 		while IFS='|' read -r name what; do printf '%-18s %s\n' "$$name" "$$what"; done
 
 demo: $(STAMP) ## see omniq at work
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python -m omniq demo
 
 test: $(STAMP) ## run the tests
 	@$(PYTEST)

@@ -1,8 +1,8 @@
 """The command line: `omniq`, and `python -m omniq`.
 
 This is the edge of the process. Whatever goes wrong is one line on stderr and an exit code: 0 done,
-1 it could not be done, 2 it was asked for wrongly, 130 interrupted. `--debug`, anywhere on the
-line, shows the traceback as well.
+1 it could not be done, 2 it was asked for wrongly, 3 what was named is not there, 130 interrupted.
+`--debug`, anywhere on the line, shows the traceback as well.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and leave with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, given = _take_debug(given)
+    console.tolerate_any_text()
     try:
         code = _run(given)
     except OmniqError as error:
         code = console.complain(error)
+        # A command that knows better has put its own code on the error.
+        code = getattr(error, "code", code)
         if debug:
             console.write(traceback.format_exc())
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as in `omniq tasks list | head`.
-        code = 0
     except KeyboardInterrupt:
         code = _INTERRUPTED
     console.flush()

@@ -6,13 +6,24 @@ from typing import Annotated
 
 import typer
 
-from omniq.cli import worker
+from omniq.cli import (
+    dead,
+    demo,
+    doctor,
+    enqueue,
+    queues,
+    schedules,
+    schema,
+    stats,
+    tasks,
+    upkeep,
+    worker,
+)
 
 app = typer.Typer(
     name="omniq",
     help="A task queue: run workers, look after tasks.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -28,7 +39,19 @@ def options(
     """A task queue: run workers, look after tasks."""
 
 
+# In the order in which one needs them.
 app.command("worker")(worker.worker)
+app.command("enqueue", context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
+app.command("stats")(stats.stats)
+app.command("explain")(upkeep.explain)
+for group in (tasks.app, dead.app, queues.app, schedules.app):
+    app.add_typer(group, no_args_is_help=True)
+app.command("workers")(queues.workers)
+app.command("breakers")(queues.breakers)
+app.command("purge")(upkeep.purge)
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.add_typer(schema.app, no_args_is_help=True)
 
 
 def usage_message(error: Exception) -> str | None:

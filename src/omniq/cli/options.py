@@ -15,3 +15,12 @@ Url = Annotated[
         show_default=False,
     ),
 ]
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="For programs: one JSON document, or one line for each item."),
+]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before doing it.")]
+
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")]

@@ -6,25 +6,30 @@ reader that has gone away never breaks them.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from loguru import logger
 
 from omniq import log
-from omniq.errors import InvalidTask, OmniqError, SettingsError
+from omniq.errors import InvalidTask, OmniqError, ScheduleNotFound, SettingsError, TaskNotFound
+
+if TYPE_CHECKING:
+    from loguru import Record
 
 FAILURE = 1
 BAD_USAGE = 2
+NOT_FOUND = 3
 
 _LAST_PATIENCE = 5.0
 """Seconds the interpreter has to end; threads that an application left behind get no longer."""
 
 _FORMAT = (
     "<dim>{time:YYYY-MM-DD HH:mm:ss.SSS}</dim> <level>{level: <7}</level> <dim>{process}</dim> "
-    "{message}"
+    "{extra[shown]}\n{exception}"
 )
 
 
@@ -36,11 +41,19 @@ def start_logging(level: str) -> None:
     logger.add(
         write,
         level=level.upper(),
-        format=_FORMAT,
+        format=_line,
         colorize=is_colourful(),
         backtrace=False,
         diagnose=False,
     )
+
+
+def _line(record: Record) -> str:
+    # What omniq says of a task is one line, whatever is in its error; an application's own
+    # messages may have several.
+    keep = "" if "event" in record["extra"] else "\n\t"
+    record["extra"]["shown"] = visible(record["message"], keep=keep)
+    return _FORMAT
 
 
 def is_colourful() -> bool:
@@ -64,8 +77,34 @@ def write(text: str) -> None:
 
 def complain(error: OmniqError | str) -> int:
     """Say in one line what went wrong; the exit code for it."""
-    write(f"omniq: {' '.join(str(error).split())}\n")
+    write(f"omniq: {visible(' '.join(str(error).split()))}\n")
+    if isinstance(error, TaskNotFound | ScheduleNotFound):
+        return NOT_FOUND
     return BAD_USAGE if isinstance(error, SettingsError | InvalidTask) else FAILURE
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """The text with everything written out that a terminal would obey instead of showing it.
+
+    Control characters, escape sequences, characters that turn the direction of writing or that
+    have no width: whoever can enqueue a task can choose what is in its error. `keep` lets some
+    through, such as line ends.
+
+    >>> visible("\\x1b[2Jall is well\\u202e")
+    '\\\\x1b[2Jall is well\\\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def tolerate_any_text() -> None:
+    """Let stdout write out what its encoding has no character for, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def leave(code: int, *, at_once: bool = False) -> NoReturn:

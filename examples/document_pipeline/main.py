@@ -1,0 +1,85 @@
+"""Documents go through five steps at a service that fails on purpose; none of it is done twice.
+
+    python examples/document_pipeline/main.py
+
+Shows each run that failed, in which step and what was done already, then what came of the task.
+What failed for good is put right and goes on at the step that failed. Leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+
+from service import HANGS, DocumentService
+from tasks import command_id, process_document, process_id, run_command
+
+from omniq import AsyncTaskHandle, AsyncTaskQueue, TaskResult, TaskStatus
+
+DOCUMENTS = ("report", "minutes", "contract", "memo", "letter")
+PATIENCE = 30
+
+
+def plan_failures(service: DocumentService) -> None:
+    service.fail("minutes", "terms", 503, Retry_After="1")
+    service.fail("contract", "move", 404, times=9)
+    service.fail("memo", "content", HANGS)
+    service.fail("letter", "comments", 500)
+    service.fail("thesis", "summarize", 429, Retry_After="1")
+
+
+async def enqueue(queue: AsyncTaskQueue, service: DocumentService) -> list[AsyncTaskHandle[object]]:
+    handles: list[AsyncTaskHandle[object]] = []
+    for document in DOCUMENTS:
+        named = queue.options(task_id=process_id(document))
+        handles.append(await named.enqueue(process_document, service.url, document))
+    thesis = {"id": "thesis", "title": "On Queues"}
+    named = queue.options(task_id=command_id("summarize", "thesis"))
+    handles.append(await named.enqueue(run_command, service.url, thesis, "summarize", "briefly"))
+    return handles
+
+
+async def show(queue: AsyncTaskQueue, task_id: str) -> None:
+    """Print what became of the task: each run that failed, and the end."""
+    result = await queue.get_result(task_id, timeout=PATIENCE)
+    assert result is not None
+    print(task_id)
+    last = None
+    for attempt in await queue.history(task_id):
+        error = attempt.error
+        assert error is not None
+        print(f"   run {attempt.number}  {error.category:<9}  {error.error_type}: {error.message}")
+        print(f"          in {error.failed_step}; {error.recovery_hint}")
+        last = attempt.finished_at
+    waited = ""
+    if last is not None and result.started_at is not None and result.started_at > last:
+        waited = f", {(result.started_at - last).total_seconds():.1f} s after the last failure"
+    print(f"   {ending(result)}{waited}")
+
+
+def ending(result: TaskResult) -> str:
+    if result.status is TaskStatus.FAILED:
+        return f"dead letter ({result.reason}) after {result.attempts} run"
+    warnings = "".join(f"\n          but {warning}" for warning in result.warnings)
+    return f"success in run {result.attempts}{warnings}"
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, DocumentService() as service:
+        plan_failures(service)
+        async with AsyncTaskQueue(f"sqlite:///{folder}/tasks.db") as queue:
+            handles = await enqueue(queue, service)
+            async with queue.worker(concurrency=10):
+                for handle in handles:
+                    await show(queue, handle.id)
+
+                print("\nthe service is put right, and the dead letter retried")
+                service.heal()
+                await queue.dead.retry(process_id("contract"))
+                await show(queue, process_id("contract"))
+        twice = [call for call, times in service.done.items() if times > 1]
+        print(f"\n{sum(service.done.values())} calls had their effect, {len(twice)} of them twice")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,264 @@
+"""`omniq dead`: the tasks that failed for good."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, TextIO, TypedDict
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.options import Json, Limit, Url, Yes
+from omniq.cli.session import CommandFailed, with_queue
+from omniq.cli.tasks import check_choice, retry_letters, task_page
+from omniq.cli.words import away, count_of, error_line, json_value, seconds_of
+from omniq.errors import InvalidTask
+from omniq.operate import bulk
+from omniq.operate.details import task_detail
+from omniq.operate.recent import newest_dead
+from omniq.queue import AsyncTaskQueue
+from omniq.service import console
+
+app = typer.Typer(name="dead", help="Look at tasks that failed for good, and put them right.")
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which dead letters.")]
+Every = Annotated[bool, typer.Option("--all", help="All of them, or those chosen below.")]
+Type = Annotated[str | None, typer.Option("--type", "-t", help="Only of this function.")]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="SPAN", help="Only those that failed since: 1h.")
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="SPAN", help="Only those that failed before: 7d.")
+]
+Why = Annotated[str | None, typer.Option("--reason", "-r", help="Only those with this reason.")]
+
+
+@app.command("list")
+def list_(
+    url: Url = None,
+    task_type: Type = None,
+    reason: Why = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 50,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="ID", help="Go on after this one, in id order.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The newest dead letters, the latest failure first; with `--after`, in order of id."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        chosen = _chosen(here, task_type, reason, since, until)
+        if after is None:
+            found = await newest_dead(here.storage, limit, **chosen)
+        else:
+            found = await here.storage.list_dead(**chosen, limit=limit, after=after)
+        if as_json:
+            for letter in found:
+                screen.dump(letter)
+            return
+        if not found:
+            screen.note("no dead letters")
+            return
+        now = here.storage.clock.now()
+        rows = [
+            (
+                letter.task_id,
+                screen.text(letter.failure_reason, "red"),
+                letter.task_type,
+                away(letter.last_failure, now),
+                error_line(letter.error_details),
+                letter.attempt_count,
+                letter.queue,
+            )
+            for letter in found
+        ]
+        columns = ("id", "reason", "function", "failed", "error", ">runs", "queue")
+        screen.show(screen.Listing(columns, rows))
+
+    with_queue(url, work)
+
+
+@app.command()
+def show(
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Which dead letter.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """One dead letter with its call, every failed run and its traceback."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        if await here.dead.get(task_id) is None:
+            raise CommandFailed(f"{task_id}: no such dead letter", console.NOT_FOUND)
+        detail = await task_detail(here.storage, task_id)
+        if as_json:
+            screen.dump(detail)
+        else:
+            screen.show(*task_page(detail, here.storage.clock.now()))
+
+    with_queue(url, work)
+
+
+@app.command()
+def retry(
+    ids: Ids = None,
+    url: Url = None,
+    every: Every = False,
+    task_type: Type = None,
+    reason: Why = None,
+    since: Since = None,
+    until: Until = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Forget the steps that were done.")
+    ] = False,
+    args: Annotated[
+        str | None, typer.Option("--args", metavar="JSON", help="Other arguments: '[1, 2]'.")
+    ] = None,
+    kwargs: Annotated[
+        str | None, typer.Option("--kwargs", metavar="JSON", help="""Others: '{"a": 1}'.""")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Run them again under their ids; a task with durable steps resumes after those done."""
+    check_choice(ids, every, any((task_type, reason, since, until)))
+    if (args is not None or kwargs is not None) and (every or len(ids or ()) != 1):
+        raise CommandFailed("--args and --kwargs change one task: name it", console.BAD_USAGE)
+    other_args, other_kwargs = (
+        _container("--args", args, list),
+        _container("--kwargs", kwargs, dict),
+    )
+
+    async def work(here: AsyncTaskQueue) -> None:
+        if ids and (other_args is not None or other_kwargs is not None):
+            if not await here.dead.retry(
+                ids[0], args=other_args, kwargs=other_kwargs, from_start=from_start
+            ):
+                raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
+            screen.report(bulk.BulkReport(1, {}), "back in the queue", as_json)
+            return
+        chosen = ids or await bulk.dead_ids(
+            here.storage, **_chosen(here, task_type, reason, since, until)
+        )
+        if every:
+            screen.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
+        await retry_letters(here, chosen, from_start, as_json)
+
+    with_queue(url, work)
+
+
+@app.command()
+def delete(
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Which dead letters.")],
+    url: Url = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Forget dead letters for good."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        if len(ids) == 1 and await here.dead.get(ids[0]) is None:
+            raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
+        screen.confirm(f"Delete {count_of(len(ids), 'dead letter')} for good?", yes)
+        with screen.bar("deleting") as progress:
+            done = await bulk.delete_dead(here.storage, ids, on_progress=progress)
+        screen.report(done, "deleted", as_json)
+
+    with_queue(url, work)
+
+
+@app.command()
+def purge(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="SPAN", help="Failed longer ago: 12h, 30d.")
+    ],
+    url: Url = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Forget dead letters whose last failure is old."""
+    seconds = seconds_of("--older-than", older_than) or 0.0
+
+    async def work(here: AsyncTaskQueue) -> None:
+        screen.confirm(f"Forget all dead letters older than {older_than} for good?", yes)
+        before = here.storage.clock.now() - timedelta(seconds=seconds)
+        with screen.bar("purging") as progress:
+            count = await bulk.purge(here.storage, before, dead=True, on_progress=progress)
+        screen.report(bulk.BulkReport(count, {}), "dead letters forgotten", as_json)
+
+    with_queue(url, work)
+
+
+@app.command()
+def export(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Where to; else stdout.")
+    ] = None,
+    url: Url = None,
+    task_type: Type = None,
+    reason: Why = None,
+    since: Since = None,
+    until: Until = None,
+) -> None:
+    """Write them as JSON lines: each with its call, its failed runs and their tracebacks."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        chosen = _chosen(here, task_type, reason, since, until)
+        total, count = len(await bulk.dead_ids(here.storage, **chosen)), 0
+        with screen.bar("exporting") as progress, _destination(file) as stream:
+            async for record in here.dead.export(**chosen):
+                screen.dump(record, stream)
+                count += 1
+                progress(count, total)
+        screen.note(f"{count_of(count, 'dead letter')} exported")
+
+    with_queue(url, work)
+
+
+@contextmanager
+def _destination(file: Path | None) -> Iterator[TextIO]:
+    if file is None:
+        yield sys.stdout
+        return
+    try:
+        with file.open("w", encoding="utf-8") as stream:
+            yield stream
+    except OSError as error:
+        raise CommandFailed(f"cannot write {file}: {error.strerror}") from error
+
+
+class _Chosen(TypedDict):
+    task_type: str | None
+    reason: str | None
+    since: datetime | None
+    until: datetime | None
+
+
+def _chosen(
+    here: AsyncTaskQueue,
+    task_type: str | None,
+    reason: str | None,
+    since: str | None,
+    until: str | None,
+) -> _Chosen:
+    now = here.storage.clock.now()
+    first, last = (
+        None if seconds is None else now - timedelta(seconds=seconds)
+        for seconds in (seconds_of("--since", since), seconds_of("--until", until))
+    )
+    return {"task_type": task_type, "reason": reason, "since": first, "until": last}
+
+
+def _container(name: str, text: str | None, kind: type[Any]) -> Any:
+    if text is None:
+        return None
+    value = json_value(name, text)
+    if not isinstance(value, kind):
+        wanted = "a list" if kind is list else "an object"
+        raise InvalidTask(f"{name} {text}: expected {wanted} in JSON")
+    return value

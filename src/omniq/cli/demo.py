@@ -1,0 +1,284 @@
+"""`omniq demo`: a realistic mix of work, three workers, one of them killed; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from omniq.cli import demo_tasks, screen
+from omniq.cli.session import CommandFailed
+from omniq.clock import SYSTEM_CLOCK
+from omniq.functions import path_of
+from omniq.models import TaskResult, TaskStatus, WorkerInfo
+from omniq.queue import AsyncTaskQueue
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_WORKERS = 3
+_LEASE = 1.5
+_PATIENCE = 55.0
+_STOP_SECONDS = 5.0
+_BAR = 40
+_DOCUMENT = "report.pdf"
+_LIVE = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING)
+
+_MIX = (
+    ("fetch", "async, on the event loop", 300),
+    ("thumbnail", "in a thread; every fifth fails at first", 100),
+    ("encode", "in a process of its own", 12),
+    ("invoice", "fails for good: a dead letter", 2),
+    ("publish", "four durable steps", 1),
+)
+
+_Workers = dict[int, subprocess.Popen[bytes]]
+
+
+def demo(
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep", metavar="FOLDER", help="Leave everything in this new folder, to look around."
+        ),
+    ] = None,
+) -> None:
+    """See omniq at work, in less than a minute and without a server; one worker gets killed.
+
+    Everything happens in a temporary folder that is removed at the end.
+    """
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True)
+        except OSError as error:
+            raise CommandFailed(f"--keep {keep}: {error.strerror}") from error
+        asyncio.run(_Stage(keep.resolve()).play())
+        url = f"sqlite:///{keep.resolve()}/demo.db"
+        screen.say("")
+        screen.say("Look around:")
+        for command in ("stats", "tasks list", "dead list", "schedules list"):
+            screen.say(f"  omniq {command} --url {url}")
+        return
+    with tempfile.TemporaryDirectory(prefix="omniq-demo-") as folder:
+        asyncio.run(_Stage(Path(folder)).play())
+    screen.say("")
+    screen.say("Nothing is left behind. To look around in it: omniq demo --keep ./omniq-demo")
+
+
+class _Scene(msgspec.Struct, frozen=True):
+    """What is to be seen at one moment."""
+
+    total: int
+    left: int
+    by_status: dict[TaskStatus, int]
+    workers: Sequence[WorkerInfo]
+    steps: Sequence[str]
+    killed: str
+
+
+class _Stage:
+    """One run of the demo, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._diary = folder / "diary"
+        self._url = f"sqlite:///{folder}/demo.db?durability=os"
+        self._document_id = ""
+        self._killed = ""
+
+    async def play(self) -> None:
+        """Play it all; raises `CommandFailed` if anything went missing."""
+        began = SYSTEM_CLOCK.monotonic()
+        async with AsyncTaskQueue(self._url) as queue:
+            ids = await self._enqueue(queue)
+            screen.say(f"{len(ids)} tasks are safe on disk. Starting {_WORKERS} workers.")
+            with self._workers() as workers:
+                await self._watch(queue, set(ids), workers)
+            results = {task_id: await queue.get_result(task_id) for task_id in ids}
+            fired = await queue.list_tasks(func_path=path_of(demo_tasks.heartbeat), limit=1000)
+        self._report(ids, results, len(fired), SYSTEM_CLOCK.monotonic() - began)
+
+    async def _enqueue(self, queue: AsyncTaskQueue) -> dict[str, str]:
+        """All tasks of the mix: id to kind."""
+        diary = str(self._diary)
+        kinds: dict[str, str] = {}
+        for kind, _, count in _MIX:
+            what: list[object] = [_DOCUMENT] if kind == "publish" else list(range(count))
+            function = getattr(demo_tasks, kind)
+            for handle in await queue.enqueue_many(function, [(diary, each) for each in what]):
+                kinds[handle.id] = kind
+        self._document_id = next(task_id for task_id, kind in kinds.items() if kind == "publish")
+        await queue.schedules.add("heartbeat", demo_tasks.heartbeat, args=(diary,), interval=1)
+        return kinds
+
+    @contextmanager
+    def _workers(self) -> Iterator[_Workers]:
+        environ = {name: value for name, value in os.environ.items() if name[:6] != "OMNIQ_"}
+        command = [sys.executable, "-m", "omniq", "worker", demo_tasks.__name__, "--url", self._url]
+        settings = ["--concurrency", "6", "--lease", str(_LEASE), "--poll-interval", "0.2"]
+        with (self._folder / "workers.log").open("ab") as log:
+            started = [
+                subprocess.Popen(
+                    [*command, *settings],
+                    cwd=self._folder,
+                    env={**environ, "OMNIQ_BASE_RETRY_DELAY": "0.2"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # Ctrl-C is for the demo, which then ends its workers itself.
+                    start_new_session=True,
+                )
+                for _ in range(_WORKERS)
+            ]
+        workers = {worker.pid: worker for worker in started}
+        try:
+            yield workers
+        finally:
+            _end(workers.values())
+
+    async def _watch(self, queue: AsyncTaskQueue, ids: set[str], workers: _Workers) -> None:
+        from rich.live import Live
+
+        deadline = SYSTEM_CLOCK.monotonic() + _PATIENCE
+        with Live(console=screen.terminal(), refresh_per_second=10) as live:
+            while SYSTEM_CLOCK.monotonic() < deadline:
+                scene = await self._look(queue, ids)
+                live.update(_picture(scene))
+                if not scene.left:
+                    return
+                if not self._killed:
+                    self._kill_the_publisher(scene, workers)
+                await SYSTEM_CLOCK.sleep(0.1)
+        raise CommandFailed(
+            f"the demo did not end within {_PATIENCE:g} s; try it on an idle machine"
+        )
+
+    async def _look(self, queue: AsyncTaskQueue, ids: set[str]) -> _Scene:
+        left = {
+            task.id
+            for status in _LIVE
+            for task in await queue.list_tasks(status=status, limit=1000)
+            if task.id in ids
+        }
+        return _Scene(
+            total=len(ids),
+            left=len(left),
+            by_status=(await queue.stats()).by_status,
+            workers=await queue.workers(),
+            steps=[words[1] for words in self._lines() if words[0] == _DOCUMENT],
+            killed=self._killed,
+        )
+
+    def _kill_the_publisher(self, scene: _Scene, workers: _Workers) -> None:
+        """Kill the worker that publishes the document, when it is half-way through its steps."""
+        if len(scene.steps) <= len(demo_tasks.STEPS) // 2:
+            return
+        for worker in scene.workers:
+            if self._document_id in worker.running and worker.pid in workers:
+                os.kill(worker.pid, signal.SIGKILL)
+                workers.pop(worker.pid).wait()
+                self._killed = (
+                    f"worker {worker.pid} got SIGKILL in step {len(scene.steps)} of {_DOCUMENT}, "
+                    f"with {len(worker.running)} tasks in its hands"
+                )
+                return
+
+    def _lines(self) -> list[list[str]]:
+        if not self._diary.exists():
+            return []
+        return [line.split() for line in self._diary.read_text().splitlines()]
+
+    def _report(
+        self,
+        kinds: dict[str, str],
+        results: dict[str, TaskResult | None],
+        fired: int,
+        seconds: float,
+    ) -> None:
+        lost = [task_id for task_id, result in results.items() if not _has_ended(result)]
+        rows = [
+            _row(kind, how, [results[task_id] for task_id, own in kinds.items() if own == kind])
+            for kind, how, _ in _MIX
+        ]
+        columns = ("kind", ">enqueued", ">succeeded", ">in a later run", ">dead", ">lost", "how")
+        screen.show("", screen.Listing(columns, rows))
+        steps = Counter(words[1] for words in self._lines() if words[0] == _DOCUMENT)
+        counted = ", ".join(f"{step} ×{steps[step]}" for step in demo_tasks.STEPS)
+        screen.say("")
+        if not self._killed:
+            raise CommandFailed("nobody was killed: this machine is too busy to aim; try again")
+        screen.say(f"{self._killed}; the others took over when its lease of {_LEASE:g} s ended.")
+        screen.say(f"Its steps: {counted}. What was done before the kill was not done again.")
+        screen.say(f"A schedule enqueued a heartbeat every second meanwhile: {fired}.")
+        redone = [step for step in demo_tasks.STEPS if steps[step] > 1]
+        if lost or len(steps) < len(demo_tasks.STEPS) or len(redone) > 1:
+            raise CommandFailed(f"{len(lost)} tasks lost, steps {counted}: this must not happen")
+        screen.say(f"{len(results)} tasks, 0 lost, {seconds:.1f} s in all.")
+
+
+def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Ask all to stop; kill those that take their time."""
+    waiting = list(workers)
+    for worker in waiting:
+        worker.terminate()
+    for worker in waiting:
+        try:
+            worker.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+def _picture(scene: _Scene) -> RenderableType:
+    from rich.text import Text
+
+    done = scene.total - scene.left
+    full = done * _BAR // scene.total
+    count = Text.assemble(("█" * full, "green"), "░" * (_BAR - full), f" {done}/{scene.total}")
+    states = Text("   ").join(
+        Text.assemble(screen.status_text(status), f" {scene.by_status[status]}")
+        for status in TaskStatus
+    )
+    held = "   ".join(f"{worker.pid} holds {len(worker.running)}" for worker in scene.workers)
+    return screen.facts(
+        [
+            ("done", count),
+            ("tasks", states),
+            ("workers", held),
+            (_DOCUMENT, " → ".join(scene.steps)),
+            ("", screen.text(scene.killed, "bold red")),
+        ]
+    )
+
+
+def _row(kind: str, how: str, results: Sequence[TaskResult | None]) -> tuple[screen.Cell, ...]:
+    statuses = Counter(result.status for result in results if result is not None)
+    later = sum(
+        result is not None and result.status is TaskStatus.SUCCESS and result.attempts > 1
+        for result in results
+    )
+    lost = sum(not _has_ended(result) for result in results)
+    return (
+        kind,
+        len(results),
+        statuses[TaskStatus.SUCCESS],
+        later,
+        statuses[TaskStatus.FAILED],
+        screen.text(lost, "bold red" if lost else "bold green"),
+        how,
+    )
+
+
+def _has_ended(result: TaskResult | None) -> bool:
+    return result is not None and result.status.is_final

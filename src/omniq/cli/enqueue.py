@@ -1,0 +1,147 @@
+"""`omniq enqueue`: keep a call for a worker to make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.options import Json, Url
+from omniq.cli.session import CommandFailed, with_queue
+from omniq.cli.words import instant_of, json_value, named_values, seconds_of
+from omniq.cli.worker import make_current_folder_importable
+from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
+from omniq.functions import resolve
+from omniq.models import TaskResult, TaskStatus, check_func_path
+from omniq.queue import AsyncTaskQueue, EnqueueOptions
+from omniq.schedules import check_call
+
+
+def enqueue(
+    func: Annotated[
+        str, typer.Argument(metavar="FUNC", help="Where the function is: module.function.")
+    ],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="""Its arguments as JSON: 1 true '"text"'."""),
+    ] = None,
+    kwargs: Annotated[
+        list[str] | None,
+        typer.Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
+    ] = None,
+    url: Url = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Which queue.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", "-p", help="Higher runs first.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="SPAN", help="Not before: 30s, 5m, 2h, 7d.")
+    ] = None,
+    eta: Annotated[
+        str | None, typer.Option("--eta", metavar="WHEN", help="Not before: 2026-01-31T12:00Z.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option("--interval", metavar="SPAN", help="Again so long after each run.")
+    ] = None,
+    cron: Annotated[
+        str | None, typer.Option("--cron", metavar="EXPR", help="Again and again: '*/5 * * * *'.")
+    ] = None,
+    tz: Annotated[str | None, typer.Option("--tz", help="Time zone of --cron.")] = None,
+    max_retries: Annotated[
+        int | None, typer.Option("--max-retries", help="Further runs after a failure.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SPAN", help="Stop a run after that long.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="SPAN", help="Do not start later than that.")
+    ] = None,
+    unique: Annotated[
+        str | None, typer.Option("--unique", metavar="KEY", help="Only one task with this key.")
+    ] = None,
+    task_id: Annotated[
+        str | None, typer.Option("--id", help="The task's id; else a fresh one.")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--metadata", "-m", metavar="NAME=JSON", help="Kept with it; repeatable."),
+    ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option("--wait", metavar="SPAN", help="Wait so long for its result, and show it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue a call of a function and print the task's id.
+
+    The function's module need not be here. Where it is, the options of its `@task` count, and a
+    name or an argument that it does not have is refused.
+    """
+    values = [json_value("argument", text) for text in args or ()]
+    named = named_values("--kwargs", kwargs or ())
+    options: EnqueueOptions = {
+        "queue": queue,
+        "priority": priority,
+        "delay": seconds_of("--delay", delay),
+        "eta": instant_of("--eta", eta),
+        "interval": seconds_of("--interval", interval),
+        "cron": cron,
+        "tz": tz,
+        "max_retries": max_retries,
+        "timeout": seconds_of("--timeout", timeout),
+        "expires": seconds_of("--expires", expires),
+        "unique": unique,
+        "task_id": task_id,
+        "metadata": named_values("--metadata", metadata or ()) or None,
+    }
+    patience = seconds_of("--wait", wait)
+    function = function_at(func)
+    check_call(function, values, named)
+
+    async def work(here: AsyncTaskQueue) -> None:
+        handle = await here.options(**options).enqueue(function, *values, **named)
+        if patience is None:
+            screen.dump({"id": handle.id}) if as_json else screen.say(handle.id)
+            return
+        if not as_json:
+            screen.note(handle.id)
+        show_result(handle.id, await here.get_result(handle.id, patience), patience, as_json)
+
+    with_queue(url, work, creates=True)
+
+
+def function_at(path: str) -> Callable[..., Any] | str:
+    """The function, when its module is here, so that the options of its `@task` are known."""
+    check_func_path(path)
+    make_current_folder_importable()
+    try:
+        return resolve(path)
+    except ForbiddenFunction as error:
+        raise InvalidTask(str(error)) from error
+    except FunctionNotFound as error:
+        if isinstance(error.__cause__, AttributeError) and str(error).endswith(
+            str(error.__cause__)
+        ):
+            # The module is here and does not have it.
+            raise InvalidTask(str(error)) from error
+        if not error.elsewhere:
+            screen.note(f"{error}; enqueued without the options of its @task")
+        return path
+
+
+def show_result(task_id: str, result: TaskResult | None, patience: float, as_json: bool) -> None:
+    """Print what the task came to; fails when that is not a success."""
+    if result is None:
+        raise CommandFailed(
+            f"task {task_id} has not ended within {patience:g} s; see omniq explain {task_id}"
+        )
+    if as_json:
+        screen.dump(result)
+    elif result.status is TaskStatus.SUCCESS:
+        screen.show(screen.value_text(result.result))
+    if result.status is not TaskStatus.SUCCESS:
+        error = result.error
+        why = result.reason or "" if error is None else f"{error.error_type}: {error.message}"
+        raise CommandFailed(f"task {task_id} {result.status}: {why}")

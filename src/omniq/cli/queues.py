@@ -1,0 +1,133 @@
+"""`omniq queues`, `omniq workers`, `omniq breakers`: who takes tasks from where, and what is held."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.options import Json, Url
+from omniq.cli.session import with_queue
+from omniq.cli.words import away
+from omniq.health import breakers_of, live_workers
+from omniq.operate.overview import queue_lines
+from omniq.queue import AsyncTaskQueue
+
+app = typer.Typer(name="queues", help="Look at queues, pause and resume them.")
+
+Names = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Which queues.")]
+
+
+@app.command("list")
+def list_(url: Url = None, as_json: Json = False) -> None:
+    """Every queue that has tasks, is paused, or is named by a worker."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        lines = await queue_lines(here.storage)
+        if as_json:
+            for line in lines:
+                screen.dump(line)
+        elif lines:
+            rows = [
+                (
+                    line.name,
+                    line.waiting,
+                    line.running,
+                    screen.text("paused", "yellow") if line.paused else screen.text("open"),
+                    screen.text(line.workers, "" if line.workers else "red"),
+                )
+                for line in lines
+            ]
+            screen.show(
+                screen.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
+            )
+        else:
+            screen.note("no queues: nothing waits or runs")
+
+    with_queue(url, work)
+
+
+@app.command()
+def pause(names: Names, url: Url = None) -> None:
+    """Hand out nothing more from these queues; what runs goes on, and tasks may be added."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        for name in names:
+            await here.storage.pause_queue(name)
+            screen.say(f"paused: {name}")
+
+    with_queue(url, work, creates=True)
+
+
+@app.command()
+def resume(names: Names, url: Url = None) -> None:
+    """Hand out tasks from these queues again."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        for name in names:
+            await here.storage.resume_queue(name)
+            screen.say(f"resumed: {name}")
+
+    with_queue(url, work, creates=True)
+
+
+def workers(url: Url = None, as_json: Json = False) -> None:
+    """The workers that are alive, and what they hold."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        found = await live_workers(here.storage)
+        if as_json:
+            for worker in found:
+                screen.dump(worker)
+            return
+        if not found:
+            screen.note("no worker is alive; start one: omniq worker MODULE")
+            return
+        now = here.storage.clock.now()
+        rows = [
+            (
+                worker.id,
+                f"{len(worker.running)}/{worker.concurrency or '?'}",
+                screen.text("stalled", "red") if worker.stalled else screen.text("alive", "green"),
+                f"{worker.host}:{worker.pid}",
+                ", ".join(worker.queues) or "all",
+                away(worker.last_heartbeat, now),
+                away(worker.started_at, now),
+            )
+            for worker in found
+        ]
+        columns = ("worker", ">busy", "state", "process", "queues", "heartbeat", "started")
+        screen.show(screen.Listing(columns, rows))
+
+    with_queue(url, work)
+
+
+def breakers(url: Url = None, as_json: Json = False) -> None:
+    """The circuit breakers that the fleet shares: what is held back, since when and why."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        found = await breakers_of(here.storage)
+        if as_json:
+            for breaker in found:
+                screen.dump(breaker)
+            return
+        if not found:
+            screen.note("no breaker has been used yet")
+            return
+        now = here.storage.clock.now()
+        rows = [
+            (
+                breaker.name,
+                screen.text(breaker.state, "green" if breaker.state == "closed" else "red"),
+                breaker.failures,
+                away(breaker.opened_at, now),
+                breaker.reason,
+                breaker.probe or "",
+            )
+            for breaker in found
+        ]
+        columns = ("breaker", "state", ">failures", "opened", "because of", "probed by")
+        screen.show(screen.Listing(columns, rows))
+
+    with_queue(url, work)

@@ -1,0 +1,270 @@
+"""`omniq schedules`: what is enqueued by the clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.enqueue import function_at
+from omniq.cli.options import Json, Url, Yes
+from omniq.cli.session import CommandFailed, with_queue
+from omniq.cli.words import away, count_of, instant_of, json_value, moment, named_values, seconds_of
+from omniq.models import MissedPolicy, OverlapPolicy, Schedule
+from omniq.queue import AsyncTaskQueue
+from omniq.schedules import ScheduleOptions
+from omniq.service import console
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+app = typer.Typer(name="schedules", help="Look at schedules, add, pause and trigger them.")
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Which schedule.")]
+
+
+@app.command("list")
+def list_(url: Url = None, as_json: Json = False) -> None:
+    """All schedules with their next and last time."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        found = await here.schedules.list()
+        if as_json:
+            for schedule in found:
+                screen.dump(schedule)
+        elif found:
+            now = here.storage.clock.now()
+            screen.show(screen.Listing(_COLUMNS, [_row(each, now) for each in found]))
+        else:
+            screen.note("no schedules")
+
+    with_queue(url, work)
+
+
+_COLUMNS = ("schedule", "when", "next", "function", "state", "last", "missed", "overlap")
+
+
+def _row(schedule: Schedule, now: datetime) -> tuple[screen.Cell, ...]:
+    state = "paused" if schedule.paused else "over" if schedule.next_at is None else "active"
+    colour = {"paused": "yellow", "over": "dim", "active": "green"}[state]
+    return (
+        schedule.id,
+        timing(schedule),
+        "" if schedule.paused else away(schedule.next_at, now),
+        schedule.task.func_path,
+        screen.text(state, colour),
+        away(schedule.last_at, now),
+        schedule.missed,
+        schedule.overlap,
+    )
+
+
+def timing(schedule: Schedule) -> str:
+    """When it fires, in words."""
+    if schedule.cron is not None:
+        return f"{schedule.cron} {schedule.tz or 'UTC'}"
+    if schedule.interval is not None:
+        return f"every {schedule.interval:g} s"
+    return f"at {moment(schedule.at)}"
+
+
+@app.command()
+def show(
+    schedule_id: Id,
+    url: Url = None,
+    count: Annotated[int, typer.Option("--next", "-n", min=0, max=1000, help="Times shown.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """One schedule and its next times."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        schedule = await _found(here, schedule_id)
+        upcoming = await here.schedules.upcoming(schedule_id, count)
+        if as_json:
+            screen.dump({"schedule": schedule, "upcoming": upcoming})
+            return
+        task = schedule.task
+        pairs: list[tuple[str, screen.Cell]] = [
+            ("schedule", schedule.id),
+            ("when", timing(schedule)),
+            ("function", task.func_path),
+            ("arguments", screen.value_text(task.args) if task.args else ""),
+            ("keywords", screen.value_text(task.kwargs) if task.kwargs else ""),
+            ("queue", task.queue),
+            ("state", "paused" if schedule.paused else ""),
+            ("from code", "yes" if schedule.declared else ""),
+            ("missed", schedule.missed),
+            ("overlap", schedule.overlap),
+            ("jitter", f"{schedule.jitter:g} s" if schedule.jitter else ""),
+            ("from", moment(schedule.start)),
+            ("to", moment(schedule.end)),
+            ("last", moment(schedule.last_at)),
+        ]
+        now = here.storage.clock.now()
+        times = [("next", f"{moment(at)} ({away(at, now)})") for at in upcoming]
+        screen.show(screen.facts([*pairs, *times]))
+
+    with_queue(url, work)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def add(
+    schedule_id: Annotated[str, typer.Argument(metavar="ID", help="Its name.")],
+    func: Annotated[
+        str, typer.Argument(metavar="FUNC", help="Where the function is: module.function.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments as JSON.")
+    ] = None,
+    kwargs: Annotated[
+        list[str] | None,
+        typer.Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
+    ] = None,
+    url: Url = None,
+    cron: Annotated[
+        str | None, typer.Option("--cron", metavar="EXPR", help="Such as '0 3 * * MON-FRI'.")
+    ] = None,
+    tz: Annotated[
+        str | None, typer.Option("--tz", help="Time zone of --cron; UTC if not given.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option("--interval", metavar="SPAN", help="Every so often: 30s, 2h.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="WHEN", help="Once: 2026-01-31T12:00Z.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="WHEN", help="Not before.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="WHEN", help="Not after.")] = None,
+    missed: Annotated[
+        str,
+        typer.Option("--missed", metavar="skip|once|all", help="If no worker was there in time."),
+    ] = "once",
+    overlap: Annotated[
+        str,
+        typer.Option(
+            "--overlap",
+            metavar="allow|skip|queue|cancel_old",
+            help="If the run before has not ended.",
+        ),
+    ] = "allow",
+    jitter: Annotated[
+        str | None, typer.Option("--jitter", metavar="SPAN", help="Up to so much later.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Which queue.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", "-p", help="Higher runs first.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue a call of a function by the clock; replaces the schedule of that id."""
+    values = [json_value("argument", text) for text in args or ()]
+    named = named_values("--kwargs", kwargs or ())
+    options: ScheduleOptions = {
+        "cron": cron,
+        "tz": tz,
+        "interval": seconds_of("--interval", interval),
+        "at": instant_of("--at", at),
+        "start": instant_of("--start", start),
+        "end": instant_of("--end", end),
+        "missed": cast(MissedPolicy, missed),
+        "overlap": cast(OverlapPolicy, overlap),
+        "jitter": seconds_of("--jitter", jitter) or 0.0,
+        "queue": queue,
+        "priority": priority,
+    }
+    function = function_at(func)
+
+    async def work(here: AsyncTaskQueue) -> None:
+        schedule = await here.schedules.add(
+            schedule_id, function, args=values, kwargs=named, **options
+        )
+        if as_json:
+            screen.dump(schedule)
+        else:
+            now = here.storage.clock.now()
+            screen.say(
+                f"{schedule.id}: {timing(schedule)}, next {moment(schedule.next_at)} "
+                f"({away(schedule.next_at, now)})"
+            )
+
+    with_queue(url, work, creates=True)
+
+
+@app.command()
+def pause(schedule_id: Id, url: Url = None) -> None:
+    """Fire it no more until it is resumed."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        await here.schedules.pause(schedule_id)
+        screen.say(f"paused: {schedule_id}")
+
+    with_queue(url, work)
+
+
+@app.command()
+def resume(schedule_id: Id, url: Url = None) -> None:
+    """Fire it again, from its next time on."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        schedule = await here.schedules.resume(schedule_id)
+        screen.say(f"resumed: {schedule_id}, next {moment(schedule.next_at)}")
+
+    with_queue(url, work)
+
+
+@app.command()
+def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
+    """Enqueue its task now and print the task's id. Its times stay as they are."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        handle = await here.schedules.trigger(schedule_id)
+        screen.dump({"id": handle.id}) if as_json else screen.say(handle.id)
+
+    with_queue(url, work)
+
+
+@app.command()
+def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
+    """Forget it. What it has enqueued is not touched."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        await _found(here, schedule_id)
+        screen.confirm(f"Delete schedule {schedule_id}?", yes)
+        await here.schedules.delete(schedule_id)
+        screen.say(f"deleted: {schedule_id}")
+
+    with_queue(url, work)
+
+
+@app.command()
+def backfill(
+    schedule_id: Id,
+    start: Annotated[str, typer.Option("--start", metavar="WHEN", help="From: 2026-01-01T00:00Z.")],
+    end: Annotated[str, typer.Option("--end", metavar="WHEN", help="To: 2026-01-31T00:00Z.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue its times of a window that have no task yet, once each."""
+    first, last = instant_of("--start", start), instant_of("--end", end)
+
+    async def work(here: AsyncTaskQueue) -> None:
+        if first is None or last is None:
+            return
+        handles = await here.schedules.backfill(schedule_id, first, last)
+        if as_json:
+            for handle in handles:
+                screen.dump({"id": handle.id})
+        else:
+            screen.say(f"enqueued: {count_of(len(handles), 'task')}")
+
+    with_queue(url, work)
+
+
+async def _found(here: AsyncTaskQueue, schedule_id: str) -> Schedule:
+    schedule = await here.schedules.get(schedule_id)
+    if schedule is None:
+        raise CommandFailed(f"schedule {schedule_id}: no such schedule", console.NOT_FOUND)
+    return schedule

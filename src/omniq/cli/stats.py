@@ -1,0 +1,184 @@
+"""`omniq stats`: how it goes, once or live."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.keys import quit_key
+from omniq.cli.options import Json, Url
+from omniq.cli.session import with_queue
+from omniq.cli.words import away, error_line, moment, span
+from omniq.errors import StorageError
+from omniq.models import TaskStatus
+from omniq.operate.overview import Overlook, Overview, Spread
+from omniq.queue import AsyncTaskQueue
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+
+def stats(
+    url: Url = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Live, until q or Ctrl-C; in a pipe, one look.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", min=0.1, metavar="S", help="Seconds between looks.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Queues, rates, latencies, workers and failures.
+
+    Rates need two looks: only `--watch` has them. With `--json`, it prints one line for each look.
+    """
+
+    async def work(here: AsyncTaskQueue) -> None:
+        overlook = Overlook(here.storage)
+        if watch and (as_json or sys.stdout.isatty()):
+            with quit_key() as pressed:
+                await (_stream if as_json else _live)(here, overlook, interval, pressed)
+        elif as_json:
+            screen.dump(await overlook.look())
+        else:
+            screen.show(page(await overlook.look()))
+
+    with_queue(url, work)
+
+
+async def _stream(
+    here: AsyncTaskQueue, overlook: Overlook, interval: float, pressed: asyncio.Future[None]
+) -> None:
+    while not pressed.done():
+        screen.dump(await overlook.look())
+        sys.stdout.flush()
+        await here.storage.clock.wait(pressed, interval)
+
+
+async def _live(
+    here: AsyncTaskQueue, overlook: Overlook, interval: float, pressed: asyncio.Future[None]
+) -> None:
+    from rich.live import Live
+
+    with Live(console=screen.terminal(), screen=True, auto_refresh=False) as live:
+        while not pressed.done():
+            try:
+                shown: RenderableType = page(await overlook.look(), is_live=True)
+            except StorageError as error:
+                # The view outlives a restart of the server.
+                shown = screen.block(f"the storage does not answer, trying again: {error}")
+            live.update(shown, refresh=True)
+            await here.storage.clock.wait(pressed, interval)
+
+
+def page(overview: Overview, *, is_live: bool = False) -> Group:
+    """The whole picture, for a terminal of any width."""
+    from rich.console import Group
+
+    parts: list[RenderableType] = [_head(overview, is_live), "", _numbers(overview)]
+    if overview.queues:
+        parts += ["", _queues(overview)]
+    if overview.workers:
+        parts += ["", _workers(overview)]
+    if any(breaker.state != "closed" for breaker in overview.breakers):
+        parts += ["", _breakers(overview)]
+    if overview.failures:
+        parts += ["", _failures(overview)]
+    return Group(*parts)
+
+
+def _head(overview: Overview, is_live: bool) -> RenderableType:
+    how = "  q quits" if is_live else ""
+    return screen.text(f"omniq on {overview.storage}  {moment(overview.at)}{how}", "bold")
+
+
+def _numbers(overview: Overview) -> RenderableType:
+    from rich.text import Text
+
+    counts = Text("   ").join(
+        Text.assemble(screen.status_text(status), f" {overview.by_status[status]:,}")
+        for status in TaskStatus
+    )
+    pairs: list[tuple[str, screen.Cell]] = [
+        ("tasks", counts),
+        ("dead letters", screen.text(f"{overview.dead:,}", "red" if overview.dead else "")),
+        ("oldest due", span(overview.oldest_due_age) if overview.oldest_due_age else "none waits"),
+    ]
+    if overview.rates is not None:
+        rates = overview.rates
+        pairs.append(
+            (
+                "a second",
+                f"{rates.enqueued:,.1f} enqueued   {rates.finished:,.1f} finished   "
+                f"{rates.failed:,.1f} failed",
+            )
+        )
+    pairs += [("wait", _spread(overview.wait)), ("run", _spread(overview.run))]
+    return screen.facts(pairs)
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    return f"{span(spread.median)} median   {span(spread.p95)} p95   (newest {spread.count})"
+
+
+def _queues(overview: Overview) -> RenderableType:
+    rows = [
+        (
+            line.name,
+            f"{line.waiting:,}",
+            f"{line.running:,}",
+            screen.text("paused", "yellow") if line.paused else screen.text("open"),
+            screen.text(line.workers, "" if line.workers else "red"),
+        )
+        for line in overview.queues
+    ]
+    return screen.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
+
+
+def _workers(overview: Overview) -> RenderableType:
+    rows = [
+        (
+            worker.id,
+            f"{len(worker.running)}/{worker.concurrency or '?'}",
+            screen.text("stalled", "red") if worker.stalled else screen.text("alive", "green"),
+            f"{worker.host}:{worker.pid}",
+            ", ".join(worker.queues) or "all",
+            away(worker.last_heartbeat, overview.at),
+        )
+        for worker in overview.workers
+    ]
+    return screen.Listing(("worker", ">busy", "state", "process", "queues", "heartbeat"), rows)
+
+
+def _breakers(overview: Overview) -> RenderableType:
+    rows = [
+        (
+            breaker.name,
+            screen.text(breaker.state, "red"),
+            away(breaker.opened_at, overview.at),
+            breaker.reason,
+        )
+        for breaker in overview.breakers
+        if breaker.state != "closed"
+    ]
+    return screen.Listing(("breaker", "state", "opened", "because of"), rows)
+
+
+def _failures(overview: Overview) -> RenderableType:
+    rows = [
+        (
+            letter.task_id,
+            letter.task_type,
+            letter.failure_reason,
+            away(letter.last_failure, overview.at),
+            error_line(letter.error_details),
+        )
+        for letter in overview.failures
+    ]
+    return screen.Listing(("newest failures", "function", "reason", "when", "error"), rows)

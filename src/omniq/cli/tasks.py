@@ -1,0 +1,272 @@
+"""`omniq tasks`: look at tasks, cancel them, run failed ones again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.options import Json, Limit, Url, Yes
+from omniq.cli.session import CommandFailed, with_queue
+from omniq.cli.words import away, count_of, moment, span
+from omniq.models import Attempt, Task, TaskStatus
+from omniq.operate import bulk
+from omniq.operate.details import TaskDetail, task_detail
+from omniq.operate.recent import newest_tasks
+from omniq.queue import AsyncTaskQueue
+from omniq.service import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+app = typer.Typer(name="tasks", help="Look at tasks, cancel them, run failed ones again.")
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which tasks.")]
+Status = Annotated[
+    TaskStatus | None, typer.Option("--status", "-s", help="Only these: pending, running, …")
+]
+Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")]
+Func = Annotated[str | None, typer.Option("--func", "-f", help="Only of this function.")]
+
+
+@app.command("list")
+def list_(
+    url: Url = None,
+    status: Status = None,
+    queue: Queue = None,
+    func: Func = None,
+    limit: Limit = 50,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="ID", help="Go on after this one, oldest first."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them, oldest first.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The newest tasks, newest first; with `--after` or `--all`, in order of id."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        if every and as_json:
+            async for task in bulk.all_tasks(
+                here.storage, status=status, queue=queue, func_path=func, after=after or ""
+            ):
+                screen.dump(task)
+            return
+        tasks = await _chosen(here, status, queue, func, limit, after, every)
+        if as_json:
+            for task in tasks:
+                screen.dump(task)
+        elif tasks:
+            screen.show(_table(tasks, here.storage.clock.now()))
+        else:
+            screen.note("no tasks")
+
+    with_queue(url, work)
+
+
+async def _chosen(
+    here: AsyncTaskQueue,
+    status: TaskStatus | None,
+    queue: str | None,
+    func: str | None,
+    limit: int,
+    after: str | None,
+    every: bool,
+) -> list[Task]:
+    storage = here.storage
+    if every:
+        return [
+            task
+            async for task in bulk.all_tasks(
+                storage, status=status, queue=queue, func_path=func, after=after or ""
+            )
+        ]
+    if after is not None:
+        return await storage.list_tasks(
+            status=status, queue=queue, func_path=func, limit=limit, after=after
+        )
+    return await newest_tasks(storage, limit, status=status, queue=queue, func_path=func)
+
+
+def _table(tasks: list[Task], now: datetime) -> RenderableType:
+    rows = [
+        (
+            task.id,
+            screen.status_text(task.status),
+            task.func_path,
+            task.queue,
+            away(task.created_at, now),
+            "" if task.status.is_final or task.owner else away(task.eta, now),
+            task.attempts,
+            task.priority,
+        )
+        for task in tasks
+    ]
+    columns = ("id", "status", "function", "queue", "enqueued", "due", ">failed", ">priority")
+    return screen.Listing(columns, rows)
+
+
+@app.command()
+def show(
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Which task.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """One task with its arguments, result, failed runs and what happened when."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        detail = await task_detail(here.storage, task_id)
+        if as_json:
+            screen.dump(detail)
+        else:
+            screen.show(*task_page(detail, here.storage.clock.now()))
+
+    with_queue(url, work)
+
+
+def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
+    """All there is to know about a task, for people."""
+    task, result = detail.task, detail.result
+    page = [screen.facts([*_identity(task, now), *_running(detail)])]
+    if task.status is TaskStatus.SUCCESS and result is not None:
+        page += ["", screen.facts([("result", screen.value_text(result.result))])]
+        if result.warnings:
+            page.append(screen.facts([("warning", warning) for warning in result.warnings]))
+    elif result is not None and result.reason:
+        page += ["", screen.facts([("because", result.reason)])]
+    if detail.steps:
+        done = [(step.name, screen.value_text(step.result)) for step in detail.steps]
+        page += ["", screen.Listing(("step done", "result"), done)]
+    for attempt in detail.attempts:
+        page += ["", *_attempt(attempt)]
+    rows = [(moment(each.at), each.what, each.detail) for each in detail.timeline]
+    page += ["", screen.Listing(("time", "what", ""), rows)]
+    if detail.dead is not None:
+        page += ["", f"Run it again: omniq dead retry {task.id}"]
+    elif not task.status.is_final:
+        page += ["", f"Why it is where it is: omniq explain {task.id}"]
+    return page
+
+
+def _identity(task: Task, now: datetime) -> list[tuple[str, screen.Cell]]:
+    return [
+        ("id", task.id),
+        ("status", screen.status_text(task.status)),
+        ("function", task.func_path),
+        ("queue", task.queue),
+        ("priority", task.priority),
+        ("arguments", screen.value_text(task.args) if task.args else ""),
+        ("keywords", screen.value_text(task.kwargs) if task.kwargs else ""),
+        ("metadata", screen.value_text(task.metadata) if task.metadata else ""),
+        ("enqueued", f"{moment(task.created_at)} ({away(task.created_at, now)})"),
+        ("retries", f"{task.attempts} failed of {task.max_retries + 1} runs at most"),
+        ("crashes", task.crashes or ""),
+        ("timeout", span(task.timeout) if task.timeout else ""),
+        ("expires", moment(task.expires)),
+        ("repeats", task.cron or (f"every {span(task.interval)}" if task.interval else "")),
+        ("unique", task.unique or ""),
+        ("schedule", task.schedule_id or ""),
+        ("limits", screen.value_text(task.limits) if task.limits else ""),
+        ("breakers", ", ".join(rule.name for rule in task.breakers)),
+    ]
+
+
+def _running(detail: TaskDetail) -> list[tuple[str, screen.Cell]]:
+    task, progress = detail.task, detail.progress
+    return [
+        ("worker", task.owner or ""),
+        ("claim", task.token if task.owner else ""),
+        ("progress", "" if progress is None else f"{progress.fraction:.0%} {progress.message}"),
+        ("cancelled", "asked for, not done yet" if task.cancel_requested and task.owner else ""),
+    ]
+
+
+def _attempt(attempt: Attempt) -> list[RenderableType]:
+    error = attempt.error
+    head = f"run {attempt.number} {attempt.outcome} at {moment(attempt.finished_at)}"
+    if error is None:
+        return [screen.text(head, "bold")]
+    shown: list[RenderableType] = [
+        screen.text(f"{head}: {error.error_type}: {error.message}", "bold"),
+    ]
+    if error.traceback:
+        shown.append(screen.block(error.traceback))
+    if error.recovery_hint:
+        shown.append(screen.text(f"hint: {error.recovery_hint}"))
+    return shown
+
+
+@app.command()
+def cancel(
+    ids: Ids = None,
+    url: Url = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that wait or run, or those chosen below.")
+    ] = False,
+    status: Status = None,
+    queue: Queue = None,
+    func: Func = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Cancel tasks: waiting ones never run, running ones are told to stop."""
+    check_choice(ids, every, any((status, queue, func)))
+
+    async def work(here: AsyncTaskQueue) -> None:
+        chosen = ids or await _live_ids(here, status, queue, func)
+        if every:
+            screen.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
+        elif len(chosen) == 1 and await here.get_task(chosen[0]) is None:
+            raise CommandFailed(f"task {chosen[0]}: no such task on record", console.NOT_FOUND)
+        with screen.bar("cancelling") as progress:
+            done = await bulk.cancel_tasks(here.storage, chosen, on_progress=progress)
+        screen.report(done, "cancelled", as_json)
+
+    with_queue(url, work)
+
+
+async def _live_ids(
+    here: AsyncTaskQueue, status: TaskStatus | None, queue: str | None, func: str | None
+) -> list[str]:
+    return [
+        task.id
+        async for task in bulk.all_tasks(here.storage, status=status, queue=queue, func_path=func)
+        if not task.status.is_final
+    ]
+
+
+@app.command()
+def retry(
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Failed tasks.")],
+    url: Url = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Forget the steps that were done.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run failed tasks again under their ids, as `omniq dead retry` does."""
+    with_queue(url, lambda here: retry_letters(here, ids, from_start, as_json))
+
+
+async def retry_letters(
+    here: AsyncTaskQueue, ids: list[str], from_start: bool, as_json: bool
+) -> None:
+    """Put dead letters back in the queue; says of a single one what it is instead."""
+    if len(ids) == 1 and await here.dead.get(ids[0]) is None:
+        task = await here.get_task(ids[0])
+        if task is None:
+            raise CommandFailed(f"task {ids[0]}: no such task on record", console.NOT_FOUND)
+        raise CommandFailed(f"task {ids[0]} is {task.status}, not a dead letter: nothing to retry")
+    with screen.bar("retrying") as progress:
+        done = await bulk.retry_dead(here.storage, ids, from_start=from_start, on_progress=progress)
+    screen.report(done, "back in the queue", as_json)
+
+
+def check_choice(ids: list[str] | None, every: bool, is_filtered: bool) -> None:
+    """Refuse a command that says neither which ones nor all of them, or both."""
+    if bool(ids) == every:
+        raise CommandFailed("name the ids, or say --all", console.BAD_USAGE)
+    if is_filtered and not every:
+        raise CommandFailed("--all is what a filter chooses from: say it too", console.BAD_USAGE)

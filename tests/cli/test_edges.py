@@ -1,0 +1,156 @@
+"""The edge of the process: exit codes, one clear line, help, completion, what is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+GROUPS = ("tasks", "dead", "queues", "schedules")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("tasks", "nonsense"),
+        ("tasks", "list", "--nonsense"),
+        ("tasks", "list", "--status", "nonsense"),
+        ("tasks", "list", "--limit", "0"),
+        ("tasks", "show"),
+        ("explain",),
+        ("stats", "--interval", "never"),
+    ],
+)
+def test_bad_usage_is_one_line_that_points_to_the_help(omniq, queue, arguments):
+    said = omniq(*arguments)
+
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+    assert "--help" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_alone_shows_its_help(omniq, group):
+    said = omniq(group)
+
+    assert "Usage: omniq" in said.out + said.err
+
+
+def test_a_storage_that_is_not_there_is_said_and_not_made(omniq, folder):
+    for command in ("tasks list", "stats", "dead list", "workers", "explain x", "schedules list"):
+        said = omniq(*command.split(), "--url", "sqlite:///elsewhere.db")
+        assert said.code == 3, command
+        assert f"looked for {folder}/elsewhere.db" in said.err
+    assert not (folder / "elsewhere.db").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["enqueue a.b", "queues pause x", "schedules add s a.b --interval 1h"]
+)
+def test_a_command_that_keeps_something_makes_the_storage(omniq, folder, command):
+    assert omniq(*command.split(), "--url", "sqlite:///fresh.db").code == 0
+    assert (folder / "fresh.db").exists()
+
+
+def test_memory_is_refused_since_nobody_else_could_see_it(omniq):
+    said = omniq("enqueue", "a.b", "--url", "memory://")
+
+    assert said.code == 2
+    assert "lives and dies with one process" in said.err
+
+
+@pytest.mark.parametrize(("url", "code"), [("nonsense://x", 2), ("sqlite:///folder", 1)])
+def test_a_url_that_does_not_work_is_one_line(omniq, folder, url, code):
+    (folder / "folder").mkdir()
+    said = omniq("stats", "--url", url)
+
+    assert said.code == code
+    assert said.err.startswith("omniq: ")
+    assert said.err.count("\n") == 1
+
+
+def test_a_password_in_a_url_is_never_shown(omniq):
+    said = omniq("stats", "--url", "nonsense://me:secret@host/db")
+
+    assert "secret" not in said.err
+
+
+def test_debug_shows_the_traceback(omniq, queue):
+    assert "Traceback" in omniq("tasks", "show", "nobody", "--debug").err
+    assert "Traceback" not in omniq("tasks", "show", "nobody").err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("storage", ["file", "postgres", "redis"])
+def test_every_storage_serves_the_same_commands(omniq, folder, request, storage):
+    url = (
+        f"file:{folder}/store?durability=os"
+        if storage == "file"
+        else request.getfixturevalue(f"{storage}_url")
+    )
+
+    def ask(*arguments: str):
+        said = omniq(*arguments, "--url", url)
+        assert said.code == 0, said.err
+        return said
+
+    task_id = ask("enqueue", "clitasks.add", "1", "--delay", "1h").out.strip()
+    ask("queues", "pause", "default")
+    ask("schedules", "add", "s", "clitasks.add", "1", "--interval", "1h")
+
+    assert ask("tasks", "show", task_id, "--json").json["task"]["args"] == [1]
+    assert [task["id"] for task in ask("tasks", "list", "--json").lines] == [task_id]
+    reasons = ask("explain", task_id, "--json").json["reasons"]
+    assert [reason["code"] for reason in reasons] == ["not_due", "queue_paused", "no_worker"]
+    ask("tasks", "cancel", task_id)
+    assert ask("stats", "--json").json["by_status"]["cancelled"] == 1
+    assert [schedule["id"] for schedule in ask("schedules", "list", "--json").lines] == ["s"]
+    ask("purge", "--older-than", "0", "--yes")
+    assert ask("tasks", "list", "--json").lines == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_can_complete_commands_and_options(folder, shell):
+    environ = {
+        **os.environ,
+        "_OMNIQ_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "omniq tas",
+        "COMP_CWORD": "1",
+        "_TYPER_COMPLETE_ARGS": "omniq tas",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    script = "import sys; sys.argv[0] = 'omniq'; from omniq.cli import main; main([])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=30
+    )
+
+    assert "tasks" in done.stdout
+
+
+def test_starting_the_command_imports_nothing_that_only_some_commands_need():
+    script = "import sys, omniq.cli.app; print(' '.join(sys.modules))"
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+        ).stdout.split()
+    )
+
+    heavy = {
+        "sqlite3",
+        "asyncpg",
+        "psycopg",
+        "redis",
+        "starlette",
+        "uvicorn",
+        "jinja2",
+        "rich.live",
+        "rich.progress",
+        "rich.table",
+        "pygments",
+        "pytest",
+    }
+    assert heavy.isdisjoint(loaded)

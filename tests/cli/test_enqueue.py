@@ -1,0 +1,108 @@
+"""`omniq enqueue`."""
+
+from __future__ import annotations
+
+import pytest
+
+from omniq.models import TaskStatus
+
+
+def test_it_prints_the_id_of_a_task_with_these_arguments(omniq, queue):
+    said = omniq("enqueue", "clitasks.add", "-1", "-k", "b=2")
+    task = queue.get_task(said.out.strip())
+
+    assert said.code == 0
+    assert (task.func_path, task.args, task.kwargs) == ("clitasks.add", (-1,), {"b": 2})
+
+
+def test_any_json_is_an_argument(omniq, queue):
+    said = omniq("enqueue", "some.where", "null", '"text"', "[1, 2.5]", '{"a": true}', "--json")
+
+    assert queue.get_task(said.json["id"]).args == (None, "text", [1, 2.5], {"a": True})
+
+
+def test_a_module_that_is_not_here_does_not_matter(omniq, queue):
+    said = omniq("enqueue", "not_here.at.all", "1")
+
+    assert queue.get_task(said.out.strip()).func_path == "not_here.at.all"
+
+
+def test_a_module_that_cannot_be_imported_here_is_told_of_and_does_not_matter(omniq, queue, folder):
+    (folder / "clibroken.py").write_text("import a_driver_that_only_workers_have")
+    said = omniq("enqueue", "clibroken.work", "1")
+
+    assert said.code == 0
+    assert "a_driver_that_only_workers_have" in said.err
+    assert queue.get_task(said.out.strip()).func_path == "clibroken.work"
+
+
+def test_the_options_of_the_decorator_count_unless_others_are_given(omniq, queue):
+    plain = omniq("enqueue", "clitasks.boom", "1").out.strip()
+    other = omniq("enqueue", "clitasks.boom", "1", "--queue", "web", "--max-retries", "7")
+
+    assert (queue.get_task(plain).queue, queue.get_task(plain).max_retries) == ("mail", 0)
+    assert queue.get_task(other.out.strip()).queue == "web"
+    assert queue.get_task(other.out.strip()).max_retries == 7
+
+
+def test_every_option_reaches_the_task(omniq, queue):
+    said = omniq(
+        *("enqueue", "clitasks.add", "1", "--id", "my-task", "--priority", "5"),
+        *("--eta", "2030-01-31T12:00+01:00", "--timeout", "2m", "--unique", "key"),
+        *("--metadata", 'by="ann"', "--interval", "1.5h"),
+    )
+    task = queue.get_task("my-task")
+
+    assert said.code == 0
+    assert (task.priority, task.timeout, task.unique, task.interval) == (5, 120, "key", 5400)
+    assert task.eta.isoformat() == "2030-01-31T11:00:00+00:00"
+    assert task.metadata == {"by": "ann"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("clitasks.add", "word"), """not JSON; for text write '"word"'"""),
+        (("clitasks.add", "1", "-k", "b"), "expected name=value"),
+        (("clitasks.nothing",), "clitasks has no nothing"),
+        (("clitasks.add", "1", "2", "3"), "too many positional arguments"),
+        (("no-path",), "expected a dotted path"),
+        (("os.system", '"ls"'), "never run"),
+        (("clitasks.add", "1", "--delay", "soon"), "5m"),
+        (("clitasks.add", "1", "--eta", "2030-01-31T12:00"), "with its zone"),
+        (("clitasks.add", "1", "--cron", "every day"), "cron"),
+        (("clitasks.add", "1", "--delay", "1s", "--eta", "2030-01-01T00:00Z"), "not both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(omniq, folder, arguments, words):
+    said = omniq("enqueue", *arguments)
+
+    assert said.code == 2
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_taken_id_is_a_failure(omniq):
+    omniq("enqueue", "clitasks.add", "1", "--id", "mine")
+    said = omniq("enqueue", "clitasks.add", "1", "--id", "mine")
+
+    assert said.code == 1
+    assert "task mine exists already" in said.err
+
+
+def test_it_waits_for_the_result_if_asked(omniq, queue):
+    with queue.worker(poll_interval=0.05):
+        good = omniq("enqueue", "clitasks.add", "20", "22", "--wait", "10")
+        bad = omniq("enqueue", "clitasks.boom", '"oh no"', "--wait", "10", "--json")
+
+    assert (good.code, good.out) == (0, "42\n")
+    assert (bad.code, bad.json["status"]) == (1, TaskStatus.FAILED)
+    assert "RuntimeError: oh no" in bad.err
+
+
+def test_a_wait_that_is_too_short_points_to_explain(omniq):
+    said = omniq("enqueue", "clitasks.add", "1", "--wait", "50ms")
+
+    assert said.code == 1
+    assert "omniq explain" in said.err

@@ -1,0 +1,122 @@
+"""`omniq queues`, `workers`, `breakers` and `schedules`."""
+
+from __future__ import annotations
+
+import pytest
+
+from omniq.models import BreakerRule, TaskError, TaskStatus
+from omniq.outcomes import Failed
+
+
+def test_a_paused_queue_is_seen_and_resumed(omniq, queue):
+    queue.options(queue="mail").enqueue("clitasks.add", 1)
+
+    assert omniq("queues", "pause", "mail", "web").out == "paused: mail\npaused: web\n"
+    mail, web = omniq("queues", "list", "--json").lines
+    assert (mail["name"], mail["waiting"], mail["paused"]) == ("mail", 1, True)
+    assert (web["waiting"], web["paused"]) == (0, True)
+    assert "paused" in omniq("queues", "list").out
+
+    omniq("queues", "resume", "mail", "web")
+    assert [line["paused"] for line in omniq("queues", "list", "--json").lines] == [False]
+
+
+def test_a_bad_queue_name_is_bad_usage(omniq, queue):
+    said = omniq("queues", "pause", "a queue")
+
+    assert said.code == 2
+    assert said.err.startswith("omniq: queue 'a queue'")
+
+
+def test_workers_show_who_they_are_and_what_they_hold(omniq, queue):
+    with queue.worker(concurrency=3, queues=["mail"]):
+        said = omniq("workers")
+        (record,) = omniq("workers", "--json").lines
+
+    assert (record["concurrency"], record["queues"], record["running"]) == (3, ["mail"], [])
+    assert record["id"] in said.out
+    assert "0/3" in said.out
+
+
+def test_an_open_breaker_is_shown_with_its_reason(omniq, queue):
+    rule = BreakerRule(name="smtp", max_failures=1)
+    queue.options(breaker=rule).enqueue("clitasks.add", 1)
+
+    async def fail() -> None:
+        (task,) = await queue.storage.reserve(1)
+        error = TaskError("down", error_type="ConnectionError")
+        await queue.storage.record([Failed(task.id, task.token, error)])
+
+    queue._portal.run(fail())
+    (record,) = omniq("breakers", "--json").lines
+    assert (record["name"], record["state"], record["reason"]) == (
+        "smtp",
+        "open",
+        "ConnectionError",
+    )
+    assert "ConnectionError" in omniq("breakers").out
+    assert "smtp" in omniq("stats").out
+
+
+def test_a_schedule_lives_its_life(omniq, queue):
+    added = omniq(
+        *("schedules", "add", "nightly", "clitasks.add", "1", "-k", "b=2"),
+        *("--cron", "0 3 * * MON-FRI", "--tz", "Europe/Berlin", "--missed", "skip"),
+    )
+    assert added.code == 0
+    assert added.out.startswith("nightly: 0 3 * * MON-FRI Europe/Berlin, next ")
+
+    (record,) = omniq("schedules", "list", "--json").lines
+    assert (record["id"], record["missed"], record["paused"]) == ("nightly", "skip", False)
+    assert "nightly" in omniq("schedules", "list").out
+
+    omniq("schedules", "pause", "nightly")
+    assert queue.schedules.get("nightly").paused
+    omniq("schedules", "resume", "nightly")
+    assert not queue.schedules.get("nightly").paused
+
+    triggered = omniq("schedules", "trigger", "nightly").out.strip()
+    assert queue.get_task(triggered).status is TaskStatus.PENDING
+    assert queue.get_task(triggered).kwargs == {"b": 2}
+
+    shown = omniq("schedules", "show", "nightly", "--next", "3")
+    assert shown.out.count("next ") == 3
+    assert len(omniq("schedules", "show", "nightly", "--json").json["upcoming"]) == 5
+
+    assert omniq("schedules", "delete", "nightly").code == 2
+    assert omniq("schedules", "delete", "nightly", "--yes").code == 0
+    assert queue.schedules.list() == []
+
+
+def test_a_backfill_enqueues_each_time_of_the_window_once(omniq, queue):
+    omniq("schedules", "add", "hourly", "clitasks.add", "1", "--cron", "0 * * * *")
+    window = ("--start", "2026-01-01T00:00Z", "--end", "2026-01-01T05:00Z")
+
+    assert omniq("schedules", "backfill", "hourly", *window).out == "enqueued: 6 tasks\n"
+    assert omniq("schedules", "backfill", "hourly", *window, "--json").lines == []
+
+
+@pytest.mark.parametrize("command", ["show", "pause", "resume", "trigger", "delete"])
+def test_a_schedule_that_is_not_there_is_not_found(omniq, queue, command):
+    said = omniq("schedules", command, "nobody")
+
+    assert said.code == 3
+    assert "nobody" in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--cron", "nonsense"),
+        ("--interval", "-5"),
+        ("--at", "tomorrow"),
+        ("--interval", "1h", "--missed", "perhaps"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_bad_usage(omniq, queue, arguments):
+    said = omniq("schedules", "add", "s", "clitasks.add", "1", *arguments)
+
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+    assert queue.schedules.list() == []

@@ -1,0 +1,104 @@
+"""`omniq stats`, once and live."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from omniq.operate.overview import Overview
+from tests.cli.terminal import PATIENCE, Terminal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def watch(folder, url):
+    """Run `omniq stats --watch` in a window of its own."""
+    opened: list[Terminal] = []
+
+    def run(*arguments: str, **options) -> Terminal:
+        opened.append(
+            Terminal(folder, "stats", "--watch", "-i", "0.1", "--url", url, *arguments, **options)
+        )
+        return opened[-1]
+
+    yield run
+    for each in opened:
+        each.close()
+
+
+def test_one_look_has_everything(omniq, queue, dead_task):
+    dead = dead_task("no route")
+    queue.options(queue="mail").enqueue("clitasks.add", 1)
+    with queue.worker(concurrency=2, queues=["web"]):
+        said = omniq("stats")
+        record = omniq("stats", "--json").json
+
+    for words in ("pending 1", "failed 1", "dead letters", "mail", "web", "0/2", dead):
+        assert words in said.out
+    assert list(record) == list(Overview.__struct_fields__)
+    assert record["rates"] is None
+    assert record["by_status"]["pending"] == 1
+
+
+def test_a_watch_in_a_pipe_is_one_look(omniq, queue):
+    said = omniq("stats", "--watch")
+
+    assert said.code == 0
+    assert said.out.count("omniq on sqlite") == 1
+
+
+def test_the_live_view_follows_and_q_leaves_the_terminal_as_it_was(watch, queue):
+    view = watch()
+    view.wait_for("pending 0")
+    queue.enqueue("clitasks.add", 1)
+    view.wait_for("pending 1")
+    view.wait_for("enqueued   0.0 finished")
+    view.press("q")
+
+    assert view.ends() == 0
+    assert view.is_as_it_was
+    view.wait_for("q quits")
+    assert view.raw.rstrip().endswith("\x1b[?1049l")
+
+
+def test_ctrl_c_leaves_the_live_view_quietly(watch, queue):
+    view = watch()
+    view.wait_for("pending 0")
+    view.process.send_signal(signal.SIGINT)
+
+    assert view.ends() == 0
+    assert view.is_as_it_was
+    assert "Traceback" not in view.text
+
+
+def test_the_live_view_fits_a_small_window(watch, queue, dead_task):
+    dead_task("an error that goes on and on " * 20)
+    view = watch(columns=40, rows=12)
+    view.wait_for("pending 0")
+    view.press("q")
+
+    assert view.ends() == 0
+
+
+def test_a_program_can_follow_line_by_line(queue, url, folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omniq", "stats", "--watch", "--json", "-i", "0.1", "--url", url],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+
+    assert first["rates"] is None
+    assert second["rates"]["enqueued"] == 0

@@ -1,0 +1,34 @@
+"""A storage in memory on a clock that the test moves, and others on the same memory."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def storage(clock: ManualClock):
+    async with MemoryStorage(clock=clock) as storage:
+        yield storage
+
+
+@pytest.fixture
+async def worker(storage: MemoryStorage):
+    """Another owner of the same store, which says of itself what it is told to."""
+    async with AsyncExitStack() as stack:
+
+        async def start(concurrency: int = 1, queues: tuple[str, ...] = (), lease: float = 30):
+            other = await stack.enter_async_context(storage.another())
+            await other.renew(concurrency=concurrency, queues=queues, lease=lease)
+            return other
+
+        yield start

@@ -1,0 +1,88 @@
+"""Acting on many: each one by itself, with a word on how far it is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from omniq.operate import bulk
+from omniq.outcomes import Failed, Succeeded
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+
+
+async def kill(other, *, count: int) -> None:
+    for task in await other.reserve(count):
+        await other.record([Failed(task.id, task.token, an_error())])
+
+
+async def test_retrying_all_dead_letters_says_how_far_it_is(storage, worker):
+    other = await worker(concurrency=50)
+    await storage.enqueue_many(some_tasks(f"t{number}" for number in range(50)))
+    await kill(other, count=50)
+    told: list[tuple[int, int]] = []
+
+    ids = await bulk.dead_ids(storage)
+    done = await bulk.retry_dead(storage, ids, on_progress=lambda n, of: told.append((n, of)))
+
+    assert (done.done, done.refused) == (50, {})
+    assert told == [(32, 50), (50, 50)]
+    assert (await storage.stats()).dead == 0
+
+
+async def test_one_that_cannot_be_retried_is_refused_with_its_reason_and_stays(storage, worker):
+    other = await worker(concurrency=2)
+    await storage.enqueue_many([a_task("a", unique="k"), a_task("b")])
+    await kill(other, count=2)
+    await storage.enqueue(a_task("c", unique="k"))
+
+    done = await bulk.retry_dead(storage, ["a", "b", "nobody"])
+
+    assert done.done == 1
+    assert "c" in done.refused["a"]
+    assert done.refused["nobody"] == "not a dead letter"
+    assert await storage.get_dead("a") is not None
+
+
+async def test_cancelling_says_why_not(storage, worker):
+    other = await worker()
+    await storage.enqueue_many(some_tasks("ab"))
+    await kill(other, count=1)
+
+    done = await bulk.cancel_tasks(storage, ["a", "b", "nobody"])
+
+    assert done.done == 1
+    assert done.refused == {"a": "ended already: failed", "nobody": "no such task on record"}
+
+
+async def test_a_purge_forgets_what_is_old_and_nothing_else(storage, worker, clock):
+    other = await worker(lease=10_000)
+    for number in range(10):
+        await storage.enqueue(a_task(f"t{number}", created_at=clock.now()))
+        (task,) = await other.reserve(1)
+        await other.record([Succeeded(task.id, task.token, a_result(task))])
+        clock.advance(60)
+    await storage.enqueue(a_task("waiting", created_at=clock.now()))
+    told: list[tuple[int, int]] = []
+
+    count = await bulk.purge(
+        storage,
+        clock.now() - timedelta(minutes=5),
+        on_progress=lambda done, total: told.append((done, total)),
+    )
+
+    assert count == 5
+    assert told[-1][0] == told[-1][1]
+    assert [task.id async for task in bulk.all_tasks(storage)] == [
+        *(f"t{number}" for number in range(5, 10)),
+        "waiting",
+    ]
+
+
+async def test_purging_dead_letters_leaves_results_alone(storage, worker, clock):
+    other = await worker(lease=10_000)
+    await storage.enqueue(a_task("a"))
+    await kill(other, count=1)
+    clock.advance(60)
+
+    assert await bulk.purge(storage, clock.now(), dead=True) == 1
+    assert await storage.get_task("a") is not None
+    assert await bulk.purge(storage, clock.now(), dead=True) == 0

@@ -1,0 +1,185 @@
+"""What an operator sees at one look, and about one task."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from omniq.errors import TaskNotFound
+from omniq.models import Task, TaskStatus
+from omniq.operate.details import task_detail
+from omniq.operate.overview import Overlook, queue_lines
+from omniq.operate.recent import newest_dead, newest_tasks
+from omniq.operate.records import plain
+from omniq.outcomes import Failed, Retried, Succeeded
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+
+
+async def test_a_first_look_knows_no_rates_and_a_second_one_does(storage, worker, clock):
+    other = await worker(concurrency=4)
+    overlook = Overlook(storage)
+    assert (await overlook.look()).rates is None
+
+    await storage.enqueue_many(some_tasks("abcd"))
+    claimed = await other.reserve(4)
+    clock.advance(2)
+    ends = [Succeeded(task.id, task.token, a_result(task)) for task in claimed[:2]]
+    await other.record([*ends, Failed(claimed[2].id, claimed[2].token, an_error())])
+    rates = (await overlook.look()).rates
+
+    assert rates is not None
+    assert (rates.enqueued, rates.finished, rates.failed) == (2.0, 1.5, 0.5)
+
+
+async def test_a_purge_does_not_make_rates_negative(storage, worker, clock):
+    other = await worker()
+    await storage.enqueue(a_task("a"))
+    (task,) = await other.reserve(1)
+    await other.record([Succeeded("a", task.token, a_result(task))])
+    overlook = Overlook(storage)
+    await overlook.look()
+    clock.advance(1)
+    await storage.purge_results(clock.now())
+    rates = (await overlook.look()).rates
+
+    assert rates is not None
+    assert (rates.enqueued, rates.finished) == (0, 0)
+
+
+async def test_wait_and_run_are_measured_from_the_newest_tasks(storage, worker, clock):
+    other = await worker(lease=100)
+    await storage.enqueue(a_task("a"))
+    clock.advance(3)
+    (task,) = await other.reserve(1)
+    clock.advance(5)
+    result = a_result(task, started_at=task.started_at, finished_at=clock.now())
+    await other.record([Succeeded("a", task.token, result)])
+    overview = await Overlook(storage).look()
+
+    assert overview.wait is not None
+    assert overview.run is not None
+    assert (overview.wait.median, overview.run.median) == (3.0, 5.0)
+
+
+async def test_queues_show_what_waits_and_runs_who_takes_it_and_what_is_paused(storage, worker):
+    other = await worker(queues=("mail",))
+    await storage.enqueue_many([*some_tasks("ab", queue="mail"), a_task("c", queue="web")])
+    await other.reserve(1, queues=("mail",))
+    await storage.pause_queue("idle")
+
+    lines = {line.name: line for line in await queue_lines(storage)}
+    assert list(lines) == ["idle", "mail", "web"]
+    assert (lines["mail"].waiting, lines["mail"].running, lines["mail"].workers) == (1, 1, 1)
+    assert (lines["web"].waiting, lines["web"].workers) == (1, 0)
+    assert lines["idle"].paused
+
+
+async def test_the_newest_tasks_come_first_however_many_are_older(storage, clock):
+    for _ in range(30):
+        await storage.enqueue(a_task(clock.new_id(), created_at=clock.now()))
+        clock.advance(60)
+    await storage.enqueue(a_task("my-own-id", created_at=clock.now()))
+
+    newest = await newest_tasks(storage, 5)
+    assert newest[0].id == "my-own-id"
+    assert [task.created_at for task in newest] == sorted(
+        (task.created_at for task in newest), reverse=True
+    )
+    assert len(await newest_tasks(storage, 100)) == 31
+
+
+async def test_the_newest_are_found_in_a_few_pages_among_many(storage, clock, monkeypatch):
+    def burst(count: int) -> list[Task]:
+        return [a_task(clock.new_id(), created_at=clock.now()) for _ in range(count)]
+
+    await storage.enqueue_many(burst(3000))
+    clock.advance(3600)
+    await storage.enqueue_many(burst(3000))
+    clock.advance(0.5)
+    newest = burst(5)
+    await storage.enqueue_many(newest)
+    clock.advance(timedelta(days=3))
+    pages = 0
+    list_page = storage._list
+
+    async def counted(query):
+        nonlocal pages
+        pages += 1
+        return await list_page(query)
+
+    monkeypatch.setattr(storage, "_list", counted)
+    found = await newest_tasks(storage, 5)
+
+    assert [task.id for task in found] == [task.id for task in reversed(newest)]
+    assert pages < 40
+
+
+async def test_the_latest_failure_comes_first(storage, worker, clock):
+    other = await worker(concurrency=3, lease=100)
+    await storage.enqueue_many(some_tasks("abc"))
+    for task in await other.reserve(3):
+        clock.advance(1)
+        await other.record([Failed(task.id, task.token, an_error())])
+
+    assert [letter.task_id for letter in await newest_dead(storage, 2)] == ["c", "b"]
+
+
+async def test_the_detail_of_a_task_tells_its_whole_story(storage, worker, clock):
+    other = await worker(lease=1000)
+    await storage.enqueue(a_task("a", created_at=clock.now()))
+    (task,) = await other.reserve(1)
+    clock.advance(1)
+    await other.record([Retried("a", task.token, an_error("first"), clock.now())])
+    clock.advance(1)
+    (task,) = await other.reserve(1)
+    clock.advance(1)
+    result = a_result(task, 42, started_at=task.started_at, finished_at=clock.now())
+    await other.record([Succeeded("a", task.token, result)])
+
+    detail = await task_detail(storage, "a")
+    assert [moment.what for moment in detail.timeline] == [
+        "enqueued",
+        "started",
+        "failed",
+        "started",
+        "success",
+    ]
+    assert [attempt.error.message for attempt in detail.attempts if attempt.error] == ["first"]
+    assert detail.result is not None
+    assert detail.result.result == 42
+
+
+async def test_the_detail_of_a_dead_letter_outlives_its_record(storage, worker, clock):
+    other = await worker(lease=1000)
+    await storage.enqueue(a_task("a", args=(1,), result_ttl=10))
+    (task,) = await other.reserve(1)
+    await other.record([Failed("a", task.token, an_error("last words"))])
+    clock.advance(20)
+
+    detail = await task_detail(storage, "a")
+    assert detail.task.args == (1,)
+    assert detail.task.status is TaskStatus.FAILED
+    assert detail.attempts[0].error is not None
+    with pytest.raises(TaskNotFound):
+        await task_detail(storage, "nobody")
+
+
+def test_a_record_has_all_its_fields_and_only_plain_values():
+    task = a_task(
+        "a", args=(b"raw", {1, 2}, datetime(2026, 1, 1, tzinfo=UTC)), kwargs={"span": timedelta(1)}
+    )
+    record = plain(task)
+
+    assert record.keys() == set(task.__struct_fields__)
+    assert record["args"] == ["cmF3", [1, 2], "2026-01-01T00:00:00+00:00"]
+    assert record["kwargs"] == {"span": 86400.0}
+    assert record["status"] == "pending"
+
+
+def test_what_cannot_be_printed_is_named():
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert plain([Odd(), float("nan"), "\ud800"]) == ["<Odd>", "nan", "\\ud800"]
