@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from omniq.clock import Clock
 from omniq.context import TaskContext
-from omniq.models import Progress, Task, TaskError
+from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
 from omniq.pool.tally import Tally
 from omniq.running.execution import Execution, Run, StopReason
+from omniq.steps import Host
 
 GRACE = 1.0
 """Seconds a run that was told to stop has to end before it is told once more, then given up."""
@@ -36,16 +37,16 @@ class Runs:
         tally: Tally,
         clock: Clock,
         *,
+        host: Host,
         default_timeout: float | None,
-        report: Callable[[Progress], None],
         wake: Callable[[], None],
         is_ending: Callable[[], bool],
     ) -> None:
         self._execution = execution
         self._tally = tally
         self._clock = clock
+        self._host = host
         self._default_timeout = default_timeout
-        self._report = report
         self._wake = wake
         self._is_ending = is_ending
         self._loop = asyncio.get_running_loop()
@@ -59,6 +60,10 @@ class Runs:
 
     def start(self, task: Task) -> None:
         """Begin a run of a task that has been claimed."""
+        before = self.active.get(task.id)
+        if before is not None and before.completed is not None:
+            # A task that repeats, and has not returned since its transaction ended that run.
+            self._give_up(before)
         timeout = self._default_timeout if task.timeout is None else task.timeout
         run = Run(task, self._clock.monotonic(), timeout)
         self.active[task.id] = run
@@ -115,7 +120,7 @@ class Runs:
     async def _execute(self, run: Run, timeout: float | None) -> None:
         task = run.task
         self._tally.started(task)
-        context = TaskContext(task, timeout, self._report)
+        context = TaskContext(task, timeout, self._host)
         try:
             outcome = await self._execution.run(run, context)
         except BaseException as error:
@@ -128,6 +133,7 @@ class Runs:
     def _finish(self, run: Run, outcome: Outcome) -> None:
         task = run.task
         del self.active[task.id]
+        outcome = run.completed or outcome
         if type(outcome) is not Succeeded and run.stop_reason is None and self._is_ending():
             outcome = Released(task.id, task.token)
         self._tally.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from omniq.classify import ErrorRules
 from omniq.context import TaskContext
 from omniq.functions import options_of
 from omniq.options import Executor
@@ -18,7 +19,8 @@ class Callee(msgspec.Struct, frozen=True):
     """What a worker must know to call a function.
 
     `is_coroutine`: it is an `async def`. `is_chosen`: `@task` said where it runs, and what it
-    returns is awaited there as well; else an awaitable belongs on the event loop.
+    returns is awaited there as well; else an awaitable belongs on the event loop. `rules` are what
+    `@task` said about its errors.
     """
 
     func: Callable[..., Any]
@@ -26,14 +28,17 @@ class Callee(msgspec.Struct, frozen=True):
     takes_context: bool
     is_coroutine: bool
     is_chosen: bool
+    rules: tuple[ErrorRules, ...] = ()
 
 
 def callee_of(func: Callable[..., Any]) -> Callee:
     """What a worker must know to call the function."""
-    chosen = options_of(func).executor
+    options = options_of(func)
+    chosen = options.executor
     is_coroutine = inspect.iscoroutinefunction(func)
     place: Executor = chosen or ("async" if is_coroutine else "thread")
-    return Callee(func, place, _takes_context(func), is_coroutine, chosen is not None)
+    rules = () if options.errors is None else (options.errors,)
+    return Callee(func, place, _takes_context(func), is_coroutine, chosen is not None, rules)
 
 
 def as_raised(error: BaseException) -> BaseException:

@@ -11,14 +11,16 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 from omniq import context
+from omniq.classify import ErrorRules, explain, step_of
 from omniq.clock import Clock
 from omniq.context import TaskContext
 from omniq.errors import FunctionNotFound
 from omniq.functions import FunctionCache
-from omniq.models import ErrorCategory, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import ErrorCategory, PermanentError, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from omniq.retry import ExponentialBackoff, may_retry, next_delay
 from omniq.running.callee import Callee, as_raised, callee_of
@@ -55,6 +57,11 @@ class Run:
         self.stop_reason: StopReason | None = None
         self.stops = 0
 
+    @property
+    def completed(self) -> Succeeded | None:
+        """What the run has come to by a transaction of its own, whatever happens to it yet."""
+        return None if self.context is None else self.context.completed
+
     def give_up(self) -> None:
         """End a run that is deaf to being cancelled, as far as Python can.
 
@@ -85,6 +92,7 @@ class Execution:
         clock: Clock,
         serializer: Serializer,
         base_retry_delay: float,
+        errors: ErrorRules | None,
         threads: ThreadSlots,
         processes: ProcessSlots,
     ) -> None:
@@ -92,6 +100,7 @@ class Execution:
         self._clock = clock
         self._serializer = serializer
         self._backoff = ExponentialBackoff(base=base_retry_delay)
+        self._rules = () if errors is None else (errors,)
         self._threads = threads
         self._processes = processes
         self._callees: dict[str, Callee] = {}
@@ -116,14 +125,30 @@ class Execution:
             value = await self._call(callee, task, task_context)
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
-            return self._failure(run, error)
-        return (
-            self.failure_of(run) if run.stop_reason == "cancelled" else self._success(task, value)
-        )
+            if isinstance(error, asyncio.CancelledError):
+                # A thread that was left to itself: nothing that it does counts any more.
+                task_context.cancelled = True
+            if run.stop_reason not in ("lease", "cancelled"):
+                await _save_what_is_done(task_context)
+            return self._failure(run, error, callee.rules)
+        if run.stop_reason == "cancelled":
+            return self.failure_of(run)
+        return self._success(task, value, task_context.warnings)
 
     def failure_of(self, run: Run) -> Outcome:
         """What a run comes to that was told to stop and never began, or does not end."""
         return self._failure(run, asyncio.CancelledError())
+
+    def success_of(self, task: Task, task_context: TaskContext) -> Succeeded:
+        """The success that a transaction of the task is to record.
+
+        Raises `PermanentError` when its result cannot be kept.
+        """
+        outcome = self._success(task, task_context.result, task_context.warnings)
+        if isinstance(outcome, Succeeded):
+            return outcome
+        assert isinstance(outcome, Failed)
+        raise PermanentError(outcome.error.message, error_type=outcome.error.error_type)
 
     def _find(self, func_path: str) -> Callee:
         func = self._functions.resolve(func_path)
@@ -139,13 +164,16 @@ class Execution:
                 value = callee.func(*args, **task.kwargs)
             case "thread":
                 func = _driven(callee.func) if callee.is_chosen else callee.func
-                value = await self._threads.call(task_context, func, args, task.kwargs)
+                value = await self._threads.call(
+                    partial(func, *args, **task.kwargs),
+                    explain=lambda error: self._explain(task, error, callee.rules),
+                )
             case "process":
                 return await self._processes.call(task, task_context)
         # A plain function may hand back a coroutine; it belongs on the loop.
         return await value if inspect.isawaitable(value) else value
 
-    def _success(self, task: Task, value: Any) -> Outcome:
+    def _success(self, task: Task, value: Any, warnings: tuple[str, ...]) -> Outcome:
         now = self._clock.now()
         result = TaskResult(
             task_id=task.id,
@@ -154,6 +182,7 @@ class Execution:
             attempts=task.attempts + 1,
             started_at=task.started_at,
             finished_at=now,
+            warnings=warnings,
         )
         try:
             encoded = self._serializer.encode_result(result)
@@ -168,14 +197,16 @@ class Execution:
             return Failed(task.id, task.token, self._record_of(error), "unschedulable")
         return Succeeded(task.id, task.token, result, again, encoded)
 
-    def _failure(self, run: Run, error: BaseException) -> Outcome:
+    def _failure(
+        self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...] = ()
+    ) -> Outcome:
         try:
-            return self._judge(run, as_raised(error))
+            return self._judge(run, as_raised(error), rules)
         except Exception as broken:
             # The exception is the user's own class, and its attributes may be anything.
             return self._retry_or_fail(run.task, self._record_of(broken), None)
 
-    def _judge(self, run: Run, error: BaseException) -> Outcome:
+    def _judge(self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...]) -> Outcome:
         task = run.task
         match run.stop_reason:
             case "cancelled":
@@ -183,7 +214,7 @@ class Execution:
             case "shutdown" | "lease":
                 return Released(task.id, task.token)
             case "timeout":
-                return self._retry_or_fail(task, self._timed_out(run), None)
+                return self._retry_or_fail(task, self._timed_out(run, error), None)
             case None:
                 pass
         match error:
@@ -192,15 +223,22 @@ class Execution:
             case Signal():
                 return self._signalled(task, error)
             case _:
-                return self._retry_or_fail(task, self._record_of(error), None)
+                return self._retry_or_fail(task, self._explain(task, error, rules), None)
 
-    def _timed_out(self, run: Run) -> TaskError:
+    def _timed_out(self, run: Run, error: BaseException) -> TaskError:
         took = self._clock.monotonic() - run.started
-        return TaskError(
+        record = TaskError(
             f"the task was stopped after {took:.3g} s",
             error_type="TaskTimeout",
             timestamp=self._clock.now(),
         )
+        step = step_of(error, (run.task.id, run.task.token))
+        if step is None and run.context is not None:
+            # A thread that goes on.
+            step = run.context.step_under_way()
+        if step is not None:
+            step.tell(record)
+        return record
 
     def _without_function(self, task: Task, error: FunctionNotFound) -> Outcome:
         if error.elsewhere and task.releases < MAX_UNKNOWN_RELEASES:
@@ -231,8 +269,21 @@ class Execution:
         later = self._clock.now() + timedelta(seconds=delay)
         return Retried(task.id, task.token, error, later)
 
+    def _explain(
+        self, task: Task, error: BaseException, rules: tuple[ErrorRules, ...]
+    ) -> TaskError:
+        claim = (task.id, task.token)
+        return explain(error, (*rules, *self._rules), self._clock.now(), claim)
+
     def _record_of(self, error: BaseException) -> TaskError:
         return TaskError.from_exception(error, timestamp=self._clock.now())
+
+
+async def _save_what_is_done(task_context: TaskContext) -> None:
+    """Keep how far the run came, as far as that is possible: the next one goes on from there."""
+    # A second cancellation too: the outcome must be decided now.
+    with suppress(Exception, asyncio.CancelledError):
+        await task_context.flush()
 
 
 def _next_run(task: Task, now: datetime) -> datetime | None:

@@ -17,21 +17,25 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from omniq.classify import ErrorRules
 from omniq.clock import Clock
 from omniq.context import TaskContext
-from omniq.errors import SerializationError
+from omniq.errors import OmniqError, SerializationError, StaleClaim
 from omniq.models import Task, TaskError
 from omniq.running.crossing import (
     HEADER,
     SLACK,
+    Answer,
     Order,
     Reply,
+    RuleBook,
     Unserialisable,
     Welcome,
     decode_reply,
 )
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
+from omniq.steps import recoded
 
 # What a child needs it is told over its socket; what a task must not see is not in its environment.
 _SECRETS = ("OMNIQ_SIGNING_KEY", "OMNIQ_URL")
@@ -60,6 +64,8 @@ class ProcessSlots:
         serializer: Serializer,
         allow: list[str] | None,
         clock: Clock,
+        *,
+        errors: ErrorRules | None = None,
     ) -> None:
         self._clock = clock
         self._idle: list[_Child] = []
@@ -72,7 +78,10 @@ class ProcessSlots:
             max_payload=settings.max_payload,
             # Of this pool alone: the key of the store is nothing that a task should have.
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,
+            rules=None if errors is None else RuleBook.of(errors),
         )
+        # Pickles are signed with another key here than in the store.
+        self._store_codec = serializer if pickles else None
         self._codec = welcome.codec()
         self._welcome = encode_internal(welcome)
         self._longest = settings.max_payload + SLACK
@@ -91,7 +100,9 @@ class ProcessSlots:
             raise Unserialisable(reply.unserialisable)
         if reply.error is not None:
             raise reply.error
-        return self._codec.decode_result(reply.result or b"").result
+        result = self._codec.decode_result(reply.result or b"")
+        task_context.warnings = result.warnings
+        return result.result
 
     async def close(self) -> None:
         """End all children, those that run something included, and wait until they are gone."""
@@ -114,8 +125,8 @@ class ProcessSlots:
                     child.is_welcomed = True
                 await child.send(order)
                 reply = await self._first_of(child)
-                while not _is_final(reply):
-                    _pass_on(reply, task_context)
+                while not reply.is_final:
+                    await self._attend(reply, child, task_context)
                     reply = await child.receive(self._longest)
             except (OSError, EOFError, SerializationError):
                 died = await self._drop(child)
@@ -128,6 +139,35 @@ class ProcessSlots:
                 self._idle.append(child)
                 return reply
         raise _died(died)
+
+    async def _attend(self, reply: Reply, child: _Child, task_context: TaskContext) -> None:
+        """Do what the child asks for while it runs."""
+        progress = reply.progress
+        if progress is not None and progress.task_id == task_context.task_id:
+            task_context.progress(progress.fraction, progress.message)
+        if reply.skipped is not None:
+            task_context.tell_skipped(reply.skipped.step, reply.skipped.error)
+        if reply.ask is not None:
+            answer = await self._answer(reply.ask.checkpoint, task_context)
+            await child.send(encode_internal(answer))
+
+    async def _answer(self, checkpoint: bytes | None, task_context: TaskContext) -> Answer:
+        task_id, store = task_context.task_id, self._store_codec
+        try:
+            if checkpoint is None:
+                found = await task_context.load_checkpoint()
+                if found is not None and store is not None:
+                    found = recoded(found, task_id, store, self._codec)
+                return Answer(checkpoint=found)
+            if store is not None:
+                checkpoint = recoded(checkpoint, task_id, self._codec, store)
+            await task_context.save_checkpoint(checkpoint)
+            return Answer()
+        except StaleClaim:
+            return Answer(is_stale=True)
+        except OmniqError as error:
+            is_unfit = isinstance(error, SerializationError)
+            return Answer(error=str(error), is_unfit=is_unfit)
 
     async def _first_of(self, child: _Child) -> Reply:
         """The child's word that it begins. What earlier calls left in the socket is dropped."""
@@ -244,16 +284,6 @@ def _spawn(life: int, sock: int) -> subprocess.Popen[bytes]:
         # worker's terminal is the worker's.
         start_new_session=True,
     )
-
-
-def _is_final(reply: Reply) -> bool:
-    return not reply.has_begun and reply.progress is None
-
-
-def _pass_on(reply: Reply, task_context: TaskContext) -> None:
-    progress = reply.progress
-    if progress is not None and progress.task_id == task_context.task_id:
-        task_context.progress(progress.fraction, progress.message)
 
 
 def _died(code: int) -> TaskError:

@@ -12,9 +12,9 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from omniq.context import TaskContext
 from omniq.models import TaskError
 from omniq.running.callee import as_raised
 from omniq.signals import Signal
@@ -26,10 +26,13 @@ _Ending = tuple[bool, Any]
 class _Job:
     """A call on its way through a thread. `ending` and `abandoned` change under the slots' lock."""
 
-    __slots__ = ("abandoned", "call", "ending", "future", "loop")
+    __slots__ = ("abandoned", "call", "ending", "explain", "future", "loop")
 
-    def __init__(self, call: Callable[[], Any]) -> None:
+    def __init__(
+        self, call: Callable[[], Any], explain: Callable[[BaseException], BaseException]
+    ) -> None:
         self.call: Callable[[], Any] | None = call
+        self.explain = explain
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[_Ending] = self.loop.create_future()
         self.ending: _Ending | None = None
@@ -52,26 +55,21 @@ class ThreadSlots:
         """Threads that still run a call that was given up."""
 
     async def call(
-        self,
-        task_context: TaskContext,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, call: Callable[[], Any], *, explain: Callable[[BaseException], BaseException]
     ) -> Any:
-        """Call the function in a thread, with the context variables that are set here.
+        """Make the call in a thread, with the context variables that are set here.
 
-        Raises a `Signal` as it was raised and any other exception as its record, a `TaskError`.
-        When cancelled, the thread is left to itself; a call that has just returned counts.
+        Raises a `Signal` as it was raised, and in place of any other exception what `explain` makes
+        of it, in the thread. When cancelled, the thread is left to itself; a call that has just
+        returned counts.
         """
-        context = contextvars.copy_context()
-        job = _Job(lambda: context.run(func, *args, **kwargs))
+        job = _Job(partial(contextvars.copy_context().run, call), explain)
         self._hand_over(job)
         try:
             succeeded, value = await job.future
         except asyncio.CancelledError:
             ending = self._abandon(job)
             if ending is None:
-                task_context.cancelled = True
                 self._on_change()
                 raise
             succeeded, value = ending
@@ -137,9 +135,13 @@ def _end_of(job: _Job) -> _Ending:
     except Signal as raised:
         return False, raised.with_traceback(None)
     except BaseException as error:
-        # As data, and made here: the exception's own methods are the user's code and may block,
-        # its traceback keeps every local alive, and StopIteration cannot pass through a future.
-        return False, TaskError.from_exception(as_raised(error))
+        # Explained here: the exception's own methods are the user's code and may block. What is
+        # made of a task's last one is data, since its traceback would keep every local alive.
+        try:
+            return False, job.explain(as_raised(error))
+        except BaseException as broken:
+            # Whoever awaits the call must hear of it, whatever the exception does.
+            return False, TaskError.from_exception(broken)
 
 
 def _deliver(future: asyncio.Future[_Ending], ending: _Ending) -> None:

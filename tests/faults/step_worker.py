@@ -1,0 +1,71 @@
+"""Workers for a task in five steps, forked one after the other so that each is there at once.
+
+    python -m tests.faults.step_worker URL LEASE
+
+For each name of a queue on its standard input it starts a worker for that queue, as a process of
+its own, and says its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+from omniq import AsyncTaskQueue, Settings, TaskContext, task
+from omniq.storage import open_storage
+
+STEPS = 5
+POLL = 0.05
+_LONGEST_PAUSE = 0.05
+
+
+@task(max_retries=0)
+async def five_steps(ctx: TaskContext, folder: str) -> list[int]:
+    return [
+        await ctx.step(f"step {number}", effect, folder, ctx.task_id, ctx.fencing_token, number)
+        for number in range(1, STEPS + 1)
+    ]
+
+
+async def effect(folder: str, task_id: str, token: int, number: int) -> int:
+    """Have the step's effect at some instant of it."""
+    await asyncio.sleep(random.random() * _LONGEST_PAUSE)
+    write_down(Path(folder, task_id), f"{token} {number}\n")
+    await asyncio.sleep(random.random() * _LONGEST_PAUSE)
+    return number
+
+
+def write_down(path: Path, line: str) -> None:
+    with open(path, "ab", buffering=0) as effects:
+        effects.write(line.encode())
+
+
+async def serve(url: str, lease: float, queue_name: str) -> None:
+    # However often it takes its worker with it: here that is nobody's fault.
+    settings = Settings(max_crashes=10_000)
+    async with (
+        AsyncTaskQueue(url, settings=settings) as queue,
+        queue.worker(queues=[queue_name], lease=lease, poll_interval=POLL),
+    ):
+        await asyncio.Event().wait()
+
+
+def main(url: str, lease: float) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Imports the driver, here and not in each worker.
+    open_storage(url)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            random.seed()
+            asyncio.run(serve(url, lease, line.strip()))
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,187 @@
+"""A task in five steps, killed at random instants: finished steps stay finished (I16)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from omniq import AsyncTaskQueue, TaskStatus
+from tests.faults.places import SHARED, url_of
+from tests.faults.step_worker import STEPS, five_steps
+
+LEASE = 0.6
+LANES = 4
+LATEST_KILL = 0.3
+"""Seconds from a claim; about as long as a run of the task takes."""
+
+Effects = list[tuple[int, int]]
+"""What a task has written down: under which claim, and which step."""
+
+
+class Nursery:
+    """Starts workers, one for each lane, and kills them."""
+
+    def __init__(self, url: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.step_worker", url, str(LEASE)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._asking = asyncio.Lock()
+        self._alive: set[int] = set()
+
+    async def start(self, queue: str) -> int:
+        async with self._asking:
+            pid = await asyncio.to_thread(self._ask, queue)
+        self._alive.add(pid)
+        return pid
+
+    def kill(self, pid: int) -> None:
+        self._alive.discard(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for pid in list(self._alive):
+            with suppress(ProcessLookupError):
+                self.kill(pid)
+        self._process.communicate()
+
+    def _ask(self, queue: str) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{queue}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture
+async def nursery(url: str) -> AsyncIterator[Nursery]:
+    nursery = Nursery(url)
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(params=SHARED)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return url_of(request.param, tmp_path, request)
+
+
+class Lane:
+    """A queue of its own, with one worker that is killed again and again."""
+
+    def __init__(self, number: int, queue: AsyncTaskQueue, nursery: Nursery, folder: Path) -> None:
+        self._name = f"lane{number}"
+        self._queue = queue
+        self._nursery = nursery
+        self._folder = folder
+        self.task_ids: list[str] = []
+        self.lost_claims = 0
+
+    async def kill(self, times: int) -> None:
+        """Kill the worker that often while it runs a task; then let another finish the work."""
+        crashes = 0
+        while crashes < times:
+            claims = await self._have_work()
+            worker = await self._nursery.start(self._name)
+            await self._claimed(claims)
+            await asyncio.sleep(random.uniform(0, LATEST_KILL))
+            self._nursery.kill(worker)
+            crashes += not await self._has_ended()
+        await self._nursery.start(self._name)
+        for task_id in self.task_ids:
+            result = await self._queue.get_result(task_id, timeout=60)
+            task = await self._queue.get_task(task_id)
+            assert task is not None
+            assert result is not None
+            self.lost_claims += task.token - 1
+            assert (result.status, result.result) == (
+                TaskStatus.SUCCESS,
+                list(range(1, STEPS + 1)),
+            )
+
+    async def _have_work(self) -> int:
+        """See to it that there is a task; how often it has been claimed."""
+        task = await self._queue.get_task(self.task_ids[-1]) if self.task_ids else None
+        if task is not None and not task.status.is_final:
+            return task.token
+        enqueuer = self._queue.options(queue=self._name)
+        handle = await enqueuer.enqueue(five_steps, str(self._folder))
+        self.task_ids.append(handle.id)
+        return 0
+
+    async def _has_ended(self) -> bool:
+        task = await self._queue.get_task(self.task_ids[-1])
+        return task is not None and task.status.is_final
+
+    async def _claimed(self, before: int) -> None:
+        while True:
+            task = await self._queue.get_task(self.task_ids[-1])
+            assert task is not None
+            if task.token > before:
+                return
+            await asyncio.sleep(0.005)
+
+    def effects(self) -> list[Effects]:
+        lines = [(self._folder / task_id).read_text().splitlines() for task_id in self.task_ids]
+        return [[(int(line.split()[0]), int(line.split()[1])) for line in task] for task in lines]
+
+
+async def kill_and_check(url: str, nursery: Nursery, folder: Path, kills: int) -> None:
+    effects_folder = folder / "effects"
+    effects_folder.mkdir()
+    async with AsyncTaskQueue(url) as queue:
+        lanes = [Lane(number, queue, nursery, effects_folder) for number in range(LANES)]
+        await asyncio.gather(*(lane.kill(kills // LANES) for lane in lanes))
+    for lane in lanes:
+        for effects in lane.effects():
+            check(effects)
+
+    assert sum(lane.lost_claims for lane in lanes) >= kills
+
+
+def check(effects: Effects) -> None:
+    """Whether the steps were done as they should be."""
+    claims = {token for token, _ in effects}
+    steps = [step for _, step in effects]
+
+    assert len(set(effects)) == len(effects), f"a step was done twice in one run: {effects}"
+    assert steps == sorted(steps), f"a finished step was done again: {effects}"
+    assert set(steps) == set(range(1, STEPS + 1)), f"a step was left out: {effects}"
+    # Only what a crash has cut off is repeated, and that is one step.
+    assert len(steps) - STEPS <= len(claims) - 1, f"more was repeated than crashed: {effects}"
+
+
+@pytest.mark.timeout(60)
+async def test_a_step_is_repeated_at_most_once_for_each_crash(url, nursery, tmp_path):
+    await kill_and_check(url, nursery, tmp_path, kills=12)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+async def test_a_step_is_repeated_at_most_once_for_each_of_200_crashes(url, nursery, tmp_path):
+    await kill_and_check(url, nursery, tmp_path, kills=200)
+
+
+def test_the_check_sees_what_it_should_see():
+    fine = [(1, 1), (1, 2), (2, 2), (2, 3), (3, 4), (3, 5)]
+
+    check(fine)
+    for wrong in (
+        [*fine, (4, 5), (4, 1)],
+        [*fine, (3, 5)],
+        fine[:-1],
+        [(1, 1), (1, 2), (2, 1), *fine[2:]],
+    ):
+        with pytest.raises(AssertionError):
+            check(wrong)

@@ -1,0 +1,91 @@
+"""Rules for errors: of a task, of a worker, of the whole application; in every place alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omniq import AsyncTaskQueue, ErrorCategory, ErrorRules, InvalidTask, Settings, TaskResult
+from omniq.errors import SettingsError
+from omniq.storage.memory import MemoryStorage
+from tests.worker import step_tasks as tasks
+from tests.worker.step_tasks import effects, plan_failures
+
+pytestmark = pytest.mark.timeout(30)
+
+PLAIN = [tasks.fail_with, tasks.fail_with_in_thread, tasks.fail_with_in_process]
+OWN = [
+    tasks.fail_by_own_rules,
+    tasks.fail_by_own_rules_in_thread,
+    tasks.fail_by_own_rules_in_process,
+]
+
+
+async def run(queue: AsyncTaskQueue, func: Any, *args: Any, **worker: Any) -> TaskResult:
+    handle = await queue.options(max_retries=1).enqueue(func, *args)
+    async with queue.worker(base_retry_delay=0.001, poll_interval=0.05, **worker):
+        result = await queue.get_result(handle.id, timeout=20)
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("func", OWN)
+async def test_a_task_may_say_which_errors_are_permanent(memory_queue, tmp_path, func):
+    refused = await run(memory_queue, func, str(tmp_path), "Refused")
+    busy = await run(memory_queue, func, str(tmp_path), "Busy")
+    other = await run(memory_queue, func, str(tmp_path), "ValueError")
+
+    assert (refused.reason, refused.attempts) == ("permanent", 1)
+    assert (busy.reason, busy.attempts) == ("exhausted", 2)
+    assert (other.reason, other.attempts) == ("exhausted", 2)
+    assert refused.error is not None
+    assert refused.error.category is ErrorCategory.PERMANENT
+
+
+@pytest.mark.parametrize("func", PLAIN)
+async def test_a_worker_may_retry_only_what_is_transient(memory_queue, tmp_path, func):
+    rules = {"errors": tasks.WORKER_RULES}
+    refused = await run(memory_queue, func, str(tmp_path), "Refused", **rules)
+    other = await run(memory_queue, func, str(tmp_path), "ValueError", **rules)
+    transient = await run(memory_queue, func, str(tmp_path), "TransientError", **rules)
+
+    assert (refused.reason, refused.attempts) == ("permanent", 1)
+    assert (other.reason, other.attempts) == ("permanent", 1)
+    assert (transient.reason, transient.attempts) == ("exhausted", 2)
+
+
+async def test_the_rules_of_a_task_come_before_those_of_its_worker(memory_queue, tmp_path):
+    result = await run(
+        memory_queue, tasks.fail_against_the_worker, str(tmp_path), errors=tasks.WORKER_RULES
+    )
+
+    assert (result.reason, result.attempts) == ("exhausted", 2)
+
+
+async def test_a_setting_gives_rules_to_the_whole_application(tmp_path):
+    settings = Settings(errors="tests.worker.step_tasks.WORKER_RULES")
+    async with AsyncTaskQueue(MemoryStorage(settings=settings)) as queue:
+        result = await run(queue, tasks.fail_with, str(tmp_path), "ValueError")
+
+    assert (result.reason, result.attempts) == ("permanent", 1)
+
+
+async def test_a_rule_decides_about_a_step_as_well(memory_queue, tmp_path):
+    plan_failures(tmp_path, "index", kind="Refused")
+    result = await run(memory_queue, tasks.publish_async, str(tmp_path), errors=tasks.WORKER_RULES)
+
+    assert result.error is not None
+    assert (result.reason, result.error.category) == ("permanent", ErrorCategory.PERMANENT)
+    assert (result.error.failed_step, effects(tmp_path)) == ("index", ["update", "index"])
+
+
+async def test_rules_that_cannot_work_are_refused_at_the_start(memory_queue):
+    with pytest.raises(InvalidTask, match="expected ErrorRules"):
+        memory_queue.worker(errors=ValueError)
+    with pytest.raises(InvalidTask, match="must be of a module"):
+        await memory_queue.worker(errors=ErrorRules(transient=(lambda error: True,))).start()
+    settings = Settings(errors="tests.worker.step_tasks.no_such_rules")
+    async with AsyncTaskQueue(MemoryStorage(settings=settings)) as queue:
+        with pytest.raises(SettingsError, match="there are no such rules"):
+            queue.worker()
