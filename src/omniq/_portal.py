@@ -7,6 +7,7 @@ any thread, also from one that runs an event loop itself.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import weakref
@@ -14,10 +15,10 @@ from collections.abc import Coroutine
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from omniq._loops import run_to_the_end
-from omniq.errors import StorageClosed, StorageError
+from omniq.errors import InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")
 
@@ -96,6 +97,34 @@ class Portal:
                 )
             # Under the lock, so that every call reaches the loop before `close` stops it.
             self._loop_thread.start(call)
+
+
+def run_here(coroutine: Coroutine[Any, Any, _T], connection: object) -> _T:
+    """Run what uses that connection in this thread, and without an event loop.
+
+    Only what never suspends can be run so. Raises `InvalidTask` when the connection is for async
+    code.
+    """
+    if not is_async(type(connection)):
+        try:
+            coroutine.send(None)
+        except StopIteration as returned:
+            return cast(_T, returned.value)
+    coroutine.close()
+    raise InvalidTask(
+        f"connection: {type(connection).__module__}.{type(connection).__qualname__} is for async "
+        "code; use AsyncTaskQueue with it, or give TaskQueue a blocking connection"
+    )
+
+
+def is_async(connection: type) -> bool:
+    """Whether connections of that class are to be awaited."""
+    methods = (getattr(connection, name, None) for name in ("execute", "commit", "close"))
+    return any(
+        inspect.iscoroutinefunction(inspect.unwrap(method))
+        for method in methods
+        if callable(method)
+    )
 
 
 class _LoopThread:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -18,7 +20,57 @@ from omniq.testing.contract import (
 )
 
 
+class NoteBook:
+    """A user's own connection to the database, and the notes they keep in it."""
+
+    def __init__(self, path):
+        self.path = path
+        self.connection = sqlite3.connect(path)
+        self.connection.execute("CREATE TABLE notes (note TEXT)")
+        self.others = []
+
+    async def begin(self):
+        assert not self.connection.in_transaction
+
+    async def commit(self):
+        self.connection.commit()
+
+    async def roll_back(self):
+        self.connection.rollback()
+
+    async def write(self, note, connection=None):
+        self.write_blocking(note, connection or self.connection)
+
+    def write_blocking(self, note, connection):
+        connection.execute("INSERT INTO notes VALUES (?)", (note,))
+
+    async def notes(self):
+        with closing(sqlite3.connect(self.path)) as reader:
+            return [note for (note,) in reader.execute("SELECT note FROM notes ORDER BY note")]
+
+    async def in_autocommit(self):
+        return self.connect(self.path, isolation_level=None)
+
+    async def elsewhere(self):
+        connection = self.connect(":memory:")
+        connection.execute("BEGIN")
+        return connection
+
+    def connect(self, path, **options):
+        self.others.append(sqlite3.connect(path, **options))
+        return self.others[-1]
+
+    def close(self):
+        for connection in (self.connection, *self.others):
+            connection.close()
+
+
 class TestSQLite(StorageContract):
+    @pytest.fixture
+    async def user_connection(self, storage, tmp_path):
+        with closing(NoteBook(tmp_path / "tasks.db")) as notebook:
+            yield notebook
+
     @pytest.fixture
     async def open_another(self, clock, tmp_path):
         def make(settings=None, **options):

@@ -7,15 +7,21 @@ import contextvars
 import gc
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import weakref
 
+import aiosqlite
+import asyncpg
+import psycopg
 import pytest
+import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
 
-from omniq._portal import Portal
-from omniq.errors import StorageClosed, StorageError
+from omniq._portal import Portal, is_async, run_here
+from omniq.errors import InvalidTask, StorageClosed, StorageError
 
 # From 3.12 on Python warns of forking with threads, which is just what these tests are about.
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -278,3 +284,38 @@ def test_the_interpreter_ends_although_a_coroutine_never_does():
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (asyncpg.Connection, True),
+        (asyncpg.pool.PoolConnectionProxy, True),
+        (psycopg.AsyncConnection, True),
+        (aiosqlite.Connection, True),
+        (sqlalchemy.ext.asyncio.AsyncConnection, True),
+        (sqlalchemy.ext.asyncio.AsyncSession, True),
+        (sqlite3.Connection, False),
+        (psycopg.Connection, False),
+        (sqlalchemy.Connection, False),
+        (sqlalchemy.orm.Session, False),
+        (object, False),
+    ],
+)
+def test_connections_for_async_code_are_known_by_their_class(kind, expected):
+    assert is_async(kind) is expected
+
+
+def test_what_never_suspends_runs_in_the_calling_thread():
+    async def name() -> str:
+        return threading.current_thread().name
+
+    assert run_here(name(), object()) == threading.current_thread().name
+
+
+def test_what_suspends_cannot_be_run_in_the_calling_thread():
+    async def wait() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(InvalidTask, match="is for async code; use AsyncTaskQueue"):
+        run_here(wait(), object())

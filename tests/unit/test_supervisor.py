@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MODULE = worker_tasks.__name__
 ADD, HOLD, STUBBORN = f"{MODULE}.add", f"{MODULE}.hold", f"{MODULE}.stubborn"
+LOOP_KIND = f"{MODULE}.loop_kind"
 
 
 class AwayServer(FaultyStorage):
@@ -295,17 +296,14 @@ def test_a_stop_that_the_storage_never_hears_of_is_an_error():
 # The event loop
 
 
-def test_uvloop_is_used_when_it_is_installed(tmp_path, monkeypatch, storage):
-    (tmp_path / "uvloop.py").write_text(
-        "import asyncio\nmade = []\n"
-        "def new_event_loop():\n    made.append(asyncio.new_event_loop())\n    return made[-1]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        with Worker(storage, [MODULE]):
-            assert len(sys.modules["uvloop"].made) == 1
-    finally:
-        sys.modules.pop("uvloop", None)
+@pytest.mark.parametrize("library", ["uvloop", "asyncio"])
+def test_uvloop_is_used_when_it_is_installed(monkeypatch, storage, queue, library):
+    if library == "uvloop":
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    with Worker(storage, [MODULE]):
+        assert queue.enqueue(LOOP_KIND).result(timeout=8) == library
 
 
 def test_the_settings_are_what_is_not_said(storage):

@@ -38,6 +38,11 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
+async def loop_kind() -> str:
+    """The library whose event loop tasks run on."""
+    return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+
 @task
 def hold() -> str:
     with gate as mine:

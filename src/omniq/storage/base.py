@@ -66,6 +66,9 @@ class BaseStorage(Keeping):
     lease, and it remembers the claims it made.
     """
 
+    _longest_pause = 0.1
+    """Seconds between two looks for a result, at most. Longer where its end is pushed."""
+
     def __init__(
         self,
         *,
@@ -274,6 +277,8 @@ class BaseStorage(Keeping):
         R9. Recording what finished and claiming anew is as if one were called after the other.
         """
         self._check_open()
+        if self._completed and any(map(self._is_completed, outcomes)):
+            return await self._beside_completed(outcomes, limit, now, queues, claim_id)
         if claim_id is not None and not outcomes:
             known = await self._claimed_as(claim_id)
             if known:
@@ -389,13 +394,21 @@ class BaseStorage(Keeping):
         """
         self._check_transactions()
         check_id(task_id)
-        async with self._transaction(
-            self.owner, task_id, lambda: self._entry(success()), blocking=blocking
-        ) as connection:
+        entries: list[Entry] = []
+
+        def entry() -> Entry:
+            entries.append(self._entry(success()))
+            hit("transaction.before")
+            return entries[-1]
+
+        async with self._transaction(self.owner, task_id, entry, blocking=blocking) as connection:
             yield connection
+        hit("transaction.after")
         if self.claims.get(task_id) == token:
             self._completed[task_id] = token
         self._hints.results((task_id,))
+        if _runs_again(entries[-1].outcome):
+            self._hints.work()
 
     # Cancel
 
@@ -523,7 +536,7 @@ class BaseStorage(Keeping):
                     return None
                 patience = pause if remaining is None else min(pause, remaining)
                 await self._clock.wait(ended, patience)
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
+            pause = min(pause * 1.5, self._longest_pause)
 
     # What a backend implements
 
@@ -698,7 +711,7 @@ class BaseStorage(Keeping):
         undecodable: list[Outcome] = []
         for row in rows:
             try:
-                task = task_of(row, self._serializer.decode_task(row.body))
+                task = task_of(row, self._decoded(row))
             except SerializationError as error:
                 record = TaskError.from_exception(error, timestamp=self._clock.now())
                 undecodable.append(Failed(row.id, row.token, record, "undecodable"))
@@ -716,14 +729,44 @@ class BaseStorage(Keeping):
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
             if was_recorded and isinstance(outcome, Retried) and outcome.eta is None:
                 continue
-            held = self._claims().get(outcome.task_id)
-            if held is not None and held.token == outcome.token:
-                del self._held[outcome.task_id]
-                del self._claim_ids[outcome.task_id]
+            self._drop_claim(outcome)
         if outcomes:
             self._hints.results(outcome.task_id for outcome in outcomes)
             if any(map(_runs_again, outcomes)):
                 self._hints.work()
+
+    def _drop_claim(self, outcome: Outcome) -> None:
+        held = self._claims().get(outcome.task_id)
+        if held is not None and held.token == outcome.token:
+            del self._held[outcome.task_id]
+            del self._claim_ids[outcome.task_id]
+
+    def _is_completed(self, outcome: Outcome) -> bool:
+        self._claims()
+        return self._completed.get(outcome.task_id) == outcome.token
+
+    async def _beside_completed(
+        self,
+        outcomes: Sequence[Outcome],
+        limit: int,
+        now: datetime | None,
+        queues: Sequence[str] | None,
+        claim_id: str | None,
+    ) -> tuple[list[bool], list[Task]]:
+        """`record_and_reserve`, when transactions have recorded some of the claims' ends already."""
+        completed = [self._is_completed(outcome) for outcome in outcomes]
+        open_ends = [
+            outcome for outcome, is_done in zip(outcomes, completed, strict=True) if not is_done
+        ]
+        recorded, claimed = await self.record_and_reserve(
+            open_ends, limit, now, queues=queues, claim_id=claim_id
+        )
+        answers = iter(recorded)
+        for outcome, is_done in zip(outcomes, completed, strict=True):
+            if is_done and self._is_completed(outcome):
+                del self._completed[outcome.task_id]
+                self._drop_claim(outcome)
+        return [is_done or next(answers) for is_done in completed], claimed
 
     def _claim_on(self, task_id: str) -> Task:
         self._check_open()
@@ -740,7 +783,6 @@ class BaseStorage(Keeping):
 
 
 _FIRST_PAUSE = 0.002
-_LONGEST_PAUSE = 0.1
 
 
 def _runs_again(outcome: Outcome) -> bool:

@@ -8,13 +8,14 @@ other. Leases live in a second file (`_sqlite.leases`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.errors import LeaseLost, StorageError
+from omniq.errors import LeaseLost, StaleClaim, StorageError
 from omniq.failpoints import hit
 from omniq.models import (
     DeadLetter,
@@ -23,17 +24,19 @@ from omniq.models import (
     Schedule,
     WorkerInfo,
 )
-from omniq.serialization import Serializer, encode_internal
+from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import _rows
 from omniq.storage._gates import GateState
 from omniq.storage._rows import FinishedRow, Row
+from omniq.storage._sqlite import attached, leases, reading, recovery, retention, tables
 from omniq.storage._sqlite import enqueue as enqueueing
-from omniq.storage._sqlite import leases, reading, recovery, retention, tables
 from omniq.storage._sqlite.claim import Claimed, claim
 from omniq.storage._sqlite.connection import Connection, Database
+from omniq.storage._sqlite.foreign import enqueue_within
 from omniq.storage._sqlite.lane import Lane, WriteLane
-from omniq.storage._sqlite.ledger import KnownRows, Ledger, attach, is_held, read_gates
+from omniq.storage._sqlite.ledger import KnownRows, Ledger, is_held, read_gates
+from omniq.storage._sqlite.transactions import Transactions
 from omniq.storage._sqlite.watch import Watch
 from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, TaskQuery
@@ -75,6 +78,7 @@ class SQLiteStorage(BaseStorage):
             name="sqlite",
             durability=self._settings.durability,
             reach="machine",
+            transactions=True,
         )
 
     def twin(self) -> SQLiteStorage:
@@ -111,6 +115,7 @@ class SQLiteStorage(BaseStorage):
         self._writer = WriteLane("writer", self._database)
         self._leases = WriteLane("leases", self._lease_database)
         self._reader = Lane("reader", self._database, self._connect_reader)
+        self._transactions = Transactions(self._database)
         try:
             self._database.create()
             self._lease_database.create()
@@ -135,6 +140,9 @@ class SQLiteStorage(BaseStorage):
             self._held.clear()
             self._claim_ids.clear()
             return
+        if self._is_open:
+            # Before anything else is written: whoever is in a transaction keeps all others waiting.
+            await self._transactions.close()
         await super().close()
 
     async def _close(self) -> None:
@@ -168,6 +176,13 @@ class SQLiteStorage(BaseStorage):
     async def _enqueue(self, rows: list[Row]) -> list[str]:
         return await self._write(
             lambda db: enqueueing.enqueue(db, rows, self._clock.micros(), self._max_pending)
+        )
+
+    async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
+        return await enqueue_within(
+            self._database,
+            connection,
+            lambda db: enqueueing.enqueue(db, rows, self._clock.micros(), self._max_pending),
         )
 
     # Record and claim
@@ -206,6 +221,27 @@ class SQLiteStorage(BaseStorage):
             recorded = ledger.record(owner, entries, known)
             ledger.flush()
         return recorded, Claimed() if request is None else claim(ledger, owner, request)
+
+    @asynccontextmanager
+    async def _transaction(
+        self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
+    ) -> AsyncIterator[Connection]:
+        entries: list[Entry] = []
+
+        def record(db: Connection) -> None:
+            token = entries[0].outcome.token
+            if is_held(db, owner, task_id, token) is None:
+                raise StaleClaim(task_id, token)
+            self._take_turn(db, owner, entries, None, {})
+
+        def finish() -> Callable[[Connection], None]:
+            entries.append(success())
+            return record
+
+        lease = self._identity.lease or self._settings.lease
+        async with self._transactions.begin(lease / 3, finish) as connection:
+            yield connection
+        self._known_rows.update(owner, entries, [])
 
     # Leases
 
@@ -261,7 +297,7 @@ class SQLiteStorage(BaseStorage):
     async def _wait_for_work(self, timeout: float) -> None:
         deadline = self._clock.monotonic() + timeout
         seen, pause = self._version_at_claim, _FIRST_PAUSE
-        next_due: int | None = None
+        next_due = self._watch.next_due()
         with self._hints.listen_for_work() as hint:
             while True:
                 version = self._watch.version()
@@ -336,46 +372,20 @@ class SQLiteStorage(BaseStorage):
     async def _save_checkpoint(
         self, owner: str, task_id: str, token: int, checkpoint: bytes
     ) -> bool:
-        def save(db: Connection) -> bool:
-            seq = is_held(db, owner, task_id, token)
-            if seq is None:
-                return False
-            attach(db, [seq])
-            db.execute(
-                "INSERT OR REPLACE INTO omniq_checkpoints VALUES (?, ?, ?)",
-                (task_id, self._clock.micros(), checkpoint),
+        return await self._write(
+            lambda db: attached.save_checkpoint(
+                db, owner, task_id, token, checkpoint, self._clock.micros()
             )
-            return True
-
-        return await self._write(save)
+        )
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         return await self._read(lambda db: reading.read_checkpoint(db, task_id))
 
     async def _purge_checkpoints(self, before: int) -> int:
-        return await self._write(
-            lambda db: (
-                db.execute(
-                    "DELETE FROM omniq_checkpoints WHERE saved_at < ? "
-                    "AND id NOT IN (SELECT id FROM omniq_dead) AND NOT EXISTS (SELECT 1 FROM "
-                    "omniq_tasks AS tasks JOIN omniq_live AS live ON live.seq = tasks.seq "
-                    "WHERE tasks.id = omniq_checkpoints.id)",
-                    (before,),
-                ).rowcount
-            )
-        )
+        return await self._write(lambda db: attached.purge_checkpoints(db, before))
 
     async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
-        def report(db: Connection) -> None:
-            kept = [
-                (seq, encode_internal(each))
-                for each in reports
-                if (seq := is_held(db, owner, each.task_id, each.token)) is not None
-            ]
-            attach(db, [seq for seq, _ in kept])
-            db.executemany("INSERT OR REPLACE INTO omniq_progress VALUES (?, ?)", kept)
-
-        await self._write(report)
+        await self._write(lambda db: attached.report_progress(db, owner, reports))
 
     async def get_progress(self, task_id: str) -> Progress | None:
         return await self._read(lambda db: reading.read_progress(db, task_id))
@@ -384,7 +394,8 @@ class SQLiteStorage(BaseStorage):
 
     async def _put_schedule(self, schedule: Schedule) -> None:
         def put(db: Connection) -> None:
-            version = (reading.read_version(db, schedule.id) or 0) + 1
+            known = reading.read_version(db, schedule.id)
+            version = schedule.version if known is None else known + 1
             reading.write_schedule(db, self._serializer, schedule, version)
 
         await self._write(put)

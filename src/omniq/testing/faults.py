@@ -4,7 +4,8 @@
     faulty.fail("record", when="after")       # the next outcomes are kept, and the reply is lost
     faulty.fail("enqueue", at=3, times=2)     # the third call from now and the one after it
     faulty.delay("reserve", 5.0)              # the next claim takes five seconds on the clock
-    faulty.heal()                             # all is well again
+    faulty.kill()                             # from now on nothing reaches the store: a dead worker
+    faulty.heal()                             # all is well again, but the dead stay dead
 
 A call that fails *before* has changed nothing. One that fails *after* has done everything, and
 only its caller does not know: the case that idempotence is for. `renew` is the heartbeat's.
@@ -12,12 +13,13 @@ only its caller does not know: the case that idempotence is for. `renew` is the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar, get_args
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from omniq.errors import StorageError
+from omniq.errors import StorageError, StorageRefused
 from omniq.models import (
     DeadLetter,
     Progress,
@@ -65,6 +67,7 @@ class _Fault(msgspec.Struct):
     when: When = "before"
     error: Exception | None = None
     seconds: float = 0.0
+    act: Callable[[FaultyStorage], Awaitable[object]] | None = None
     seen: int = 0
 
     def is_due(self, verbs: Sequence[Verb]) -> bool:
@@ -107,6 +110,7 @@ class FaultyStorage(BaseStorage):
         # The same owner: a backend may look at its own identity to know a first renewal.
         self._identity = inner._identity
         self._plan = _Plan()
+        self._killed_as: list[str] = []
 
     def fail(
         self,
@@ -124,9 +128,30 @@ class FaultyStorage(BaseStorage):
         """Let the `at`-th call from now take that long on the storage's clock before it begins."""
         self._plan.faults.append(_Fault(verbs, *_span(at, times), seconds=seconds))
 
+    def before(
+        self, *verbs: Verb, act: Callable[[FaultyStorage], Awaitable[object]], at: int = 1
+    ) -> None:
+        """Have `act` happen before the `at`-th call from now, given the storage that is called."""
+        self._plan.faults.append(_Fault(verbs, *_span(at, 1), act=act))
+
+    def kill(self) -> None:
+        """Let nothing reach the store from here any more, as if this worker's process had died."""
+        self._killed_as.append(self.owner)
+
+    @property
+    def killed_as(self) -> str | None:
+        """The owner that it was when it was killed."""
+        return self._killed_as[0] if self._killed_as else None
+
     def heal(self) -> None:
-        """Forget all faults that were planned."""
+        """Forget all faults that were planned. The dead stay dead."""
         self._plan.faults.clear()
+
+    def beside(self, inner: BaseStorage) -> FaultyStorage:
+        """Another storage under the same plan of faults: its calls count as well."""
+        other = FaultyStorage(inner)
+        other._plan = self._plan
+        return other
 
     @property
     def calls(self) -> dict[Verb, int]:
@@ -142,6 +167,7 @@ class FaultyStorage(BaseStorage):
         twin._identity = self._identity
         twin._is_twin = True
         twin._plan = self._plan
+        twin._killed_as = self._killed_as
         return twin
 
     async def _do(self, verbs: Sequence[Verb], step: Callable[[], Awaitable[_T]]) -> _T:
@@ -149,14 +175,18 @@ class FaultyStorage(BaseStorage):
         for fault in due:
             if fault.seconds:
                 await self._clock.sleep(fault.seconds)
+            if fault.act is not None:
+                await fault.act(self)
         self._raise_due(due, verbs, "before")
         done = await step()
         self._raise_due(due, verbs, "after")
         return done
 
     def _raise_due(self, due: list[_Fault], verbs: Sequence[Verb], when: When) -> None:
+        if self._killed_as:
+            raise StorageRefused("this worker was killed by its test")
         for fault in due:
-            if fault.when == when and not fault.seconds:
+            if fault.when == when and not fault.seconds and fault.act is None:
                 told = f"{'/'.join(verbs)}: failed on purpose, {when} it was done"
                 raise fault.error or StorageError(told)
 
@@ -174,6 +204,20 @@ class FaultyStorage(BaseStorage):
 
     async def _enqueue(self, rows: list[Row]) -> list[str]:
         return await self._do(("enqueue",), lambda: self._inner._enqueue(rows))
+
+    async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
+        return await self._do(("enqueue",), lambda: self._inner._enqueue_within(connection, rows))
+
+    @asynccontextmanager
+    async def _transaction(
+        self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
+    ) -> AsyncIterator[Any]:
+        due = self._plan.due(("record",))
+        inner = self._inner._transaction(owner, task_id, success, blocking=blocking)
+        async with inner as connection:
+            yield connection
+            self._raise_due(due, ("record",), "before")
+        self._raise_due(due, ("record",), "after")
 
     async def _turn(
         self, owner: str, entries: list[Entry], claim: Claim | None

@@ -12,21 +12,45 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
+from weakref import WeakSet
 
-from omniq.errors import StorageCorrupt, StorageError
+from omniq.errors import InvalidTask, StorageCorrupt, StorageError
 
 Connection = sqlite3.Connection
 DriverError = sqlite3.Error
+MisuseError = sqlite3.ProgrammingError
 
 PATIENCE = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 
 SCHEMA_VERSION = 1
 
+NOT_YOURS = (
+    "ctx.transaction(): the transaction is committed when the block is left, and rolled back when "
+    "an exception leaves it; do neither inside"
+)
+
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.004
 _OLDEST = (3, 35, 0)
+_INTERRUPT_PAUSE = 0.005
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound=sqlite3.Connection)
+
+
+class Answer(Protocol):
+    """What a statement gave: its first row, and how many rows it wrote."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
+
+
+class Statements(Protocol):
+    """Whatever runs a statement: a connection of ours, or somebody else's."""
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Answer: ...
 
 
 @cache
@@ -35,6 +59,107 @@ def statement(name: str) -> str:
     source = resources.files("omniq.storage").joinpath(f"sql/sqlite/{name}.sql")
     lines = source.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith("--")).strip()
+
+
+class LentConnection(sqlite3.Connection):
+    """Used by somebody else, within transactions that only the lender, who made it, can end.
+
+    One of them is inside SQLite at a time, and not just for order: it calls back into Python, so
+    that two threads could each hold the lock that the other one waits for.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lender = lender = threading.get_ident()
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+        self.lock = threading.RLock()
+        self.is_over = False
+        """Whether nobody but the lender may use it any more."""
+
+        def authorize(action: int, *_: str | None) -> int:
+            is_denied = action == sqlite3.SQLITE_TRANSACTION and threading.get_ident() != lender
+            return sqlite3.SQLITE_DENY if is_denied else sqlite3.SQLITE_OK
+
+        self.set_authorizer(authorize)
+
+    def cursor(self, *_: Any) -> Any:
+        with self.lock:
+            self.check()
+            cursor = super().cursor(_LentCursor)
+            self._cursors.add(cursor)
+        return cursor
+
+    def execute(self, *args: Any) -> Any:
+        return self.cursor().execute(*args)
+
+    def executemany(self, *args: Any) -> Any:
+        return self.cursor().executemany(*args)
+
+    def executescript(self, *args: Any) -> Any:
+        return self.cursor().executescript(*args)
+
+    def commit(self) -> None:
+        raise InvalidTask(NOT_YOURS)
+
+    def rollback(self) -> None:
+        raise InvalidTask(NOT_YOURS)
+
+    def __exit__(self, kind: object, error: object, trace: object, /) -> Literal[False]:
+        if kind is None:
+            self.commit()
+        return False
+
+    def blobopen(self, *args: Any, **options: Any) -> Any:
+        raise InvalidTask(
+            "ctx.transaction(): this connection opens no blobs; read and write them whole"
+        )
+
+    def check(self) -> None:
+        """Raise `StorageError` for those who may not use it any more."""
+        if self.is_over and threading.get_ident() != self._lender:
+            raise StorageError("ctx.transaction(): the transaction has ended")
+
+    def take_back(self) -> None:
+        """Wait until nobody uses it, and see to that. The caller holds `lock` afterwards."""
+        self.is_over = True
+        while not self.lock.acquire(timeout=_INTERRUPT_PAUSE):
+            # Again and again: one that comes between two statements is without effect.
+            self.interrupt()
+        for cursor in list(self._cursors):
+            # While a statement is left in the middle, all others count as interrupted too.
+            cursor.close()
+
+
+class _LentCursor(sqlite3.Cursor):
+    """Asks for each call whether the connection may be used."""
+
+    def execute(self, *args: Any) -> Any:
+        return self._alone(super().execute, *args)
+
+    def executemany(self, *args: Any) -> Any:
+        return self._alone(super().executemany, *args)
+
+    def executescript(self, *args: Any) -> Any:
+        return self._alone(super().executescript, *args)
+
+    def fetchone(self) -> Any:
+        return self._alone(super().fetchone)
+
+    def fetchmany(self, *args: Any, **options: Any) -> Any:
+        return self._alone(partial(super().fetchmany, *args, **options))
+
+    def fetchall(self) -> Any:
+        return self._alone(super().fetchall)
+
+    def __next__(self) -> Any:
+        return self._alone(super().__next__)
+
+    def _alone(self, call: Callable[..., _T], *args: Any) -> _T:
+        connection = self.connection
+        assert isinstance(connection, LentConnection)
+        with connection.lock:
+            connection.check()
+            return call(*args)
 
 
 class Database:
@@ -81,6 +206,13 @@ class Database:
 
     def connect(self, *, writes: bool, any_thread: bool = False) -> Connection:
         """A connection in autocommit mode that never checkpoints by itself."""
+        return self._connect(Connection, writes=writes, any_thread=any_thread)
+
+    def lend(self) -> LentConnection:
+        """A connection for somebody else, within transactions that the calling thread ends."""
+        return self._connect(LentConnection, writes=True, any_thread=True)
+
+    def _connect(self, kind: type[_C], *, writes: bool, any_thread: bool) -> _C:
         connection = sqlite3.connect(
             self.path,
             # A writer waits by its own rules (`patiently`), which are quicker and fairer.
@@ -88,6 +220,7 @@ class Database:
             isolation_level=None,
             check_same_thread=not any_thread,
             cached_statements=256,
+            factory=kind,
         )
         settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
         settings.append(f"journal_size_limit = {self.wal_limit}" if writes else "query_only = 1")
@@ -135,7 +268,7 @@ class Database:
             try:
                 return operation()
             except sqlite3.OperationalError as error:
-                if not _is_busy(error) or waited >= PATIENCE:
+                if not is_busy(error) or waited >= PATIENCE:
                     raise
             # By chance, so that processes that collided once do not collide again.
             pause = longest * (0.5 + 0.5 * self._random())
@@ -151,6 +284,14 @@ class Database:
         self._check(os.fspath(self.path), self._file)
         if self._wal is not None:
             self._check(self._wal_path, self._wal)
+
+    def is_at(self, path: str) -> bool:
+        """Whether that path leads to this very file, whatever it is called."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._file
 
     def wal_size(self) -> int:
         """How long the write-ahead log is, in bytes. Raises `StorageError` when it was taken away."""
@@ -220,8 +361,15 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
 }
 
 
-def _is_busy(error: sqlite3.OperationalError) -> bool:
-    return (error.sqlite_errorcode & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+def is_busy(error: BaseException) -> bool:
+    """Whether another connection was in the way."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return (code & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether a lent connection would not do what only its lender may."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_AUTH
 
 
 def _pause(seconds: float) -> None:

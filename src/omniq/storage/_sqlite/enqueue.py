@@ -8,19 +8,19 @@ from omniq.errors import DuplicateTask, QueueFull
 from omniq.storage import _rows
 from omniq.storage._rows import Row
 from omniq.storage._sqlite import tables
-from omniq.storage._sqlite.connection import Connection
+from omniq.storage._sqlite.connection import Connection, Statements
 from omniq.storage._sqlite.reading import read_dead_row
 from omniq.storage._sqlite.tables import Stored
 
 
-def enqueue(db: Connection, rows: list[Row], now: int, max_pending: int | None) -> list[str]:
+def enqueue(db: Statements, rows: list[Row], now: int, max_pending: int | None) -> list[str]:
     """Keep the rows, or raise DuplicateTask or QueueFull; the id that now stands for each."""
     if max_pending is None and not any(row.unique for row in rows) and _insert(db, rows, now):
         return [row.id for row in rows]
     return _enqueue_carefully(db, rows, now, max_pending)
 
 
-def _insert(db: Connection, rows: Sequence[Row], now: int) -> bool:
+def _insert(db: Statements, rows: Sequence[Row], now: int) -> bool:
     """Keep rows as they are, in order; False, and nothing is written, when an id is taken."""
     newest = _newest_seq(db)
     for seq, row in enumerate(rows, start=newest + 1):
@@ -32,13 +32,13 @@ def _insert(db: Connection, rows: Sequence[Row], now: int) -> bool:
     return True
 
 
-def _newest_seq(db: Connection) -> int:
+def _newest_seq(db: Statements) -> int:
     newest: int = db.execute("SELECT coalesce(max(seq), 0) FROM omniq_tasks").fetchone()[0]
     return newest
 
 
 def _enqueue_carefully(
-    db: Connection, rows: list[Row], now: int, max_pending: int | None
+    db: Statements, rows: list[Row], now: int, max_pending: int | None
 ) -> list[str]:
     known = _nonces(db, [row.id for row in rows], now)
     holders = _holders(db, [row.unique for row in rows if row.unique])
@@ -62,7 +62,7 @@ def _enqueue_carefully(
     return ids
 
 
-def _nonces(db: Connection, ids: list[str], now: int) -> dict[str, str]:
+def _nonces(db: Statements, ids: list[str], now: int) -> dict[str, str]:
     """The nonces of the records that occupy these ids."""
     found = db.execute(
         "SELECT json_group_array(json_array(tasks.id, tasks.nonce)) FROM json_each(:ids) AS wanted "
@@ -74,7 +74,7 @@ def _nonces(db: Connection, ids: list[str], now: int) -> dict[str, str]:
     return dict(tables.decode_json(found[0]))
 
 
-def _holders(db: Connection, keys: list[str]) -> dict[str | None, str]:
+def _holders(db: Statements, keys: list[str]) -> dict[str | None, str]:
     """The ids of the tasks that hold these unique keys."""
     if not keys:
         return {}
@@ -87,7 +87,7 @@ def _holders(db: Connection, keys: list[str]) -> dict[str | None, str]:
     return dict(tables.decode_json(found[0]))
 
 
-def _forget_expired(db: Connection, ids: list[str]) -> None:
+def _forget_expired(db: Statements, ids: list[str]) -> None:
     """Make way for new tasks: a record past its time does not occupy its id."""
     seqs = tables.read_names(
         db,
@@ -100,7 +100,7 @@ def _forget_expired(db: Connection, ids: list[str]) -> None:
         tables.delete(db, "omniq_tasks", seqs)
 
 
-def check_room(db: Connection, more: int, max_pending: int | None) -> None:
+def check_room(db: Statements, more: int, max_pending: int | None) -> None:
     """Raise QueueFull when that many more could not wait."""
     if max_pending is None or not more:
         return

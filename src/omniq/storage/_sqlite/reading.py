@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from omniq.clock import Clock
+from omniq.errors import SerializationError
 from omniq.models import DeadLetter, Progress, QueueStats, Schedule, TaskStatus, WorkerInfo
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.storage._rows import Row
@@ -176,9 +178,11 @@ def read_schedules(
         "WHERE :id IS NULL OR id = :id ORDER BY id",
         {"id": schedule_id},
     ):
-        yield msgspec.structs.replace(
-            _decode_schedule(schedule), task=serializer.decode_task(task), version=version
-        )
+        # One that cannot be read must not hold up the others; asked for alone, it says so.
+        with suppress(*(() if schedule_id else (SerializationError,))):
+            yield msgspec.structs.replace(
+                _decode_schedule(schedule), task=serializer.decode_task(task), version=version
+            )
 
 
 def write_schedule(

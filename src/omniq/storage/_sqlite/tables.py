@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from omniq.models import Attempt, TaskStatus
-from omniq.serialization import encode_internal, internal_decoder
+from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage._gates import Gate
 from omniq.storage._rows import FinishedRow, Row
-from omniq.storage._sqlite.connection import Connection, statement
+from omniq.storage._sqlite.connection import Connection, Statements, statement
 
 READY, SUSPECT, DELAYED, PARKED, HELD = range(5)
 """Where a live row is: see schema.sql."""
@@ -30,8 +30,8 @@ _LARGEST_WRITE = 256
 
 _STATUSES = {status.value: status for status in TaskStatus}
 decode_json = msgspec.json.Decoder().decode
-_decode_gates = internal_decoder(tuple[Gate, ...])
-_decode_history = internal_decoder(tuple[Attempt, ...])
+_decode_gates = lenient_decoder(tuple[Gate, ...], None)
+_decode_history = lenient_decoder(tuple[Attempt, ...], ())
 
 
 def place_of(row: Row, now: int) -> int:
@@ -109,7 +109,7 @@ def read_rows(db: Connection, sql: str, parameters: dict[str, Any]) -> list[Stor
     return [_row(db, values) for values in decode_json(text)]
 
 
-def read_names(db: Connection, sql: str, parameters: dict[str, Any] | None = None) -> list[Any]:
+def read_names(db: Statements, sql: str, parameters: dict[str, Any] | None = None) -> list[Any]:
     """The JSON array that a statement returns."""
     (text,) = db.execute(sql, parameters or {}).fetchone()
     names: list[Any] = decode_json(text)
@@ -139,6 +139,7 @@ def _row(db: Connection, values: list[Any]) -> Stored:
         history = _fetch_history(db, seq)
     if body is None:
         (body,) = db.execute("SELECT hex(body) FROM omniq_tasks WHERE seq = ?", (seq,)).fetchone()
+    limits = _decode_gates(bytes.fromhex(gates)) if gates else ()
     row = Row(
         id=task_id,
         seq=seq,
@@ -146,7 +147,8 @@ def _row(db: Connection, values: list[Any]) -> Stored:
         queue=queue,
         priority=priority,
         func_path=func_path,
-        body=bytes.fromhex(body),
+        # A task whose limits are unknown must not run: without a body it cannot.
+        body=b"" if limits is None else bytes.fromhex(body),
         due=due,
         visible=visible,
         created_at=created_at,
@@ -163,7 +165,7 @@ def _row(db: Connection, values: list[Any]) -> Stored:
         unique=unique,
         expires=expires,
         result_ttl=ttl,
-        gates=_decode_gates(bytes.fromhex(gates)) if gates else (),
+        gates=limits or (),
         parked=parked,
         history=_decode_history(bytes.fromhex(history)) if history else (),
     )
@@ -192,7 +194,7 @@ class Bulk:
         self._end = f" {suffix}"
         self._statements: dict[int, str] = {}
 
-    def write(self, db: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+    def write(self, db: Statements, rows: Sequence[tuple[Any, ...]]) -> int:
         """Write the rows; how many were written."""
         written = 0
         for size, part in _parts(rows):
@@ -235,7 +237,7 @@ _INSERT_FINISHED = Bulk("omniq_finished", ["seq", *_ENDED, "finished_at", "expir
 _INSERT_DEAD = Bulk("omniq_dead", ["seq", "id", *_ENDED, "last_failure", "reason", "letter"])
 
 
-def insert_tasks(db: Connection, rows: Iterable[Row]) -> int:
+def insert_tasks(db: Statements, rows: Iterable[Row]) -> int:
     """Write the part of new rows that does not change; fewer than given when an id is taken."""
     return _INSERT_TASKS.write(
         db,
@@ -250,7 +252,7 @@ def insert_tasks(db: Connection, rows: Iterable[Row]) -> int:
     )  # fmt: skip
 
 
-def insert_new(db: Connection, rows: Iterable[Row], now: int) -> None:
+def insert_new(db: Statements, rows: Iterable[Row], now: int) -> None:
     """Write the state of rows that have never been claimed."""
     _INSERT_NEW.write(
         db,
@@ -285,7 +287,7 @@ def insert_dead(db: Connection, row: Row, *, last_failure: int, reason: str, let
     _INSERT_DEAD.write(db, [(row.seq, row.id, *_ended(row), last_failure, reason, letter)])
 
 
-def delete(db: Connection, table: str, seqs: Iterable[int]) -> None:
+def delete(db: Statements, table: str, seqs: Iterable[int]) -> None:
     """Delete the lines with these `seq`."""
     db.execute(
         f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))",

@@ -13,7 +13,8 @@ Each test names the promises it checks (`E2`, `C4`, …), which are numbered in 
             async with opener(make) as open_another:
                 yield open_another
 
-The class may add tests and may not replace one. Where backends differ, tests go by `capabilities`.
+The class may add tests and may not replace one. Where backends differ, tests go by `capabilities`;
+one that has transactions gives a second fixture, `user_connection` (see `UserConnection`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from omniq.testing.contract.reading import ReadingContract
 from omniq.testing.contract.record import RecordContract
 from omniq.testing.contract.retention import RetentionContract
 from omniq.testing.contract.schedules import ScheduleContract
+from omniq.testing.contract.transactions import TransactionContract, UserConnection
 from omniq.testing.contract.values import ValueContract
 from omniq.testing.contract.verbs import VerbContract
 from omniq.testing.contract.waiting import WaitingContract
@@ -56,6 +58,7 @@ class StorageContract(
     ScheduleContract,
     GateContract,
     WaitingContract,
+    TransactionContract,
 ):
     """Everything a backend promises."""
 
@@ -78,6 +81,8 @@ __all__ = [
     "ScheduleContract",
     "Slice",
     "StorageContract",
+    "TransactionContract",
+    "UserConnection",
     "ValueContract",
     "VerbContract",
     "WaitingContract",

@@ -1,0 +1,455 @@
+"""Transactions: tasks enqueued inside a user's own, and outcomes recorded inside the task's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, get_args
+
+import pytest
+
+from omniq.errors import DuplicateTask, InvalidTask, QueueFull, SerializationError, StaleClaim
+from omniq.models import Task, TaskStatus
+from omniq.outcomes import Succeeded
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import OutcomeKind, a_result, a_task, an_outcome, some_tasks
+from omniq.testing.clock import ManualClock
+from omniq.testing.contract._suite import (
+    LEASE,
+    OpenAnother,
+    Slice,
+    claim_one,
+    everything,
+    ids,
+    promise,
+    status_of,
+)
+
+
+class UserConnection(Protocol):
+    """A user's own way to the database of the store under test, and notes that they keep there.
+
+    A backend that has transactions gives one as the fixture `user_connection`.
+    """
+
+    @property
+    def connection(self) -> object:
+        """What `enqueue_within` is given."""
+        ...
+
+    async def begin(self) -> None: ...
+
+    async def commit(self) -> None: ...
+
+    async def roll_back(self) -> None: ...
+
+    async def write(self, note: str, connection: Any = None) -> None:
+        """Keep a note, through the user's connection or one that `transaction` gave."""
+        ...
+
+    def write_blocking(self, note: str, connection: Any) -> None:
+        """The same through a connection that `transaction(blocking=True)` gave, from a thread."""
+        ...
+
+    async def notes(self) -> list[str]:
+        """The notes that are kept for good, as others see them, in order of their text."""
+        ...
+
+    async def in_autocommit(self) -> object:
+        """A connection to the same database that would commit each statement by itself."""
+        ...
+
+    async def elsewhere(self) -> object:
+        """A connection, in a transaction, to a database where this store is not."""
+        ...
+
+
+def a_success(task: Task, value: object = "done", **fields: Any) -> Callable[[], Succeeded]:
+    """What a transaction is to record of the claim."""
+    return lambda: Succeeded(task.id, task.token, a_result(task, value), **fields)
+
+
+class TransactionContract(Slice):
+    """N1 to N6. Backends without transactions refuse, and that is all."""
+
+    @pytest.fixture
+    async def user_connection(self) -> UserConnection | None:
+        return None
+
+    @pytest.fixture
+    async def user(
+        self, storage: BaseStorage, user_connection: UserConnection | None
+    ) -> UserConnection:
+        if not storage.capabilities.transactions:
+            pytest.skip(f"{storage.capabilities.name} has no transactions")
+        assert user_connection is not None, "give a fixture `user_connection`"
+        return user_connection
+
+    # Enqueue
+
+    @promise("N1")
+    async def test_what_is_enqueued_within_a_transaction_is_there_with_its_commit(
+        self, storage: BaseStorage, open_another: OpenAnother, user: UserConnection
+    ) -> None:
+        other = await open_another()
+        await user.begin()
+        await user.write("order")
+        given = await storage.enqueue_within(user.connection, some_tasks("ab"))
+        assert await other.get_task("a") is None
+        assert await user.notes() == []
+        await user.commit()
+
+        assert given == ["a", "b"]
+        assert await user.notes() == ["order"]
+        assert ids(await other.reserve(5)) == ["a", "b"]
+
+    @promise("N1")
+    async def test_what_is_enqueued_within_a_transaction_goes_with_its_rollback(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        before = await everything(storage)
+        await user.begin()
+        await user.write("order")
+        await storage.enqueue_within(user.connection, [a_task("a", unique="k")])
+        await user.roll_back()
+
+        assert await everything(storage) == before
+        assert await user.notes() == []
+        assert await storage.enqueue(a_task("a", unique="k")) == "a"
+
+    @promise("N1")
+    async def test_one_transaction_may_enqueue_again_and_again(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("0"))
+        await user.begin()
+        for task_id in "abc":
+            assert await storage.enqueue_within(user.connection, [a_task(task_id)]) == [task_id]
+        await user.commit()
+
+        assert ids(await storage.reserve(9)) == ["0", "a", "b", "c"]
+
+    @promise("N1")
+    async def test_a_large_batch_of_every_shape_comes_back_as_it_went_in(
+        self, storage: BaseStorage, clock: ManualClock, user: UserConnection
+    ) -> None:
+        later = clock.now() + timedelta(minutes=1)
+        tasks = [
+            a_task(f"t{number:04}", args=(number, "ж"), priority=number % 3, eta=later)
+            for number in range(600)
+        ]
+        await user.begin()
+        await storage.enqueue_within(user.connection, tasks)
+        await user.commit()
+        assert await storage.reserve(1) == []
+        clock.advance(60)
+        claimed = await storage.reserve(600)
+
+        assert ids(claimed) == [task.id for task in sorted(tasks, key=lambda task: -task.priority)]
+        assert {task.id: task.args for task in claimed} == {task.id: task.args for task in tasks}
+
+    @promise("N2")
+    async def test_an_id_that_is_taken_is_refused_and_the_transaction_goes_on(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await user.begin()
+        await user.write("order")
+        with pytest.raises(DuplicateTask):
+            await storage.enqueue_within(user.connection, some_tasks("ba"))
+        await storage.enqueue_within(user.connection, [a_task("c")])
+        await user.commit()
+
+        assert ids(await storage.list_tasks()) == ["a", "c"]
+        assert await user.notes() == ["order"]
+
+    @promise("N2")
+    async def test_what_is_refused_first_in_a_transaction_leaves_it_as_it_was(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await user.begin()
+        with pytest.raises(DuplicateTask):
+            await storage.enqueue_within(user.connection, [a_task("a")])
+        await user.write("order")
+        await user.commit()
+
+        assert await user.notes() == ["order"]
+        assert ids(await storage.list_tasks()) == ["a"]
+
+    @promise("N2")
+    async def test_a_full_store_refuses_within_a_transaction_too(
+        self, open_another: OpenAnother, user: UserConnection
+    ) -> None:
+        bounded = await open_another(max_pending=2)
+        await bounded.enqueue(a_task("a"))
+        await user.begin()
+        await bounded.enqueue_within(user.connection, [a_task("b")])
+        with pytest.raises(QueueFull):
+            await bounded.enqueue_within(user.connection, [a_task("c")])
+        await user.commit()
+
+        assert ids(await bounded.list_tasks()) == ["a", "b"]
+
+    @promise("N2")
+    async def test_a_unique_key_that_is_held_gives_its_holder_within_a_transaction_too(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a", unique="k"))
+        await user.begin()
+        tasks = [a_task("b", unique="k"), a_task("c", unique="l"), a_task("d", unique="l")]
+        given = await storage.enqueue_within(user.connection, tasks)
+        await user.commit()
+
+        assert given == ["a", "c", "c"]
+        assert ids(await storage.list_tasks()) == ["a", "c"]
+
+    @promise("N2")
+    async def test_a_repeat_with_the_same_nonce_counts_as_done_within_a_transaction_too(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await user.begin()
+        for _ in range(2):
+            given = await storage.enqueue_within(user.connection, [a_task("a")], nonce="n")
+            assert given == ["a"]
+        await user.commit()
+
+        assert ids(await storage.list_tasks()) == ["a"]
+
+    @promise("N2")
+    async def test_bad_values_are_refused_before_the_connection_is_touched(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await user.begin()
+        with pytest.raises(InvalidTask):
+            await storage.enqueue_within(user.connection, [a_task("a", args=(object(),))])
+        with pytest.raises(DuplicateTask):
+            await storage.enqueue_within(user.connection, [a_task("a"), a_task("a")])
+        assert await storage.enqueue_within(user.connection, []) == []
+        await user.commit()
+
+        assert await storage.list_tasks() == []
+
+    @promise("N3")
+    async def test_a_connection_of_another_kind_is_refused(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        for nonsense in (object(), "connection", None):
+            with pytest.raises(InvalidTask):
+                await storage.enqueue_within(nonsense, [a_task("a")])
+
+        assert await storage.list_tasks() == []
+
+    @promise("N3")
+    async def test_a_connection_that_would_commit_by_itself_is_refused(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        with pytest.raises(InvalidTask):
+            await storage.enqueue_within(await user.in_autocommit(), [a_task("a")])
+
+        assert await storage.list_tasks() == []
+
+    @promise("N3")
+    async def test_a_connection_to_another_store_is_refused(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        with pytest.raises(InvalidTask):
+            await storage.enqueue_within(await user.elsewhere(), [a_task("a")])
+
+        assert await storage.list_tasks() == []
+
+    @promise("N3")
+    async def test_a_backend_without_transactions_says_so(self, storage: BaseStorage) -> None:
+        if storage.capabilities.transactions:
+            return
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        with pytest.raises(InvalidTask, match="has no transactions"):
+            await storage.enqueue_within(object(), [a_task("b")])
+        with pytest.raises(InvalidTask, match="has no transactions"):
+            async with storage.transaction("a", task.token, a_success(task)):
+                pytest.fail("there is no transaction to be in")
+
+        assert await storage.held_by(storage.owner) == {"a": 1}
+
+    # Complete
+
+    @promise("N4")
+    @pytest.mark.parametrize("blocking", [False, True])
+    async def test_leaving_the_block_commits_what_was_written_and_the_success(
+        self,
+        storage: BaseStorage,
+        open_another: OpenAnother,
+        user: UserConnection,
+        blocking: bool,
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a", unique="k"))
+        task = await claim_one(storage)
+        success = a_success(task, {"sum": 3})
+        async with storage.transaction("a", task.token, success, blocking=blocking) as connection:
+            if blocking:
+                await asyncio.to_thread(user.write_blocking, "paid", connection)
+            else:
+                await user.write("paid", connection)
+            assert await user.notes() == []
+            assert await status_of(other, "a") is TaskStatus.RUNNING
+        result = await other.get_result("a")
+
+        assert await user.notes() == ["paid"]
+        assert result is not None
+        assert (result.status, result.result) == (TaskStatus.SUCCESS, {"sum": 3})
+        assert await other.held_by(storage.owner) == {}
+        assert await other.enqueue(a_task("b", unique="k")) == "b"
+
+    @promise("N4")
+    async def test_an_exception_rolls_both_back_and_the_claim_stands(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        before = await everything(storage)
+
+        async def write_and_fail() -> None:
+            async with storage.transaction("a", 1, a_success(task)) as connection:
+                await user.write("paid", connection)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await write_and_fail()
+        assert await everything(storage) == before
+        assert await user.notes() == []
+
+        async with storage.transaction("a", 1, a_success(task)) as connection:
+            await user.write("paid again", connection)
+
+        assert await status_of(storage, "a") is TaskStatus.SUCCESS
+        assert await user.notes() == ["paid again"]
+
+    @promise("N4")
+    async def test_a_success_that_cannot_be_made_rolls_both_back(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        with pytest.raises(SerializationError):
+            async with storage.transaction("a", 1, a_success(task, object())) as connection:
+                await user.write("paid", connection)
+
+        assert await user.notes() == []
+        assert await storage.held_by(storage.owner) == {"a": 1}
+        assert await storage.record([an_outcome("released", task, storage.clock.now())]) == [True]
+
+    @promise("N4")
+    async def test_a_task_that_repeats_waits_for_its_next_run(
+        self, storage: BaseStorage, clock: ManualClock, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=60.0))
+        task = await claim_one(storage)
+        later = clock.now() + timedelta(seconds=60)
+        async with storage.transaction("a", 1, a_success(task, 1, next_eta=later)) as connection:
+            await user.write("tick", connection)
+        result = await storage.get_result("a")
+        assert result is not None
+        assert result.result == 1
+        assert await storage.reserve(1) == []
+        clock.advance(60)
+
+        assert (await claim_one(storage)).token == 2
+
+    @promise("N5")
+    async def test_nothing_is_committed_when_the_claim_was_given_to_another(
+        self,
+        storage: BaseStorage,
+        open_another: OpenAnother,
+        clock: ManualClock,
+        user: UserConnection,
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        clock.advance(LEASE)
+        await other.give_back_abandoned()
+        await claim_one(other)
+        before = await everything(other)
+        with pytest.raises(StaleClaim):
+            async with storage.transaction("a", task.token, a_success(task)) as connection:
+                await user.write("paid", connection)
+
+        assert await everything(other) == before
+        assert await user.notes() == []
+
+    @promise("N5")
+    @pytest.mark.parametrize("kind", get_args(OutcomeKind))
+    async def test_nothing_is_committed_when_the_claim_has_ended(
+        self, storage: BaseStorage, clock: ManualClock, user: UserConnection, kind: OutcomeKind
+    ) -> None:
+        if kind == "kept":
+            return
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([an_outcome(kind, task, clock.now())])
+        before = await everything(storage)
+        with pytest.raises(StaleClaim):
+            async with storage.transaction("a", task.token, a_success(task)) as connection:
+                await user.write("paid", connection)
+
+        assert await everything(storage) == before
+        assert await user.notes() == []
+
+    @promise("N6")
+    @pytest.mark.parametrize("ttl", [None, 0.0])
+    @pytest.mark.parametrize("kind", get_args(OutcomeKind))
+    async def test_whatever_is_recorded_after_the_commit_changes_nothing(
+        self,
+        storage: BaseStorage,
+        clock: ManualClock,
+        user: UserConnection,
+        kind: OutcomeKind,
+        ttl: float | None,
+    ) -> None:
+        await storage.enqueue(a_task("a", result_ttl=ttl))
+        task = await claim_one(storage)
+        async with storage.transaction("a", 1, a_success(task)) as connection:
+            await user.write("paid", connection)
+        before = await everything(storage)
+        late = an_outcome(kind, task, clock.now())
+        assert storage.claims == {"a": 1}
+
+        assert await storage.record([late]) == [True]
+        assert await everything(storage) == before
+        assert storage.claims == {}
+
+    @promise("N6")
+    async def test_what_else_is_recorded_and_claimed_in_the_same_turn_is_as_ever(
+        self, storage: BaseStorage, clock: ManualClock, user: UserConnection
+    ) -> None:
+        await storage.enqueue_many(some_tasks("abcd"))
+        a, b, c = await storage.reserve(3)
+        async with storage.transaction("b", 1, a_success(b)) as connection:
+            await user.write("paid", connection)
+        outcomes = [an_outcome("failed", task, clock.now()) for task in (a, b, c)]
+        recorded, claimed = await storage.record_and_reserve(outcomes, 5)
+
+        assert recorded == [True, True, True]
+        assert ids(claimed) == ["d"]
+        assert storage.claims == {"d": 1}
+        assert ids(await storage.list_tasks(status=TaskStatus.SUCCESS)) == ["b"]
+
+    @promise("N6")
+    async def test_the_next_run_of_a_task_is_not_taken_for_the_completed_one(
+        self, storage: BaseStorage, clock: ManualClock, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=60.0))
+        task = await claim_one(storage)
+        later = clock.now() + timedelta(seconds=60)
+        async with storage.transaction("a", 1, a_success(task, next_eta=later)) as connection:
+            await user.write("tick", connection)
+        clock.advance(60)
+        again = await claim_one(storage)
+        assert await storage.record([an_outcome("succeeded", task, later)]) == [True]
+        assert storage.claims == {"a": 2}
+
+        assert await storage.record([an_outcome("failed", again, later)]) == [True]
+        assert await status_of(storage, "a") is TaskStatus.FAILED
