@@ -1,0 +1,1 @@
+"""The parts of the Redis backend; `omniq.storage.redis` puts them together."""

@@ -1,0 +1,603 @@
+"""What Redis adds to the contract: its keys, its scripts, its settings, its hints."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from redis.asyncio import Redis
+
+from omniq.clock import SYSTEM_CLOCK
+from omniq.errors import QueueFull, SettingsError, StorageError, StorageRefused
+from omniq.models import BreakerRule, Limit, Progress, Schedule
+from omniq.outcomes import Failed, Released, Retried, Succeeded
+from omniq.storage import open_storage
+from omniq.storage.redis import RedisStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import ManualClock
+from omniq.testing.proxy import FaultProxy
+from omniq.testing.servers import RedisServer
+
+PATIENCE = 5.0
+"""Seconds after which something that should have happened has not."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server of this file's own, whose settings may be changed."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def admin(server):
+    async with Redis.from_url(server.url) as admin:
+        await admin.flushall()
+        yield admin
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+async def storage(server, admin, clock):
+    async with RedisStorage(server.url, prefix="p", clock=clock) as storage:
+        yield storage
+
+
+async def until(is_so):
+    """Wait for something that nobody tells of."""
+    async with asyncio.timeout(PATIENCE):
+        while not await is_so():
+            await SYSTEM_CLOCK.sleep(0.002)
+
+
+async def live_a_whole_life(storage, clock, before_each_verb=None):
+    """Use every verb, and let everything end."""
+
+    async def step():
+        if before_each_verb is not None:
+            await before_each_verb()
+
+    gated = {
+        "limits": (Limit(key="k/1", max_running=1), Limit(key="r", rate=9)),
+        "breakers": (BreakerRule(name="b"),),
+    }
+    now = clock.now()
+    calls = [
+        lambda: storage.enqueue_many(
+            [
+                *some_tasks("abcdefgh", result_ttl=9),
+                *some_tasks(["g1", "g2"], result_ttl=9, **gated),
+                a_task("late", result_ttl=9, expires=now),
+                a_task("delayed", result_ttl=9, eta=now + timedelta(seconds=1)),
+                a_task("only", result_ttl=9, unique="key"),
+                a_task("again", result_ttl=9, interval=1),
+            ]
+        ),
+        lambda: storage.reserve(100),
+        lambda: storage.save_checkpoint("a", 1, b"so far"),
+        lambda: storage.report_progress([Progress(task_id="a", token=1, fraction=0.5)]),
+        lambda: storage.cancel("g2"),
+        lambda: storage.cancel("b"),
+        lambda: storage.renew(),
+        lambda: storage.mark_done("again", a_result(a_task("again"))),
+        lambda: storage.record(
+            [
+                Retried("a", 1, an_error(), now),
+                Failed("c", 1, an_error()),
+                Released("d", 1),
+                Succeeded("e", 1, a_result(a_task("e"))),
+                Retried("f", 1, an_error()),
+            ]
+        ),
+        lambda: storage.stats(),
+        lambda: storage.list_tasks(),
+        lambda: storage.list_dead(),
+        lambda: storage.workers(),
+        lambda: storage.gates(),
+        lambda: storage.retry_dead("c"),
+        lambda: storage.pause_queue("other"),
+        lambda: storage.resume_queue("other"),
+        lambda: storage.retire(),
+        lambda: storage.put_schedule(Schedule(id="s", task=a_task("t"), interval=5.0)),
+        lambda: storage.delete_schedule("s"),
+        lambda: storage.give_back_abandoned(),
+    ]
+    for call in calls:
+        await step()
+        await call()
+    clock.advance(5)
+    await step()
+    await storage.cancel("again")
+    while tasks := await storage.reserve(3):
+        await step()
+        done = await storage.record([Succeeded(t.id, t.token, a_result(t)) for t in tasks])
+        assert all(done)
+    assert {t.status.is_final for t in await storage.list_tasks()} == {True}
+    assert len(await storage.list_tasks()) == 14
+
+
+# Keys
+
+
+async def keys_of(admin):
+    return sorted([key.decode() async for key in admin.scan_iter(count=1000)])
+
+
+async def test_all_keys_have_one_hash_tag(storage, admin, clock):
+    await live_a_whole_life(storage, clock)
+    keys = await keys_of(admin)
+
+    assert len(keys) > 5
+    assert all(key.startswith("{p}:") for key in keys)
+
+
+async def test_when_all_has_expired_nothing_is_left_but_gates_and_the_worker(storage, admin, clock):
+    await live_a_whole_life(storage, clock)
+    clock.advance(10)
+    assert await storage.purge_expired() == 14
+
+    assert await keys_of(admin) == ["{p}:gates", "{p}:leases", "{p}:workers"]
+    await storage.retire()
+    assert await keys_of(admin) == ["{p}:gates"]
+
+
+async def test_a_purge_leaves_nothing_of_what_it_took(storage, admin, clock):
+    await live_a_whole_life(storage, clock)
+    assert await storage.purge_results(clock.now() + timedelta(days=1)) == 14
+    await storage.retire()
+
+    assert await keys_of(admin) == ["{p}:gates"]
+
+
+async def test_without_a_result_ttl_nothing_is_left_of_a_task_that_ended(storage, admin):
+    await storage.enqueue_many(some_tasks("abc", result_ttl=0))
+    a, b, c = await storage.reserve(3)
+    await storage.record([Succeeded("a", a.token, a_result(a)), Released("b", b.token)])
+    await storage.cancel("b")
+    await storage.record([Failed("c", c.token, an_error())])
+    await storage.delete_dead("c")
+    await storage.retire()
+
+    # Neither grows with the number of tasks, and the second goes by itself.
+    assert await keys_of(admin) == ["{p}:nonces", "{p}:sequence"]
+    assert await admin.ttl("{p}:nonces") > 0
+
+
+@asynccontextmanager
+async def commands_seen(server):
+    """The commands that the server runs meanwhile, as lists of words; those of scripts marked."""
+    seen: list[tuple[bool, list[str]]] = []
+    async with Redis.from_url(server.url) as other, other.monitor() as monitor:
+
+        async def watch():
+            async for command in monitor.listen():
+                words = command["command"].split(" ")
+                if words == ["ECHO", "the-end"]:
+                    return
+                seen.append((command["client_type"] == "lua", words))
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield seen
+        finally:
+            await other.echo("the-end")
+            await asyncio.wait_for(watching, PATIENCE)
+
+
+async def test_scripts_touch_no_key_that_is_not_declared(server, admin, clock):
+    async with (
+        commands_seen(server) as seen,
+        RedisStorage(server.url, prefix="p", clock=clock) as storage,
+    ):
+        await live_a_whole_life(storage, clock)
+        clock.advance(10)
+        await storage.purge_expired()
+    declared: set[str] = set()
+    touched = 0
+    for by_script, words in seen:
+        if words[0].upper() == "EVALSHA":
+            declared = set(words[3 : 3 + int(words[2])])
+        elif by_script and words[0] not in ("TIME", "PUBLISH"):
+            touched += 1
+            assert words[1] in declared, words[:2]
+    assert touched > 200
+
+
+# Scripts and the server
+
+
+async def test_scripts_may_be_forgotten_at_any_time(storage, admin, clock):
+    await live_a_whole_life(storage, clock, before_each_verb=admin.script_flush)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_both_protocols_will_do(server, admin, clock, protocol):
+    url = f"{server.url}?protocol={protocol}&prefix=p"
+    async with open_storage(url, clock=clock) as storage:
+        await live_a_whole_life(storage, clock)
+
+
+@pytest.mark.timeout(30)
+async def test_a_store_lives_in_one_slot_of_a_cluster(clock):
+    with RedisServer(options={"cluster-enabled": "yes"}) as node:
+        async with Redis.from_url(node.url) as admin:
+            await admin.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+
+            async def is_ready():
+                return (await admin.execute_command("CLUSTER INFO"))["cluster_state"] == "ok"
+
+            await until(is_ready)
+        async with RedisStorage(node.url, clock=clock) as storage:
+            await live_a_whole_life(storage, clock)
+            assert ("cluster", "yes", "ok") in await storage.server_report()
+
+
+async def test_an_outsider_may_call_it_by_the_other_name(server, admin):
+    url = server.url.replace("redis:", "valkey:")
+    async with open_storage(f"{url}?prefix=p&max_pending=1") as storage:
+        await storage.enqueue(a_task("a"))
+        with pytest.raises(QueueFull):
+            await storage.enqueue(a_task("b"))
+
+
+@pytest.mark.parametrize(
+    ("appendonly", "appendfsync", "durability"),
+    [("no", "always", "none"), ("yes", "everysec", "os"), ("yes", "no", "os"), ("yes", "always", "power")],
+)  # fmt: skip
+async def test_it_promises_what_the_servers_settings_promise(
+    server, admin, appendonly, appendfsync, durability
+):
+    await admin.config_set("appendfsync", appendfsync)
+    await admin.config_set("appendonly", appendonly)
+    try:
+        async with RedisStorage(server.url) as storage:
+            assert storage.capabilities.durability == durability
+            report = {
+                name: (value, verdict) for name, value, verdict in await storage.server_report()
+            }
+    finally:
+        await admin.config_set("appendonly", "no")
+
+    assert report["appendonly"][0] == appendonly
+    assert report["appendfsync"][0] == appendfsync
+    assert report["appendonly"][1].startswith("ok" if appendonly == "yes" else "warn: ")
+    assert report["appendfsync"][1].startswith("ok" if appendfsync == "always" else "warn: ")
+    assert report["maxmemory-policy"] == ("noeviction", "ok")
+
+
+@pytest.fixture
+async def evicting(admin):
+    await admin.config_set("maxmemory-policy", "allkeys-lru")
+    yield
+    await admin.config_set("maxmemory-policy", "noeviction")
+
+
+@pytest.mark.usefixtures("evicting")
+async def test_a_server_that_throws_keys_away_is_refused(server, admin):
+    with pytest.raises(StorageRefused, match="CONFIG SET maxmemory-policy noeviction"):
+        await RedisStorage(server.url).open()
+
+
+@pytest.mark.usefixtures("evicting")
+async def test_it_is_refused_also_to_a_user_who_may_not_read_the_configuration(server, admin):
+    await admin.acl_setuser(
+        "app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-config"]
+    )
+    url = server.url.replace(f":{server.password}@", "app:pw@")
+
+    with pytest.raises(StorageRefused, match="noeviction"):
+        await RedisStorage(url).open()
+
+
+async def test_a_user_who_may_not_read_the_configuration_can_use_it(server, admin, clock):
+    await admin.execute_command(
+        "ACL SETUSER one reset on >pw ~{p}:* resetchannels &{p}:* +@all -config"
+    )
+    url = server.url.replace(f":{server.password}@", "one:pw@")
+    async with RedisStorage(url, prefix="p", clock=clock) as storage:
+        await live_a_whole_life(storage, clock)
+    with pytest.raises(StorageRefused, match="begin with the prefix"):
+        async with RedisStorage(url, prefix="q", clock=clock) as storage:
+            await storage.enqueue(a_task("a"))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda url: url.replace("/0", "/9999"), "name a database"),
+        (lambda url: re.sub(":[^:@]*@", ":wrong@", url), "right user and password"),
+        (lambda url: re.sub(":[^:@]*@", "", url), "give a user and password"),
+    ],
+)
+async def test_what_waiting_cannot_mend_is_refused_with_what_to_do(server, change, what):
+    with pytest.raises(StorageRefused, match=what) as refused:
+        await RedisStorage(change(server.url)).open()
+    assert server.password not in str(refused.value)
+
+
+async def test_keys_of_somebody_else_are_left_alone(server, admin):
+    await admin.set("{p}:tasks", "not ours")
+    async with RedisStorage(server.url, prefix="p") as storage:
+        with pytest.raises(StorageRefused, match="prefix="):
+            await storage.enqueue(a_task("a"))
+
+    assert await admin.get("{p}:tasks") == b"not ours"
+
+
+def test_a_missing_driver_is_named_with_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if re.match(r"omniq\.storage\._?redis", name)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+
+    with pytest.raises(SettingsError, match=r"pip install 'omniq\[redis\]'"):
+        open_storage("redis://localhost")
+
+
+@pytest.mark.parametrize("prefix", ["", "a{b}", "a b", "x" * 101])
+def test_a_prefix_that_would_break_the_hash_tag_is_refused(prefix):
+    with pytest.raises(SettingsError, match="prefix"):
+        RedisStorage("redis://localhost", prefix=prefix)
+
+
+async def test_a_server_that_is_not_there_is_told_of_at_once():
+    with pytest.raises(StorageError, match="Redis at redis://localhost:1"):
+        await RedisStorage("redis://localhost:1").open()
+
+
+async def test_when_memory_is_full_tasks_are_refused_and_what_runs_can_finish(storage, admin):
+    await storage.enqueue_many(some_tasks("ab"))
+    (task,) = await storage.reserve(1)
+    await admin.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(QueueFull):
+            await storage.enqueue(a_task("c"))
+        await storage.renew()
+        done = Succeeded(task.id, task.token, a_result(task))
+        recorded, claimed = await storage.record_and_reserve([done], 1)
+    finally:
+        await admin.config_set("maxmemory", 0)
+
+    assert recorded == [True]
+    assert [task.id for task in claimed] == ["b"]
+    assert len(await storage.list_tasks()) == 2
+
+
+async def test_a_record_that_was_deleted_by_hand_holds_up_nobody(storage, admin):
+    await storage.enqueue_many(some_tasks("ab"))
+    await admin.hdel("{p}:tasks", "a")
+
+    assert [task.id for task in await storage.reserve(2)] == ["b"]
+    assert [task.id for task in await storage.list_tasks()] == ["b"]
+
+
+async def test_a_store_that_was_emptied_by_hand_takes_tasks_again(storage, admin):
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    await admin.flushall()
+
+    assert await storage.record([Released("a", task.token)]) == [False]
+    await storage.enqueue(a_task("b"))
+    storage._become_new(storage.owner)
+    assert [task.id for task in await storage.reserve(1)] == ["b"]
+
+
+async def test_an_outcome_that_left_only_a_dead_letter_is_known_to_be_recorded(storage):
+    await storage.enqueue(a_task("a", result_ttl=0))
+    (task,) = await storage.reserve(1)
+    failed = Failed("a", task.token, an_error())
+    late = Succeeded("a", task.token, a_result(task))
+
+    assert await storage.record([failed, late]) == [True, True]
+    assert await storage.record([failed]) == [True]
+    assert len(await storage.list_dead()) == 1
+
+
+# Order and size
+
+
+async def test_priorities_and_times_of_any_size_are_ordered_exactly(storage, clock):
+    far = datetime(9999, 12, 31, 23, 59, 59, 999990, tzinfo=UTC)
+    tasks = [
+        a_task("lowest", priority=-(2**63)),
+        a_task("low", priority=-(2**63) + 1),
+        a_task("high", priority=2**63 - 2),
+        a_task("highest", priority=2**63 - 1),
+        a_task("f2", eta=far + timedelta(microseconds=2)),
+        a_task("f1", eta=far + timedelta(microseconds=1)),
+        a_task("old", eta=datetime(1, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        a_task("older", eta=datetime(1, 1, 1, tzinfo=UTC)),
+    ]
+    await storage.enqueue_many(tasks)
+
+    due = [task.id for task in await storage.reserve(8)]
+    assert due == ["highest", "high", "older", "old", "low", "lowest"]
+    assert [task.id for task in await storage.reserve(8, far + timedelta(microseconds=5))] == [
+        "f1",
+        "f2",
+    ]
+
+
+@pytest.mark.timeout(30)
+async def test_more_tasks_than_one_command_can_carry_are_enqueued_claimed_and_recorded(
+    storage, clock
+):
+    ids = [f"t{number:05}" for number in range(5_000)]
+    await storage.enqueue_many(some_tasks(ids, eta=clock.now() + timedelta(seconds=1)))
+    clock.advance(1)
+    tasks = await storage.reserve(5_000)
+    done = await storage.record([Succeeded(t.id, t.token, a_result(t)) for t in tasks])
+
+    assert [task.id for task in tasks] == ids
+    assert all(done)
+    assert len(await storage.list_tasks(limit=10_000)) == 5_000
+
+
+@pytest.mark.timeout(30)
+async def test_many_expired_and_many_blocked_tasks_do_not_hide_what_can_be_claimed(storage, clock):
+    limits = (Limit(key="k", max_running=1),)
+    await storage.enqueue_many(some_tasks([f"e{n:03}" for n in range(450)], expires=clock.now()))
+    await storage.enqueue_many(some_tasks([f"g{n:04}" for n in range(2_500)], limits=limits))
+    await storage.enqueue(a_task("free", priority=-1))
+
+    assert [task.id for task in await storage.reserve(5)] == ["g0000", "free"]
+
+
+# Hints
+
+
+@pytest.fixture
+async def two(server, admin):
+    """Two owners of one store, on the machine's own clock."""
+    async with RedisStorage(server.url) as one, RedisStorage(server.url) as other:
+        yield one, other
+
+
+async def wait_as_a_pool_does(storage, queues=None):
+    """Claim, and wait for more, until there is something."""
+    while not (tasks := await storage.reserve(5, queues=queues)):
+        await storage.wait_for_work(60)
+    return [task.id for task in tasks]
+
+
+async def until_it_waits(admin, storage):
+    await until(lambda: admin.hexists("{omniq}:idle", storage._channel))
+
+
+async def test_a_task_from_elsewhere_ends_the_wait_for_work(two, admin):
+    one, other = two
+    waiting = asyncio.create_task(wait_as_a_pool_does(one))
+    await until_it_waits(admin, one)
+    await other.enqueue(a_task("a"))
+
+    assert await asyncio.wait_for(waiting, PATIENCE) == ["a"]
+
+
+async def test_a_task_of_a_queue_that_is_not_claimed_from_wakes_nobody(two, admin):
+    one, other = two
+    waiting = asyncio.create_task(wait_as_a_pool_does(one, queues=["mail"]))
+    await until_it_waits(admin, one)
+    await other.enqueue(a_task("a"))
+    assert await admin.hexists("{omniq}:idle", one._channel)
+    await other.enqueue(a_task("b", queue="mail"))
+
+    assert await asyncio.wait_for(waiting, PATIENCE) == ["b"]
+
+
+async def test_a_delayed_task_from_elsewhere_is_claimed_when_it_comes_due(two, admin):
+    one, other = two
+    waiting = asyncio.create_task(wait_as_a_pool_does(one))
+    await until_it_waits(admin, one)
+    await other.enqueue(a_task("later", eta=datetime.now(UTC) + timedelta(seconds=50)))
+    await other.enqueue(a_task("soon", eta=datetime.now(UTC) + timedelta(seconds=0.1)))
+
+    assert await asyncio.wait_for(waiting, PATIENCE) == ["soon"]
+
+
+async def test_a_task_that_is_let_go_of_elsewhere_ends_the_wait(two, admin):
+    one, other = two
+    await other.enqueue(a_task("a"))
+    (task,) = await other.reserve(1)
+    waiting = asyncio.create_task(wait_as_a_pool_does(one))
+    await until_it_waits(admin, one)
+    await other.record([Released("a", task.token)])
+
+    assert await asyncio.wait_for(waiting, PATIENCE) == ["a"]
+
+
+async def test_room_that_is_made_elsewhere_ends_the_wait(two, admin):
+    one, other = two
+    await other.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
+    (task,) = await other.reserve(1)
+    waiting = asyncio.create_task(wait_as_a_pool_does(one))
+    await until_it_waits(admin, one)
+    await other.record([Succeeded("a", task.token, a_result(task))])
+
+    assert await asyncio.wait_for(waiting, PATIENCE) == ["b"]
+
+
+async def test_nothing_is_published_while_nobody_waits(two, server):
+    one, other = two
+    async with commands_seen(server) as seen:
+        await one.enqueue(a_task("a"))
+        await other.mark_done("a", a_result((await other.reserve(1))[0]))
+
+    assert not any(words[0] == "PUBLISH" for _, words in seen)
+
+
+async def test_a_result_that_is_awaited_elsewhere_is_pushed(two, admin):
+    one, other = two
+    await other.enqueue(a_task("a"))
+    waiting = asyncio.create_task(one.wait_for_result("a"))
+    await until(lambda: admin.sismember("{omniq}:awaited", "a"))
+    with one._hints.listen_for_result("a") as pushed:
+        await other.mark_done("a", a_result((await other.reserve(1))[0], 7))
+        await asyncio.wait_for(pushed, PATIENCE)
+
+    result = await asyncio.wait_for(waiting, PATIENCE)
+    assert result is not None
+    assert result.result == 7
+    assert await admin.exists("{omniq}:awaited") == 0
+
+
+# Lost replies
+
+
+@pytest.fixture
+async def cut_off(server, admin):
+    """A proxy, a storage behind it, and one beside it."""
+    async with (
+        FaultProxy(server.url) as proxy,
+        RedisStorage(proxy.url) as storage,
+        RedisStorage(server.url) as beside,
+    ):
+        yield proxy, storage, beside
+
+
+async def test_a_task_that_ran_and_left_nothing_is_not_enqueued_again(cut_off, admin):
+    proxy, storage, beside = cut_off
+    task = a_task("a", result_ttl=0)
+    await storage.enqueue(a_task("warm"))
+    proxy.cut("before_reply")
+    enqueuing = asyncio.create_task(storage.enqueue(task))
+    await until(lambda: beside.get_task("a"))
+    # The reply was cut: the call is repeated, before or after this.
+    for claimed in await beside.reserve(5):
+        await beside.mark_done(claimed.id, a_result(claimed))
+
+    assert await asyncio.wait_for(enqueuing, PATIENCE) == "a"
+    assert await beside.reserve(5) == []
+
+
+@pytest.mark.parametrize("where", ["before_request", "before_reply", "after_reply"])
+async def test_what_cannot_be_repeated_blindly_is_done_once(cut_off, where):
+    proxy, storage, beside = cut_off
+    await storage.enqueue_many(some_tasks("abc", result_ttl=0))
+    await storage.put_schedule(Schedule(id="s", task=a_task("t"), interval=5.0))
+    schedule = await storage.get_schedule("s")
+    assert schedule is not None
+    a, b, c = await storage.reserve(3)
+    await storage.record([Failed("b", b.token, an_error()), Failed("c", c.token, an_error())])
+
+    proxy.cut(where)
+    assert await storage.record([Succeeded("a", a.token, a_result(a))]) == [True]
+    proxy.cut(where)
+    assert await storage.retry_dead("b")
+    proxy.cut(where)
+    assert await storage.delete_dead("c")
+    proxy.cut(where)
+    assert await storage.cancel("b")
+    proxy.cut(where)
+    assert await storage.fire_schedule(schedule, schedule, a_task("d"))
+    proxy.cut(where)
+    assert await storage.delete_schedule("s")
+    proxy.disarm()
+    assert [task.id for task in await beside.list_tasks()] == ["d"]
+    assert await beside.list_dead() == []
