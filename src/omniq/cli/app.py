@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from omniq.cli import (
+    dashboard,
     dead,
     demo,
     doctor,
@@ -49,6 +50,7 @@ for group in (tasks.app, dead.app, queues.app, schedules.app):
 app.command("workers")(queues.workers)
 app.command("breakers")(queues.breakers)
 app.command("purge")(upkeep.purge)
+app.command("dashboard")(dashboard.dashboard)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.add_typer(schema.app, no_args_is_help=True)

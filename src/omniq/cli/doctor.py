@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 from datetime import timedelta
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated
 
 import msgspec
 import typer
 
 from omniq.cli.options import Url
 from omniq.models import Task
+from omniq.operate.promises import Finding, promises_of
 from omniq.service import console
 from omniq.settings import Settings, mask_url
 from omniq.storage import BaseStorage, open_storage
@@ -19,29 +20,6 @@ from omniq.storage._urls import storage_url
 
 _ROUND_TRIPS = 5
 _QUEUE = "omniq-doctor"
-
-_REACH = {
-    "process": "one process",
-    "machine": "any number of processes on one machine",
-    "fleet": "any number of machines",
-}
-_DURABILITY = {
-    "none": "nothing: what is acknowledged may be lost with the process or server that keeps it",
-    "os": "the end of the process, not a power cut",
-    "power": "a power cut",
-}
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at. The verdict is "ok", "warn: …" or "bad: …"."""
-
-    name: str
-    value: str
-    verdict: str = "ok"
-
-    @property
-    def is_bad(self) -> bool:
-        return self.verdict.startswith("bad")
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,14 +29,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     findings: list[Finding]
     settings: list[dict[str, str]]
-
-
-@runtime_checkable
-class Reporting(Protocol):
-    """A storage on a server, which tells how that server is set up."""
-
-    async def server_report(self) -> list[tuple[str, str, str]]:
-        """Names, values and verdicts."""
 
 
 def doctor(
@@ -81,9 +51,7 @@ def doctor(
 
 async def _examine(settings: Settings) -> Diagnosis:
     async with open_storage(settings=settings) as storage:
-        findings = _promises(storage)
-        if isinstance(storage, Reporting):
-            findings += [Finding(*line) for line in await storage.server_report()]
+        findings = await promises_of(storage)
         findings.append(await _round_trip(storage))
         shown, sources = storage.settings.shown(), storage.settings.sources
     return Diagnosis(
@@ -94,29 +62,6 @@ async def _examine(settings: Settings) -> Diagnosis:
             {"name": name, "value": value, "source": sources[name]} for name, value in shown.items()
         ],
     )
-
-
-def _promises(storage: BaseStorage) -> list[Finding]:
-    promised = storage.capabilities
-    return [
-        Finding("backend", promised.name),
-        Finding("shared by", _REACH[promised.reach]),
-        Finding("survives", _DURABILITY[promised.durability], _on_durability(storage)),
-        Finding(
-            "batches", "all or nothing" if promised.atomic_batches else "in part after a crash"
-        ),
-        Finding("max_pending", "exact" if promised.exact_bound else "may be exceeded by a race"),
-        Finding("SQL transactions", "yes" if promised.transactions else "no"),
-    ]
-
-
-def _on_durability(storage: BaseStorage) -> str:
-    promised, wanted = storage.capabilities, storage.settings.durability
-    levels = list(_DURABILITY)
-    # A server has its own settings, which ours do not change; memory was asked for by its name.
-    if promised.reach == "fleet" and levels.index(promised.durability) < levels.index(wanted):
-        return f"warn: durability is {wanted!r} in the settings, and the server's do not give that"
-    return "ok"
 
 
 async def _round_trip(storage: BaseStorage) -> Finding:

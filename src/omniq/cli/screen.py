@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from omniq.cli.session import CommandFailed
 from omniq.models import TaskStatus
 from omniq.operate.bulk import BulkReport, OnProgress, silently
-from omniq.operate.records import plain
+from omniq.operate.redaction import redacted
+from omniq.records import plain
 from omniq.service import console
 from omniq.service.console import visible
 
@@ -171,10 +172,10 @@ def block(words: str) -> Text:
 
 
 def value_text(value: Any) -> Text:
-    """A value as JSON, as it was passed, bounded."""
+    """A value as JSON, as it was passed but for what looks like a secret, bounded."""
     from rich.text import Text
 
-    shown = visible(json.dumps(plain(value), ensure_ascii=False))
+    shown = visible(json.dumps(plain(redacted(value)), ensure_ascii=False))
     if len(shown) > _LONGEST_VALUE:
         shown = f"{shown[:_LONGEST_VALUE]}… ({len(shown):,} characters; --json has all)"
     return Text(shown)

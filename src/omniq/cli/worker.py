@@ -44,6 +44,18 @@ def worker(
             "--shutdown-timeout", metavar="S", help="Seconds running tasks get to finish."
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", metavar="PORT", help="Serve /metrics, /health, /ready and /scale."
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="HOST", help="Where to serve them.")
+    ] = "127.0.0.1",
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Spans for every run, by OpenTelemetry.")
+    ] = False,
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING, …")
     ] = None,
@@ -72,11 +84,18 @@ def worker(
         queues=_names(queues),
         lease=lease,
         settings=settings,
+        listeners=_listeners(metrics_port, otel),
     )
-    code = runner.run()
+    if metrics_port is None:
+        code = runner.run()
+    else:
+        from omniq.integrations.endpoint import watched
+
+        with watched(runner, metrics_host, metrics_port) as port:
+            console.write(f"metrics on http://{metrics_host}:{port}/metrics\n")
+            code = runner.run()
     if runner.wants_restart:
-        console.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        console.start_anew()
     console.leave(code, at_once=runner.was_cut_off)
 
 
@@ -85,6 +104,15 @@ def make_current_folder_importable() -> None:
     folder = os.getcwd()
     if not {"", folder} & set(sys.path[:1]):
         sys.path.insert(0, folder)
+
+
+def _listeners(metrics_port: int | None, otel: bool) -> list[str]:
+    """What listens in each process. Imported there, and only if it is wanted."""
+    wanted = {
+        "omniq.integrations.prometheus.Counters": metrics_port is not None,
+        "omniq.integrations.otel.Spans": otel,
+    }
+    return [path for path, is_wanted in wanted.items() if is_wanted]
 
 
 def _names(queues: str | None) -> list[str] | None:

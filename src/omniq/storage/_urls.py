@@ -50,7 +50,7 @@ def open_storage(
     a server's URL may have others, which are its driver's.
     """
     settings = settings or Settings.load()
-    url = url or settings.url or f"sqlite:///{settings.base_dir}/omniq.db"
+    url = url or storage_url(settings)
     scheme = url.partition(":")[0].lower()
     if scheme not in _OPENERS and scheme not in _SERVERS:
         raise SettingsError(
@@ -66,6 +66,18 @@ def open_storage(
     own = {name: options.pop(name) for name in own_names & options.keys()}
     settings = _with_options(url, settings, options)
     return opener(_Request(place, own, settings, serializer, clock, max_pending))
+
+
+def storage_url(settings: Settings) -> str:
+    """The URL that these settings name; the embedded default when they name none."""
+    return settings.url or f"sqlite:///{settings.base_dir}/omniq.db"
+
+
+def local_path(url: str) -> Path | None:
+    """The file or folder that a URL names on this machine; None for memory and for servers."""
+    if url.partition(":")[0].lower() not in ("file", "sqlite"):
+        return None
+    return Path(_split(url)[0])
 
 
 def _split_server(url: str, own_names: frozenset[str]) -> tuple[str, dict[str, str]]:
@@ -96,12 +108,12 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
         if url.lower().startswith("sqlite:"):
             if not rest.startswith("/"):
                 raise SettingsError(
-                    f"storage URL {url}: write sqlite:///file.db or sqlite:////abs.db"
+                    f"storage URL {mask_url(url)}: write sqlite:///file.db or sqlite:////abs.db"
                 )
             rest = rest[1:]
         elif rest and not rest.startswith("/"):
             raise SettingsError(
-                f"storage URL {url}: write file:{rest} for a folder here, or file:///{rest}"
+                f"storage URL {mask_url(url)}: write file:folder for one here, or file:///folder"
             )
     return unquote(rest), _parse_options(url, query)
 
@@ -176,6 +188,8 @@ def _postgres(request: _Request) -> BaseStorage:
     return PostgresStorage(
         request.place,
         schema=request.own.get("schema", "omniq"),
+        poll_only=_is_on(request, "poll_only"),
+        pool_size=_number(request, "pool_size", 10),
         serializer=request.serializer,
         clock=request.clock,
         settings=request.settings,
@@ -183,9 +197,23 @@ def _postgres(request: _Request) -> BaseStorage:
     )
 
 
-def _redis(request: _Request) -> BaseStorage:
-    from omniq.storage.redis import RedisStorage
+def _is_on(request: _Request, name: str) -> bool:
+    text = request.own.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise SettingsError(f"storage URL: {name}={text}: expected true or false")
+    return text == "true"
 
+
+def _number(request: _Request, name: str, default: int) -> int:
+    number = _take_int(request.place, request.own, name)
+    return default if number is None else number
+
+
+def _redis(request: _Request) -> BaseStorage:
+    try:
+        from omniq.storage.redis import RedisStorage
+    except ImportError as error:
+        raise SettingsError("redis:// is an extra: pip install 'omniq[redis]'") from error
     return RedisStorage(
         request.place,
         prefix=request.own.get("prefix", "omniq"),
@@ -204,8 +232,8 @@ _OPENERS: dict[str, Callable[[_Request], BaseStorage]] = {
 
 # Each with the options that only this kind of storage knows.
 _SERVERS: dict[str, tuple[Callable[[_Request], BaseStorage], frozenset[str]]] = {
-    "postgresql": (_postgres, frozenset({"schema"})),
-    "postgres": (_postgres, frozenset({"schema"})),
+    "postgresql": (_postgres, frozenset({"schema", "poll_only", "pool_size"})),
+    "postgres": (_postgres, frozenset({"schema", "poll_only", "pool_size"})),
     "redis": (_redis, frozenset({"prefix"})),
     "rediss": (_redis, frozenset({"prefix"})),
     "valkey": (_redis, frozenset({"prefix"})),

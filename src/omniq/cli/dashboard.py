@@ -1,0 +1,59 @@
+"""`omniq dashboard`: the queue in a browser."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from omniq.cli import screen
+from omniq.cli.options import Url
+from omniq.cli.session import CommandFailed, with_queue
+from omniq.queue import AsyncTaskQueue
+from omniq.service import console
+from omniq.settings import Settings
+
+
+def dashboard(
+    url: Url = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Where to listen; elsewhere than here needs credentials.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.")
+    ] = 8484,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Nobody may change anything.")
+    ] = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="HOST", help="A host name that browsers may use for it."),
+    ] = None,
+) -> None:
+    """Show the queue in a browser, and let operators put it right.
+
+    Prints a link that opens once; a fresh one follows when it is used. With secrets in
+    OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, people sign in instead.
+    """
+    try:
+        from omniq.dashboard.access import Access
+        from omniq.dashboard.serving import check_host, serve
+    except ImportError as error:
+        raise CommandFailed(
+            f"the dashboard needs {error.name}: pip install 'omniq[dashboard]'"
+        ) from error
+    hosts = tuple(names or ()) + ((host,) if host not in ("0.0.0.0", "::", "") else ())
+    access = Access.from_environment(hosts=hosts, read_only=read_only)
+    check_host(host, access)
+    console.start_logging(Settings.load(url=url).log_level)
+
+    async def work(here: AsyncTaskQueue) -> None:
+        await serve(here, host, port, access, _say)
+
+    with_queue(url, work, creates=True)
+
+
+def _say(link: str) -> None:
+    """A link alone on its line, whatever the width of the terminal, and seen at once in a pipe."""
+    screen.say(link)
+    console.flush()

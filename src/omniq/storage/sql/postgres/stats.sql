@@ -1,0 +1,14 @@
+-- How much of what there is, as of one moment.
+-- $1       the time, NULL for the server's
+-- returns  first a line with the time as `due`; then kind (live, finished, dead), status, queue, count,
+--          and for live tasks the `due` of the one that has waited longest
+SELECT 'now' AS kind, NULL::smallint AS status, NULL::text AS queue, NULL::bigint AS count,
+    {schema}.micros($1) AS due
+UNION ALL
+SELECT 'live', status, queue, count(*), min(due) FILTER (WHERE place <> 4)
+FROM {schema}.live GROUP BY status, queue
+UNION ALL
+SELECT 'finished', status, NULL, count(*), NULL
+FROM {schema}.finished WHERE expires_at > (SELECT {schema}.micros($1)) GROUP BY status
+UNION ALL
+SELECT 'dead', NULL, NULL, count(*), NULL FROM {schema}.dead

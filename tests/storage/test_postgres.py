@@ -1,0 +1,498 @@
+"""What only the PostgreSQL backend does: wake-ups, migrations, indexes, and replies that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from omniq.clock import SYSTEM_CLOCK
+from omniq.errors import LeaseLost, SettingsError, StorageError, StorageRefused
+from omniq.models import TaskStatus
+from omniq.outcomes import Released, Succeeded
+from omniq.storage import open_storage
+from omniq.storage._postgres import migration, statements
+from omniq.storage.postgres import PostgresStorage
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.contract._suite import claim_one, ids
+from omniq.testing.proxy import FaultProxy
+from tests.storage.postgres_stores import Schema
+
+PATIENCE = 8.0
+"""Seconds of real time after which something that should have happened has not."""
+
+
+@pytest.fixture(scope="module")
+def module_schema(postgres_server_url: str) -> Iterator[Schema]:
+    schema = Schema(postgres_server_url)
+    yield schema
+    schema.drop()
+
+
+@pytest.fixture
+def schema(module_schema: Schema) -> Schema:
+    module_schema.wipe()
+    return module_schema
+
+
+def success(task):
+    return Succeeded(task.id, task.token, a_result(task))
+
+
+# Setting up
+
+
+@pytest.mark.timeout(60)
+def test_many_processes_may_set_up_a_database_at_once(postgres_url):
+    script = (
+        "import asyncio, sys\n"
+        "from omniq.storage import open_storage\n"
+        "async def main():\n"
+        "    async with open_storage(sys.argv[1]) as storage:\n"
+        "        await storage.stats()\n"
+        "asyncio.run(main())\n"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", script, postgres_url], stderr=subprocess.PIPE)
+        for _ in range(8)
+    ]
+    failures = [process.communicate()[1] for process in started]
+
+    assert [process.returncode for process in started] == [0] * 8, failures
+
+
+async def test_a_schema_that_is_there_and_empty_is_set_up_too(postgres_url, postgres_server_url):
+    name = postgres_url.rpartition("=")[2]
+    administrator = await asyncpg.connect(postgres_server_url)
+    await administrator.execute(f"CREATE SCHEMA {name}")
+    await administrator.close()
+
+    async with open_storage(postgres_url) as storage:
+        assert await storage.list_tasks() == []
+
+
+async def test_a_newer_schema_is_refused_with_what_to_do(postgres_url):
+    async with open_storage(postgres_url) as storage:
+        assert isinstance(storage, PostgresStorage)
+        insert = storage._names("INSERT INTO {schema}.versions VALUES (99)")
+        await storage._write(lambda db: db.execute(insert))
+
+    for refused in (storage.open(), storage.upgrade_schema()):
+        with pytest.raises(StorageRefused, match=r"version 99.*use a newer omniq"):
+            await refused
+
+
+async def test_the_printed_sql_sets_up_what_opening_sets_up(postgres_database):
+    theirs = open_storage(f"{postgres_database}?schema=theirs")
+    assert isinstance(theirs, PostgresStorage)
+    administrator = await asyncpg.connect(postgres_database)
+    await administrator.execute(theirs.schema_sql())
+
+    async def shape(name):
+        found = await administrator.fetch(
+            "SELECT replace(indexdef, $1, '') FROM pg_indexes WHERE schemaname = $1 "
+            "UNION SELECT proname || pg_get_function_arguments(oid) FROM pg_proc "
+            "WHERE pronamespace = $1::regnamespace",
+            name,
+        )
+        return {text for (text,) in found}
+
+    async with theirs, open_storage(f"{postgres_database}?schema=ours"):
+        assert await shape("theirs") == await shape("ours")
+    await administrator.close()
+
+
+@pytest.mark.parametrize("name", ["Jobs", "a-b", "1st", 'x"y', "", "n" * 49])
+def test_a_bad_schema_name_is_refused(name):
+    with pytest.raises(SettingsError, match="schema"):
+        PostgresStorage("postgresql://localhost/none", schema=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": "/nobody"}, "does not exist"),
+        ({"netloc": "omniq:wrong@"}, "password"),
+    ],
+)
+async def test_what_waiting_cannot_help_is_refused(postgres_server_url, change, message):
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(postgres_server_url)
+    if "netloc" in change:
+        if parts.password is None:
+            pytest.skip("this server asks for no password")
+        change = {"netloc": f"{parts.username}:wrong@{parts.hostname}:{parts.port}"}
+    with pytest.raises(StorageRefused, match=message) as refused:
+        await PostgresStorage(parts._replace(**change).geturl()).open()
+
+    assert parts.password is None or parts.password not in str(refused.value)
+
+
+def test_every_migration_has_a_number_of_its_own():
+    numbers = [name[:4] for name in statements.migrations()]
+
+    assert numbers == [f"{number:04}" for number in range(1, migration.NEWEST + 1)]
+
+
+@pytest.mark.timeout(60)
+def test_the_schema_commands_set_up_check_and_print(postgres_url):
+    assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 1\n", "")
+    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 1\n", "")
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 1\n", "")
+    code, sql, _ = _omniq("schema", "sql", url=postgres_url)
+    assert code == 0
+    assert sql.startswith("BEGIN;")
+    assert f'CREATE TABLE "{postgres_url.rpartition("=")[2]}".live' in sql
+    assert _omniq("schema", "sql", url="memory://") == (2, "", "only postgresql:// has a schema")
+
+
+def _omniq(*arguments, url):
+    """The exit code, what was printed, and the middle of the one line of complaint."""
+    done = subprocess.run(
+        [sys.executable, "-m", "omniq", *arguments, "--url", url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (*_, complaint) = ("", *done.stderr.splitlines())
+    return done.returncode, done.stdout, complaint.rpartition(": ")[2].partition(";")[0]
+
+
+# Indexes
+
+
+async def test_turns_read_no_table_from_end_to_end(schema):
+    async with schema.another() as storage:
+        later = SYSTEM_CLOCK.now() + timedelta(hours=1)
+        await storage.enqueue_many([a_task(eta=later) for _ in range(2000)])
+        await storage.enqueue_many([a_task() for _ in range(2000)])
+        outcomes: list[Succeeded] = []
+        before = await _scans(storage)
+        for _ in range(15):
+            _, claimed = await storage.record_and_reserve(outcomes, 50)
+            outcomes = [success(task) for task in claimed]
+        await storage.renew()
+        await storage.enqueue_many([a_task(unique=f"k{n}") for n in range(10)])
+
+        assert await _scans(storage) == before
+
+
+async def test_the_slower_claim_reads_no_table_from_end_to_end_either(schema):
+    async with schema.another() as storage:
+        await storage.enqueue_many([a_task() for _ in range(2000)])
+        await storage.enqueue_many([a_task(queue=f"q{n % 3}", expires=_past()) for n in range(60)])
+        before = await _scans(storage)
+        while claimed := await storage.reserve(50):
+            await storage.record([success(task) for task in claimed])
+
+        assert await _scans(storage) == before
+        assert (await storage.stats()).by_status[TaskStatus.CANCELLED] == 60
+
+
+def _past():
+    return SYSTEM_CLOCK.now() - timedelta(seconds=1)
+
+
+async def _scans(storage):
+    """How often tasks were read from end to end, by this storage's writer and everybody else."""
+    sql = storage._names("SELECT pg_stat_force_next_flush()")
+    await storage._write(lambda db: db.execute(sql))
+    sql = (
+        "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE schemaname = $1 "
+        "AND relname IN ('live', 'finished', 'dead') ORDER BY relname"
+    )
+    return [
+        tuple(line)
+        for line in await storage._read(lambda db: db.fetch(sql, storage._target.schema))
+    ]
+
+
+# Wake-ups
+
+
+class Ear:
+    """Hears all messages of a store."""
+
+    def __init__(self, schema):
+        self.schema = schema
+        self.messages = []
+
+    async def __aenter__(self):
+        self.connection = await asyncpg.connect(self.schema.url)
+        channel = statements.channel(self.schema.name)
+        await self.connection.add_listener(channel, lambda *heard: self.messages.append(heard[3]))
+        return self
+
+    async def __aexit__(self, *_):
+        await self.connection.close()
+
+    async def heard(self):
+        """Everything that was sent so far."""
+        # What is sent before this statement arrives before its reply.
+        await self.connection.execute("SELECT 1")
+        return self.messages
+
+
+async def asleep(storage, what="work", is_awaited=True):
+    """Until somebody waits to be told, or nobody does any more."""
+    sql = storage._names(f"SELECT {{schema}}.is_awaited('{what}')")
+    async with asyncio.timeout(PATIENCE):
+        while await storage._read(lambda db: db.fetchval(sql)) is not is_awaited:
+            pass
+
+
+async def test_nobody_is_told_of_work_while_nobody_waits(schema):
+    async with schema.another() as storage, Ear(schema) as ear:
+        await storage.enqueue_many(some_tasks("abc"))
+        await storage.record([success(task) for task in await storage.reserve(3)])
+
+        assert await ear.heard() == []
+
+
+async def test_a_batch_is_told_of_once_and_ends_the_wait(schema):
+    async with schema.another() as waiting, schema.another() as storage, Ear(schema) as ear:
+        await waiting.renew()
+        assert await waiting.reserve(5) == []
+        waiter = asyncio.create_task(waiting.wait_for_work(3600))
+        await asleep(storage)
+        await storage.enqueue_many([a_task() for _ in range(50)])
+        await asyncio.wait_for(waiter, PATIENCE)
+
+        assert await ear.heard() == ["w0"]
+        assert len(await waiting.reserve(50)) == 50
+
+
+async def test_a_worker_that_always_finds_enough_is_told_nothing(schema):
+    async with schema.another() as busy, schema.another() as storage, Ear(schema) as ear:
+        assert await busy.reserve(1) == []
+        waiter = asyncio.create_task(busy.wait_for_work(3600))
+        await asleep(storage)
+        await storage.enqueue_many([a_task() for _ in range(30)])
+        await asyncio.wait_for(waiter, PATIENCE)
+        for _ in range(10):
+            await busy.reserve(2)
+        await asleep(storage, is_awaited=False)
+        await storage.enqueue(a_task())
+
+        assert await ear.heard() == ["w0"]
+
+
+async def test_a_delayed_task_of_another_process_ends_the_wait_when_it_is_due(schema):
+    async with schema.another() as waiting, schema.another() as storage:
+        assert await waiting.reserve(1) == []
+        waiter = asyncio.create_task(waiting.wait_for_work(3600))
+        await asleep(storage)
+        eta = SYSTEM_CLOCK.now() + timedelta(seconds=0.3)
+        await storage.enqueue(a_task("a", eta=eta))
+        await asyncio.wait_for(waiter, PATIENCE)
+
+        assert ids(await waiting.reserve(1)) == ["a"]
+        assert SYSTEM_CLOCK.now() >= eta
+
+
+async def test_the_end_of_a_task_is_told_to_whoever_waits_for_its_result(schema):
+    async with schema.another() as waiting, schema.another() as storage, Ear(schema) as ear:
+        await storage.enqueue_many(some_tasks("ab"))
+        a, b = await storage.reserve(2)
+        await storage.record([success(b)])
+        waiter = asyncio.create_task(waiting.wait_for_result("a"))
+        await asleep(storage, "results")
+        await storage.record([success(a)])
+        result = await asyncio.wait_for(waiter, PATIENCE)
+
+        assert result is not None
+        assert result.status is TaskStatus.SUCCESS
+        assert await ear.heard() == ["ra"]
+
+
+async def test_a_cancellation_reaches_a_worker_that_listens(schema):
+    async with schema.another() as worker, schema.another() as storage:
+        await storage.enqueue(a_task("a"))
+        assert ids(await worker.reserve(2)) == ["a"]
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        worker.on_cancel(told.set_result)
+        waiter = asyncio.create_task(worker.wait_for_work(3600))
+        await asleep(storage)
+        await storage.cancel("a")
+
+        assert await asyncio.wait_for(told, PATIENCE) == "a"
+        waiter.cancel()
+
+
+async def test_without_a_session_of_its_own_everything_works_by_polling(schema):
+    async with schema.another(poll_only=True) as storage, schema.another() as other:
+        await other.enqueue_many([a_task(f"t{n}", priority=n) for n in range(5)])
+        first, second = await storage.reserve(2)
+        retry = storage.mark_failed(second.id, an_error(), will_retry=False)
+        recorded, _ = await storage.record_and_reserve([success(first)], 1)
+        await retry
+        waiter = asyncio.create_task(storage.wait_for_work(0.05))
+        await waiter
+        waiting = asyncio.create_task(storage.wait_for_result("t0", timeout=0.05))
+        sql = other._names("SELECT {schema}.is_awaited('work') OR {schema}.is_awaited('results')")
+
+        assert recorded == [True]
+        assert not await other._read(lambda db: db.fetchval(sql))
+        assert await waiting is None
+        assert (await storage.stats()).dead == 1
+        prepared = await storage._write(
+            lambda db: db.fetch("SELECT name FROM pg_prepared_statements")
+        )
+        assert prepared == []
+
+
+# Lost connections and lost replies
+
+
+@pytest.fixture
+async def proxy(schema):
+    async with FaultProxy(schema.url) as proxy:
+        yield proxy
+
+
+def behind(proxy, schema):
+    return PostgresStorage(proxy.url, schema=schema.name)
+
+
+async def test_an_enqueue_whose_reply_was_lost_is_done_once(schema, proxy):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue(a_task("warm-up"))
+        proxy.cut("before_reply")
+        assert await storage.enqueue_many(some_tasks("ab")) == ["a", "b"]
+        proxy.cut("before_request")
+        assert await storage.enqueue(a_task("c")) == "c"
+
+        assert proxy.counts.cuts == 2
+        assert ids(await storage.list_tasks()) == ["a", "b", "c", "warm-up"]
+
+
+async def test_an_enqueue_that_leaves_no_record_is_not_made_again_when_its_reply_was_lost(
+    schema, proxy
+):
+    async with behind(proxy, schema) as storage, schema.another() as other:
+        await storage.enqueue(a_task("warm-up"))
+        proxy.cut("before_reply")
+        with pytest.raises(StorageError):
+            await storage.enqueue(a_task("a", result_ttl=0.0))
+
+        assert ids(await other.list_tasks()) == ["a", "warm-up"]
+
+
+async def test_a_claim_whose_reply_was_lost_gives_the_same_tasks_and_no_more(schema, proxy):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue_many(some_tasks("abcdef"))
+        first = await storage.reserve(2)
+        await storage.record_and_reserve([success(task) for task in first], 1)
+        proxy.cut("before_reply")
+        claimed = await storage.reserve(2)
+
+        assert proxy.disarm()
+        assert ids(claimed) == ["d", "e"]
+        assert [task.token for task in claimed] == [1, 1]
+        assert await storage.held_by(storage.owner) == {"c": 1, "d": 1, "e": 1}
+
+
+@pytest.mark.parametrize("where", ["before_request", "before_reply"])
+async def test_a_turn_whose_connection_was_lost_records_and_claims_once(schema, proxy, where):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue_many(some_tasks("abcdef"))
+        first = await storage.reserve(2)
+        outcomes = [success(first[0]), Released(first[1].id, first[1].token)]
+        proxy.cut(where)
+        recorded, claimed = await storage.record_and_reserve(outcomes, 2)
+
+        assert proxy.disarm()
+        assert recorded == [True, True]
+        assert ids(claimed) == ["b", "c"]
+        assert [task.token for task in claimed] == [2, 1]
+        assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 1
+
+
+async def test_a_renewal_whose_reply_was_lost_is_made_again(schema, proxy):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue(a_task("a"))
+        await storage.reserve(1)
+        proxy.cut("before_reply")
+        renewal = await storage.renew()
+
+        assert renewal.held == {"a": 1}
+
+
+async def test_a_call_waits_a_little_for_a_server_that_is_away(schema, proxy):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue(a_task("a"))
+        await proxy.refuse()
+        call = asyncio.create_task(storage.enqueue(a_task("b")))
+        done, _ = await asyncio.wait([call], timeout=0.1)
+        assert not done
+        await proxy.heal()
+
+        assert await asyncio.wait_for(call, PATIENCE) == "b"
+
+
+async def test_a_listener_that_was_cut_off_listens_again(schema, proxy):
+    async with behind(proxy, schema) as waiting, schema.another() as storage:
+        assert await waiting.reserve(1) == []
+        waiter = asyncio.create_task(waiting.wait_for_work(3600))
+        await asleep(storage)
+        proxy.cut_all()
+        await asleep(storage, is_awaited=False)
+        await asleep(storage)
+        await storage.enqueue(a_task())
+        await asyncio.wait_for(waiter, PATIENCE)
+
+        assert len(await waiting.reserve(1)) == 1
+
+
+@pytest.mark.parametrize(("where", "written"), [("before_request", 0), ("before_reply", 1)])
+async def test_whether_a_commit_was_done_whose_reply_was_lost_is_told_by_the_record(
+    schema, proxy, monkeypatch, where, written
+):
+    schema.execute(f"CREATE TABLE {schema.name}.notes (note text)")
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        commit = storage._lending.commit
+
+        async def commit_and_lose_the_reply(*arguments):
+            proxy.cut(where)
+            await commit(*arguments)
+
+        monkeypatch.setattr(storage._lending, "commit", commit_and_lose_the_reply)
+
+        async def pay():
+            async with storage.transaction("a", 1, lambda: success(task)) as connection:
+                await connection.execute(f"INSERT INTO {schema.name}.notes VALUES ('paid')")
+
+        if written:
+            await pay()
+        else:
+            with pytest.raises(StorageError):
+                await pay()
+        seen = await storage.get_task("a")
+
+        assert proxy.disarm()
+        assert schema.value("SELECT count(*) FROM {schema}.notes") == written
+        assert seen is not None
+        assert (seen.status is TaskStatus.SUCCESS) == bool(written)
+    schema.execute(f"DROP TABLE {schema.name}.notes")
+
+
+async def test_a_fenced_owner_is_refused_and_goes_on_as_somebody_else(schema):
+    async with schema.another() as lost, schema.another() as other:
+        await other.enqueue_many(some_tasks("ab"))
+        task = await claim_one(lost)
+        schema.execute(f"UPDATE {schema.name}.leases SET until = 0 WHERE owner = '{lost.owner}'")
+        (back,) = await other.give_back_abandoned()
+
+        assert (back.task_id, back.status) == ("a", TaskStatus.RETRYING)
+        with pytest.raises(LeaseLost):
+            await lost.record_and_reserve([success(task)], 1)
+        assert ids(await lost.reserve(5)) == ["b", "a"]
