@@ -21,10 +21,10 @@ export PIP_ROOT_USER_ACTION := ignore
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint deep mutants bench powercut syscalls format clean
+.PHONY: help demo test test-all docs check lint deep mutants chaos bench powercut syscalls screenshots format clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		while IFS='|' read -r name what; do printf '%-18s %s\n' "$$name" "$$what"; done
 
 demo: $(STAMP) ## see omniq at work
@@ -32,6 +32,13 @@ demo: $(STAMP) ## see omniq at work
 
 test: $(STAMP) ## run the tests
 	@$(PYTEST)
+
+test-all: $(STAMP) ## run the tests on every Python from 3.11 that is here
+	@$(BIN)/python -m tests.every_python $(ARGS)
+
+docs: $(STAMP) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
+	@echo 'open site/index.html'
 
 check: lint test ## all that must pass before a commit
 
@@ -47,6 +54,9 @@ deep: $(STAMP) ## run the long state machines and fault sweeps
 mutants: $(STAMP) ## break omniq on purpose and see which test notices
 	@$(BIN)/python tests/mutants/run.py
 
+chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n: for so long)
+	@HOURS=$(HOURS) $(BIN)/python -m chaos
+
 bench: $(STAMP) ## measure the cost of draining a queue
 	@$(BIN)/python benchmarks/drain.py
 
@@ -56,12 +66,15 @@ powercut: $(STAMP) ## cut the power of a disk again and again (needs root)
 syscalls: $(STAMP) ## make single system calls fail (needs strace)
 	@$(BIN)/python -m tests.faults.syscalls
 
+screenshots: $(STAMP) ## take the pictures of the dashboard in docs/ (needs Chromium)
+	@$(BIN)/python -m tests.browser.screenshots
+
 format: $(STAMP) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check -q --fix-only .
 	@$(BIN)/ruff format -q .
 
 clean: ## remove everything that was built
-	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # uv is quick, pip is everywhere: whichever way works.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -162,6 +163,11 @@ def encode_id(millis: int, tail: int) -> str:
     """
     value = (millis << 80) | tail
     return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
+
+
+def new_secret() -> str:
+    """192 random bits as text that may stand in a URL. Not a `Clock`'s: no seed may foretell it."""
+    return secrets.token_urlsafe(24)
 
 
 _SHIFTS = tuple(range(120, -1, -10))

@@ -106,6 +106,14 @@ class TaskSnoozed(TaskEvent, frozen=True, kw_only=True):
     until: datetime
 
 
+class StepSkipped(TaskEvent, frozen=True, kw_only=True):
+    """A step failed that the task can do without; `error` is the type of the error."""
+
+    name: ClassVar[str] = "task.step_skipped"
+    step: str
+    error: str
+
+
 class StaleRefused(Event, frozen=True, kw_only=True):
     """An outcome came too late and was dropped: another claim owns the task."""
 
@@ -176,6 +184,27 @@ class TasksLeft(Event, frozen=True, kw_only=True):
     count: int
 
 
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """The task `id` stands for a nominal time of a schedule, `late` seconds after it.
+
+    It was not enqueued where the run before it has not ended and `overlap="skip"` leaves it out.
+    """
+
+    name: ClassVar[str] = "schedule.fired"
+    schedule_id: str
+    nominal: datetime
+    id: str
+    late: float
+
+
+class ScheduleMissed(Event, frozen=True, kw_only=True):
+    """Nobody was there at nominal times of a schedule, the first at `since`: they have no task."""
+
+    name: ClassVar[str] = "schedule.missed"
+    schedule_id: str
+    since: datetime
+
+
 class WorkerRecycling(Event, frozen=True, kw_only=True):
     """So many threads hang in calls that were given up that the process should be replaced.
 
@@ -212,6 +241,63 @@ class WorkerStuck(Event, frozen=True, kw_only=True):
     func_path: str = ""
 
 
+class WorkerStalled(Event, frozen=True, kw_only=True):
+    """Another worker keeps its lease and does not get on: its loop is blocked, or its beat is late.
+
+    Told by every worker that sees it, once until it gets on again. `owner` is the stalled one.
+    """
+
+    name: ClassVar[str] = "worker.stalled"
+    owner: str
+    host: str
+    pid: int
+    last_heartbeat: datetime
+    running: int
+
+
+class TaskStuck(TaskEvent, frozen=True, kw_only=True):
+    """A task runs for longer than it may, and nobody has stopped it. Told once for each run.
+
+    `deliveries` is how often it has been claimed so far, `owner` who has it now.
+    """
+
+    name: ClassVar[str] = "task.stuck"
+    owner: str
+    seconds: float
+    deliveries: int
+
+
+class BreakerOpened(Event, frozen=True, kw_only=True):
+    """A circuit breaker lets nothing through; `reason` is the type of the last error."""
+
+    name: ClassVar[str] = "breaker.opened"
+    breaker: str
+    failures: int
+    reason: str = ""
+
+
+class BreakerHalfOpened(Event, frozen=True, kw_only=True):
+    """A circuit breaker has let one call through, to see whether it succeeds."""
+
+    name: ClassVar[str] = "breaker.half_opened"
+    breaker: str
+
+
+class BreakerClosed(Event, frozen=True, kw_only=True):
+    """A circuit breaker lets everything through again."""
+
+    name: ClassVar[str] = "breaker.closed"
+    breaker: str
+
+
+class HookFailed(TaskEvent, frozen=True, kw_only=True):
+    """A task's `on_failure` or `on_dead` raised, or took too long. Nothing else comes of it."""
+
+    name: ClassVar[str] = "hook.failed"
+    hook: str
+    error: str
+
+
 class LeaseRenewed(Event, frozen=True, kw_only=True):
     """A worker showed that it is alive."""
 
@@ -232,6 +318,21 @@ class RecordQuarantined(Event, frozen=True, kw_only=True):
     name: ClassVar[str] = "record.quarantined"
     record: str
     reason: str
+
+
+class OperatorActed(Event, frozen=True, kw_only=True):
+    """Somebody has used the dashboard to change something, or was refused.
+
+    `action` is the path of what was asked for, `subject` what it was about, `outcome` what came of
+    it, `by` their role and `client` the address they came from.
+    """
+
+    name: ClassVar[str] = "operator.acted"
+    action: str
+    subject: str
+    outcome: str
+    by: str
+    client: str
 
 
 class ChoreFailed(Event, frozen=True, kw_only=True):

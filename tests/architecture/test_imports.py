@@ -16,25 +16,31 @@ SRC = Path(__file__).parents[2] / "src" / "omniq"
 
 LINES = """
 errors clock _loops
-failpoints retry schedule settings events _portal
+failpoints retry schedule settings events sealing marking _portal
 models log metrics
-outcomes serialization signals options context breaker
-functions
+classify
+outcomes serialization signals options firing records
+steps
+resuming transaction
+functions context
 calls running omniq
-storage._hints storage._gates storage.terms
-storage._rows storage._ready
-storage.inspection
+storage._hints storage._gates storage.terms storage._access
+storage._rows storage._ready breaker
+storage.inspection storage._enqueues
 storage.keeping
 storage.base
 storage._sqlite storage._files storage._postgres storage._redis
 storage.memory storage.file storage.sqlite storage.postgres storage.redis
 storage._urls
 storage
+health dead schedules
 pool
 worker
 queue
 blocking service
-cli dashboard integrations
+operate
+dashboard integrations
+cli
 __main__
 testing
 """
@@ -48,6 +54,7 @@ WHOLE = {
     "storage._redis",
     "pool",
     "service",
+    "operate",
     "cli",
     "dashboard",
     "integrations",
@@ -60,7 +67,12 @@ LEVELS = {
     for name in line.split()
 }
 
-DRIVERS = ("asyncpg", "cloudpickle", "cronsim", "psycopg", "redis", "sqlite3", "starlette")
+DRIVERS = ("asyncpg", "cloudpickle", "cronsim", "cryptography", "psycopg", "redis", "sqlite3")
+FRAMEWORKS = {
+    **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "dashboard"),
+    **dict.fromkeys(("django", "fastapi", "flask"), "integrations"),
+    **dict.fromkeys(("opentelemetry", "prometheus_client"), "integrations"),
+}
 
 # Whoever needs the time, chance or an id takes a `Clock`. `failpoints` stalls a real machine, and
 # `testing` is the other side.
@@ -161,6 +173,17 @@ def test_a_driver_is_imported_by_one_file(driver):
     ]
 
     assert len(users) <= 1, f"{driver} is imported by {users}"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_is_known_to_one_package(framework):
+    users = {
+        place(module)
+        for module, tree in MODULES.items()
+        if any(name.split(".")[0] == framework for name in imported(tree))
+    }
+
+    assert users <= {FRAMEWORKS[framework]}
 
 
 @pytest.mark.parametrize("module", MODULES)

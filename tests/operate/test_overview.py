@@ -11,8 +11,8 @@ from omniq.models import Task, TaskStatus
 from omniq.operate.details import task_detail
 from omniq.operate.overview import Overlook, queue_lines
 from omniq.operate.recent import newest_dead, newest_tasks
-from omniq.operate.records import plain
 from omniq.outcomes import Failed, Retried, Succeeded
+from omniq.records import plain
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 
 

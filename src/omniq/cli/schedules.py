@@ -12,6 +12,7 @@ from omniq.cli.options import Json, Url, Yes
 from omniq.cli.session import CommandFailed, with_queue
 from omniq.cli.words import away, count_of, instant_of, json_value, moment, named_values, seconds_of
 from omniq.models import MissedPolicy, OverlapPolicy, Schedule
+from omniq.operate.redaction import without_secrets
 from omniq.queue import AsyncTaskQueue
 from omniq.schedules import ScheduleOptions
 from omniq.service import console
@@ -84,7 +85,7 @@ def show(
         if as_json:
             screen.dump({"schedule": schedule, "upcoming": upcoming})
             return
-        task = schedule.task
+        task = without_secrets(schedule.task)
         pairs: list[tuple[str, screen.Cell]] = [
             ("schedule", schedule.id),
             ("when", timing(schedule)),

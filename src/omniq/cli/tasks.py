@@ -15,6 +15,7 @@ from omniq.models import Attempt, Task, TaskStatus
 from omniq.operate import bulk
 from omniq.operate.details import TaskDetail, task_detail
 from omniq.operate.recent import newest_tasks
+from omniq.operate.redaction import without_secrets
 from omniq.queue import AsyncTaskQueue
 from omniq.service import console
 
@@ -151,14 +152,15 @@ def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
 
 
 def _identity(task: Task, now: datetime) -> list[tuple[str, screen.Cell]]:
+    safe = without_secrets(task)
     return [
         ("id", task.id),
         ("status", screen.status_text(task.status)),
         ("function", task.func_path),
         ("queue", task.queue),
         ("priority", task.priority),
-        ("arguments", screen.value_text(task.args) if task.args else ""),
-        ("keywords", screen.value_text(task.kwargs) if task.kwargs else ""),
+        ("arguments", screen.value_text(safe.args) if task.args else ""),
+        ("keywords", screen.value_text(safe.kwargs) if task.kwargs else ""),
         ("metadata", screen.value_text(task.metadata) if task.metadata else ""),
         ("enqueued", f"{moment(task.created_at)} ({away(task.created_at, now)})"),
         ("retries", f"{task.attempts} failed of {task.max_retries + 1} runs at most"),

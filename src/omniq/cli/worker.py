@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from omniq.cli.options import Url
+from omniq.errors import SettingsError
 from omniq.service import console
 from omniq.service.supervisor import Worker
 from omniq.settings import Settings
@@ -108,6 +110,8 @@ def make_current_folder_importable() -> None:
 
 def _listeners(metrics_port: int | None, otel: bool) -> list[str]:
     """What listens in each process. Imported there, and only if it is wanted."""
+    if otel and find_spec("opentelemetry") is None:
+        raise SettingsError("--otel needs more: pip install 'omniq[otel]'")
     wanted = {
         "omniq.integrations.prometheus.Counters": metrics_port is not None,
         "omniq.integrations.otel.Spans": otel,

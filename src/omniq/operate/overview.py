@@ -74,18 +74,29 @@ class _Sample(msgspec.Struct, frozen=True):
     failed: int
 
 
+class _Newest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the newest tasks told when the counts were these."""
+
+    by_status: dict[TaskStatus, int]
+    dead: int
+    wait: Spread | None
+    run: Spread | None
+    failures: tuple[DeadLetter, ...]
+
+
 class Overlook:
     """Looks at a storage again and again, and so knows its rates."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
         self._samples: deque[_Sample] = deque()
+        self._seen: _Newest | None = None
 
     async def look(self) -> Overview:
         """How it goes now."""
         storage = self._storage
         stats, workers = await storage.stats(), await live_workers(storage)
-        newest = await newest_tasks(storage, _SAMPLED_TASKS)
+        newest = await self._newest(stats)
         return Overview(
             at=storage.clock.now(),
             storage=storage.capabilities.name,
@@ -95,11 +106,28 @@ class Overlook:
             queues=tuple(await _queue_lines(storage, stats, workers)),
             workers=tuple(workers),
             breakers=tuple(await breakers_of(storage)),
-            wait=_spread([seconds for task in newest if (seconds := _waited(task)) is not None]),
-            run=_spread(await _run_times(storage, newest)),
+            wait=newest.wait,
+            run=newest.run,
             rates=self._rates(stats),
-            failures=tuple(await newest_dead(storage, _FAILURES)) if stats.dead else (),
+            failures=newest.failures,
         )
+
+    async def _newest(self, stats: QueueStats) -> _Newest:
+        """What the newest tasks tell, asked again only when some count has changed."""
+        if self._seen is None or (self._seen.by_status, self._seen.dead) != (
+            stats.by_status,
+            stats.dead,
+        ):
+            storage = self._storage
+            tasks = await newest_tasks(storage, _SAMPLED_TASKS)
+            self._seen = _Newest(
+                by_status=stats.by_status,
+                dead=stats.dead,
+                wait=_spread([each for task in tasks if (each := _waited(task)) is not None]),
+                run=_spread(await _run_times(storage, tasks)),
+                failures=tuple(await newest_dead(storage, _FAILURES)) if stats.dead else (),
+            )
+        return self._seen
 
     def _rates(self, stats: QueueStats) -> Rates | None:
         """From what the counters have grown by since the oldest sample of the window."""

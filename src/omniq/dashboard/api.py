@@ -1,0 +1,134 @@
+"""The JSON API: the same answers and the same actions as the pages, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omniq.dashboard import actions, questions
+from omniq.dashboard.deeds import TOKEN_HEADER, body_of, change
+from omniq.dashboard.desk import Desk, desk_of
+from omniq.health import breakers_of
+from omniq.operate.details import task_detail
+from omniq.operate.overview import queue_lines
+from omniq.operate.promises import promises_of
+from omniq.operate.reasons import explain
+from omniq.records import plain
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Something a program can ask. `takes` are its query parameters."""
+
+    path: str
+    summary: str
+    takes: type[msgspec.Struct]
+    answer: Callable[[Desk, Any, dict[str, str]], Awaitable[Any]]
+
+
+async def overview(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    look = await desk.sampler.current()
+    shown = plain(look.overview)
+    shown["failures"] = [questions.shown_letter(letter) for letter in look.overview.failures]
+    return shown
+
+
+async def tasks(desk: Desk, asked: questions.TasksQuestion, path: dict[str, str]) -> Any:
+    page = await questions.answer_tasks(desk, asked)
+    return {
+        "tasks": [questions.shown_task(task) for task in page.tasks],
+        "cursor": page.cursor,
+        "looked_at": page.looked_at,
+    }
+
+
+async def task(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    return questions.shown_detail(await task_detail(desk.storage, path["task_id"]))
+
+
+async def explanation(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    return plain(await explain(desk.storage, path["task_id"]))
+
+
+async def dead(desk: Desk, asked: questions.DeadQuestion, path: dict[str, str]) -> Any:
+    letters = await questions.answer_dead(desk, asked)
+    return {
+        "dead": [questions.shown_letter(letter) for letter in letters],
+        "after": letters[-1].task_id if len(letters) == asked.limit else None,
+    }
+
+
+async def groups(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    return plain(await questions.answer_groups(desk))
+
+
+async def workers(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    found = await questions.answer_workers(desk)
+    return {"workers": [questions.shown_worker(view) for view in found]}
+
+
+async def queues(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    lines = await desk.once("queues", lambda: queue_lines(desk.storage))
+    return {"queues": plain(lines)}
+
+
+async def schedules(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    found = await questions.answer_schedules(desk)
+    return {"schedules": [questions.shown_schedule(view) for view in found]}
+
+
+async def breakers(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    found = await desk.once("breakers", lambda: breakers_of(desk.storage))
+    return {"breakers": plain(found)}
+
+
+async def storage(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
+    found = await desk.once("promises", lambda: promises_of(desk.storage))
+    return {"promises": plain(found), "settings": desk.storage.settings.shown()}
+
+
+_ALL = questions.Nothing
+
+ENDPOINTS = (
+    Endpoint("/api/overview", "How it goes", _ALL, overview),
+    Endpoint("/api/tasks", "A page of tasks, newest first", questions.TasksQuestion, tasks),
+    Endpoint("/api/tasks/{task_id}", "All that is known of a task", _ALL, task),
+    Endpoint("/api/tasks/{task_id}/explanation", "Why it does not run", _ALL, explanation),
+    Endpoint("/api/dead", "A page of dead letters", questions.DeadQuestion, dead),
+    Endpoint("/api/dead/groups", "Dead letters by function and reason", _ALL, groups),
+    Endpoint("/api/workers", "Workers and what they run", _ALL, workers),
+    Endpoint("/api/queues", "Queues", _ALL, queues),
+    Endpoint("/api/schedules", "Schedules and their next times", _ALL, schedules),
+    Endpoint("/api/breakers", "Circuit breakers", _ALL, breakers),
+    Endpoint("/api/storage", "What this storage promises", _ALL, storage),
+)
+
+
+def asking(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of an endpoint."""
+
+    async def handle(request: Request) -> Response:
+        asked = questions.asked(endpoint.takes, request.query_params.multi_items())
+        return as_json(await endpoint.answer(desk_of(request), asked, request.path_params))
+
+    return handle
+
+
+def acting(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of an action that a program asks for."""
+
+    async def handle(request: Request) -> Response:
+        body = await body_of(request)
+        token = request.headers.get(TOKEN_HEADER, "")
+        done = await change(request, action, lambda: actions.told_by_json(action, body), token)
+        return as_json(plain(done))
+
+    return handle
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,213 @@
+"""The application, put together: every route stands in one of the tables below."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from omniq import log
+from omniq.dashboard import api, pages
+from omniq.dashboard.access import Access, TooManyGuesses, is_token
+from omniq.dashboard.actions import ACTIONS
+from omniq.dashboard.deeds import form_of
+from omniq.dashboard.desk import Desk, desk_of
+from omniq.dashboard.doorway import (
+    HEADERS,
+    Doorway,
+    client_of,
+    drop_cookie,
+    relative_path,
+    set_cookie,
+    visitor_of,
+)
+from omniq.dashboard.openapi import document
+from omniq.dashboard.rendering import environment, page
+from omniq.dashboard.stream import stream
+from omniq.errors import (
+    DuplicateTask,
+    InvalidTask,
+    OmniqError,
+    QueueFull,
+    ScheduleNotFound,
+    StorageClosed,
+    StorageError,
+    TaskNotFound,
+)
+from omniq.events import Dispatcher
+from omniq.queue import AsyncTaskQueue
+
+_STATIC = {
+    "style.css": "text/css",
+    "live.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_CODES: dict[type[OmniqError], int] = {
+    InvalidTask: 400,
+    TaskNotFound: 404,
+    ScheduleNotFound: 404,
+    DuplicateTask: 409,
+    QueueFull: 409,
+    TooManyGuesses: 429,
+    StorageClosed: 503,
+    StorageError: 503,
+}
+
+
+def create_app(
+    queue: AsyncTaskQueue, *, access: Access | None = None, events: Dispatcher | None = None
+) -> Starlette:
+    """The dashboard of an open queue, as an ASGI application; mount it wherever you like.
+
+    Without `access` it goes by the secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER;
+    without those nobody gets in. `events` gets an `OperatorActed` for every change, which is also
+    logged when logging is enabled.
+    """
+    given = events or Dispatcher()
+    log.attach(given)
+    desk = Desk(queue, access or Access.from_environment(), given)
+    app = Starlette(
+        routes=_routes(),
+        middleware=[Middleware(Doorway, access=desk.access, sessions=desk.sessions)],
+        exception_handlers={
+            OmniqError: _explain,
+            HTTPException: _explain,
+            Exception: _apologise,
+        },
+        lifespan=_lifespan,
+    )
+    app.state.desk = desk
+    app.state.templates = environment()
+    app.state.document = document("/")
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    yield
+    await app.state.desk.sampler.close()
+
+
+def _routes() -> list[Route]:
+    get = ["GET"]
+    return [
+        Route("/", pages.overview, methods=get),
+        Route("/tasks", pages.tasks, methods=get),
+        Route("/tasks/{task_id}", pages.task, methods=get),
+        Route("/dead", pages.dead, methods=get),
+        Route("/workers", pages.workers, methods=get),
+        Route("/schedules", pages.schedules, methods=get),
+        Route("/queues", pages.queues, methods=get),
+        Route("/storage", pages.storage, methods=get),
+        Route("/login", login, methods=get),
+        Route("/login", sign_in, methods=["POST"]),
+        Route("/logout", sign_out, methods=["POST"]),
+        Route("/static/{name}", static, methods=get),
+        Route("/api", pages.reference, methods=get),
+        Route("/api/openapi.json", openapi, methods=get),
+        Route("/api/stream", stream, methods=get),
+        # A path of two words is an action before it is the id of a task.
+        *(
+            Route(f"/api/{path}", api.acting(each), methods=["POST"])
+            for path, each in ACTIONS.items()
+        ),
+        *(
+            Route(f"/act/{path}", pages.acting(each), methods=["POST"])
+            for path, each in ACTIONS.items()
+        ),
+        *(Route(each.path, api.asking(each), methods=get) for each in _endpoints()),
+    ]
+
+
+def _endpoints() -> list[api.Endpoint]:
+    # `/api/dead/groups` before what has a name in its path.
+    return sorted(api.ENDPOINTS, key=lambda each: "{" in each.path)
+
+
+async def login(request: Request) -> Response:
+    """The way in: a one-time link, or a form for a secret."""
+    token = request.query_params.get("token")
+    is_stranger = bool(request.scope.get("omniq.stranger"))
+    if token is None or is_stranger:
+        return _login_page(request, 401 if is_stranger else 200)
+    session = desk_of(request).sessions.redeem(token, client_of(request.scope))
+    if session is None:
+        return _login_page(request, 403, "This link has been used, or is not the newest one.")
+    response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
+    set_cookie(response, request.scope, session)
+    return response
+
+
+async def sign_in(request: Request) -> Response:
+    """Sign in with a secret."""
+    if request.scope.get("omniq.stranger"):
+        return _login_page(request, 401)
+    secret = dict(await form_of(request)).get("secret", "")
+    session = desk_of(request).sessions.sign_in(secret, client_of(request.scope))
+    if session is None:
+        return _login_page(request, 403, "That is not one of the secrets.")
+    response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
+    set_cookie(response, request.scope, session)
+    return response
+
+
+async def sign_out(request: Request) -> Response:
+    """End the session."""
+    session = visitor_of(request).session
+    if session is not None:
+        if not is_token(session, dict(await form_of(request)).get("token", "")):
+            raise HTTPException(403, "the page is out of date: open it again and repeat this")
+        desk_of(request).sessions.end(session)
+    response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
+    drop_cookie(response, request.scope)
+    return response
+
+
+def _login_page(request: Request, status: int, error: str = "") -> Response:
+    access = desk_of(request).access
+    has_secrets = access.operator is not None or access.viewer is not None
+    return page(request, "login.html", status, error=error, has_secrets=has_secrets)
+
+
+async def static(request: Request) -> Response:
+    """One of the few files there are; a name that is not in the table is no file."""
+    kind = _STATIC.get(request.path_params["name"])
+    if kind is None:
+        raise HTTPException(404, "no such file")
+    content = files("omniq.dashboard").joinpath("static", request.path_params["name"]).read_bytes()
+    headers = {"cache-control": "max-age=300"}
+    return Response(content, media_type=kind, headers=headers)
+
+
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document."""
+    return api.as_json(document(request.scope.get("root_path", "")))
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """What went wrong, as a page or for a program."""
+    if isinstance(error, HTTPException):
+        code, text = error.status_code, error.detail
+    else:
+        code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), 400)
+        text = str(error)
+    path = relative_path(request.scope)
+    if path.startswith("/api/"):
+        return api.as_json({"error": text}, code)
+    if path.startswith("/static/"):
+        return PlainTextResponse(text, code)
+    return page(request, "error.html", code, code=code, text=text)
+
+
+async def _apologise(request: Request, error: Exception) -> Response:
+    """A mistake of ours: said in one line, without telling what is inside."""
+    text = "the dashboard has made a mistake; its log says which"
+    # It is answered outside of the doorway, so it brings the doorway's headers itself.
+    return PlainTextResponse(text, 500, HEADERS)

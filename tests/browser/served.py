@@ -1,0 +1,73 @@
+"""The dashboard on a free port of this machine, in this event loop, and ways to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+
+from omniq import AsyncTaskQueue
+from omniq.dashboard import Access, create_app
+
+SECRET = "a secret of the tests"
+VIEWER = "a secret for looking"
+
+
+@asynccontextmanager
+async def served(queue: AsyncTaskQueue, access: Access | None = None) -> AsyncIterator[Any]:
+    """The address of a dashboard of that queue, and its application."""
+    app = create_app(queue, access=access or Access(operator=SECRET, viewer=VIEWER))
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    # From here on a connection waits for the server instead of being refused.
+    listener.listen(128)
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server._serve([listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", app
+    finally:
+        await app.state.desk.sampler.close()
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+class Client(httpx.AsyncClient):
+    """A client that also lets a test look behind the wall."""
+
+    app: Starlette
+
+
+@asynccontextmanager
+async def asked(
+    queue: AsyncTaskQueue, access: Access | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """A client that talks to a dashboard of that queue without a network, and is nobody yet."""
+    app = create_app(queue, access=access or Access(operator=SECRET, viewer=VIEWER), **options)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with Client(transport=transport, base_url="http://localhost:8484") as client:
+        client.app = app
+        try:
+            yield client
+        finally:
+            await app.state.desk.sampler.close()
+
+
+def bearer(secret: str = SECRET) -> dict[str, str]:
+    """What a program sends with every request."""
+    return {"authorization": f"Bearer {secret}"}
+
+
+async def sign_in(client: httpx.AsyncClient, secret: str = SECRET) -> str:
+    """Sign in as a browser does; the token that every change must carry."""
+    answer = await client.post("/login", data={"secret": secret})
+    assert answer.status_code == 303
+    page = (await client.get("/queues")).text
+    return page.split('name="token" value="')[1].split('"')[0]

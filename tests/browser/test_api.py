@@ -1,0 +1,201 @@
+"""The JSON API answers what the pages show, does what they do, and bounds all of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from omniq.models import TaskStatus
+from tests.browser.served import VIEWER, bearer, sign_in
+
+
+async def ask(client, path, **query):
+    answer = await client.get(path, params=query, headers=bearer())
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def act(client, path, **told):
+    return await client.post(f"/api/{path}", json=told, headers=bearer())
+
+
+async def test_tasks_are_paged_newest_first_and_none_is_missed_or_doubled(queue, client):
+    handles = await queue.enqueue_many("shop.say", [f"text {number}" for number in range(25)])
+    named = await queue.options(task_id="by-hand").enqueue("shop.say", "last")
+    seen: list[str] = []
+    cursor = None
+    while cursor or not seen:
+        page = await ask(client, "/api/tasks", limit=7, **({"cursor": cursor} if cursor else {}))
+        seen += [task["id"] for task in page["tasks"]]
+        cursor = page["cursor"]
+
+    assert seen == [named.id, *reversed([handle.id for handle in handles])]
+
+
+@pytest.mark.timeout(60)
+async def test_thousands_enqueued_by_one_call_are_paged_without_a_gap(queue, client):
+    handles = await queue.enqueue_many("shop.say", [str(number) for number in range(1_500)])
+    seen: list[str] = []
+    cursor = None
+    while cursor or not seen:
+        page = await ask(client, "/api/tasks", limit=250, **({"cursor": cursor} if cursor else {}))
+        seen += [task["id"] for task in page["tasks"]]
+        cursor = page["cursor"]
+
+    assert seen == sorted((handle.id for handle in handles), reverse=True)
+
+
+async def test_every_filter_filters(queue, client):
+    chosen = await queue.options(queue="mail", metadata={"tenant": "a"}).enqueue("shop.say", "x")
+    await queue.enqueue("shop.refresh_prices")
+    filters = {
+        "queue": "mail",
+        "function": "shop.say",
+        "id": chosen.id,
+        "metadata": "tenant=a",
+    }
+    for name, text in filters.items():
+        page = await ask(client, "/api/tasks", **{name: text})
+        assert [task["id"] for task in page["tasks"]] == [chosen.id], name
+
+    assert (await ask(client, "/api/tasks", status="success"))["tasks"] == []
+    assert len((await ask(client, "/api/tasks", since="1h"))["tasks"]) == 2
+    assert (await ask(client, "/api/tasks", until="1h"))["tasks"] == []
+
+
+async def test_the_beginning_of_an_id_finds_all_that_begin_so(queue, client):
+    for name in ("order-1", "order-10", "order-2", "other"):
+        await queue.options(task_id=name).enqueue("shop.say", name)
+
+    page = await ask(client, "/api/tasks", id="order-1")
+    assert [task["id"] for task in page["tasks"]] == ["order-1", "order-10"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"limit": "501"},
+        {"limit": "0"},
+        {"limit": "many"},
+        {"status": "lost"},
+        {"since": "soon"},
+        {"metadata": "x"},
+        {"cursor": "x"},
+        {"unknown": "x"},
+        {"id": "../x"},
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_refused(client, query):
+    answer = await client.get("/api/tasks", params=query, headers=bearer())
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+async def test_retry_cancel_and_delete_act_on_exactly_those_named(queue, client, dead):
+    first, second, third = await dead("a"), await dead("b"), await dead("c")
+    waiting = await queue.enqueue("shop.say", "x")
+    retried = await act(client, "tasks/retry", ids=[first])
+    cancelled = await act(client, "tasks/cancel", ids=[waiting.id, third])
+    deleted = await act(client, "tasks/delete", ids=[second])
+
+    assert retried.json()["done"] == deleted.json()["done"] == 1
+    assert cancelled.json()["refused"].keys() == {third}
+    assert (await queue.get_task(first)).status is TaskStatus.PENDING
+    assert (await queue.get_task(waiting.id)).status is TaskStatus.CANCELLED
+    assert [letter.task_id for letter in await queue.dead.list()] == [third]
+
+
+async def test_an_edited_retry_keeps_what_was_redacted(queue, client, dead):
+    task_id = await dead("old", password="hush", nested={"token": "t", "n": 1})
+    shown = (await ask(client, f"/api/tasks/{task_id}"))["task"]
+    answer = await act(
+        client,
+        "tasks/retry-edited",
+        id=task_id,
+        args=["new"],
+        kwargs={**shown["kwargs"], "extra": 1},
+    )
+    task = await queue.get_task(task_id)
+
+    assert answer.status_code == 200
+    assert shown["kwargs"]["password"] == shown["kwargs"]["nested"]["token"] == "[redacted]"
+    assert task.args == ("new",)
+    assert task.kwargs == {"password": "hush", "nested": {"token": "t", "n": 1}, "extra": 1}
+
+
+async def test_a_group_of_dead_letters_is_retried_as_one(queue, client, dead):
+    chosen = {await dead("a"), await dead("b")}
+    other = await dead(func="shop.refresh_prices")
+    groups = (await ask(client, "/api/dead/groups"))["groups"]
+    largest = groups[0]
+    answer = await act(
+        client, "dead/retry", function=largest["func_path"], reason=largest["reason"]
+    )
+
+    assert [group["count"] for group in groups] == [2, 1]
+    assert answer.json()["done"] == len(chosen)
+    assert [letter.task_id for letter in await queue.dead.list()] == [other]
+
+
+async def test_a_purge_wants_the_name_twice_and_cancels_what_waits(queue, client):
+    handle = await queue.options(queue="mail").enqueue("shop.say", "x")
+    refused = await act(client, "queues/purge", queue="mail", confirm="mial")
+    done = await act(client, "queues/purge", queue="mail", confirm="mail")
+
+    assert (refused.status_code, done.status_code) == (400, 200)
+    assert (await queue.get_task(handle.id)).status is TaskStatus.CANCELLED
+
+
+async def test_schedules_can_be_paused_triggered_and_backfilled(queue, client):
+    await queue.schedules.add("hourly", "shop.refresh_prices", cron="0 * * * *")
+    paused = await act(client, "schedules/pause", id="hourly")
+    triggered = await act(client, "schedules/trigger", id="hourly")
+    filled = await act(
+        client,
+        "schedules/backfill",
+        id="hourly",
+        start="2026-01-01T00:00:00Z",
+        end="2026-01-01T05:00:00Z",
+    )
+    missing = await act(client, "schedules/pause", id="nightly")
+
+    assert (paused.status_code, triggered.status_code, missing.status_code) == (200, 200, 404)
+    assert filled.json()["done"] == 6
+    assert (await queue.schedules.get("hourly")).paused
+
+
+async def test_a_browser_session_may_use_the_api_with_its_token(queue, client):
+    token = await sign_in(client)
+    without = await client.post("/api/queues/pause", json={"queue": "mail"})
+    within = await client.post(
+        "/api/queues/pause", json={"queue": "mail"}, headers={"x-omniq-token": token}
+    )
+
+    assert (without.status_code, within.status_code) == (403, 200)
+
+
+async def test_a_viewer_sees_everything_and_changes_nothing(queue, client):
+    seen = await client.get("/api/overview", headers=bearer(VIEWER))
+    tried = await client.post("/api/queues/pause", json={"queue": "mail"}, headers=bearer(VIEWER))
+
+    assert (seen.status_code, tried.status_code) == (200, 403)
+    assert await queue.storage.paused_queues() == frozenset()
+
+
+async def test_the_document_names_every_route_of_the_api(client):
+    document = await ask(client, "/api/openapi.json")
+    named = {
+        (method.upper(), path) for path, found in document["paths"].items() for method in found
+    }
+    routed = {
+        (method, route.path)
+        for route in client.app.routes
+        for method in route.methods - {"HEAD"}
+        if route.path.startswith("/api/") and route.path != "/api/openapi.json"
+    }
+
+    assert named == routed
+    assert document["openapi"].startswith("3.")
+    assert "$ref" not in json.dumps(document["paths"]["/api/tasks"])

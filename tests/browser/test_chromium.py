@@ -1,0 +1,274 @@
+"""The dashboard in a real browser: what people see, and what attackers do not get."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from omniq import AsyncTaskQueue
+from omniq.models import TaskStatus
+from tests.browser import chromium
+from tests.browser.served import SECRET, served
+from tests.security.attacks import ATTACKS
+
+pytestmark = [
+    pytest.mark.skipif(bool(chromium.missing()), reason=chromium.missing() or "there is a browser"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(90),
+]
+
+PAGES = ("/", "/tasks", "/dead", "/workers", "/schedules", "/queues", "/storage", "/api")
+CHECKS = (Path(__file__).parent / "accessibility.js").read_text(encoding="utf-8")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium.PATH)
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shop():
+    """A queue in memory with something in every place."""
+    async with AsyncTaskQueue("memory://") as queue:
+        yield queue
+
+
+@asynccontextmanager
+async def opened(browser, queue, **options):
+    """A page of a browser that has signed in, and the address of the dashboard."""
+    async with served(queue) as (address, _):
+        context = await browser.new_context(**options)
+        context.set_default_timeout(20_000)
+        page = await context.new_page()
+        await page.goto(f"{address}/login")
+        await page.fill("input[name=secret]", SECRET)
+        await page.click("main button")
+        try:
+            yield page, address
+        finally:
+            await context.close()
+
+
+async def fail_some(queue, *texts):
+    """Enqueue tasks and let a worker fail them; their ids."""
+    say = import_module("shop").say
+    handles = [await queue.enqueue(say, f"fail {text}") for text in texts]
+    async with queue.worker(concurrency=4) as pool:
+        await pool.run_until_empty()
+    return [handle.id for handle in handles]
+
+
+async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible(browser, shop):
+    (task_id,) = await fail_some(shop, "one")
+    await shop.schedules.add("nightly", "shop.refresh_prices", cron="0 3 * * *")
+    await shop.options(queue="mail").enqueue("shop.say", "x")
+    complaints: list[str] = []
+    for scheme, width in (("light", 1280), ("dark", 390)):
+        size = {"width": width, "height": 800}
+        async with opened(browser, shop, color_scheme=scheme, viewport=size) as (page, address):
+            page.on("console", lambda said: complaints.append(said.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            for path in (*PAGES, f"/tasks/{task_id}"):
+                await page.goto(address + path)
+                faults = await page.evaluate(CHECKS)
+                overflow = await page.evaluate(
+                    "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+                )
+                assert faults == [], (path, scheme, faults)
+                assert overflow <= 0, (path, width)
+    assert complaints == []
+
+
+async def test_numbers_move_while_a_worker_runs(browser, shop):
+    async with opened(browser, shop) as (page, _):
+        await page.wait_for_selector(".live[data-state=on]")
+        say = import_module("shop").say
+        async with shop.worker(concurrency=4):
+            await shop.enqueue_many(say, [f"text {number}" for number in range(20)])
+            await page.wait_for_selector(".legend a[href$=success]:text-is('20')")
+        shown = await page.inner_text(".legend a[href$=success]")
+
+    assert shown == "20"
+
+
+async def test_the_page_polls_when_the_stream_is_cut(browser, shop):
+    async with served(shop) as (address, _):
+        context = await browser.new_context()
+        await context.route("**/api/stream", lambda route: route.fulfill(status=503))
+        page = await context.new_page()
+        await page.goto(f"{address}/login")
+        await page.fill("input[name=secret]", SECRET)
+        await page.click("main button")
+        await page.wait_for_selector(".live[data-state=poll]")
+        await shop.enqueue("shop.say", "x")
+        await page.wait_for_selector(".legend a[href$=pending]:text-is('1')", timeout=20_000)
+        await context.close()
+
+
+async def test_filters_filter(browser, shop):
+    await shop.options(queue="mail").enqueue("shop.say", "x")
+    await shop.enqueue("shop.refresh_prices")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks")
+        await page.fill("input[name=queue]", "mail")
+        await page.click("button:text-is('Filter')")
+        by_queue = await page.locator("tbody tr").all_inner_texts()
+        await page.goto(f"{address}/tasks?status=success")
+        none = await page.inner_text("main")
+
+    assert len(by_queue) == 1
+    assert "shop.say" in by_queue[0]
+    assert "No task is like that" in none
+
+
+async def test_bulk_retry_retries_exactly_what_was_ticked(browser, shop):
+    first, second, third = await fail_some(shop, "one", "two", "three")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks?status=failed")
+        for task_id in (first, third):
+            await page.check(f"input[value='{task_id}']")
+        chosen = await page.inner_text("[data-chosen]")
+        await page.click("button:text-is('Retry')")
+        notice = await page.inner_text(".notice")
+    statuses = [(await shop.get_task(task_id)).status for task_id in (first, second, third)]
+
+    assert chosen == "2 ticked"
+    assert notice == "2 tasks put back in the queue"
+    assert statuses == [TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.PENDING]
+
+
+async def test_a_retry_with_edited_arguments_runs_with_them(browser, shop):
+    (task_id,) = await fail_some(shop, "one")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks/{task_id}")
+        await page.fill("textarea[name=args]", '["it works now"]')
+        await page.click("text=Retry with these")
+        async with shop.worker(concurrency=1):
+            await page.wait_for_selector("#task-head .status.success")
+    result = await shop.get_result(task_id)
+
+    assert result.result == "it works now"
+
+
+async def test_pause_really_pauses(browser, shop):
+    handle = await shop.options(queue="mail").enqueue("shop.say", "x")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/queues")
+        await page.click("tr:has-text('mail') >> text=Pause")
+        async with shop.worker(concurrency=1) as pool:
+            await pool.run_until_empty()
+        held = (await shop.get_task(handle.id)).status
+        await page.click("tr:has-text('mail') >> text=Resume")
+        await page.wait_for_selector("text=hands out tasks again")
+        async with shop.worker(concurrency=1) as pool:
+            await pool.run_until_empty()
+    done = (await shop.get_task(handle.id)).status
+
+    assert (held, done) == (TaskStatus.PENDING, TaskStatus.SUCCESS)
+
+
+async def test_a_purge_needs_the_name_of_the_queue(browser, shop):
+    handle = await shop.options(queue="mail").enqueue("shop.say", "x")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/queues")
+        await page.click("text=Purge…")
+        await page.fill("input[name=confirm]", "mail")
+        await page.click("button.danger")
+        await page.wait_for_selector("text=1 task cancelled")
+
+    assert (await shop.get_task(handle.id)).status is TaskStatus.CANCELLED
+
+
+async def test_an_attack_in_every_field_stays_text(browser, shop):
+    say = import_module("shop").say
+    for attack in ATTACKS[:45]:
+        await shop.options(metadata={"x": attack}).enqueue(say, f"fail {attack}")
+    async with shop.worker(concurrency=4) as pool:
+        await pool.run_until_empty()
+    letters = await shop.dead.list()
+    async with opened(browser, shop) as (page, address):
+        alerts: list[str] = []
+
+        async def note(dialog):
+            alerts.append(dialog.message)
+            await dialog.dismiss()
+
+        page.on("dialog", note)
+        for path in ("/", "/dead", "/tasks", *(f"/tasks/{each.task_id}" for each in letters[:10])):
+            await page.goto(address + path)
+        foreign = await page.evaluate("document.querySelectorAll('main script, main img').length")
+
+    assert len(letters) == 45
+    assert alerts == []
+    assert foreign == 0
+
+
+async def test_a_script_that_gets_into_a_page_is_blocked_by_its_policy(browser, shop):
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/queues")
+        blocked = await page.evaluate(
+            """() => new Promise((resolve) => {
+                document.addEventListener('securitypolicyviolation',
+                    (event) => resolve([event.effectiveDirective, window.owned === undefined]));
+                const script = document.createElement('script');
+                script.textContent = 'window.owned = 1';
+                document.body.append(script);
+            })"""
+        )
+
+    assert blocked[0].startswith("script-src")
+    assert blocked[1] is True
+
+
+async def test_everything_can_be_read_without_javascript(browser, shop):
+    (task_id,) = await fail_some(shop, "one")
+    async with opened(browser, shop, java_script_enabled=False) as (page, address):
+        texts = {}
+        for path in (*PAGES, f"/tasks/{task_id}"):
+            await page.goto(address + path)
+            texts[path] = await page.inner_text("main")
+
+    assert "shop.say" in texts["/tasks"]
+    assert "fail one" in texts[f"/tasks/{task_id}"]
+    assert "UTC" in texts[f"/tasks/{task_id}"]
+    assert all(len(text) > 20 for text in texts.values())
+
+
+async def test_the_keyboard_reaches_the_content_and_the_search(browser, shop):
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks")
+        await page.keyboard.press("Tab")
+        skip = await page.evaluate("document.activeElement.className")
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("/")
+        focused = await page.evaluate("document.activeElement.name")
+
+    assert skip == "skip"
+    assert focused == "id"
+
+
+async def test_what_somebody_has_ticked_survives_a_refresh(browser, shop):
+    handle = await shop.enqueue("shop.say", "x")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks")
+        await page.wait_for_selector(".live[data-state=on]")
+        await page.check(f"input[value='{handle.id}']")
+        await shop.enqueue("shop.say", "y")
+        await page.wait_for_selector(".tabs a:first-child span:text-is('2')")
+        ticked = await page.is_checked(f"input[value='{handle.id}']")
+        await asyncio.gather(
+            page.click("button:text-is('Cancel')"), page.wait_for_selector(".notice")
+        )
+
+    assert ticked
+    assert (await shop.get_task(handle.id)).status is TaskStatus.CANCELLED

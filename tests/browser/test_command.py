@@ -1,0 +1,114 @@
+"""`omniq dashboard` as a process: its link, its name, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+SECRET = "a secret in the environment"
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    """Start the command; the process and the first line it printed."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(*options: str, **variables: str) -> tuple[subprocess.Popen[str], str]:
+        own = {name: text for name, text in os.environ.items() if not name.startswith("OMNIQ_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "omniq", "dashboard", "--port", "0", *options],
+            cwd=tmp_path,
+            env={
+                **own,
+                "OMNIQ_URL": f"sqlite:///{tmp_path}/tasks.db",
+                "COLUMNS": "20",
+                **variables,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline()
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(60)
+def test_the_link_stands_alone_opens_once_and_is_followed_by_the_next(start):
+    process, line = start()
+    with httpx.Client(follow_redirects=True, timeout=30) as browser:
+        opened = browser.get(line.strip())
+        inside = browser.get(opened.url.join("/tasks"))
+    with httpx.Client(follow_redirects=True, timeout=30) as other:
+        again = other.get(line.strip())
+        following = process.stdout.readline()
+        next_one = other.get(following.strip())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+
+    assert line.startswith("http://127.0.0.1:")
+    assert len(line.split()) == 1
+    assert (opened.status_code, inside.status_code) == (200, 200)
+    assert "token=" not in str(opened.url)
+    assert (again.status_code, next_one.status_code) == (403, 200)
+    assert process.returncode == 0, err
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.timeout(60)
+def test_with_a_secret_people_sign_in_and_no_secret_is_seen_from_outside(start):
+    process, line = start("--host", "0.0.0.0", OMNIQ_DASHBOARD_OPERATOR=SECRET)
+    port = line.strip().rstrip("/").rpartition(":")[2]
+    address = f"http://127.0.0.1:{port}"
+    told = httpx.get(f"{address}/api/overview", headers={"authorization": f"Bearer {SECRET}"})
+    stranger = httpx.get(f"{address}/api/overview")
+    changed = httpx.post(
+        f"{address}/api/queues/pause",
+        json={"queue": "mail"},
+        headers={"authorization": f"Bearer {SECRET}"},
+    )
+    arguments = Path(f"/proc/{process.pid}/cmdline")
+    seen = arguments.read_text() if arguments.exists() else ""
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert (told.status_code, stranger.status_code, changed.status_code) == (200, 401, 200)
+    assert SECRET not in seen + out + err + line
+    assert "operator.acted action=queues/pause subject=mail" in err
+
+
+@pytest.mark.timeout(60)
+def test_a_port_that_is_taken_is_one_clear_line(start):
+    _, line = start()
+    port = line.split("/")[2].rpartition(":")[2]
+    second, nothing = start("--port", port)
+    _, err = second.communicate(timeout=30)
+
+    assert nothing == ""
+    assert second.returncode != 0
+    assert "cannot listen" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_an_open_stream_does_not_keep_it_from_ending(start):
+    process, line = start(OMNIQ_DASHBOARD_OPERATOR=SECRET)
+    headers = {"authorization": f"Bearer {SECRET}"}
+    with httpx.stream("GET", f"{line.strip()}api/stream", headers=headers, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=30)
+
+    assert code == 0

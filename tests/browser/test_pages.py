@@ -1,0 +1,190 @@
+"""The pages, read as somebody without JavaScript reads them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from omniq import AsyncTaskQueue
+from omniq.dashboard import Access, Role, create_app
+from omniq.models import Progress, TaskStatus
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.faults import FaultyStorage
+from tests.browser.served import asked, bearer, sign_in
+
+PAGES = ("/", "/tasks", "/dead", "/workers", "/schedules", "/queues", "/storage", "/api")
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_every_page_opens_on_an_empty_queue(client, path):
+    answer = await client.get(path, headers=bearer())
+
+    assert answer.status_code == 200
+    assert "<h1>" in answer.text
+
+
+async def test_the_overview_says_what_needs_somebody(queue, client, dead):
+    await dead("x")
+    await queue.options(queue="mail").enqueue("shop.say", "y")
+    await queue.storage.pause_queue("mail")
+    text = (await client.get("/", headers=bearer())).text
+
+    assert "queue mail is paused and holds 1 task" in text
+    assert "1 dead letter to look at" in text
+    assert "Boom: boom" in text
+
+
+async def test_a_task_tells_its_whole_life(queue, client, dead):
+    task_id = await dead("an argument", error="the mailbox is full")
+    text = (await client.get(f"/tasks/{task_id}", headers=bearer())).text
+
+    for part in ("an argument", "the mailbox is full", "Traceback", "Timeline", "enqueued"):
+        assert part in text
+    assert "How it ended" in text
+
+
+async def test_a_waiting_task_says_why_it_does_not_run(queue, client):
+    handle = await queue.options(queue="mail").enqueue("shop.say", "x")
+    await queue.storage.pause_queue("mail")
+    text = (await client.get(f"/tasks/{handle.id}", headers=bearer())).text
+
+    assert "Why it is not running" in text
+    assert "its queue mail is paused" in text
+    assert "no worker is alive" in text
+
+
+async def test_a_worker_shows_what_it_runs_and_how_far_it_is(queue, client):
+    await queue.storage.renew(concurrency=4)
+    handle = await queue.enqueue("shop.say", "x")
+    (task,) = await queue.storage.reserve(1)
+    report = Progress(task_id=task.id, token=task.token, fraction=0.5, message="half way")
+    await queue.storage.report_progress([report])
+    text = (await client.get("/workers", headers=bearer())).text
+
+    assert "1 of 4 slots in use" in text
+    assert handle.id in text
+    assert "half way" in text
+
+
+async def test_a_schedule_shows_its_next_times_and_its_last_runs(queue, client):
+    schedule = await queue.schedules.add("hourly", "shop.refresh_prices", cron="0 * * * *")
+    text = (await client.get("/schedules", headers=bearer())).text
+
+    assert "hourly" in text
+    assert schedule.next_at.isoformat() in text
+    assert "not fired yet" in text
+
+
+async def test_forms_work_without_a_script(queue, client, dead):
+    task_id = await dead("x")
+    token = await sign_in(client)
+    answer = await client.post(
+        "/act/tasks/retry-edited",
+        data={
+            "token": token,
+            "back": f"/tasks/{task_id}",
+            "id": task_id,
+            "args": '["new"]',
+            "kwargs": "{}",
+        },
+    )
+    after = await client.get(answer.headers["location"])
+
+    assert answer.headers["location"] == f"/tasks/{task_id}"
+    assert "1 task put back in the queue" in after.text
+    assert (await queue.get_task(task_id)).args == ("new",)
+
+
+async def test_a_form_goes_back_to_no_other_site(queue, client):
+    token = await sign_in(client)
+    answer = await client.post(
+        "/act/queues/pause",
+        data={"token": token, "back": "//evil.example/", "queue": "mail"},
+    )
+
+    assert answer.headers["location"] == "/"
+
+
+async def test_what_was_asked_is_told_once(queue, client):
+    token = await sign_in(client)
+    await client.post("/act/queues/pause", data={"token": token, "back": "/", "queue": "mail"})
+
+    assert "queue mail is paused" in (await client.get("/queues")).text
+    assert 'role="status">queue mail' not in (await client.get("/queues")).text
+
+
+async def test_an_unknown_task_is_a_page_that_says_so(client):
+    answer = await client.get("/tasks/nowhere", headers=bearer())
+
+    assert answer.status_code == 404
+    assert "nowhere" in answer.text
+
+
+async def test_a_storage_that_does_not_answer_is_a_page_that_says_so():
+    storage = FaultyStorage(MemoryStorage())
+    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+        storage.fail("read", times=None)
+        answer = await client.get("/", headers=bearer())
+
+    assert answer.status_code == 503
+    assert "does not answer" in answer.text
+
+
+async def test_the_application_around_it_may_say_who_somebody_is(queue):
+    def authorize(scope):
+        names = dict(scope["headers"])
+        return {b"ada": Role.OPERATOR, b"bob": Role.VIEWER}.get(names.get(b"x-user", b""))
+
+    async with asked(queue, Access(authorize=authorize)) as client:
+        codes = [
+            (await client.get("/", headers={"x-user": name})).status_code
+            for name in ("ada", "bob", "eve")
+        ]
+        viewer = await client.get("/queues", headers={"x-user": "bob"})
+
+    assert codes == [200, 200, 401]
+    assert "Purge" not in viewer.text
+
+
+async def test_read_only_hides_every_button_and_refuses_every_change(queue, dead):
+    await dead("x")
+    secret = "twelve characters"
+    async with asked(queue, Access(operator=secret, read_only=True)) as client:
+        page = await client.get("/dead", headers=bearer(secret))
+        tried = await client.post(
+            "/api/queues/pause", json={"queue": "mail"}, headers=bearer(secret)
+        )
+
+    assert "Retry" not in page.text
+    assert tried.status_code == 403
+
+
+async def test_mounted_below_a_path_all_links_stay_there(queue, dead):
+    task_id = await dead("x")
+    secret = "twelve characters"
+    inner = create_app(queue, access=Access(operator=secret))
+    outer = Starlette(routes=[Mount("/ops/queue", inner)])
+    transport = httpx.ASGITransport(app=outer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        signed = await client.post("/ops/queue/login", data={"secret": secret})
+        page = await client.get(f"/ops/queue/tasks/{task_id}")
+        client.cookies.clear()
+        stranger = await client.get("/ops/queue/tasks")
+    await inner.state.desk.sampler.close()
+
+    assert signed.headers["location"] == "/ops/queue/"
+    assert "Path=/ops/queue" in signed.headers["set-cookie"]
+    assert page.status_code == 200
+    assert 'href="/tasks' not in page.text
+    assert 'action="/act' not in page.text
+    assert stranger.status_code == 401
+
+
+async def test_statuses_are_counted_on_their_tabs(queue, client):
+    await queue.enqueue("shop.say", "x")
+    text = (await client.get("/tasks", headers=bearer())).text
+
+    for status in TaskStatus:
+        assert f"?status={status}" in text
