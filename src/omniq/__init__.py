@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from omniq.classify import ErrorRules
 from omniq.context import TaskContext, current_task
 from omniq.errors import (
     CircuitOpen,
@@ -19,6 +20,7 @@ from omniq.errors import (
     QueueFull,
     ResultError,
     ResultTimeout,
+    ScheduleNotFound,
     SerializationError,
     SettingsError,
     ShutdownTimeout,
@@ -26,18 +28,22 @@ from omniq.errors import (
     StorageClosed,
     StorageCorrupt,
     StorageError,
+    StorageRefused,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
 )
 from omniq.functions import task
+from omniq.marking import Secret
 from omniq.models import (
+    Attempt,
     BreakerRule,
     DeadLetter,
     ErrorCategory,
     PartialError,
     PermanentError,
     QueueStats,
+    Schedule,
     Task,
     TaskError,
     TaskResult,
@@ -51,6 +57,8 @@ from omniq.signals import Discard, Retry, Snooze
 
 if TYPE_CHECKING:
     from omniq.blocking import TaskHandle, TaskQueue
+    from omniq.breaker import BreakerState, CircuitBreaker
+    from omniq.health import BreakerInfo, Health, StuckTask
     from omniq.pool.tally import PoolStats
     from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
     from omniq.service.supervisor import Worker
@@ -62,7 +70,12 @@ else:
         "AsyncTaskHandle": "omniq.queue",
         "AsyncTaskQueue": "omniq.queue",
         "AsyncWorkerPool": "omniq.worker",
+        "BreakerInfo": "omniq.health",
+        "BreakerState": "omniq.breaker",
+        "CircuitBreaker": "omniq.breaker",
+        "Health": "omniq.health",
         "PoolStats": "omniq.pool.tally",
+        "StuckTask": "omniq.health",
         "TaskHandle": "omniq.blocking",
         "TaskQueue": "omniq.blocking",
         "Worker": "omniq.service.supervisor",
@@ -83,16 +96,22 @@ __all__ = [
     "AsyncTaskHandle",
     "AsyncTaskQueue",
     "AsyncWorkerPool",
+    "Attempt",
+    "BreakerInfo",
     "BreakerRule",
+    "BreakerState",
+    "CircuitBreaker",
     "CircuitOpen",
     "ClaimError",
     "DeadLetter",
     "Discard",
     "DuplicateTask",
     "ErrorCategory",
+    "ErrorRules",
     "ExponentialBackoff",
     "ForbiddenFunction",
     "FunctionNotFound",
+    "Health",
     "InvalidTask",
     "LeaseLost",
     "LinearBackoff",
@@ -106,6 +125,9 @@ __all__ = [
     "ResultError",
     "ResultTimeout",
     "Retry",
+    "Schedule",
+    "ScheduleNotFound",
+    "Secret",
     "SerializationError",
     "Settings",
     "SettingsError",
@@ -115,6 +137,8 @@ __all__ = [
     "StorageClosed",
     "StorageCorrupt",
     "StorageError",
+    "StorageRefused",
+    "StuckTask",
     "Task",
     "TaskCancelled",
     "TaskContext",

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from omniq._portal import Portal
+from omniq._portal import Portal, run_here
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.context import TaskContext
-from omniq.models import DeadLetter, Progress, QueueStats, Task, TaskResult, TaskStatus, WorkerInfo
+from omniq.dead import AsyncDeadLetters, JsonRecord
+from omniq.health import BreakerInfo, Health
+from omniq.models import (
+    Attempt,
+    DeadLetter,
+    Progress,
+    QueueStats,
+    Task,
+    TaskResult,
+    TaskStatus,
+    WorkerInfo,
+)
 from omniq.options import Duration
 from omniq.queue import (
-    AsyncDeadLetters,
+    Around,
     AsyncEnqueuer,
     AsyncTaskHandle,
     AsyncTaskQueue,
@@ -21,6 +32,7 @@ from omniq.queue import (
     EnqueueOptions,
     Function,
 )
+from omniq.schedules import Schedules
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage
@@ -75,16 +87,28 @@ class DeadLetters:
         *,
         task_type: str | None = None,
         reason: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
         after: str | None = None,
     ) -> list[DeadLetter]:
         """Dead letters in id order, `after` the last id of the page before."""
         return self._portal.run(
-            self._dead.list(limit, task_type=task_type, reason=reason, after=after)
+            self._dead.list(
+                limit, task_type=task_type, reason=reason, since=since, until=until, after=after
+            )
         )
 
     def get(self, task_id: str) -> DeadLetter | None:
         """One of them, with its checkpoint."""
         return self._portal.run(self._dead.get(task_id))
+
+    def get_task(self, task_id: str) -> Task | None:
+        """The task as it would be retried, with its arguments; also when its result has gone."""
+        return self._portal.run(self._dead.get_task(task_id))
+
+    def attempts(self, task_id: str) -> Sequence[Attempt]:
+        """Every failed run of it with its error and traceback: the first, and the newest ones."""
+        return self._portal.run(self._dead.attempts(task_id))
 
     def retry(
         self,
@@ -100,11 +124,23 @@ class DeadLetters:
         )
 
     def retry_all(
-        self, *, task_type: str | None = None, reason: str | None = None, from_start: bool = False
+        self,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+        from_start: bool = False,
     ) -> int:
-        """Run all of them again, or those of one type or reason; how many."""
+        """Run all of them again, or those that the filters name; how many."""
         return self._portal.run(
-            self._dead.retry_all(task_type=task_type, reason=reason, from_start=from_start)
+            self._dead.retry_all(
+                task_type=task_type,
+                reason=reason,
+                since=since,
+                until=until,
+                from_start=from_start,
+            )
         )
 
     def delete(self, task_id: str) -> bool:
@@ -114,6 +150,19 @@ class DeadLetters:
     def purge(self, older_than: Duration | datetime) -> int:
         """Forget those that failed before that instant, or longer ago than that; how many."""
         return self._portal.run(self._dead.purge(older_than))
+
+    def export(
+        self,
+        *,
+        task_type: str | None = None,
+        reason: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+    ) -> Iterator[JsonRecord]:
+        """All that is known of each, for JSON lines: the letter, the call, every attempt."""
+        records = self._dead.export(task_type=task_type, reason=reason, since=since, until=until)
+        while (record := self._portal.run(anext(records, None))) is not None:
+            yield record
 
 
 class Enqueuer:
@@ -159,9 +208,7 @@ class Enqueuer:
 
         When this returns, the task is safe. Raises `InvalidTask` for what cannot be kept.
         """
-        return TaskHandle(
-            self._portal, self._portal.run(self._enqueuer.enqueue(func, *args, **kwargs))
-        )
+        return TaskHandle(self._portal, self._run(self._enqueuer.enqueue(func, *args, **kwargs)))
 
     def enqueue_many(
         self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
@@ -171,8 +218,15 @@ class Enqueuer:
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
         of each call: a tuple, or a single argument that is not a tuple.
         """
-        handles = self._portal.run(self._enqueuer.enqueue_many(calls, args))
+        handles = self._run(self._enqueuer.enqueue_many(calls, args))
         return [TaskHandle(self._portal, handle) for handle in handles]
+
+    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+        connection = self._enqueuer.connection
+        if connection is None:
+            return self._portal.run(work)
+        # A caller's connection belongs to their thread, and so does what is done with it.
+        return run_here(work, connection)
 
 
 class TaskQueue(Enqueuer):
@@ -193,6 +247,7 @@ class TaskQueue(Enqueuer):
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
         super().__init__(Portal(), self._queue)
         self.dead = DeadLetters(self._portal, self._queue.dead)
+        self.schedules = Schedules(self._portal, self._queue.schedules, self.handle)
 
     @property
     def storage(self) -> BaseStorage:
@@ -231,6 +286,10 @@ class TaskQueue(Enqueuer):
         """The same queue with options for the calls that follow. Checked at once."""
         return Enqueuer(self._portal, self._queue.options(**options))
 
+    def surround(self, around: Around) -> None:
+        """Have this surround the keeping of tasks from now on, also by `options(…)` asked for later."""
+        self._queue.surround(around)
+
     def get_task(self, task_id: str) -> Task | None:
         """The task as it is now; None when no record of it is kept."""
         return self._portal.run(self._queue.get_task(task_id))
@@ -263,8 +322,20 @@ class TaskQueue(Enqueuer):
         """How much of what there is."""
         return self._portal.run(self._queue.stats())
 
+    def history(self, task_id: str) -> list[Attempt]:
+        """The task's runs that did not succeed, oldest first, each with its error."""
+        return self._portal.run(self._queue.history(task_id))
+
+    def breakers(self) -> list[BreakerInfo]:
+        """The circuit breakers that tasks have named, by name, each with its state and why."""
+        return self._portal.run(self._queue.breakers())
+
+    def health(self) -> Health:
+        """What is wrong right now: stalled workers, stuck tasks, open breakers, paused queues."""
+        return self._portal.run(self._queue.health())
+
     def workers(self) -> list[WorkerInfo]:
-        """Workers that are alive, with what they run."""
+        """Workers that are alive, with what they run; `stalled` are those that do not get on."""
         return self._portal.run(self._queue.workers())
 
     def purge_results(self, older_than: Duration | datetime) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from omniq.errors import InvalidTask, SettingsError
@@ -275,6 +274,9 @@ def _seconds_until(text: str, now: datetime | None) -> float | None:
     try:
         seconds = float(text)
     except ValueError:
+        # It takes longer to import than all of omniq, and few tasks ever meet a date here.
+        from email.utils import parsedate_to_datetime
+
         try:
             instant = parsedate_to_datetime(text)
         except ValueError:

@@ -89,6 +89,19 @@ class TaskContext:
         return self._task.metadata
 
     @property
+    def enqueued_at(self) -> datetime:
+        return self._task.created_at
+
+    @property
+    def started_at(self) -> datetime | None:
+        return self._task.started_at
+
+    @property
+    def due_at(self) -> datetime:
+        """When this run was due; how long the task had to wait is counted from then."""
+        return self._task.eta or self._task.created_at
+
+    @property
     def deadline(self) -> datetime | None:
         """When the run will be stopped; None when it may take as long as it likes."""
         if self.timeout is None or self._task.started_at is None:

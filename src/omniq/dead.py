@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,12 +9,12 @@ from typing import Any
 import msgspec
 
 from omniq.errors import DuplicateTask, InvalidTask
-from omniq.models import Attempt, DeadLetter, Task, TaskError, check_seconds
+from omniq.models import Attempt, DeadLetter, Task, check_seconds
 from omniq.options import Duration
+from omniq.records import plain
 from omniq.storage import BaseStorage
 
 _PAGE = 500
-_DEEPEST = 64
 
 JsonRecord = dict[str, Any]
 """What `json.dumps` can write down."""
@@ -171,39 +169,11 @@ class AsyncDeadLetters:
 
 
 def _record(letter: DeadLetter, task: Task, attempts: Sequence[Attempt]) -> JsonRecord:
-    record: JsonRecord = _plain(letter)
+    record: JsonRecord = plain(letter)
     for name in ("args", "kwargs", "metadata", "max_retries", "created_at"):
-        record[name] = _plain(getattr(task, name))
-    record["attempts"] = _plain(attempts)
+        record[name] = plain(getattr(task, name))
+    record["attempts"] = plain(attempts)
     return record
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON can write it; what JSON has no word for, or is too deep, as text."""
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if depth > _DEEPEST:
-        return repr(value)
-    if isinstance(value, msgspec.Struct):
-        value = {name: getattr(value, name) for name in value.__struct_fields__}
-    elif isinstance(value, TaskError):
-        value = value.to_record()
-    if isinstance(value, dict):
-        return {
-            key if isinstance(key, str) else repr(key): _plain(item, depth + 1)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, depth + 1) for item in value]
-    return repr(value)
 
 
 def _instant(name: str, value: Duration | datetime | None, storage: BaseStorage) -> datetime | None:

@@ -7,6 +7,7 @@ OmniqError
 ├── DuplicateTask          the task id is taken
 ├── QueueFull              the storage holds `max_pending` waiting tasks
 ├── TaskNotFound           no record of that task is kept
+├── ScheduleNotFound       there is no schedule with that id
 ├── FunctionNotFound       a function path does not lead to a function
 │   └── ForbiddenFunction      it may not be run here
 ├── StorageError           the storage could not do it; the driver's error is the cause
@@ -79,6 +80,14 @@ class TaskNotFound(OmniqError):
     def __init__(self, task_id: str) -> None:
         super().__init__(f"task {task_id}: no such task on record")
         self.task_id = task_id
+
+
+class ScheduleNotFound(OmniqError):
+    """There is no schedule with that id."""
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(f"schedule {schedule_id}: there is none with that id")
+        self.schedule_id = schedule_id
 
 
 class FunctionNotFound(OmniqError):

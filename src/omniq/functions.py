@@ -16,13 +16,15 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast, overload
 
+from omniq.classify import ErrorRules
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
 from omniq.models import BreakerRule, check_func_path
-from omniq.options import Duration, Executor, TaskOptions, check_options
+from omniq.options import Duration, Executor, Hook, TaskOptions, check_options
 from omniq.retry import Backoff
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MARK = "__omniq__"
+_STANDS_FOR = "__omniq_function__"
 
 # Not a list of the dangerous modules, which would always miss one: nothing in the standard
 # library is anybody's task, and a function of one's own that calls it is one line.
@@ -55,6 +57,9 @@ def task(
     expires: Duration | None = ...,
     result_ttl: Duration | None = ...,
     unique: str | Callable[..., str] | bool | None = ...,
+    errors: ErrorRules | None = ...,
+    on_failure: Hook | None = ...,
+    on_dead: Hook | None = ...,
     metadata: Mapping[str, Any] | None = ...,
 ) -> Callable[[_F], _F]: ...
 
@@ -63,7 +68,8 @@ def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Mark a function as a task and keep its options. It stays the plain function it was.
 
     Nothing is opened and nothing is registered. `rate` is text such as "10/s", "100/5m", or
-    (10, seconds). Raises `InvalidTask` for options that make no sense.
+    (10, seconds). `errors` says which exceptions are worth another try. `on_failure(task, error)` is called after every run that failed, `on_dead` once
+    there will be no other. Raises `InvalidTask` for options that make no sense.
     """
     checked = check_options(**options)
 
@@ -80,6 +86,18 @@ def options_of(func: Callable[..., Any]) -> TaskOptions:
     """The options that `@task` gave the function; those of a plain function are all not given."""
     options = getattr(func, _MARK, _NO_OPTIONS)
     return options if isinstance(options, TaskOptions) else _NO_OPTIONS
+
+
+def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The functions that `@task` gave a cron expression or an interval: of a module, its own."""
+    if not isinstance(source, ModuleType):
+        return [source]
+    own = [
+        value
+        for value in vars(source).values()
+        if isinstance(value, FunctionType) and value.__module__ == source.__name__
+    ]
+    return [func for func in own if options_of(func).cron or options_of(func).interval]
 
 
 def path_of(func: Callable[..., Any] | str) -> str:
@@ -109,7 +127,8 @@ def path_of(func: Callable[..., Any] | str) -> str:
 class FunctionCache:
     """Turns paths into functions, for one worker. A path is imported once.
 
-    Only plain functions are handed out, also static methods (`pkg.mod.Class.method`). With
+    Only plain functions are handed out, also static methods (`pkg.mod.Class.method`), and those that
+    an object of a framework stands for: what its `__omniq_function__()` returns. With
     `allow`, only those whose path and whose own module lie under one of the prefixes; a path
     outside is refused before anything is imported. Dunder names, the standard library and
     whatever is not a plain function are refused always, also where an allowed module has
@@ -142,6 +161,9 @@ class FunctionCache:
             func = _attribute(module, names)
         except AttributeError as error:
             raise FunctionNotFound(func_path, str(error)) from error
+        # Asked of its class: a proxy that answers to every name is not meant.
+        if (stands_for := getattr(type(func), _STANDS_FOR, None)) is not None:
+            func = stands_for(func)
         if reason := _unfit(func, anywhere=True):
             raise ForbiddenFunction(func_path, reason)
         self._check_home(func_path, func)

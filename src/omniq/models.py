@@ -7,7 +7,7 @@ import re
 import traceback as traceback_module
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -181,7 +181,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `eta=None` means due at once; the storage fills in the time of enqueue. `attempts` are the
     failures before this run. `interval`, `timeout` and `result_ttl` are seconds; a `timeout` or
     `result_ttl` of None means the default of the settings. `token`, `owner`, `crashes`,
-    `releases` and `started_at` are the storage's to set.
+    `releases` and `started_at` are the storage's to set. `secrets` are the positions and names of
+    arguments that are not to be shown.
     """
 
     id: str = msgspec.field(default_factory=SYSTEM_CLOCK.new_id)
@@ -203,6 +204,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limits: tuple[Limit, ...] = ()
     breakers: tuple[BreakerRule, ...] = ()
     metadata: dict[str, Any] = {}
+    secrets: tuple[int | str, ...] = ()
     schedule_id: str | None = None
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
@@ -290,20 +292,40 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     dead: int
 
 
+MissedPolicy = Literal["skip", "once", "all"]
+"""What becomes of times that passed while nobody could fire them: none, one run, or all of them."""
+
+OverlapPolicy = Literal["allow", "skip", "queue", "cancel_old"]
+"""What becomes of a time that comes while the run before it has not ended."""
+
+
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that is enqueued again and again. `version` grows with every change of it."""
+    """A task that is enqueued at certain times, its nominal times: each of them at most once.
+
+    They come from `cron` (in the zone `tz`, or UTC), from `interval` (seconds, counted from
+    `start`), or there is one alone, `at`; none before `start` or after `end`. `task` is what is
+    enqueued, but for what differs from one time to the next. `next_at` is the nominal time that is
+    fired next (None: there is no other), `last_at` the newest that was. `jitter` is how many seconds
+    at most a task is due after its nominal time. `declared`: it stands in the code of a worker.
+    `version` grows with every change.
+    """
 
     id: str
     task: Task
     cron: str | None = None
     tz: str | None = None
     interval: float | None = None
+    at: datetime | None = None
+    start: datetime | None = None
+    end: datetime | None = None
     next_at: datetime | None = None
     last_at: datetime | None = None
     paused: bool = False
-    missed: str = "once"
-    overlap: str = "allow"
+    missed: MissedPolicy = "once"
+    max_missed: int = 100
+    overlap: OverlapPolicy = "allow"
     jitter: float = 0.0
+    declared: bool = False
     version: int = 0
 
 

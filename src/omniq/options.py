@@ -9,11 +9,24 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
+from omniq.classify import ErrorRules
 from omniq.errors import InvalidTask
-from omniq.models import BreakerRule, check_int, check_key, check_name, check_seconds
+from omniq.models import (
+    BreakerRule,
+    Task,
+    TaskError,
+    check_int,
+    check_key,
+    check_name,
+    check_seconds,
+)
 from omniq.retry import Backoff
+from omniq.schedule import check_cron
 
 Executor = Literal["async", "thread", "process"]
+Hook = Callable[[Task, TaskError], Any]
+"""What is called after a failure, with the task and its error; sync or async."""
+
 Duration = float | timedelta
 
 _RATE = re.compile(r"([1-9]\d*)\s*/\s*([1-9]\d*)?\s*([smhd])")
@@ -44,6 +57,9 @@ class TaskOptions:
     expires: float | None = None
     result_ttl: float | None = None
     unique: str | Callable[..., str] | Literal[True] | None = None
+    errors: ErrorRules | None = None
+    on_failure: Hook | None = None
+    on_dead: Hook | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def given(self) -> dict[str, Any]:
@@ -91,6 +107,11 @@ def _check_policies(given: dict[str, Any]) -> None:
         raise InvalidTask(
             f"executor {given['executor']!r}: expected one of {', '.join(get_args(Executor))}"
         )
+    if "errors" in given and not isinstance(given["errors"], ErrorRules):
+        raise InvalidTask("errors: expected ErrorRules(...)")
+    for name in ("on_failure", "on_dead"):
+        if name in given and not callable(given[name]):
+            raise InvalidTask(f"{name} {given[name]!r}: expected a function of (task, error)")
     for name in ("unique", "limit_key"):
         value = given.get(name)
         if isinstance(value, str):
@@ -109,6 +130,8 @@ def _check_schedule(given: dict[str, Any]) -> None:
         raise InvalidTask("give either cron or interval, not both")
     if "tz" in given and "cron" not in given:
         raise InvalidTask("tz: only a cron expression has a time zone")
+    if "cron" in given:
+        check_cron(given["cron"], given.get("tz"))
 
 
 def _seconds(name: str, value: object, *, above_zero: bool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import (
@@ -18,16 +19,16 @@ from typing import (
     overload,
 )
 
-import msgspec
-
 from omniq import log
 from omniq.calls import NO_OPTIONS, CallOptions, TaskBuilder, call_options
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.context import TaskContext
+from omniq.dead import AsyncDeadLetters
 from omniq.errors import InvalidTask, ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
+from omniq.health import BreakerInfo, Health, breakers_of, health_of, live_workers
 from omniq.models import (
+    Attempt,
     BreakerRule,
-    DeadLetter,
     Progress,
     QueueStats,
     Task,
@@ -39,6 +40,7 @@ from omniq.models import (
 from omniq.options import Duration
 from omniq.pool.maintenance import left_behind
 from omniq.retry import Backoff
+from omniq.schedules import AsyncSchedules
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
@@ -51,9 +53,19 @@ Function = Callable[..., Any] | str
 Call = Sequence[Any]
 """(func, args, kwargs); the last one, or the last two, may be left out."""
 
+Around = Callable[[list[Task]], AbstractContextManager[list[Task]]]
+"""Surrounds the keeping of tasks, such as a span does, and may put others in their place."""
+
 
 class EnqueueOptions(TypedDict, total=False):
-    """What `options(…)` takes. Durations are seconds or `timedelta`."""
+    """What `options(…)` takes. Durations are seconds or `timedelta`.
+
+    `connection`: the caller's own, to the database of the tasks. Enqueueing is then a part of the
+    transaction they have open on it: the task is there when they commit, and never was when they
+    roll back. Until then a handle finds no task.
+    """
+
+    connection: object
 
     eta: datetime | None
     delay: Duration | None
@@ -120,87 +132,23 @@ class AsyncTaskHandle(Generic[R]):
         return f"{type(self).__name__}({self.id!r})"
 
 
-class AsyncDeadLetters:
-    """The tasks that failed for good."""
-
-    def __init__(self, storage: BaseStorage) -> None:
-        self._storage = storage
-
-    async def list(
-        self,
-        limit: int = 100,
-        *,
-        task_type: str | None = None,
-        reason: str | None = None,
-        after: str | None = None,
-    ) -> list[DeadLetter]:
-        """Dead letters in id order, `after` the last id of the page before."""
-        return await self._storage.list_dead(
-            task_type=task_type, reason=reason, limit=limit, after=after
-        )
-
-    async def get(self, task_id: str) -> DeadLetter | None:
-        """One of them, with its checkpoint."""
-        return await self._storage.get_dead(task_id)
-
-    async def retry(
-        self,
-        task_id: str,
-        *,
-        args: Sequence[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        from_start: bool = False,
-    ) -> bool:
-        """Run the task again under its id, with other arguments if given; False if it is not dead.
-
-        A task that had finished steps resumes after them, unless `from_start`.
-        """
-        task = None
-        if args is not None or kwargs is not None:
-            task = await self._edited(task_id, args, kwargs)
-            if task is None:
-                return False
-        return await self._storage.retry_dead(task_id, task=task, from_start=from_start)
-
-    async def retry_all(
-        self, *, task_type: str | None = None, reason: str | None = None, from_start: bool = False
-    ) -> int:
-        """Run all of them again, or those of one type or reason; how many."""
-        count, after = 0, ""
-        while page := await self.list(1000, task_type=task_type, reason=reason, after=after):
-            for letter in page:
-                count += await self._storage.retry_dead(letter.task_id, from_start=from_start)
-            after = page[-1].task_id
-        return count
-
-    async def delete(self, task_id: str) -> bool:
-        """Forget one for good; False if there is none."""
-        return await self._storage.delete_dead(task_id)
-
-    async def purge(self, older_than: Duration | datetime) -> int:
-        """Forget those that failed before that instant, or longer ago than that; how many."""
-        return await self._storage.purge_dead(_instant("older_than", older_than, self._storage))
-
-    async def _edited(
-        self, task_id: str, args: Sequence[Any] | None, kwargs: dict[str, Any] | None
-    ) -> Task | None:
-        task = await self._storage.get_dead_task(task_id)
-        if task is None:
-            return None
-        return msgspec.structs.replace(
-            task,
-            args=task.args if args is None else tuple(args),
-            kwargs=task.kwargs if kwargs is None else kwargs,
-        )
-
-
 class AsyncEnqueuer:
     """Enqueues with the options it was made with. What `options(…)` gives, and what a queue is."""
 
-    def __init__(self, storage: BaseStorage, builder: TaskBuilder, call: CallOptions) -> None:
+    def __init__(
+        self,
+        storage: BaseStorage,
+        builder: TaskBuilder,
+        call: CallOptions,
+        connection: object = None,
+        around: Around | None = None,
+    ) -> None:
         self._storage = storage
         self._builder = builder
         self._call = call
+        self.connection = connection
+        """The caller's own, whose transaction the tasks are a part of."""
+        self._around = around
 
     @overload
     async def enqueue(
@@ -239,7 +187,8 @@ class AsyncEnqueuer:
         When this returns, the task is safe. Raises `InvalidTask` for what cannot be kept.
         """
         task = self._builder.build(func, args, kwargs, self._call)
-        return AsyncTaskHandle(self._storage, await self._storage.enqueue(task))
+        (task_id,) = await self._keep([task])
+        return AsyncTaskHandle(self._storage, task_id)
 
     async def enqueue_many(
         self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
@@ -251,8 +200,18 @@ class AsyncEnqueuer:
         """
         build = self._builder.build
         tasks = [build(*each, self._call) for each in _calls(calls, args)]
-        ids = await self._storage.enqueue_many(tasks)
-        return [AsyncTaskHandle(self._storage, task_id) for task_id in ids]
+        return [AsyncTaskHandle(self._storage, task_id) for task_id in await self._keep(tasks)]
+
+    async def _keep(self, tasks: list[Task]) -> list[str]:
+        if self._around is None:
+            return await self._write(tasks)
+        with self._around(tasks) as surrounded:
+            return await self._write(surrounded)
+
+    def _write(self, tasks: list[Task]) -> Coroutine[Any, Any, list[str]]:
+        if self.connection is None:
+            return self._storage.enqueue_many(tasks)
+        return self._storage.enqueue_within(self.connection, tasks)
 
 
 class AsyncTaskQueue(AsyncEnqueuer):
@@ -273,6 +232,7 @@ class AsyncTaskQueue(AsyncEnqueuer):
         )
         super().__init__(storage, TaskBuilder(storage.settings, storage.clock), NO_OPTIONS)
         self.dead = AsyncDeadLetters(storage)
+        self.schedules = AsyncSchedules(storage, self._builder, self.handle)
 
     @property
     def storage(self) -> BaseStorage:
@@ -305,7 +265,13 @@ class AsyncTaskQueue(AsyncEnqueuer):
 
     def options(self, **options: Unpack[EnqueueOptions]) -> AsyncEnqueuer:
         """The same queue with options for the calls that follow. Checked at once."""
-        return AsyncEnqueuer(self._storage, self._builder, call_options(**options))
+        connection = options.pop("connection", None)
+        call = call_options(**options)
+        return AsyncEnqueuer(self._storage, self._builder, call, connection, self._around)
+
+    def surround(self, around: Around) -> None:
+        """Have this surround the keeping of tasks from now on, also by `options(…)` asked for later."""
+        self._around = around
 
     async def get_task(self, task_id: str) -> Task | None:
         """The task as it is now; None when no record of it is kept."""
@@ -340,9 +306,21 @@ class AsyncTaskQueue(AsyncEnqueuer):
         """How much of what there is."""
         return await self._storage.stats()
 
+    async def history(self, task_id: str) -> list[Attempt]:
+        """The task's runs that did not succeed, oldest first, each with its error."""
+        return await self._storage.history(task_id)
+
     async def workers(self) -> list[WorkerInfo]:
-        """Workers that are alive, with what they run."""
-        return await self._storage.workers()
+        """Workers that are alive, with what they run; `stalled` are those that do not get on."""
+        return await live_workers(self._storage)
+
+    async def breakers(self) -> list[BreakerInfo]:
+        """The circuit breakers that tasks have named, by name, each with its state and why."""
+        return await breakers_of(self._storage)
+
+    async def health(self) -> Health:
+        """What is wrong right now: stalled workers, stuck tasks, open breakers, paused queues."""
+        return await health_of(self._storage)
 
     async def purge_results(self, older_than: Duration | datetime) -> int:
         """Forget tasks that finished before that instant, or longer ago than that; how many."""

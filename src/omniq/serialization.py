@@ -4,12 +4,11 @@
 carries comes back equal and of the same type, or is refused when the task is enqueued, with the
 path of the bad value. `CloudpickleSerializer` carries anything Python can pickle; it must be asked
 for, and signs every record, because unpickling bytes that somebody else wrote runs their code.
+With a key in the settings, the records of `MsgspecSerializer` are signed or encrypted as well.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -22,13 +21,14 @@ import msgspec
 
 from omniq.errors import SerializationError, SettingsError
 from omniq.models import Task, TaskError, TaskResult
+from omniq.sealing import RESULT, TASK, Seal, SealedSerializer
 from omniq.settings import Settings
 
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 DEFAULT_MAX_DEPTH = 64
-MIN_KEY_BYTES = 16
 
 _T = TypeVar("_T")
+_D = TypeVar("_D")
 
 
 class Serializer(Protocol):
@@ -114,7 +114,11 @@ class MsgspecSerializer:
             )
         try:
             return decode(data)
-        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        except (
+            *(msgspec.MsgspecError, ValueError, TypeError, RecursionError),
+            # What the standard library makes of text that only looks like a date.
+            *(LookupError, AttributeError),
+        ) as error:
             raise SerializationError(f"not a valid record: {error}") from error
         except (OverflowError, ArithmeticError) as error:
             raise SerializationError(f"a number in the record is out of range: {error}") from error
@@ -129,25 +133,21 @@ class MsgspecSerializer:
 
 
 class CloudpickleSerializer:
-    """Arguments and results as pickles, every record signed with HMAC-SHA256.
+    """Arguments and results as pickles, every record signed or encrypted.
 
-    `signing_key` signs; it and `old_keys` verify, so that a key can be replaced without stopping.
-    Whoever has a key can run code in your workers.
+    The keys are those of a `Seal`: they can be replaced without stopping. Whoever has one can run
+    code in your workers.
     """
 
     def __init__(
         self,
-        signing_key: str | bytes,
+        signing_key: str | bytes | None,
         *,
+        encryption_key: str | bytes | None = None,
         old_keys: Sequence[str | bytes] = (),
         max_payload: int = DEFAULT_MAX_PAYLOAD,
     ) -> None:
-        keys = [key.encode() if isinstance(key, str) else key for key in (signing_key, *old_keys)]
-        if not all(len(key) >= MIN_KEY_BYTES for key in keys):
-            raise SettingsError(
-                f"the cloudpickle serializer needs a signing key of at least {MIN_KEY_BYTES} bytes: "
-                "set OMNIQ_SIGNING_KEY to the same secret for every process"
-            )
+        self._seal = Seal(signing_key, encryption_key=encryption_key, old_keys=old_keys)
         try:
             import cloudpickle  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
@@ -155,7 +155,6 @@ class CloudpickleSerializer:
                 "the cloudpickle serializer is an extra: pip install 'omniq[cloudpickle]'"
             ) from error
         self._pickle: Any = cloudpickle
-        self._keys = keys
         self._max_payload = max_payload
         # The envelope holds the pickle as bytes, so its own limits are those of plain data.
         self._envelope = MsgspecSerializer(max_payload=max_payload + 4096)
@@ -163,20 +162,20 @@ class CloudpickleSerializer:
     def encode_task(self, task: Task) -> bytes:
         payload = self._dump((task.args, task.kwargs), "args")
         envelope = msgspec.structs.replace(task, args=(payload,), kwargs={})
-        return self._sign(b"task", self._envelope.encode_task(envelope))
+        return self._seal.close(TASK, self._envelope.encode_task(envelope))
 
     def decode_task(self, data: bytes) -> Task:
-        envelope = self._envelope.decode_task(self._verify(b"task", data))
+        envelope = self._envelope.decode_task(self._seal.open(TASK, data))
         args, kwargs = self._load(envelope.args[0])
         return msgspec.structs.replace(envelope, args=args, kwargs=kwargs)
 
     def encode_result(self, result: TaskResult) -> bytes:
         payload = self._dump(result.result, "result")
         envelope = msgspec.structs.replace(result, result=payload)
-        return self._sign(b"result", self._envelope.encode_result(envelope))
+        return self._seal.close(RESULT, self._envelope.encode_result(envelope))
 
     def decode_result(self, data: bytes) -> TaskResult:
-        envelope = self._envelope.decode_result(self._verify(b"result", data))
+        envelope = self._envelope.decode_result(self._seal.open(RESULT, data))
         return msgspec.structs.replace(envelope, result=self._load(envelope.result))
 
     def _dump(self, value: object, path: str) -> bytes:
@@ -199,16 +198,6 @@ class CloudpickleSerializer:
         except Exception as error:
             # Unpickling imports and calls what the record names.
             raise SerializationError(f"cannot be unpickled: {error}") from error
-
-    def _sign(self, kind: bytes, data: bytes) -> bytes:
-        return hmac.digest(self._keys[0], kind + data, hashlib.sha256) + data
-
-    def _verify(self, kind: bytes, data: bytes) -> bytes:
-        signature, body = data[:32], data[32:]
-        for key in self._keys:
-            if hmac.compare_digest(signature, hmac.digest(key, kind + body, hashlib.sha256)):
-                return body
-        raise SerializationError("the signature is wrong: the record was not written with this key")
 
 
 _PLAIN = frozenset({type(None), bool, float, bytes})
@@ -445,11 +434,34 @@ def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
     return decode
 
 
+def lenient_decoder(kind: type[_T], otherwise: _D) -> Callable[[bytes], _T | _D]:
+    """As `internal_decoder`, for what must not hold up what it belongs to: `otherwise` on garbage."""
+    decoder = internal_decoder(kind)
+
+    def decode(data: bytes) -> _T | _D:
+        try:
+            return decoder(data)
+        except SerializationError:
+            return otherwise
+
+    return decode
+
+
 _INTERNAL_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_error)
 
 
 def serializer_for(settings: Settings) -> Serializer:
     """The serializer that the settings ask for."""
+    signing, encryption = settings.signing_key, settings.encryption_key
+    old_keys = (settings.old_keys or "").split()
     if settings.serializer == "cloudpickle":
-        return CloudpickleSerializer(settings.signing_key or "", max_payload=settings.max_payload)
-    return MsgspecSerializer(max_payload=settings.max_payload)
+        return CloudpickleSerializer(
+            signing,
+            encryption_key=encryption,
+            old_keys=old_keys,
+            max_payload=settings.max_payload,
+        )
+    plain = MsgspecSerializer(max_payload=settings.max_payload)
+    if signing is None and encryption is None:
+        return plain
+    return SealedSerializer(plain, Seal(signing, encryption_key=encryption, old_keys=old_keys))

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -27,6 +29,7 @@ _ARGUMENT = "argument"
 _LONGEST = 100 * 366 * 86_400
 _LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:.*", re.IGNORECASE | re.DOTALL)
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _USER_PASSWORD = re.compile(r"(://[^:/?#@]*):.*@", re.DOTALL)
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:passw|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
@@ -37,7 +40,9 @@ class Settings:
 
     `default_timeout` is how long a task may run that says nothing itself; None, written "none" in
     the environment and in TOML, lets it run for ever. `durability` says what an acknowledged task
-    survives: "power" a power cut, "os" only the end of the process.
+    survives: "power" a power cut, "os" only the end of the process. `errors` is the dotted path of
+    the `ErrorRules` that workers go by. With a `signing_key` every record is signed, with an
+    `encryption_key` encrypted; `old_keys`, separated by spaces, open what was sealed with them.
     """
 
     url: str | None = None
@@ -51,11 +56,14 @@ class Settings:
     result_ttl: float = 86_400.0
     serializer: Literal["msgspec", "cloudpickle"] = "msgspec"
     signing_key: str | None = None
+    encryption_key: str | None = None
+    old_keys: str | None = None
     durability: Literal["power", "os"] = "power"
     log_level: str = "INFO"
     base_dir: Path = Path(".omniq")
     shutdown_timeout: float = 30.0
     max_payload: int = 1024 * 1024
+    errors: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict, init=False, compare=False)
     """Where each value came from: "default", "argument", the variable, or the file.
 
@@ -71,7 +79,7 @@ class Settings:
             object.__setattr__(self, name, checked)
             sources[name] = _DEFAULT if checked == default else _ARGUMENT
         object.__setattr__(self, "sources", sources)
-        if self.serializer == "cloudpickle" and self.signing_key is None:
+        if self.serializer == "cloudpickle" and not (self.signing_key or self.encryption_key):
             raise SettingsError(
                 "serializer='cloudpickle': needs a signing_key, since unpickling runs code; "
                 "set OMNIQ_SIGNING_KEY to the same secret for every process"
@@ -120,6 +128,14 @@ class Settings:
         sources = {**self.sources, **dict.fromkeys(texts, source)}
         object.__setattr__(settings, "sources", sources)
         return settings
+
+    def shown(self) -> dict[str, str]:
+        """Each setting as it may be shown to anybody: passwords and keys are hidden."""
+        values = {name: getattr(self, name) for name in _RULES}
+        return {
+            name: "none" if value is None else str(_masked(name, value))
+            for name, value in values.items()
+        }
 
     def __repr__(self) -> str:
         shown = (f"{name}={_shown(name, getattr(self, name))}" for name in _RULES)
@@ -258,6 +274,8 @@ class _Folder:
         return Path(value)
 
 
+_SECRET = _Text("expected text that is not empty", re.compile(r".+", re.DOTALL))
+
 _RULES: dict[str, _Rule] = {
     "url": _Text("expected a URL such as sqlite:///tasks.db", _URL),
     "concurrency": _Count(1),
@@ -269,12 +287,15 @@ _RULES: dict[str, _Rule] = {
     "base_retry_delay": _Seconds(zero=True),
     "result_ttl": _Seconds(zero=True),
     "serializer": _Choice(("msgspec", "cloudpickle")),
-    "signing_key": _Text("expected text that is not empty", re.compile(r".+", re.DOTALL)),
+    "signing_key": _SECRET,
+    "encryption_key": _SECRET,
+    "old_keys": _SECRET,
     "durability": _Choice(("power", "os")),
     "log_level": _Choice(_LOG_LEVELS),
     "base_dir": _Folder(),
     "shutdown_timeout": _Seconds(zero=True),
     "max_payload": _Count(1),
+    "errors": _Text("expected the path of ErrorRules, such as app.tasks.RULES", _DOTTED),
 }
 
 
@@ -313,13 +334,9 @@ def _shown(name: str, value: object) -> str:
 
 
 def _masked(name: str, value: object) -> object:
-    match name:
-        case "signing_key":
-            return "***"
-        case "url":
-            return mask_url(str(value))
-        case _:
-            return value
+    if _RULES[name] is _SECRET:
+        return "***"
+    return mask_url(str(value)) if name == "url" else value
 
 
 def _variable(name: str) -> str:
@@ -348,7 +365,15 @@ def _read_toml(path: Path) -> Mapping[str, object]:
 
 def _parse_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        is_ours = path.name == "omniq.toml" or "omniq" in table.get("tool", {})
+        if is_ours and path.stat().st_mode & stat.S_IWOTH:
+            warnings.warn(
+                f"{path.absolute()}: anybody on this machine may change these settings; "
+                f"say chmod o-w {path}",
+                stacklevel=5,
+            )
+        return table
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

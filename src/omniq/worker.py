@@ -12,6 +12,7 @@ from typing import Any, Self, TypedDict
 from omniq import events
 from omniq._portal import Portal
 from omniq.calls import TaskBuilder
+from omniq.classify import ErrorRules, rules_at
 from omniq.errors import InvalidTask, PoolStopped, ShutdownTimeout
 from omniq.events import Dispatcher
 from omniq.models import check_int, check_name, check_seconds
@@ -31,6 +32,7 @@ class PoolOptions(TypedDict, total=False):
     queues: Sequence[str] | None
     lease: float | None
     allow: Sequence[str] | None
+    errors: ErrorRules | None
     max_leaked_threads: int | None
     loop_patience: float
 
@@ -39,7 +41,8 @@ class AsyncWorkerPool:
     """Runs the tasks of a storage, at most `concurrency` at a time, on this event loop.
 
     Sync functions run in its own threads, those with `executor="process"` in its own processes.
-    `allow` restricts it to functions under these prefixes. `lease` is how long others wait for a
+    `allow` restricts it to functions under these prefixes. `errors` says which exceptions are worth
+    another try, where the task says nothing; else the settings do. `lease` is how long others wait for a
     sign of life before they take over what this pool holds.
 
     A thread cannot be stopped: one whose call timed out is left to itself. While
@@ -57,6 +60,7 @@ class AsyncWorkerPool:
         queues: Sequence[str] | None = None,
         lease: float | None = None,
         allow: Sequence[str] | None = None,
+        errors: ErrorRules | None = None,
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
@@ -77,6 +81,7 @@ class AsyncWorkerPool:
             queues=None if queues is None else tuple(queues),
             lease=storage.settings.lease if lease is None else lease,
             allow=None if allow is None else list(allow),
+            errors=_rules(errors, storage),
             max_leaked_threads=max_leaked_threads or concurrency,
             loop_patience=loop_patience,
         )
@@ -242,6 +247,7 @@ class WorkerPool:
         queues: Sequence[str] | None = None,
         lease: float | None = None,
         allow: Sequence[str] | None = None,
+        errors: ErrorRules | None = None,
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
@@ -256,6 +262,7 @@ class WorkerPool:
             queues=queues,
             lease=lease,
             allow=allow,
+            errors=errors,
             max_leaked_threads=max_leaked_threads,
             loop_patience=loop_patience,
         )
@@ -339,3 +346,12 @@ class WorkerPool:
                     portal.close()
                     # Its thread is started when first needed: a pool that stays stopped has none.
                     self._portal = Portal()
+
+
+def _rules(errors: ErrorRules | None, storage: BaseStorage) -> ErrorRules | None:
+    """The rules that were given, or those that the settings name."""
+    if errors is None and storage.settings.errors is not None:
+        return rules_at(storage.settings.errors)
+    if errors is not None and not isinstance(errors, ErrorRules):
+        raise InvalidTask("errors: expected ErrorRules(...)")
+    return errors

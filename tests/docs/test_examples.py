@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.timeout(120)
 def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "demo.py"],
+        [sys.executable, "-m", "omniq", "demo"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -24,4 +25,49 @@ def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "got SIGKILL" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_the_outbox_keeps_orders_and_tasks_together(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "transactional_outbox.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refused  dodo" in done.stdout
+    assert done.stdout.endswith("2 orders, 2 parcels\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_the_document_pipeline_resumes_at_the_step_that_failed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "document_pipeline" / "main.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {
+        block.splitlines()[0]: block for block in re.split(r"\n(?=process-|cmd-)", done.stdout)
+    }
+    assert "run 1  partial" in found["process-minutes"]
+    assert "in add_search_terms; already done: update_document_content" in found["process-minutes"]
+    waited = re.search(r"success in run 2, ([\d.]+) s after", found["process-minutes"])
+    assert waited is not None
+    assert float(waited.group(1)) >= 1.0
+    assert "safe to retry from beginning" in found["process-memo"]
+    assert "but step post_comment failed: HTTPError" in found["process-letter"]
+    assert "dead letter (permanent) after 1 run" in done.stdout
+    assert "success in run 1" in found["process-contract"]
+    assert done.stdout.endswith("26 calls had their effect, 0 of them twice\n")
     assert list(tmp_path.iterdir()) == []

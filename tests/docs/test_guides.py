@@ -1,41 +1,141 @@
-"""The code in the guides runs, block by block, and prints what the guide says it prints."""
+"""The code in the documentation runs, block by block, and prints what the page says it prints."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
-GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+from omniq import Settings
+from omniq.models import LEGAL_TRANSITIONS
+from tests.docs import blocks
+
+DOCS = blocks.ROOT / "docs"
+PAGES = sorted(
+    page
+    for folder in (DOCS, DOCS / "concepts", DOCS / "guides")
+    for page in folder.glob("*.md")
+    if blocks.BLOCK.search(page.read_text(encoding="utf-8"))
+)
+TEXTS = [*blocks.ROOT.glob("*.md"), *DOCS.rglob("*.md")]
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_every_block_of_a_guide_runs(guide: Path, tmp_path: Path) -> None:
-    """A block that begins with the name of a file is that file; the others are scripts, in order.
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, request) -> None:
+    environment = {}
+    if "DATABASE_URL" in page.read_text(encoding="utf-8"):
+        environment["DATABASE_URL"] = request.getfixturevalue("postgres_url")
+    for script, printed in blocks.write(page, tmp_path):
+        said = blocks.run(script, **environment)
+        assert not printed or said == printed, script.read_text()
 
-    A `text` block right after one is all that it prints.
-    """
-    scripts = []
-    for number, (code, printed) in enumerate(BLOCK.findall(guide.read_text(encoding="utf-8"))):
-        named = re.match(r"# (\w+\.py)\n", code)
-        path = tmp_path / (named.group(1) if named else f"block{number}.py")
-        path.write_text(code, encoding="utf-8")
-        if not named:
-            scripts.append((path, printed))
 
-    for path, printed in scripts:
-        done = subprocess.run(
-            [sys.executable, path],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, f"{path.read_text()}\n{done.stderr}"
-        assert not printed or done.stdout == printed, path.read_text()
+def anchors(page: Path) -> set[str]:
+    """What a link into the page can name: its headings, as mkdocs and GitHub write them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    return {re.sub(r"[\s]+", "-", each) for each in words}
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(blocks.ROOT)))
+def test_every_link_leads_somewhere(text: Path) -> None:
+    code = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", code.sub("", text.read_text(encoding="utf-8")))
+    lost = []
+    for link in links:
+        target, _, anchor = link.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        found = (text.parent / target) if target else text
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            lost.append(link)
+
+    assert not lost
+
+
+@pytest.mark.timeout(240)
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "--site-dir", str(tmp_path)],
+        cwd=blocks.ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "enqueue_many" in (tmp_path / "reference" / "queues.html").read_text(encoding="utf-8")
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every command line of omniq that the texts show, and where."""
+    found = []
+    for text in TEXTS:
+        for code in re.findall(
+            r"^```(?:console|ini|yaml)\n(.*?)^```", text.read_text(), re.M | re.S
+        ):
+            lines = [re.sub(r"[\[\],\"]", "", line) for line in code.splitlines()]
+            calls = [re.search(r"(?:\$ |bin/|command: )(omniq .*)", line) for line in lines]
+            found += [(text.name, call[1].partition("#")[0]) for call in calls if call]
+    return found
+
+
+def test_every_command_that_is_shown_exists_with_its_options() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## `omniq ", page, flags=re.M)[1:]
+    known = {section.split("`")[0].split(" [")[0].rstrip("…"): section for section in sections}
+    known = {re.sub(r" [A-Z_…\s]+$", "", name): section for name, section in known.items()}
+
+    unknown = []
+    for where, call in commands():
+        words = call.split()[1:]
+        name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
+        options = [word for word in words if word.startswith("--") and word != "--help"]
+        if words[0] != "--help" and (name is None or any(o not in known[name] for o in options)):
+            unknown.append(f"{where}: {call}")
+
+    assert not unknown
+    assert len(commands()) > 20
+
+
+def test_the_manifests_are_what_kubernetes_can_read() -> None:
+    page = (DOCS / "guides" / "production.md").read_text(encoding="utf-8")
+
+    manifests = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.S)]
+
+    assert [manifest["kind"] for manifest in manifests] == ["Deployment", "ScaledObject"]
+
+
+def test_the_picture_of_the_life_cycle_has_every_arrow_and_no_other() -> None:
+    picture = (DOCS / "concepts" / "life-cycle.svg").read_text(encoding="utf-8")
+
+    drawn = set(re.findall(r'id="(\w+-\w+)"', picture))
+
+    legal = {
+        f"{status.value}-{after.value}"
+        for status, allowed in LEGAL_TRANSITIONS.items()
+        for after in allowed
+    }
+    assert drawn == legal
+
+
+def test_the_page_about_settings_names_each_of_them_with_its_default() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| `OMNIQ_\w+` \| (.*?) \|", page, re.M))
+
+    defaults = {field.name: field.default for field in fields(Settings) if field.init}
+
+    assert rows.keys() == defaults.keys()
+    for name, default in defaults.items():
+        if default is not None:
+            # 30 as well as 30.0.
+            assert rows[name].strip("`") in (str(default), str(default).removesuffix(".0"))

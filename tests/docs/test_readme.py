@@ -9,49 +9,23 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+from tests.docs import blocks
+
+README = blocks.ROOT / "README.md"
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+@pytest.mark.timeout(120)
+def test_every_block_works_word_for_word(tmp_path: Path) -> None:
+    scripts = dict(blocks.write(README, tmp_path))
 
+    first = blocks.run(tmp_path / "main.py")
+    others = {path.stem: blocks.run(path) for path in scripts}
 
-def run(script: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for number, block in enumerate(blocks()):
-        named = re.match(r"# (\w+\.py)\n", block)
-        (tmp_path / (named.group(1) if named else f"block{number}.py")).write_text(block)
-    return tmp_path
-
-
-@pytest.mark.timeout(60)
-def test_one_minute_works_word_for_word(folder: Path) -> None:
-    out = run("main.py", folder)
-
-    assert re.fullmatch(r"[0-9A-Z]{26} 19\n", out)
-    assert (folder / ".omniq" / "omniq.db").exists()
-
-
-@pytest.mark.timeout(60)
-def test_enqueue_and_ask_works_word_for_word(folder: Path) -> None:
-    eta, pending, status = run("block3.py", folder).splitlines()
-
+    assert re.fullmatch(r"[0-9A-Z]{26} 19\n", first)
+    assert (tmp_path / ".omniq" / "omniq.db").exists()
+    eta, pending, status = others["block3"].splitlines()
     assert eta.endswith("+00:00")
-    assert pending == "3"
-    assert status == "cancelled"
+    assert (pending, status) == ("3", "cancelled")
 
 
 def test_the_readme_names_the_two_commands() -> None:
@@ -59,3 +33,30 @@ def test_the_readme_names_the_two_commands() -> None:
 
     assert "make demo" in text
     assert "make test" in text
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(400)
+def test_the_quickstart_works_in_a_fresh_environment(tmp_path: Path) -> None:
+    environment = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=120)
+    python = environment / "bin" / "python"
+    install: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        blocks.ROOT,
+    ]
+    subprocess.run(install, check=True, timeout=240)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    blocks.write(README, folder)
+
+    done = subprocess.run(
+        [python, "main.py"], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert re.fullmatch(r"[0-9A-Z]{26} 19\n", done.stdout), done.stderr

@@ -148,6 +148,7 @@ async def test_a_try_that_is_cancelled_says_nothing_and_the_next_may_try_at_once
     assert await breaker.call(service.ask) == 42
 
 
+@pytest.mark.fault("F24")
 async def test_setting_the_wall_clock_neither_opens_nor_closes_it(breaker, service, clock):
     await fail(breaker, service, 2)
     clock.jump(timedelta(days=-400))
@@ -157,6 +158,7 @@ async def test_setting_the_wall_clock_neither_opens_nor_closes_it(breaker, servi
     assert await breaker.call(service.ask) == 42
 
 
+@pytest.mark.fault("F91")
 def test_threads_share_it_and_exactly_one_of_them_tries(breaker, service, clock):
     asyncio.run(fail(breaker, service, 2))
     clock.advance(RESET)

@@ -6,9 +6,12 @@ import io
 import sys
 
 import pytest
+from loguru import logger
 
+from omniq import log
 from omniq.cli import main
-from omniq.errors import InvalidTask, SettingsError, StorageError
+from omniq.errors import InvalidTask, ScheduleNotFound, SettingsError, StorageError, TaskNotFound
+from omniq.events import ChoreFailed
 from omniq.service import console
 
 
@@ -38,6 +41,26 @@ def test_writing_to_nobody_does_nothing(monkeypatch, stream):
 def test_an_error_is_one_line_and_an_exit_code(capsys, error, code):
     assert console.complain(error) == code
     assert capsys.readouterr().err == "omniq: a b\n"
+
+
+@pytest.mark.parametrize("error", [TaskNotFound("a"), ScheduleNotFound("a")])
+def test_what_is_not_there_has_an_exit_code_of_its_own(capsys, error):
+    assert console.complain(error) == 3
+
+
+def test_nothing_that_is_logged_is_obeyed_by_a_terminal(capsys):
+    console.start_logging("INFO")
+    try:
+        log.write(ChoreFailed(chore="recover", error="\x1b[2J {braces}\nforged <red>line</red>"))
+        logger.info("two\nlines\x07")
+    finally:
+        logger.remove()
+        log.disable()
+    event, first, second = capsys.readouterr().err.splitlines()
+
+    assert event.endswith(r"error=\x1b[2J {braces}\nforged <red>line</red>")
+    assert first.endswith("two")
+    assert second == r"lines\x07"
 
 
 @pytest.mark.parametrize(("variable", "expected"), [("", True), ("1", False)])

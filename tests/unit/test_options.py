@@ -134,6 +134,7 @@ def test_every_option_is_taken_together():
         {"colour": "blue"},
     ],
 )
+@pytest.mark.fault("F89")
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidTask):
         check_options(**options)

@@ -39,11 +39,14 @@ def test_the_defaults_are_those_that_are_documented():
         "result_ttl": 86400.0,
         "serializer": "msgspec",
         "signing_key": None,
+        "encryption_key": None,
+        "old_keys": None,
         "durability": "power",
         "log_level": "INFO",
         "base_dir": Path(".omniq"),
         "shutdown_timeout": 30.0,
         "max_payload": 1048576,
+        "errors": None,
     }
 
 
@@ -121,9 +124,12 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
         "url": "memory://",
         "serializer": "CLOUDPICKLE",
         "signing_key": "secret",
+        "encryption_key": "secret",
+        "old_keys": "older oldest",
         "durability": "os",
         "log_level": "debug",
         "base_dir": "elsewhere",
+        "errors": "app.tasks.RULES",
     }
     for name in NAMES:
         monkeypatch.setenv(f"OMNIQ_{name.upper()}", texts.get(name, "17"))

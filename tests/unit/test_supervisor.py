@@ -238,6 +238,7 @@ def test_the_second_signal_forces(queue, storage, gate, function):
     assert queue.get_task(handle.id).attempts == 0
 
 
+@pytest.mark.fault("F09")
 def test_sigquit_forces_at_once(queue, storage, gate):
     handle = queue.enqueue(HOLD)
     worker = Worker(storage, [MODULE])
@@ -253,6 +254,7 @@ def test_sigquit_forces_at_once(queue, storage, gate):
 # Storages in trouble
 
 
+@pytest.mark.fault("F48")
 def test_a_server_that_is_away_is_waited_for_and_that_is_said_once(lines):
     server = AwayServer(MemoryStorage())
     server.fail("open", times=2)
@@ -283,6 +285,7 @@ def test_a_local_storage_that_cannot_be_opened_is_an_error_at_once():
     assert local.calls["open"] == 1
 
 
+@pytest.mark.fault("F10")
 def test_a_stop_that_the_storage_never_hears_of_is_an_error():
     faulty = FaultyStorage(MemoryStorage())
     worker = Worker(faulty, [MODULE])

@@ -10,12 +10,17 @@ from typing import Any
 import msgspec
 
 from omniq import events, log
+from omniq.classify import ErrorRules
 from omniq.errors import LeaseLost, OmniqError, PoolStopped
 from omniq.events import Dispatcher
 from omniq.functions import FunctionCache
 from omniq.pool.heartbeat import Heartbeat
+from omniq.pool.hooks import Hooks
+from omniq.pool.host import PoolHost
+from omniq.pool.lookout import Lookout
 from omniq.pool.maintenance import Maintenance
 from omniq.pool.runs import SHORT_GRACE, Runs
+from omniq.pool.scheduling import Scheduling
 from omniq.pool.tally import Tally
 from omniq.pool.turns import Turns
 from omniq.pool.watchdog import Watchdog
@@ -45,6 +50,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] | None
     lease: float
     allow: list[str] | None
+    errors: ErrorRules | None
     max_leaked_threads: int
     loop_patience: float
 
@@ -80,6 +86,7 @@ class Engine:
         self._error: Exception | None = None
         self._runs: Runs | None = None
         self._turns: Turns | None = None
+        self._scheduling = Scheduling(storage, dispatcher, plan.poll_interval)
         self._threads: ThreadSlots | None = None
         self._is_recycling_told = False
         self._life = self._loop.create_task(self._live(), name="omniq-pool")
@@ -149,6 +156,7 @@ class Engine:
     async def until_empty(self) -> None:
         """Return when nothing is due and nothing runs, or when it has ended."""
         assert self._turns is not None
+        await self._scheduling.turn()
         ends = (self._turns.until_drained(), self._life)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
@@ -216,10 +224,18 @@ class Engine:
         await self._open_storage()
         await self._take_lease()
         stack.callback(self._say_goodbye, storage.owner, self._tally.released)
+        functions = FunctionCache(plan.allow)
+        self._tally.hooks = hooks = Hooks(functions, self._events)
         maintenance = Maintenance(
-            storage, self._events, lease=plan.lease, poll_interval=plan.poll_interval
+            storage,
+            self._events,
+            Lookout(storage, self._events, lambda: self._tally.breakers),
+            hooks,
+            lease=plan.lease,
+            poll_interval=plan.poll_interval,
         )
-        self._runs = runs = self._make_runs(stack, maintenance)
+        self._runs = runs = self._make_runs(stack, maintenance, functions)
+        self._on_exit(stack, "finish hooks", hooks.finish)
         self._turns = turns = self._make_turns(runs)
         self._on_exit(stack, "retire", turns.retire)
         self._start_heartbeat(stack, runs, turns)
@@ -234,6 +250,7 @@ class Engine:
             count=turns.count_queue,
             sweep=lambda: runs.sweep(lambda: storage.lease_remaining, margin),
             maintenance=maintenance.run,
+            scheduling=self._scheduling.run,
         )
         self._events.emit(events.WorkerStarted(owner=storage.owner, concurrency=plan.concurrency))
         return turns
@@ -251,17 +268,22 @@ class Engine:
                 if is_last:
                     raise
 
-    def _make_runs(self, stack: AsyncExitStack, maintenance: Maintenance) -> Runs:
+    def _make_runs(
+        self, stack: AsyncExitStack, maintenance: Maintenance, functions: FunctionCache
+    ) -> Runs:
         storage, plan = self._storage, self._plan
         self._threads = threads = ThreadSlots(self._on_leak)
         stack.callback(threads.close)
-        processes = ProcessSlots(storage.settings, storage.serializer, plan.allow, self._clock)
+        processes = ProcessSlots(
+            storage.settings, storage.serializer, plan.allow, self._clock, errors=plan.errors
+        )
         self._on_exit(stack, "close processes", processes.close)
         execution = Execution(
-            FunctionCache(plan.allow),
+            functions,
             clock=self._clock,
             serializer=storage.serializer,
             base_retry_delay=plan.base_retry_delay,
+            errors=plan.errors,
             threads=threads,
             processes=processes,
         )
@@ -269,8 +291,8 @@ class Engine:
             execution,
             self._tally,
             self._clock,
+            host=PoolHost(storage, self._events, threads, execution, maintenance.report),
             default_timeout=storage.settings.default_timeout,
-            report=maintenance.report,
             wake=self._wake.set,
             is_ending=lambda: self._life.cancelling() > 0,
         )
@@ -306,6 +328,7 @@ class Engine:
             on_loss=lambda: self._in_loop(turns.on_loss),
             on_failure=lambda error: self._tell_failure("heartbeat", error),
             may_beat=watchdog.may_beat,
+            is_stalled=watchdog.is_blocked,
             beside=watchdog.watch,
         )
         heartbeat.start()

@@ -24,7 +24,8 @@ class Heartbeat:
     """Renews the lease at least three times before it ends, over a connection of its own.
 
     All callbacks are called in the heartbeat's thread. `may_beat` is asked before each renewal;
-    while it says no, the lease is left to run out. `beside` runs in the same thread until the end.
+    while it says no, the lease is left to run out. `is_stalled` is passed on with each. `beside` runs
+    in the same thread until the end.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Heartbeat:
         on_loss: Callable[[], None],
         on_failure: Callable[[Exception], None],
         may_beat: Callable[[], bool],
+        is_stalled: Callable[[], bool],
         beside: Callable[[], Awaitable[None]],
     ) -> None:
         self._twin = storage.twin()
@@ -50,6 +52,7 @@ class Heartbeat:
         self._on_loss = on_loss
         self._on_failure = on_failure
         self._may_beat = may_beat
+        self._is_stalled = is_stalled
         self._beside = beside
         self._is_failing = False
 
@@ -123,7 +126,10 @@ class Heartbeat:
             if not self._twin.is_open:
                 await self._twin.open()
             renewal = await self._twin.renew(
-                lease=self._lease, concurrency=self._concurrency, queues=self._queues
+                lease=self._lease,
+                concurrency=self._concurrency,
+                queues=self._queues,
+                stalled=self._is_stalled(),
             )
         self._on_renewal(renewal)
 

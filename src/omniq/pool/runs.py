@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from omniq.clock import Clock
-from omniq.context import TaskContext
+from omniq.context import TaskContext, enter
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
 from omniq.pool.tally import Tally
@@ -119,8 +119,11 @@ class Runs:
 
     async def _execute(self, run: Run, timeout: float | None) -> None:
         task = run.task
-        self._tally.started(task)
         context = TaskContext(task, timeout, self._host)
+        # Before it is told of: a listener finds the task in `current_task()`, and what it puts into
+        # context variables, such as a span, is there for the function.
+        enter(context)
+        self._tally.started(task)
         try:
             outcome = await self._execution.run(run, context)
         except BaseException as error:

@@ -20,6 +20,7 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
+from omniq.pool.hooks import Hooks
 
 _DURATIONS = 100
 
@@ -59,6 +60,10 @@ class Tally:
         self.released = 0
         self.stale = 0
         self.queued = 0
+        self.breakers: set[str] = set()
+        """The breakers that tasks of this pool have passed, while somebody listened."""
+        self.hooks: Hooks | None = None
+        """What calls the hooks of failed tasks, while the pool runs."""
 
     @property
     def average_milliseconds(self) -> float:
@@ -74,6 +79,8 @@ class Tally:
                 self._events.emit(
                     events.TaskClaimed(**facts_of(task), owner=task.owner or "", token=task.token)
                 )
+                if task.breakers:
+                    self.breakers.update(rule.name for rule in task.breakers)
 
     def started(self, task: Task) -> None:
         """Tell of a run that begins."""
@@ -83,7 +90,7 @@ class Tally:
     def ran(self, task: Task, seconds: float, stop_reason: str) -> None:
         """Note how long a run took. What it came to is told once it is recorded."""
         self._durations.append(seconds)
-        if self._events.active:
+        if self._events.active or (self.hooks is not None and self.hooks.wants(task.func_path)):
             self._untold[task.id] = (task, seconds, stop_reason)
 
     def recorded(self, outcomes: Sequence[Outcome], recorded: Sequence[bool]) -> None:
@@ -116,6 +123,7 @@ class Tally:
         task, seconds, stop_reason = self._untold.pop(outcome.task_id, (None, 0.0, ""))
         if task is None or not was_recorded:
             return
+        self._tell_hooks(task, outcome)
         facts = facts_of(task)
         match outcome:
             case Succeeded():
@@ -131,6 +139,13 @@ class Tally:
                 self._events.emit(events.TaskSnoozed(**facts, until=eta))
             case _:
                 self._events.emit(events.TaskReleased(**facts, reason=stop_reason))
+
+    def _tell_hooks(self, task: Task, outcome: Outcome) -> None:
+        if self.hooks is None or not isinstance(outcome, Retried | Failed):
+            return
+        self.hooks.failed(task, outcome.error)
+        if isinstance(outcome, Failed):
+            self.hooks.died(task, outcome.error)
 
 
 def facts_of(task: Task) -> dict[str, Any]:

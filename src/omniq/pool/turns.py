@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from omniq import events
-from omniq.errors import LeaseLost, StorageError
+from omniq.errors import LeaseLost, StorageError, StorageRefused
 from omniq.events import Dispatcher
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released
@@ -192,8 +192,8 @@ class Turns:
     async def _after_failure(self, outcomes: list[Outcome], error: Exception) -> None:
         self._cancelled_meanwhile = None
         self._tell_failure("turn", error)
-        if not self._storage.is_open:
-            # Closed under the pool: there is nobody to turn to any more.
+        if not self._storage.is_open or isinstance(error, StorageRefused):
+            # Closed under the pool, or the server turns us away for good: nobody to turn to.
             self._tally.lost(outcomes)
             raise error
         if self._stop_asked.done() and self._storage.lease_remaining <= 0:

@@ -61,7 +61,7 @@ class Watchdog:
             if self._clock.monotonic() - began - pause > self._patience / 2:
                 # This thread was stopped as well, and with it the whole process: not a block.
                 self._asked_at = self._clock.monotonic()
-            elif not self._is_told and self._is_blocked():
+            elif not self._is_told and self.is_blocked():
                 self._is_told = True
                 self._events.emit(LoopBlocked(**self._facts(self._blocker()), stack=self._stack()))
 
@@ -72,7 +72,7 @@ class Watchdog:
         none of them itself but something that one has started. A run without a timeout may block
         for ever.
         """
-        if not self._is_blocked():
+        if not self.is_blocked():
             self._is_stuck = False
             return True
         blocker = self._blocker()
@@ -84,6 +84,10 @@ class Watchdog:
             self._is_stuck = True
             self._events.emit(WorkerStuck(**self._facts(blocker)))
         return False
+
+    def is_blocked(self) -> bool:
+        """Whether the loop has not answered for longer than `patience`."""
+        return self._is_waiting and self._clock.monotonic() - self._asked_at > self._patience
 
     def _ask(self) -> None:
         if self._is_waiting:
@@ -98,9 +102,6 @@ class Watchdog:
 
     def _answer(self) -> None:
         self._is_waiting = False
-
-    def _is_blocked(self) -> bool:
-        return self._is_waiting and self._clock.monotonic() - self._asked_at > self._patience
 
     def _blocker(self) -> Run | None:
         """The run whose own code the loop is in."""

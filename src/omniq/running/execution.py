@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from omniq import context
 from omniq.classify import ErrorRules, explain, step_of
 from omniq.clock import Clock
 from omniq.context import TaskContext
@@ -113,7 +112,6 @@ class Execution:
         """
         task = run.task
         run.context = task_context
-        context.enter(task_context)
         try:
             callee = self._callees.get(task.func_path) or self._find(task.func_path)
         except FunctionNotFound as error:

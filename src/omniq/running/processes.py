@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal as signals
 import socket
 import subprocess
@@ -33,12 +34,17 @@ from omniq.running.crossing import (
     Welcome,
     decode_reply,
 )
-from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
+from omniq.serialization import (
+    CloudpickleSerializer,
+    MsgspecSerializer,
+    Serializer,
+    encode_internal,
+)
 from omniq.settings import Settings
 from omniq.steps import recoded
 
 # What a child needs it is told over its socket; what a task must not see is not in its environment.
-_SECRETS = ("OMNIQ_SIGNING_KEY", "OMNIQ_URL")
+_SECRETS = re.compile(r"OMNIQ_(URL|\w*KEYS?|DASHBOARD_\w+)")
 
 _TRIES = 3
 """How many children may die before one has begun with a call; that is not the call's fault."""
@@ -80,8 +86,8 @@ class ProcessSlots:
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,
             rules=None if errors is None else RuleBook.of(errors),
         )
-        # Pickles are signed with another key here than in the store.
-        self._store_codec = serializer if pickles else None
+        # What the store seals, and how, is nothing that a child should know.
+        self._store_codec = None if isinstance(serializer, MsgspecSerializer) else serializer
         self._codec = welcome.codec()
         self._welcome = encode_internal(welcome)
         self._longest = settings.max_payload + SLACK
@@ -272,7 +278,9 @@ class _Child:
 
 
 def _spawn(life: int, sock: int) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    environment = {
+        name: value for name, value in os.environ.items() if not _SECRETS.fullmatch(name)
+    }
     numbers = [str(number) for number in (life, os.getpid(), sock)]
     return subprocess.Popen(
         # Unbuffered: what a task has printed must not be lost when its process is killed.

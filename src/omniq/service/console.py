@@ -122,6 +122,12 @@ def leave(code: int, *, at_once: bool = False) -> NoReturn:
     sys.exit(code)
 
 
+def start_anew() -> NoReturn:
+    """Become a fresh process with the same command line."""
+    flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def flush() -> None:
     """Write out what is buffered. A closed pipe must not become the exit code of a clean stop."""
     for stream in (sys.stdout, sys.stderr):

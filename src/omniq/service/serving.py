@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -18,9 +19,17 @@ import msgspec
 
 from omniq import log
 from omniq._loops import run_to_the_end
-from omniq.errors import OmniqError, ShutdownTimeout, StorageCorrupt, StorageError
+from omniq.errors import (
+    OmniqError,
+    SettingsError,
+    ShutdownTimeout,
+    StorageCorrupt,
+    StorageError,
+    StorageRefused,
+)
 from omniq.events import ChoreFailed, Dispatcher, Event, WorkerRecycling, WorkerStuck
 from omniq.outcomes import Released
+from omniq.queue import AsyncTaskQueue
 from omniq.storage import BaseStorage
 from omniq.worker import AsyncWorkerPool
 
@@ -41,6 +50,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lease: float
     shutdown_timeout: float
     queues: tuple[str, ...] | None = None
+    listeners: tuple[str, ...] = ()
+    """Paths of functions without arguments, each of which returns a listener for the pool's events."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -109,6 +120,8 @@ class Serving:
             allow=plan.modules,
         )
         self._pool.events.subscribe(self._on_event)
+        for path in plan.listeners:
+            self._pool.events.subscribe(_listener_at(path))
         self._events = Dispatcher()
         log.attach(self._events)
         self._lock = threading.Lock()
@@ -193,16 +206,27 @@ class Serving:
             try:
                 if not self._storage.is_open:
                     await self._storage.open()
+                await self._declare_schedules()
                 await self._pool.start()
                 return
             except StorageError as error:
                 is_server = self._storage.capabilities.reach == "fleet"
-                if not is_server or isinstance(error, StorageCorrupt):
+                if not is_server or isinstance(error, StorageCorrupt | StorageRefused):
                     raise
                 if not pause:
                     self._events.emit(ChoreFailed.of("open storage", error))
             pause = min(max(pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
             await self._clock.sleep(pause * (0.5 + self._clock.random() / 2))
+
+    async def _declare_schedules(self) -> None:
+        """Keep what `@task(cron=…)` says in the worker's modules and in what they consist of."""
+        prefixes = tuple(f"{name}." for name in self._plan.modules)
+        modules = [
+            module
+            for name, module in sorted(sys.modules.items())
+            if name in self._plan.modules or name.startswith(prefixes)
+        ]
+        await AsyncTaskQueue(self._storage).schedules.declare(*modules)
 
     async def _stop_pool(self) -> None:
         try:
@@ -246,6 +270,16 @@ async def _done_before(stopping: asyncio.Event, work: Coroutine[Any, Any, None])
     with suppress(asyncio.CancelledError):
         await task
     return is_done
+
+
+def _listener_at(path: str) -> Callable[[Event], object]:
+    module, _, name = path.rpartition(".")
+    try:
+        make: Callable[[], Callable[[Event], object]]
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(f"the listener {path} cannot be imported: {error}") from error
+    return make()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -55,7 +55,8 @@ class Worker:
 
     `storage` is a URL or a storage object; None is the default storage. What is not given is as
     the settings say. With `processes` above 1 this process runs no task: it keeps that many others
-    running, each with `max_concurrency` slots and a fresh worker id.
+    running, each with `max_concurrency` slots and a fresh worker id. `listeners` are paths of functions
+    that return a listener for the events of a pool; every process calls them.
     """
 
     def __init__(
@@ -70,16 +71,17 @@ class Worker:
         lease: float | None = None,
         shutdown_timeout: float | None = None,
         settings: Settings | None = None,
+        listeners: Sequence[str] = (),
     ) -> None:
         check_int("processes", processes, low=1)
         if isinstance(storage, BaseStorage):
-            self._url, self._storage = None, storage
+            self._url, self.storage = None, storage
         else:
             settings = settings or Settings.load()
-            self._url, self._storage = storage, open_storage(storage, settings=settings)
+            self._url, self.storage = storage, open_storage(storage, settings=settings)
         self._given_storage = isinstance(storage, BaseStorage)
-        self._settings = settings = settings or self._storage.settings
-        self._processes = processes
+        self._settings = settings = settings or self.storage.settings
+        self.processes = processes
         self.plan = _checked(
             Plan(
                 modules=tuple(_name_of(module) for module in modules),
@@ -87,15 +89,16 @@ class Worker:
                 poll_interval=_or(poll_interval, settings.poll_interval),
                 base_retry_delay=settings.base_retry_delay,
                 # The URL may carry a lease of its own.
-                lease=_or(lease, self._storage.settings.lease),
+                lease=_or(lease, self.storage.settings.lease),
                 shutdown_timeout=_or(shutdown_timeout, settings.shutdown_timeout),
                 queues=None if queues is None else tuple(queues),
+                listeners=tuple(listeners),
             )
         )
         """What each process is to do."""
         self._check_processes()
         self._inbox: Inbox[Notice | _StopAsked] = Inbox()
-        self._clock = self._storage.clock
+        self._clock = self.storage.clock
         self._events = Dispatcher()
         log.attach(self._events)
         self._owns_process = False
@@ -103,6 +106,8 @@ class Worker:
         self._signals_heard = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.is_ready = False
+        """Whether tasks are claimed: started, and not told to stop."""
         self.wants_restart = False
         """Whether `run` returned so that a fresh process takes over: something hangs in this one."""
         self.was_cut_off = False
@@ -173,18 +178,18 @@ class Worker:
     # Who works
 
     def _check_processes(self) -> None:
-        if self._processes == 1:
+        if self.processes == 1:
             return
         if self._given_storage:
             raise SettingsError("processes above 1 need the URL of a storage, not a storage object")
-        if self._storage.capabilities.reach == "process":
+        if self.storage.capabilities.reach == "process":
             raise SettingsError(
-                f"a {self._storage.capabilities.name} storage lives in one process; "
+                f"a {self.storage.capabilities.name} storage lives in one process; "
                 "use one process, or a storage that several can share, such as sqlite:///tasks.db"
             )
 
     def _crew(self) -> Crew:
-        if self._processes > 1:
+        if self.processes > 1:
             briefing = Briefing(
                 plan=self.plan,
                 url=self._url,
@@ -192,25 +197,25 @@ class Worker:
                 path=sys.path,
                 log_level=log.enabled_level(),
             )
-            return Children(self._processes, briefing, self._inbox.put, self._clock)
+            return Children(self.processes, briefing, self._inbox.put, self._clock)
         self._is_starting = True
         try:
             for module in self.plan.modules:
                 _import(module)
         finally:
             self._is_starting = False
-        return Serving(self._storage, self.plan, self._inbox.put)
+        return Serving(self.storage, self.plan, self._inbox.put)
 
     # Conducting
 
     def _conduct(self, crew: Crew, on_ready: Callable[[], object]) -> int:
         """Pass on what is asked, until the crew has ended; the exit code."""
         crew.start()
-        is_ready, deadline = False, _NEVER
+        has_begun, deadline = False, _NEVER
         while True:
             match self._next_notice(deadline):
                 case Ready():
-                    is_ready = True
+                    has_begun = self.is_ready = True
                     on_ready()
                 case Ended(error, code):
                     self.was_cut_off = not crew.join(_LAST_STEPS)
@@ -230,7 +235,7 @@ class Worker:
                     return self._cut_off(crew, signal)
                 case _StopAsked(timeout=timeout):
                     # What does not run yet has nothing to finish.
-                    deadline = self._stop(crew, deadline, timeout if is_ready else 0.0)
+                    deadline = self._stop(crew, deadline, timeout if has_begun else 0.0)
                 case None:
                     return self._cut_off(crew)
 
@@ -244,6 +249,7 @@ class Worker:
 
     def _stop(self, crew: Crew, deadline: float, timeout: float | None) -> float:
         """Have the crew stop; the earlier of the old deadline and the new one."""
+        self.is_ready = False
         crew.stop(timeout)
         self._events.emit(WorkerStopping(timeout=timeout))
         if timeout is None:

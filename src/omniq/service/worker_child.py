@@ -51,6 +51,7 @@ def _run(briefing: Briefing, sock: socket.socket, orders: BufferedReader) -> NoR
             lease=plan.lease,
             shutdown_timeout=plan.shutdown_timeout,
             settings=Settings(**briefing.settings),
+            listeners=plan.listeners,
         )
         threading.Thread(target=_obey, args=(worker, orders), daemon=True).start()
         code = worker.run(on_ready=lambda: sock.sendall(READY))

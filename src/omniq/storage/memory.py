@@ -510,20 +510,20 @@ class MemoryStorage(BaseStorage):
     async def _put_schedule(self, schedule: Schedule) -> None:
         with self._memory.lock:
             known = self._memory.schedules.get(schedule.id)
-            version = 1 if known is None else known.version + 1
+            version = schedule.version if known is None else known.version + 1
             self._memory.schedules[schedule.id] = _copied(schedule, version)
 
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
         self._check_open()
         with self._memory.lock:
-            return copy.deepcopy(self._memory.schedules.get(schedule_id))
+            schedule = self._memory.schedules.get(schedule_id)
+            return None if schedule is None else _copied(schedule, schedule.version)
 
     async def list_schedules(self) -> list[Schedule]:
         self._check_open()
         with self._memory.lock:
-            return [
-                copy.deepcopy(schedule) for _, schedule in sorted(self._memory.schedules.items())
-            ]
+            found = sorted(self._memory.schedules.items())
+            return [_copied(schedule, schedule.version) for _, schedule in found]
 
     async def delete_schedule(self, schedule_id: str) -> bool:
         self._check_open()
@@ -648,8 +648,16 @@ class MemoryStorage(BaseStorage):
 
 
 def _copied(schedule: Schedule, version: int) -> Schedule:
-    # The arguments in its task may be changed by whoever passed them, or gets them.
-    return copy.deepcopy(msgspec.structs.replace(schedule, version=version))
+    # The arguments in its task may be changed by whoever passed them, or gets them. The rest is
+    # frozen.
+    task = schedule.task
+    own = msgspec.structs.replace(
+        task,
+        args=copy.deepcopy(task.args),
+        kwargs=copy.deepcopy(task.kwargs),
+        metadata=copy.deepcopy(task.metadata),
+    )
+    return msgspec.structs.replace(schedule, task=own, version=version)
 
 
 def _matches(row: Row, query: TaskQuery) -> bool:

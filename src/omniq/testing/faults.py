@@ -84,11 +84,14 @@ class _Plan:
     def __init__(self) -> None:
         self.faults: list[_Fault] = []
         self.calls: dict[Verb, int] = dict.fromkeys(get_args(Verb), 0)
+        self.acted = 0
 
     def due(self, verbs: Sequence[Verb]) -> list[_Fault]:
         for verb in verbs:
             self.calls[verb] += 1
-        return [fault for fault in self.faults if fault.is_due(verbs)]
+        due = [fault for fault in self.faults if fault.is_due(verbs)]
+        self.acted += len(due)
+        return due
 
 
 class FaultyStorage(BaseStorage):
@@ -157,6 +160,11 @@ class FaultyStorage(BaseStorage):
     def calls(self) -> dict[Verb, int]:
         """How often each verb reached the storage, failures included."""
         return dict(self._plan.calls)
+
+    @property
+    def acted(self) -> int:
+        """How many faults have happened so far."""
+        return self._plan.acted
 
     @property
     def capabilities(self) -> Capabilities:

@@ -1,0 +1,17 @@
+"""What the web applications beside this file have done for them."""
+
+from __future__ import annotations
+
+from omniq import TaskContext, task
+
+
+@task(max_retries=5, timeout=30)
+async def thumbnail(ctx: TaskContext, picture: str, size: int) -> str:
+    """Make a small picture of a large one; here, only a name for it."""
+    ctx.progress(0.5, f"{picture}: half of the pixels")
+    return f"{picture.removesuffix('.png')}-{size}.png"
+
+
+@task(queue="mail")
+def welcome(to: str) -> str:  # a plain function runs in a thread
+    return f"welcome, {to}"

@@ -1,0 +1,174 @@
+"""A backend for Django's tasks that keeps them in an omniq storage.
+
+Options of a backend: `url` says where tasks live. With `database`, the name of one of Django's
+databases, a task that is enqueued inside `transaction.atomic()` is a part of that transaction; it
+must be the database in which the tasks live.
+
+`@omniq.task(max_retries=5, timeout=30, …)` below Django's `@task` says what Django has no word for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+from datetime import datetime
+from importlib import import_module
+from typing import Any, Unpack, cast
+
+import django
+from django.db import connections
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from omniq.blocking import Enqueuer, TaskQueue
+from omniq.functions import options_of
+from omniq.integrations.django.running import runnable
+from omniq.models import Attempt, Task, TaskStatus
+from omniq.queue import EnqueueOptions
+
+FRAMEWORK = "django.tasks" if django.VERSION >= (6,) else "django_tasks"
+
+base: Any = import_module(f"{FRAMEWORK}.base")
+signals: Any = import_module(f"{FRAMEWORK}.signals")
+_backends: Any = import_module(f"{FRAMEWORK}.backends.base")
+_exceptions: Any = import_module(f"{FRAMEWORK}.exceptions")
+
+_STATUS = {
+    TaskStatus.PENDING: base.TaskResultStatus.READY,
+    TaskStatus.RETRYING: base.TaskResultStatus.READY,
+    TaskStatus.RUNNING: base.TaskResultStatus.RUNNING,
+    TaskStatus.SUCCESS: base.TaskResultStatus.SUCCESSFUL,
+    TaskStatus.FAILED: base.TaskResultStatus.FAILED,
+    TaskStatus.CANCELLED: base.TaskResultStatus.FAILED,
+}
+
+_lock = threading.Lock()
+_queues: dict[tuple[int, str | None], TaskQueue] = {}
+
+
+class OmniqTask(base.Task):
+    """A task of Django's whose function a worker of omniq finds by its path."""
+
+    def __omniq_function__(self) -> Any:
+        return runnable(self, base, signals)
+
+
+class OmniqBackend(_backends.BaseTaskBackend):
+    """Keeps tasks in an omniq storage; workers of omniq run them."""
+
+    task_class = OmniqTask
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    @property
+    def queue(self) -> TaskQueue:
+        """The queue of this process, for all threads: Django makes a backend for each of them."""
+        url = self.options.get("url")
+        # A process that was forked has a queue of its own.
+        key = os.getpid(), url
+        with _lock:
+            if key not in _queues:
+                queue = TaskQueue(url)
+                queue.open()
+                _queues[key] = queue
+            return _queues[key]
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Keep the call; when this returns, it is safe, or a part of the transaction."""
+        self.validate_task(task)
+        result = self._result(task, "", args, kwargs, status=base.TaskResultStatus.READY)
+        handle = self._enqueuer(task).enqueue(task.module_path, *result.args, **result.kwargs)
+        object.__setattr__(result, "id", handle.id)
+        object.__setattr__(result, "enqueued_at", timezone.now())
+        signals.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """The task as it is now."""
+        record = self.queue.get_task(result_id)
+        task = None if record is None else _task_at(record.func_path)
+        if record is None or task is None:
+            raise _exceptions.TaskResultDoesNotExist(result_id)
+        ended = self.queue.get_result(result_id)
+        history = self.queue.history(result_id)
+        result = self._result(
+            task.using(priority=record.priority, queue_name=record.queue, backend=self.alias),
+            record.id,
+            record.args,
+            record.kwargs,
+            status=_STATUS[record.status],
+            enqueued_at=record.created_at,
+            started_at=history[0].started_at if history else record.started_at,
+            last_attempted_at=record.started_at,
+            finished_at=None if ended is None else ended.finished_at,
+            errors=[_error(attempt) for attempt in history if attempt.error is not None],
+            worker_ids=_workers(record, history),
+        )
+        if ended is not None and ended.status is TaskStatus.SUCCESS:
+            object.__setattr__(result, "_return_value", ended.result)
+        return result
+
+    def _enqueuer(self, task: Any) -> Enqueuer:
+        said = {
+            name: value
+            for name, value in options_of(task.func).given().items()
+            if name in EnqueueOptions.__annotations__
+        }
+        options = cast(EnqueueOptions, said | {"queue": task.queue_name, "priority": task.priority})
+        if task.run_after is not None:
+            options["eta"] = _aware(task.run_after)
+        return self._options(**options)
+
+    def _options(self, **options: Unpack[EnqueueOptions]) -> Enqueuer:
+        database = self.options.get("database")
+        if database is not None and connections[database].in_atomic_block:
+            options["connection"] = connections[database].connection
+        return self.queue.options(**options)
+
+    def _result(self, task: Any, task_id: str, args: Any, kwargs: Any, **facts: Any) -> Any:
+        unknown: dict[str, Any] = {
+            "enqueued_at": None,
+            "started_at": None,
+            "last_attempted_at": None,
+            "finished_at": None,
+            "errors": [],
+            "worker_ids": [],
+        }
+        return base.TaskResult(
+            task=task,
+            id=task_id,
+            args=list(args),
+            kwargs=dict(kwargs),
+            backend=self.alias,
+            **{**unknown, **facts},
+        )
+
+
+def _task_at(path: str) -> Any:
+    """Django's task at that path; None when it is none of Django's."""
+    try:
+        found = import_string(path)
+    except ImportError:
+        return None
+    return found if isinstance(found, base.Task) else None
+
+
+def _aware(instant: datetime) -> datetime:
+    return instant if timezone.is_aware(instant) else timezone.make_aware(instant)
+
+
+def _error(attempt: Attempt) -> Any:
+    assert attempt.error is not None
+    name = attempt.error.error_type
+    path = f"builtins.{name}" if hasattr(builtins, name) else name
+    return base.TaskError(exception_class_path=path, traceback=attempt.error.traceback or "")
+
+
+def _workers(task: Task, history: list[Attempt]) -> list[str]:
+    """Who ran it, once for each run: Django counts attempts by them."""
+    past = [attempt.owner or "" for attempt in history]
+    is_new = task.started_at is not None and len(past) <= task.attempts
+    return [*past, task.owner or ""] if is_new else past

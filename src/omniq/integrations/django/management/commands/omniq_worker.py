@@ -1,0 +1,70 @@
+"""`manage.py omniq_worker`: run the tasks of the installed applications."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils.module_loading import module_has_submodule
+
+from omniq.errors import OmniqError
+from omniq.integrations.django import backend as tasks
+from omniq.service import console
+from omniq.service.supervisor import Worker
+from omniq.settings import Settings
+
+
+class Command(BaseCommand):
+    help = "Run tasks until told to stop: SIGTERM or Ctrl-C lets what runs finish."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The options of `omniq worker` that matter most; the settings have the others."""
+        parser.add_argument(
+            "modules", nargs="*", help="default: the module `tasks` of each installed application"
+        )
+        parser.add_argument("--backend", default="default", help="which of TASKS")
+        parser.add_argument("--concurrency", type=int, help="tasks at a time, in each process")
+        parser.add_argument("--processes", type=int, default=1)
+        parser.add_argument("--queues", help="only these, such as a,b")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Work; returns when told to stop."""
+        settings = Settings.load()
+        console.start_logging(settings.log_level)
+        queues = options["queues"]
+        try:
+            worker = Worker(
+                self._url(options["backend"]),
+                ["omniq.integrations.django.ready", *(options["modules"] or _modules())],
+                options["concurrency"],
+                options["processes"],
+                queues=None if queues is None else [name.strip() for name in queues.split(",")],
+                settings=settings,
+            )
+            code = worker.run()
+        except OmniqError as error:
+            raise CommandError(str(error)) from error
+        if worker.wants_restart:
+            console.start_anew()
+        console.leave(code, at_once=worker.was_cut_off)
+
+    def _url(self, alias: str) -> str | None:
+        framework = __import__(tasks.FRAMEWORK, fromlist=["task_backends"])
+        backend = framework.task_backends[alias]
+        if not isinstance(backend, tasks.OmniqBackend):
+            raise CommandError(f"TASKS[{alias!r}] is not an omniq backend")
+        url: str | None = backend.options.get("url")
+        return url
+
+
+def _modules() -> list[str]:
+    """The modules called `tasks` of the installed applications."""
+    found = [
+        f"{config.name}.tasks"
+        for config in apps.get_app_configs()
+        if config.module is not None and module_has_submodule(config.module, "tasks")
+    ]
+    if not found:
+        raise CommandError("no installed application has a module `tasks`; name modules")
+    return found

@@ -1,0 +1,35 @@
+"""The queue as a parameter of FastAPI's handlers.
+
+app = FastAPI(lifespan=lifespan("postgresql://…"))
+
+@app.post("/mails")
+async def order(to: str, queue: Queue) -> str:
+    return (await queue.enqueue(send, to)).id
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.requests import HTTPConnection
+
+from omniq.integrations.asgi import lifespan
+from omniq.queue import AsyncTaskQueue
+
+__all__ = ["Queue", "lifespan", "queue_of"]
+
+
+def queue_of(connection: HTTPConnection) -> AsyncTaskQueue:
+    """The queue that `lifespan` opened for the application of this request or web socket."""
+    queue = getattr(connection.app.state, "queue", None)
+    if not isinstance(queue, AsyncTaskQueue):
+        raise RuntimeError(
+            "this application has no queue: make it with FastAPI(lifespan=lifespan(…)), and run it "
+            "with a server that starts its lifespan"
+        )
+    return queue
+
+
+Queue = Annotated[AsyncTaskQueue, Depends(queue_of)]
+"""A handler's parameter of this type is the application's queue."""

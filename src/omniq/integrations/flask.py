@@ -1,0 +1,83 @@
+"""A queue for a Flask application.
+
+    omniq = Omniq(app)                       # or Omniq(), and omniq.init_app(app) in a factory
+
+    @app.post("/mails")
+    def order():
+        return omniq.queue.enqueue(send, request.form["to"]).id
+
+The URL is `app.config["OMNIQ_URL"]`, else as everywhere. Tasks run in `omniq worker …`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+from flask import Flask
+
+from omniq.blocking import TaskQueue
+from omniq.errors import SettingsError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Omniq:
+    """Opens the queue when a process first needs it, and closes it when the process ends.
+
+    Servers fork: each process has a queue of its own, for all its threads.
+    """
+
+    def __init__(self, app: Flask | None = None) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+        self._opened: tuple[int, TaskQueue] | None = None
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Belong to this application: `app.extensions["omniq"]`."""
+        self._app = app
+        app.config.setdefault("OMNIQ_URL", None)
+        app.extensions["omniq"] = self
+
+    @property
+    def queue(self) -> TaskQueue:
+        """The queue of this process."""
+        with self._lock:
+            if self._opened is None or self._opened[0] != os.getpid():
+                queue = TaskQueue(self._application.config["OMNIQ_URL"])
+                queue.open()
+                atexit.register(queue.close)
+                self._opened = os.getpid(), queue
+            return self._opened[1]
+
+    def with_app(self, func: Callable[P, R]) -> Callable[P, R]:
+        """Give the function an application context, in a worker too. Goes below `@task`."""
+        if inspect.iscoroutinefunction(func):
+
+            @wraps(func)
+            async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self._application.app_context():
+                    return await func(*args, **kwargs)
+
+            return cast("Callable[P, R]", run)
+
+        @wraps(func)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._application.app_context():
+                return func(*args, **kwargs)
+
+        return call
+
+    @property
+    def _application(self) -> Flask:
+        if self._app is None:
+            raise SettingsError("Omniq() does not know its application: call init_app(app) first")
+        return self._app

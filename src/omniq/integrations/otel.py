@@ -1,0 +1,136 @@
+"""OpenTelemetry: a task's trace goes on in the worker that runs it.
+
+    trace(queue)                      # spans for enqueueing; their context travels with the task
+    pool.events.subscribe(Spans())    # spans for waiting and running; `omniq worker --otel` does it
+
+The span of a run is current while its function runs, in threads too, so that whatever else is
+instrumented lands below it. Spans go where the application's tracer provider sends them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from opentelemetry import context as contexts
+from opentelemetry import propagate
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    TracerProvider,
+    get_tracer,
+    set_span_in_context,
+)
+
+from omniq import events
+from omniq.blocking import TaskQueue
+from omniq.clock import to_micros
+from omniq.context import TaskContext, current_task
+from omniq.events import Event
+from omniq.models import Task
+from omniq.queue import AsyncTaskQueue
+
+_METADATA = "otel"
+_MOST_OPEN = 100_000
+
+
+def trace(queue: AsyncTaskQueue | TaskQueue, provider: TracerProvider | None = None) -> None:
+    """Make a span of each enqueue on this queue, and send its context along with the tasks."""
+    tracer = get_tracer("omniq", tracer_provider=provider)
+
+    @contextmanager
+    def around(tasks: list[Task]) -> Iterator[list[Task]]:
+        names = {task.func_path for task in tasks}
+        name = f"enqueue {names.pop()}" if len(names) == 1 else "enqueue"
+        with tracer.start_as_current_span(name, kind=SpanKind.PRODUCER) as span:
+            if len(tasks) == 1:
+                span.set_attributes(_facts(tasks[0].id, tasks[0].func_path, tasks[0].queue))
+            else:
+                span.set_attribute("messaging.batch.message_count", len(tasks))
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            yield [_with(task, carrier) for task in tasks]
+
+    queue.surround(around)
+
+
+class Spans:
+    """A listener for a pool's events: a span for the wait of each run, and one for the run."""
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        self._tracer: Tracer = get_tracer("omniq", tracer_provider=provider)
+        # Some runs end without a word, when the worker loses them: the oldest are let go.
+        self._open: OrderedDict[str, Span] = OrderedDict()
+
+    def __call__(self, event: Event) -> None:
+        """Begin or end what the event tells of. Called by the pool."""
+        match event:
+            case events.TaskStarted():
+                self._begin(event, current_task())
+            case events.TaskSucceeded():
+                self._end(event.id, "succeeded")
+            case events.TaskRetried(error=error) | events.TaskFailed(error=error):
+                self._end(event.id, event.name.removeprefix("task."), error)
+            case events.TaskCancelled() | events.TaskSnoozed() | events.TaskReleased():
+                self._end(event.id, event.name.removeprefix("task."))
+            case events.StaleRefused():
+                self._end(event.id, "stale", "another worker owns the task now")
+            case _:
+                pass
+
+    def _begin(self, event: events.TaskStarted, task: TaskContext) -> None:
+        parent = propagate.extract(_carrier(task.metadata))
+        facts = _facts(event.id, event.func_path, event.queue) | {"omniq.attempt": event.attempt}
+        waiting = self._tracer.start_span(
+            f"wait {event.func_path}", parent, start_time=_nanos(task.due_at), attributes=facts
+        )
+        waiting.end()
+        span = self._tracer.start_span(
+            f"run {event.func_path}", parent, kind=SpanKind.CONSUMER, attributes=facts
+        )
+        # Never detached: this is the run's own context, which nobody else uses and which ends
+        # with it.
+        contexts.attach(set_span_in_context(span))
+        self._open[event.id] = span
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)[1].end()
+
+    def _end(self, task_id: str, outcome: str, error: str = "") -> None:
+        span = self._open.pop(task_id, None)
+        if span is not None:
+            span.set_attribute("omniq.outcome", outcome)
+            if error:
+                span.set_status(Status(StatusCode.ERROR, error))
+            span.end()
+
+
+def _facts(task_id: str, func_path: str, queue: str) -> dict[str, str | int]:
+    return {
+        "messaging.system": "omniq",
+        "messaging.destination.name": queue,
+        "messaging.message.id": task_id,
+        "code.function.name": func_path,
+    }
+
+
+def _with(task: Task, carrier: dict[str, str]) -> Task:
+    return msgspec.structs.replace(task, metadata={**task.metadata, _METADATA: carrier})
+
+
+def _carrier(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """What was sent along. Whoever can write to the store chose it: only text is taken."""
+    sent = metadata.get(_METADATA)
+    if not isinstance(sent, dict):
+        return {}
+    return {k: v for k, v in sent.items() if isinstance(k, str) and isinstance(v, str)}
+
+
+def _nanos(instant: datetime) -> int:
+    return to_micros(instant) * 1000

@@ -1,0 +1,134 @@
+"""Prometheus: what a worker does, and how its storage is, as numbers.
+
+    pool.events.subscribe(Counters())             # runs, outcomes, durations, waits
+    REGISTRY.register(StoreFigures(storage))      # tasks, queues, dead letters, workers, at each scrape
+
+`omniq worker --metrics-port 9100` serves both: see `endpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from omniq import events
+from omniq.context import current_task
+from omniq.errors import OmniqError
+from omniq.events import Event, TaskEvent
+from omniq.integrations.figures import Figures
+
+_SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
+
+
+class Counters:
+    """A listener for the events of one or more pools. One for each registry: names are taken once.
+
+    Labels are functions and queues, never arguments.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        labels = ("func", "queue")
+        self._outcomes = Counter(
+            "omniq_runs", "Runs that ended, by outcome.", (*labels, "outcome"), registry=registry
+        )
+        self._dead = Counter(
+            "omniq_dead_letters", "Tasks that became dead letters.", labels, registry=registry
+        )
+        self._seconds = Histogram(
+            "omniq_run_seconds",
+            "How long runs took that succeeded.",
+            labels,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._waits = Histogram(
+            "omniq_wait_seconds",
+            "From when a run was due to when it began.",
+            labels,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._troubles = Counter(
+            "omniq_troubles",
+            "What a worker put right or could not do: lost leases, stale outcomes, failed chores.",
+            ("kind",),
+            registry=registry,
+        )
+
+    def __call__(self, event: Event) -> None:
+        """Count the event. Called by the pool."""
+        match event:
+            case events.TaskStarted():
+                began = current_task().started_at
+                waited = (began - current_task().due_at).total_seconds() if began else 0.0
+                self._waits.labels(event.func_path, event.queue).observe(max(0.0, waited))
+            case events.TaskSucceeded(seconds=seconds):
+                self._count(event)
+                self._seconds.labels(event.func_path, event.queue).observe(seconds)
+            case (
+                events.TaskRetried()
+                | events.TaskFailed()
+                | events.TaskCancelled()
+                | events.TaskSnoozed()
+                | events.TaskReleased()
+            ):
+                self._count(event)
+            case events.TaskDead():
+                self._dead.labels(event.func_path, event.queue).inc()
+            case (
+                events.LeaseLost()
+                | events.StaleRefused()
+                | events.ChoreFailed()
+                | events.LoopBlocked()
+                | events.HookFailed()
+                | events.RecordQuarantined()
+                | events.BreakerOpened()
+                | events.ScheduleMissed()
+                | events.TasksGivenBack()
+            ):
+                self._troubles.labels(event.name).inc()
+            case _:
+                pass
+
+    def _count(self, event: TaskEvent) -> None:
+        outcome = event.name.removeprefix("task.")
+        self._outcomes.labels(event.func_path, event.queue, outcome).inc()
+
+
+class StoreFigures(Collector):
+    """Reads the storage at each scrape, at most every two seconds. Nothing, while it is away."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers of now."""
+        try:
+            stats, workers = self._figures.read()
+        except OmniqError:
+            yield GaugeMetricFamily("omniq_storage_up", "Whether the storage answers.", 0)
+            return
+        yield GaugeMetricFamily("omniq_storage_up", "Whether the storage answers.", 1)
+        tasks = GaugeMetricFamily("omniq_tasks", "Tasks on record.", labels=["status"])
+        for status, count in stats.by_status.items():
+            tasks.add_metric([status.value], count)
+        yield tasks
+        queues = GaugeMetricFamily(
+            "omniq_queue_tasks", "Tasks that have not ended.", labels=["queue"]
+        )
+        for queue, count in stats.by_queue.items():
+            queues.add_metric([queue], count)
+        yield queues
+        yield GaugeMetricFamily(
+            "omniq_oldest_due_age_seconds",
+            "How long the longest-waiting due task has been due: scale by this.",
+            stats.oldest_due_age,
+        )
+        yield GaugeMetricFamily("omniq_dead", "Dead letters that wait for somebody.", stats.dead)
+        yield GaugeMetricFamily("omniq_workers", "Workers with a lease.", len(workers))
+        stalled = sum(worker.stalled for worker in workers)
+        yield GaugeMetricFamily("omniq_workers_stalled", "Workers that do not get on.", stalled)

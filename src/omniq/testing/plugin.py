@@ -1,0 +1,124 @@
+"""pytest fixtures with real servers: `pytest_plugins = ["omniq.testing.plugin"]` in a conftest.
+
+| fixture | what a test gets |
+|---|---|
+| `postgres_url` | a schema of its own that does not exist yet, as a URL for omniq (`…?schema=…`) |
+| `postgres_database` | an empty database of its own, as a plain URL for any driver |
+| `redis_url` | a key prefix of its own, as a URL for omniq (`…?prefix=…`) |
+| `postgres_server_url`, `redis_server_url` | the server behind them, for the whole run |
+
+One server of each kind is started when the first test asks for it; all processes of a run under
+pytest-xdist share it. It keeps nothing safe from a power cut (see `servers.py` for servers that do,
+and for such that a test may kill). `OMNIQ_TEST_POSTGRES_URL` and `OMNIQ_TEST_REDIS_URL` name
+servers to be used instead. A test is skipped, with the reason, where there is no server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import pytest
+
+from omniq._portal import Portal
+from omniq.testing.programs import ServerMissing
+from omniq.testing.servers import PostgresServer, RedisServer, Server, base_folder
+
+_S = TypeVar("_S", bound=Server)
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url() -> Iterator[str]:
+    yield from _server_url("OMNIQ_TEST_POSTGRES_URL", PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def redis_server_url() -> Iterator[str]:
+    yield from _server_url("OMNIQ_TEST_REDIS_URL", RedisServer)
+
+
+def _server_url(variable: str, kind: Callable[..., _S]) -> Iterator[str]:
+    given = os.environ.get(variable)
+    if given:
+        yield given
+        return
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    try:
+        if run is None:
+            with kind() as server:
+                yield server.url
+            return
+        server = kind(folder=Path(base_folder(), f"omniq-{kind.__name__.lower()}-{run}"))
+    except ServerMissing as missing:
+        pytest.skip(f"{missing}, or name a server in {variable}")
+    server.share()
+    yield server.url
+
+
+class _Administrator:
+    """Runs SQL from outside of any test's event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._portal = Portal()
+        self._connection: Any = None
+
+    def execute(self, sql: str) -> None:
+        self._portal.run(self._execute(sql))
+
+    async def _execute(self, sql: str) -> None:
+        import asyncpg
+
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await asyncpg.connect(self._url)
+        await self._connection.execute(sql)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._portal.run(self._connection.close())
+        self._portal.close()
+
+
+@pytest.fixture(scope="session")
+def _administrator(postgres_server_url: str) -> Iterator[_Administrator]:
+    administrator = _Administrator(postgres_server_url)
+    yield administrator
+    administrator.close()
+
+
+@pytest.fixture
+def postgres_url(postgres_server_url: str, _administrator: _Administrator) -> Iterator[str]:
+    schema = f"t_{uuid4().hex[:16]}"
+    yield _with_option(postgres_server_url, f"schema={schema}")
+    # A connection that the test left open may still hold a lock on it.
+    _administrator.execute(
+        f"SET lock_timeout = '5s'; SET client_min_messages = warning;"
+        f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'
+    )
+
+
+@pytest.fixture
+def postgres_database(postgres_server_url: str, _administrator: _Administrator) -> Iterator[str]:
+    name = f"t_{uuid4().hex[:16]}"
+    _administrator.execute(f'CREATE DATABASE "{name}"')
+    yield urlunsplit(urlsplit(postgres_server_url)._replace(path=f"/{name}"))
+    _administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def redis_url(redis_server_url: str) -> Iterator[str]:
+    from redis import Redis
+
+    prefix = f"t_{uuid4().hex[:16]}"
+    yield _with_option(redis_server_url, f"prefix={prefix}")
+    with Redis.from_url(redis_server_url) as server:
+        for key in server.scan_iter(match=f"*{prefix}*", count=1000):
+            server.delete(key)
+
+
+def _with_option(url: str, option: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{option}"

@@ -1,0 +1,262 @@
+"""A whole fleet in one thread, on virtual time, from one seed: hours of it in a second.
+
+    async def work(machine):                       # what one process does
+        async with AsyncWorkerPool(machine.storage, concurrency=4):
+            await asyncio.Event().wait()
+
+    async def day(simulation):                     # what happens to them
+        worker = simulation.start("worker-1", work)
+        ...
+        worker.pause(40)                           # longer than its lease
+        simulation.start("worker-2", work)
+        await asyncio.sleep(3600)
+
+    Simulation(seed=7, faults=Faults(lost_reply=0.02)).run(day)
+
+Every machine has a clock, an event loop's turn and a storage of its own, all on one store. A call
+to the store travels: it may be slow, fail before it arrives, or be done and its reply be lost; it is
+done also when its sender was killed meanwhile. What runs when follows from the seed alone, so that
+a seed that fails once fails always. Functions must be async: threads and processes are real, and
+know nothing of virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+from unittest import mock
+
+import msgspec
+
+from omniq.errors import StorageError
+from omniq.pool import engine
+from omniq.pool.heartbeat import Heartbeat
+from omniq.settings import Settings
+from omniq.storage._hints import Hints
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.faults import FaultyStorage, Verb
+from omniq.testing.virtual import Machine, VirtualLoop, current_machine
+
+T = TypeVar("T")
+
+Reply = Literal["ok", "refused", "lost", "raised"]
+Watcher = Callable[[str, Sequence[Verb], Any, Reply], None]
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """How a network treats calls to the store. Numbers are chances from 0 to 1, or seconds.
+
+    `refused`: the call does not arrive. `lost_reply`: it is done, and its sender is told that it
+    failed. `slow`: it takes up to `slow_seconds` instead of milliseconds. An error is seen at once
+    or after `patience`. Without `hints` nobody hears of another's enqueue but by polling. Each
+    machine's wall clock is wrong by up to `skew` seconds.
+    """
+
+    refused: float = 0.0
+    lost_reply: float = 0.0
+    slow: float = 0.0
+    slow_seconds: float = 1.0
+    patience: float = 5.0
+    hints: bool = True
+    skew: float = 0.0
+
+
+class Process(Machine):
+    """A machine with a way to the store."""
+
+    storage: FaultyStorage
+
+
+class Network:
+    """Between the machines and the store. It can be cut for everyone, or for one machine."""
+
+    def __init__(self, loop: VirtualLoop, faults: Faults, draw: random.Random) -> None:
+        self._loop = loop
+        self._draw = draw
+        self._cut: dict[str, float] = {}
+        self._slowed: dict[str, tuple[float, float]] = {}
+        self._trace = hashlib.sha256()
+        self.faults = faults
+        self.is_over = False
+        self.calls = 0
+        self.watchers: list[Watcher] = []
+
+    def cut(self, seconds: float, machine: Machine | None = None) -> None:
+        """Nobody, or not that machine, reaches the store for so long."""
+        name = "" if machine is None else machine.name
+        self._cut[name] = max(self._cut.get(name, 0.0), self._loop.time() + seconds)
+
+    def slow(self, seconds: float, machine: Machine, latency: float) -> None:
+        """For so long, every call of that machine takes about `latency` there, and back again."""
+        self._slowed[machine.name] = (self._loop.time() + seconds, latency)
+
+    @property
+    def trace(self) -> str:
+        """Names everything that was sent, when, and what came back: equal for equal runs."""
+        return self._trace.hexdigest()
+
+    async def call(
+        self, machine: Machine, verbs: Sequence[Verb], step: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Have the store do `step`, and come back with what it says; or with an error."""
+        if self.is_over:
+            raise StorageError("the simulation is over")
+        self.calls += 1
+        reply: asyncio.Future[T] = self._loop.create_future()
+        kind = self._fate(machine)
+        there, back = self._latency(machine), self._latency(machine)
+        if kind != "ok":
+            back += self._draw.choice((0.0, self.faults.patience))
+
+        def deliver(value: Any, error: Exception | None) -> None:
+            if reply.done():
+                return
+            if kind != "ok":
+                reply.set_exception(StorageError(f"{'/'.join(verbs)}: {kind}, in a simulation"))
+            elif error is not None:
+                reply.set_exception(error)
+            else:
+                reply.set_result(value)
+
+        def arrive() -> None:
+            value, error = (None, None) if kind == "refused" else _done(step)
+            self._note(machine, verbs, value, "raised" if error else kind)
+            self._loop.call_later(back, deliver, value, error)
+
+        # On its way nothing can stop it, least of all the end of its sender.
+        self._loop.call_later(there, arrive, context=self._loop.nobody)
+        return await reply
+
+    def _fate(self, machine: Machine) -> Reply:
+        now = self._loop.time()
+        is_cut = any(self._cut.get(name, 0.0) > now for name in ("", machine.name))
+        if is_cut or self._draw.random() < self.faults.refused:
+            return "refused"
+        return "lost" if self._draw.random() < self.faults.lost_reply else "ok"
+
+    def _latency(self, machine: Machine) -> float:
+        faults, draw = self.faults, self._draw
+        until, latency = self._slowed.get(machine.name, (0.0, 0.0))
+        if until > self._loop.time():
+            return latency * draw.uniform(0.5, 1.5)
+        if faults.slow and draw.random() < faults.slow:
+            return draw.uniform(0, faults.slow_seconds)
+        return draw.uniform(0.0001, 0.003)
+
+    def _note(self, machine: Machine, verbs: Sequence[Verb], value: Any, kind: Reply) -> None:
+        line = f"{self._loop.time():.6f} {machine.name} {' '.join(verbs)} {kind}\n"
+        self._trace.update(line.encode())
+        for watch in self.watchers:
+            watch(machine.name, verbs, value, kind)
+
+
+def _done(step: Callable[[], Awaitable[T]]) -> tuple[T | None, Exception | None]:
+    """Do it at once: the store is memory, and waits for nothing."""
+    steps = step().__await__()
+    try:
+        next(steps)
+    except StopIteration as stop:
+        return stop.value, None
+    except Exception as error:
+        return None, error
+    raise AssertionError("a call to the memory store had to wait")
+
+
+class SimulatedStorage(FaultyStorage):
+    """One machine's way to the store. Faults may be ordered as well: see `FaultyStorage`."""
+
+    def __init__(self, inner: MemoryStorage, machine: Machine, network: Network) -> None:
+        super().__init__(inner)
+        self._clock = machine.clock
+        self._machine = machine
+        self._network = network
+
+    def twin(self) -> SimulatedStorage:
+        assert isinstance(self._inner, MemoryStorage)
+        twin = SimulatedStorage(self._inner.twin(), self._machine, self._network)
+        twin._identity = self._identity
+        twin._is_twin = True
+        twin._plan = self._plan
+        return twin
+
+    async def _do(self, verbs: Sequence[Verb], step: Callable[[], Awaitable[T]]) -> T:
+        return await super()._do(verbs, lambda: self._network.call(self._machine, verbs, step))
+
+    async def _close(self) -> None:
+        # What it held was given back before, over the network or not at all.
+        self._inner._is_open = False
+
+
+class Simulation:
+    """A store, a network, and the machines that are started on it."""
+
+    def __init__(
+        self, seed: int, *, faults: Faults | None = None, settings: Settings | None = None
+    ) -> None:
+        self.seed = seed
+        self.random = random.Random(f"scenario {seed}")
+        self.loop = VirtualLoop(seed)
+        self.network = Network(self.loop, faults or Faults(), random.Random(f"network {seed}"))
+        self.machines: dict[str, Process] = {}
+        self._store_clock = self.loop.add_machine("store", Machine).clock
+        self.store = MemoryStorage(clock=self._store_clock, settings=settings)
+        """The store itself, which a scenario may look into without a network."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the simulation has been going on."""
+        return self.loop.time()
+
+    def start(self, name: str, main: Callable[[Process], Coroutine[Any, Any, None]]) -> Process:
+        """A machine that does `main`. A name may be used again after the end of its machine."""
+        machine = self.machines[name] = self.loop.add_machine(name, Process)
+        skew = self.network.faults.skew
+        machine.clock.skew = timedelta(seconds=round(self.random.uniform(-skew, skew), 6))
+        machine.storage = self._way_to_the_store(machine)
+        self.loop.start(machine, main(machine))
+        return machine
+
+    def run(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
+        """Play the scenario to its end, and stop every machine. Once."""
+        with mock.patch.object(engine, "Heartbeat", HeartOnTheLoop):
+            return self.loop.run_as_world(self._play(scenario))
+
+    async def _play(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
+        await self.store.open()
+        try:
+            return await scenario(self)
+        finally:
+            self.network.is_over = True
+
+    def _way_to_the_store(self, machine: Machine) -> SimulatedStorage:
+        inner = self.store.another()
+        if not self.network.faults.hints:
+            inner._hints = Hints()
+        return SimulatedStorage(inner, machine, self.network)
+
+
+class HeartOnTheLoop(Heartbeat):
+    """Where time is virtual there is one thread, and the heart beats on its loop."""
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualLoop):
+            super().start()
+            return
+        self._loop = loop
+        self._stopping = loop.create_future()
+        self._ended = loop.create_task(self._live(), name="omniq-heartbeat")
+
+
+__all__ = [
+    "Faults",
+    "Network",
+    "Process",
+    "SimulatedStorage",
+    "Simulation",
+    "current_machine",
+]

@@ -1,0 +1,79 @@
+"""Type checkers accept the examples and right calls, and refuse wrong ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CALLS = Path(__file__).with_name("calls.txt")
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    # A file of text here: it is full of errors that are meant, and `make lint` looks at all Python.
+    return Path(shutil.copy(CALLS, tmp_path / "calls.py"))
+
+
+def refused_lines() -> set[int]:
+    lines = CALLS.read_text(encoding="utf-8").splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
+
+
+def test_mypy_refuses_just_the_wrong_calls_and_accepts_the_examples(calls: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(calls), "examples"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+
+    said = done.stdout + done.stderr
+    errors = re.findall(r"^(\S+):(\d+): error: (.*)", said, re.M)
+    # By its name: mypy's cache remembers the folder of the first time.
+    wrong = {int(line) for path, line, _ in errors if Path(path).name == calls.name}
+    assert [error for error in errors if Path(error[0]).name != calls.name] == [], said
+    assert wrong == refused_lines(), said
+
+
+def test_basedpyright_refuses_just_the_wrong_calls_and_accepts_the_examples(
+    calls: Path, tmp_path: Path
+) -> None:
+    configuration = {
+        "typeCheckingMode": "standard",
+        "include": [str(calls), str(EXAMPLES)],
+        # Django ships no types; what is guessed from its source is wrong.
+        "exclude": [str(EXAMPLES / "django_shop")],
+        "extraPaths": [
+            str(ROOT / "src"),
+            *map(str, EXAMPLES.glob("*/")),
+        ],
+    }
+    project = tmp_path / "pyrightconfig.json"
+    project.write_text(json.dumps(configuration))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"),
+            *("--pythonpath", sys.executable, "--project", str(project)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    lines = {each["range"]["start"]["line"] + 1 for each in found if each["file"] == str(calls)}
+    assert lines == refused_lines()
+    assert [each for each in found if each["file"] != str(calls)] == []

@@ -1,0 +1,45 @@
+"""The Python of a page, as files in a folder, and what running them says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+
+
+def write(page: Path, folder: Path) -> list[tuple[Path, str]]:
+    """Write down every block; the scripts among them, each with all that it should print.
+
+    A block that begins with the name of a file is that file, for others to import; one that is called
+    `test_….py` is a script all the same. The others are scripts, by their number.
+    """
+    scripts = []
+    for number, (code, printed) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
+        named = re.match(r"# (\w+\.py)\n", code)
+        path = folder / (named.group(1) if named else f"block{number}.py")
+        path.write_text(code, encoding="utf-8")
+        if not named or path.name.startswith("test_"):
+            scripts.append((path, printed))
+    return scripts
+
+
+def run(script: Path, **environment: str) -> str:
+    """What it prints; files of tests are run by pytest. It must end well."""
+    is_test = script.name.startswith("test_")
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
+    done = subprocess.run(
+        [sys.executable, *command, script.name],
+        cwd=script.parent,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script.read_text()}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

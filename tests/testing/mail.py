@@ -1,0 +1,40 @@
+"""Somebody's application: what its tests try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from omniq import TaskContext, task
+
+SENT: list[str] = []
+WHEN_SENDING: list[Callable[[], object]] = []
+
+
+@task(max_retries=2)
+def send(to: str, subject: str = "hello") -> str:
+    for act in list(WHEN_SENDING):
+        act()
+    SENT.append(to)
+    return f"{to}: {subject}"
+
+
+async def report(day: str = "today") -> None:
+    SENT.append(day)
+
+
+@task
+async def publish(ctx: TaskContext, doc: str) -> str:
+    url = await ctx.step("upload", upload, doc)
+    await ctx.step("announce", announce, url)
+    return url
+
+
+async def upload(doc: str) -> str:
+    SENT.append(f"upload {doc}")
+    return f"https://example.org/{doc}"
+
+
+async def announce(url: str) -> None:
+    for act in list(WHEN_SENDING):
+        act()
+    SENT.append(f"announce {url}")

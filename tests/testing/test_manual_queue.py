@@ -1,0 +1,179 @@
+"""The queue that users test with: nothing happens until they say so, and anything can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from omniq import StorageError, TaskFailed, TaskStatus
+from omniq.testing.clock import ManualClock
+from omniq.testing.manual import AsyncManualQueue, ManualQueue
+from tests.testing import mail
+from tests.testing.mail import publish, report, send
+
+
+@pytest.fixture(autouse=True)
+def _nothing_sent() -> Iterator[None]:
+    mail.SENT.clear()
+    mail.WHEN_SENDING.clear()
+    yield
+    mail.WHEN_SENDING.clear()
+
+
+def once(act):
+    """Does it the first time only."""
+    calls = []
+
+    def acting():
+        calls.append(1)
+        if len(calls) == 1:
+            act()
+
+    mail.WHEN_SENDING.append(acting)
+
+
+def test_what_was_enqueued_is_found_by_the_arguments_that_matter(omniq_queue: ManualQueue) -> None:
+    omniq_queue.enqueue(send, "a@b", subject="hi")
+    omniq_queue.enqueue(send, to="c@d")
+    omniq_queue.enqueue(publish, "doc")
+
+    assert omniq_queue.enqueued(send, to="a@b")
+    assert omniq_queue.enqueued(send, "c@d")
+    assert len(omniq_queue.enqueued(send)) == 2
+    assert omniq_queue.enqueued(publish, doc="doc")
+    assert not omniq_queue.enqueued(send, to="a@b", subject="bye")
+    assert not omniq_queue.enqueued(report)
+
+
+def test_what_is_not_there_shows_what_is(omniq_queue: ManualQueue) -> None:
+    omniq_queue.enqueue(send, "a@b")
+
+    found = omniq_queue.enqueued(send, to="x")
+
+    assert repr(found) == (
+        "<no tests.testing.mail.send(to='x'); enqueued: tests.testing.mail.send('a@b')>"
+    )
+
+
+def test_nothing_runs_until_it_is_told_to(omniq_queue: ManualQueue) -> None:
+    handle = omniq_queue.enqueue(send, "a@b")
+    later = omniq_queue.options(delay=60).enqueue(send, "c@d")
+
+    assert handle.status() is TaskStatus.PENDING
+    omniq_queue.run()
+
+    assert handle.result() == "a@b: hello"
+    assert later.status() is TaskStatus.PENDING
+    omniq_queue.run_for(minutes=1)
+    assert mail.SENT == ["a@b", "c@d"]
+
+
+def test_retries_come_at_their_own_times(
+    omniq_queue: ManualQueue, omniq_clock: ManualClock
+) -> None:
+    began, tried = omniq_clock.now(), []
+    handle = omniq_queue.enqueue(send, "a@b")
+
+    def fail() -> None:
+        tried.append((omniq_clock.now() - began).total_seconds())
+        raise OSError
+
+    mail.WHEN_SENDING.append(fail)
+    omniq_queue.run_for(hours=1)
+
+    assert len(tried) == 3
+    assert 1 <= tried[1] <= 1.1
+    assert 2 <= tried[2] - tried[1] <= 2.2
+    assert omniq_clock.now() == began + timedelta(hours=1)
+    with pytest.raises(TaskFailed, match="OSError"):
+        handle.result()
+    assert len(omniq_queue.dead.list()) == 1
+
+
+async def test_a_month_of_schedules_runs_in_a_moment(async_omniq_queue: AsyncManualQueue) -> None:
+    queue = async_omniq_queue
+    await queue.schedules.add("nightly", report, cron="0 3 * * *", tz="Europe/Berlin")
+    await queue.schedules.add("hourly", report, kwargs={"day": "hour"}, interval=3600)
+
+    await queue.run_for(days=30)
+
+    assert mail.SENT.count("today") == 30
+    assert mail.SENT.count("hour") == 720
+
+
+async def test_a_worker_that_is_killed_in_a_step_is_followed_by_another(
+    async_omniq_queue: AsyncManualQueue,
+) -> None:
+    queue = async_omniq_queue
+    handle = await queue.enqueue(publish, "doc")
+    once(queue.kill_here)
+
+    await queue.run()
+
+    assert await handle.result() == "https://example.org/doc"
+    assert mail.SENT == ["upload doc", "announce https://example.org/doc"]
+    task = await queue.get_task(handle.id)
+    assert task is not None
+    assert task.crashes == 1
+
+
+def test_a_killer_becomes_a_dead_letter(omniq_queue: ManualQueue) -> None:
+    handle = omniq_queue.enqueue(send, "a@b")
+    mail.WHEN_SENDING.append(omniq_queue.kill_here)
+
+    omniq_queue.run()
+
+    letter = omniq_queue.dead.get(handle.id)
+    assert letter is not None
+    assert letter.failure_reason == "crashed"
+
+
+def test_a_worker_that_dies_before_it_records_has_done_its_work_twice(
+    omniq_queue: ManualQueue,
+) -> None:
+    handle = omniq_queue.enqueue(send, "a@b")
+    omniq_queue.kill_at("record")
+
+    omniq_queue.run()
+
+    assert mail.SENT == ["a@b", "a@b"]
+    assert handle.result() == "a@b: hello"
+
+
+def test_the_outcome_of_a_worker_that_lost_its_lease_does_not_count(
+    omniq_queue: ManualQueue,
+) -> None:
+    handle = omniq_queue.enqueue(send, "a@b")
+    omniq_queue.lose_lease()
+
+    omniq_queue.run()
+
+    assert mail.SENT == ["a@b", "a@b"]
+    task = omniq_queue.get_task(handle.id)
+    assert task is not None
+    assert task.token == 2
+
+
+def test_a_write_that_fails_is_made_again(omniq_queue: ManualQueue) -> None:
+    handles = omniq_queue.enqueue_many(send, ["a@b", "c@d"])
+    omniq_queue.faults.fail("record", when="after", times=2)
+
+    omniq_queue.run(concurrency=1)
+
+    assert sorted(mail.SENT) == ["a@b", "c@d"]
+    assert [handle.status() for handle in handles] == [TaskStatus.SUCCESS] * 2
+
+
+def test_an_enqueue_can_fail(omniq_queue: ManualQueue) -> None:
+    omniq_queue.faults.fail("enqueue")
+
+    with pytest.raises(StorageError):
+        omniq_queue.enqueue(send, "a@b")
+    assert not omniq_queue.enqueued(send)
+
+
+def test_to_kill_without_a_worker_is_a_mistake_of_the_test(omniq_queue: ManualQueue) -> None:
+    with pytest.raises(RuntimeError, match="no worker runs"):
+        omniq_queue.kill_here()
