@@ -115,11 +115,11 @@ class WorkerCommand:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, word: str, count: int = 1) -> None:
+    def wait_for(self, word: str, count: int = 1, within: float = PATIENCE) -> None:
         """Return when that many lines have the word."""
         with self._changed:
             found = self._changed.wait_for(
-                lambda: sum(word in line for line in self.lines) >= count, PATIENCE
+                lambda: sum(word in line for line in self.lines) >= count, within
             )
         assert found, f"no {word!r} in:\n{self.text}"
 

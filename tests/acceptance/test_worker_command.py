@@ -91,6 +91,7 @@ def test_a_forbidden_function_never_runs_and_is_a_dead_letter(run_worker, queue,
     assert {letter.task_id for letter in queue.dead.list()} == {handle.id for handle in forbidden}
 
 
+@pytest.mark.fault("F74")
 def test_a_function_of_a_module_it_was_not_given_is_left_to_others(run_worker, queue, folder):
     (folder / "others.py").write_text("def touch(path):\n    open(path, 'w').close()\n")
     handle = queue.enqueue("others.touch", str(folder / "touched"))
@@ -219,6 +220,7 @@ def test_a_running_task_may_finish(run_worker, queue, folder, function, processe
         ("block_the_loop", "2"),
     ],
 )
+@pytest.mark.fault("F08")
 def test_a_task_that_does_not_finish_in_time_is_given_back(
     run_worker, queue, folder, function, processes
 ):
@@ -247,6 +249,7 @@ def test_a_task_that_does_not_finish_in_time_is_given_back(
         ("block_the_loop", signal.SIGTERM, "2"),
     ],
 )
+@pytest.mark.fault("F09")
 def test_a_second_signal_ends_it_within_a_second(
     run_worker, queue, folder, function, number, processes
 ):
@@ -282,6 +285,7 @@ def test_a_signal_while_the_modules_are_imported_ends_it_with_0(run_worker, queu
 # What it survives
 
 
+@pytest.mark.fault("F11")
 def test_a_closed_log_pipe_does_not_end_it(folder, url, queue):
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "omniq", "worker", "tasks", "--url", url]
@@ -299,6 +303,7 @@ def test_a_closed_log_pipe_does_not_end_it(folder, url, queue):
             process.kill()
 
 
+@pytest.mark.fault("F11")
 def test_without_a_terminal_a_hangup_is_ignored(run_worker, queue):
     worker = run_worker()
     worker.wait_for("worker.started")
@@ -376,6 +381,7 @@ def test_a_worker_whose_loop_hangs_past_the_timeout_is_replaced_and_only_the_cul
 LEASE, POLL = 1.5, 0.5
 
 
+@pytest.mark.fault("F01")
 def test_tasks_of_a_killed_process_run_again_and_the_process_is_replaced(run_worker, queue, folder):
     worker = run_worker(
         "--processes", "2", "--lease", str(LEASE), "--poll-interval", str(POLL), "-c", "2"
@@ -401,6 +407,7 @@ def test_tasks_of_a_killed_process_run_again_and_the_process_is_replaced(run_wor
     assert worker.ends() == 0
 
 
+@pytest.mark.fault("F12")
 def test_when_the_supervisor_is_killed_its_processes_give_everything_back_and_end(
     run_worker, queue, folder
 ):
@@ -423,6 +430,7 @@ def test_when_the_supervisor_is_killed_its_processes_give_everything_back_and_en
     assert [handle.result(PATIENCE) for handle in handles] == ["done", "done"]
 
 
+@pytest.mark.fault("F07")
 def test_a_task_that_kills_its_worker_is_the_only_one_to_fail(run_worker, queue):
     good = [queue.enqueue("tasks.add", number, 1) for number in range(15)]
     killer = queue.enqueue("tasks.die")
@@ -442,6 +450,7 @@ def test_a_task_that_kills_its_worker_is_the_only_one_to_fail(run_worker, queue)
     assert worker.ends() == 0
 
 
+@pytest.mark.fault("F29")
 def test_every_start_is_a_new_worker(run_worker, queue):
     ids = set()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The pool's tests run on every backend of this machine, without waiting for its disk."""
+"""The pool's tests run on every backend, without waiting for a disk."""
 
 from __future__ import annotations
 
@@ -15,38 +15,45 @@ from tests.worker.stage import STAGE, Stage
 
 BACKENDS = [
     name
-    for name in ("memory", "sqlite", "file")
+    for name in ("memory", "sqlite", "file", "postgres", "redis")
     if importlib.util.find_spec(f"omniq.storage.{name}") is not None
 ]
 
 
 class Store:
-    """One store, to be opened as often as a test likes."""
+    """One store, to be opened as often as a test likes; `url` is None for memory."""
 
-    def __init__(self, backend: str, folder: Path) -> None:
+    def __init__(self, backend: str, url: str | None) -> None:
         self.backend = backend
-        self._folder = folder
+        self._url = url
         self._memory = MemoryStorage()
 
     def another(self, **settings: object) -> BaseStorage:
         """An unopened storage on the store, an owner of its own."""
         chosen = Settings(durability="os", **settings)  # type: ignore[arg-type]
-        if self.backend == "memory":
+        if self._url is None:
             return self._memory.another(settings=chosen)
-        place = self._folder / "store"
-        url = f"sqlite:///{place}.db" if self.backend == "sqlite" else f"file://{place}"
-        return open_storage(url, settings=chosen)
+        return open_storage(self._url, settings=chosen)
 
 
 @pytest.fixture(params=BACKENDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(request.param, tmp_path)
+    match request.param:
+        case "memory":
+            url = None
+        case "sqlite":
+            url = f"sqlite:///{tmp_path}/store.db"
+        case "file":
+            url = f"file://{tmp_path}/store"
+        case server:
+            url = request.getfixturevalue(f"{server}_url")
+    return Store(request.param, url)
 
 
 @pytest.fixture
-def memory_store(tmp_path: Path) -> Store:
+def memory_store() -> Store:
     """For what a storage's failures do to the pool, whichever storage it is."""
-    return Store("memory", tmp_path)
+    return Store("memory", None)
 
 
 @pytest.fixture

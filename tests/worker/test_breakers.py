@@ -93,6 +93,7 @@ def check_outage(stage: Stage, values: list[int], attempts: dict[int, int]) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.fault("F90", "F91")
 async def test_an_outage_costs_one_probe_an_interval_and_no_task(store, stage):
     values, attempts = await outage(store, stage)
 

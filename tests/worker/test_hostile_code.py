@@ -40,6 +40,7 @@ async def results_of(queue: AsyncTaskQueue, func: Any, kinds: list[str]) -> dict
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.fault("F75", "F76")
 async def test_whatever_a_task_raises_only_its_own_attempt_fails(memory_queue, place):
     bad, good = PLACES[place]
     async with memory_queue.worker(concurrency=4) as pool:
@@ -59,6 +60,7 @@ async def test_whatever_a_task_raises_only_its_own_attempt_fails(memory_queue, p
 
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.fault("F77")
 async def test_an_error_is_kept_as_bounded_text(memory_queue, place):
     bad, _ = PLACES[place]
     kinds = [
@@ -83,6 +85,7 @@ async def test_an_error_is_kept_as_bounded_text(memory_queue, place):
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.fault("F71")
 async def test_a_result_that_cannot_be_carried_fails_for_good_and_is_not_run_again(
     memory_queue, place
 ):
@@ -113,6 +116,7 @@ async def test_pickles_cross_where_they_were_asked_for_and_those_that_raise_fail
     assert results["a generator"].status is TaskStatus.FAILED
 
 
+@pytest.mark.fault("F72")
 async def test_a_callable_that_returns_a_coroutine_is_awaited_on_the_loop(memory_queue):
     async with memory_queue.worker():
         handle = await memory_queue.enqueue(tasks.returns_a_coroutine)
@@ -137,6 +141,7 @@ async def test_a_function_runs_where_its_executor_says(memory_queue, func, threa
         assert await handle.result(timeout=15) == (thread, handle.id)
 
 
+@pytest.mark.fault("F81")
 def test_a_task_cannot_end_the_loop_of_a_pool_that_has_one_of_its_own():
     """In an embedded pool the loop is the application's, and so is what happens to it."""
     with WorkerPool(MemoryStorage(), 1, base_retry_delay=0) as pool:
@@ -159,6 +164,7 @@ DEAF = [tasks.swallows_every_cancel, tasks.cleans_up_for_ever, tasks.shields_its
 
 
 @pytest.mark.parametrize("func", DEAF)
+@pytest.mark.fault("F79")
 async def test_a_task_that_is_deaf_to_its_timeout_is_told_twice_and_then_given_up(
     memory_queue, func
 ):
@@ -175,6 +181,7 @@ async def test_a_task_that_is_deaf_to_its_timeout_is_told_twice_and_then_given_u
 
 
 @pytest.mark.parametrize("func", DEAF)
+@pytest.mark.fault("F79")
 async def test_a_pool_stops_in_time_while_a_deaf_task_runs(memory_queue, func):
     before = asyncio.all_tasks()
     pool = memory_queue.worker(concurrency=1)

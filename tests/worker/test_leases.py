@@ -84,6 +84,7 @@ class SlowToAnswer(FaultyStorage):
         return turned
 
 
+@pytest.mark.fault("F18")
 def test_a_blocked_event_loop_keeps_its_lease_and_nobody_else_starts_the_task():
     """F18: the loop sleeps for five leases, and the heartbeat has a thread of its own."""
     memory = MemoryStorage()
@@ -98,6 +99,7 @@ def test_a_blocked_event_loop_keeps_its_lease_and_nobody_else_starts_the_task():
     assert (result.status, result.attempts, tasks.starts) == (TaskStatus.SUCCESS, 1, [1])
 
 
+@pytest.mark.fault("F20")
 async def test_a_heartbeat_that_fails_for_a_while_loses_nothing():
     """F20."""
     two = Two()
@@ -116,6 +118,7 @@ async def test_a_heartbeat_that_fails_for_a_while_loses_nothing():
     assert sum(isinstance(event, ChoreFailed) for event in two.told) == 1
 
 
+@pytest.mark.fault("F21")
 async def test_an_async_run_is_stopped_before_its_lease_ends_when_the_store_is_out_of_reach():
     """F21."""
     two = Two()
@@ -134,6 +137,7 @@ async def test_an_async_run_is_stopped_before_its_lease_ends_when_the_store_is_o
     assert tasks.starts == [1, 2]
 
 
+@pytest.mark.fault("F21")
 async def test_a_process_run_is_stopped_before_its_lease_ends_when_the_store_is_out_of_reach(
     tmp_path: Path,
 ):
@@ -199,6 +203,7 @@ async def test_an_outcome_whose_reply_was_lost_is_recorded_once():
     assert two.pool.stats().stale_outcomes == 0
 
 
+@pytest.mark.fault("F17")
 async def test_a_task_whose_claim_took_longer_than_the_lease_is_not_started():
     """F17, inside one process: the reply to the claim comes after the lease has run out."""
 

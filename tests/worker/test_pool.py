@@ -100,6 +100,7 @@ def test_the_loop_is_small_enough_to_be_understood(module):
         {"queues": [""]},
     ],
 )
+@pytest.mark.fault("F26")
 def test_a_value_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(InvalidTask):
         AsyncWorkerPool(MemoryStorage(), **wrong)
@@ -395,6 +396,7 @@ async def test_submit_before_the_start_waits_and_after_the_stop_is_refused(stage
         await pool.submit(sample_tasks.note, "d")
 
 
+@pytest.mark.fault("F94")
 async def test_submit_never_waits_for_room(stage: Stage) -> None:
     storage = MemoryStorage(max_pending=1)
     async with AsyncWorkerPool(storage, poll_interval=60) as pool:
@@ -455,6 +457,7 @@ async def test_a_module_is_imported_once_for_many_tasks(
     assert stage.names() == ["imported"]
 
 
+@pytest.mark.fault("F74")
 async def test_a_function_that_does_not_exist_fails_for_good(queue: AsyncTaskQueue) -> None:
     handle = await queue.enqueue("tests.worker.sample_tasks.no_such_function")
     await queue.worker().run_until_empty()
@@ -501,6 +504,7 @@ async def test_progress_is_passed_on(queue: AsyncTaskQueue, stage: Stage) -> Non
 # Cancelling
 
 
+@pytest.mark.fault("F30")
 async def test_cancelling_a_running_async_task_stops_it(
     queue: AsyncTaskQueue, stage: Stage
 ) -> None:
@@ -526,6 +530,7 @@ async def test_a_running_thread_sees_that_it_was_cancelled(
         await until(lambda: stage.names() == ["thread", "thread cancelled"])
 
 
+@pytest.mark.fault("F30")
 async def test_a_task_that_was_cancelled_is_cancelled_whatever_it_returns(
     queue: AsyncTaskQueue, stage: Stage
 ) -> None:

@@ -42,6 +42,7 @@ async def run(queue: AsyncTaskQueue, func: Any, *args: Any) -> Any:
         ("closes its files", "signal 9 (SIGKILL)"),
     ],
 )
+@pytest.mark.fault("F04")
 async def test_a_process_that_dies_fails_one_attempt_and_says_how(queue, tmp_path, how, cause):
     sibling = await queue.enqueue(tasks.reports, str(tmp_path / "go"))
     handle = await queue.enqueue(tasks.dies, how)
@@ -64,6 +65,7 @@ async def test_a_child_that_dies_between_two_tasks_is_nobodys_failure(queue):
     assert result.result != first
 
 
+@pytest.mark.fault("F14")
 async def test_many_tasks_and_deaths_leave_no_zombie_and_no_open_file(queue):
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -91,6 +93,7 @@ async def test_stopping_the_pool_ends_the_children(memory_queue):
     assert not zombies()
 
 
+@pytest.mark.fault("F84")
 async def test_what_a_task_prints_goes_through(queue, capfd):
     await run(queue, tasks.talks)
 
@@ -177,6 +180,7 @@ async def test_cancelling_a_running_task_kills_its_process(queue, tmp_path):
     await until(lambda: all(is_gone(int(pid)) for pid in pids.read_text().split()))
 
 
+@pytest.mark.fault("F81")
 async def test_a_thread_that_a_task_left_behind_disturbs_nobody(memory_queue):
     async with memory_queue.worker(concurrency=1):
         child = await run(memory_queue, tasks.leaves_a_thread_behind)
@@ -235,6 +239,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.fault("F12")
 async def test_a_child_never_outlives_its_parent(tmp_path):
     pids = tmp_path / "pids"
     parent = start_parent(pids)

@@ -240,6 +240,7 @@ async def test_a_pool_leaves_a_storage_open_that_it_did_not_open(queue: AsyncTas
 
 
 @pytest.mark.parametrize("when", ["idle", "with an outcome to record"])
+@pytest.mark.fault("F10")
 async def test_a_stop_during_an_outage_stays_within_its_timeout(
     memory_store: Store, stage: Stage, when
 ) -> None:
@@ -292,6 +293,7 @@ async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
         storage.heal()
 
 
+@pytest.mark.fault("F32")
 async def test_what_could_not_be_recorded_is_kept_until_the_storage_is_back(
     memory_store: Store, stage: Stage
 ) -> None:
@@ -345,10 +347,9 @@ async def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(
 
 def test_a_loop_that_ends_under_the_pool_charges_nothing(store: Store, stage: Stage) -> None:
     async def forget_to_stop() -> str:
-        queue = AsyncTaskQueue(store.another())
-        await queue.open()
-        handle = await queue.enqueue(sample_tasks.hold, "held")
-        await queue.worker().start()
+        async with AsyncTaskQueue(store.another()) as queue:
+            handle = await queue.enqueue(sample_tasks.hold, "held")
+        await AsyncWorkerPool(store.another()).start()
         await until(lambda: stage.inside == 1)
         return handle.id
 

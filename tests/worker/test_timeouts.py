@@ -32,6 +32,7 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
+@pytest.mark.fault("F78")
 async def test_an_async_task_is_stopped_at_its_timeout(memory_queue):
     async with memory_queue.worker():
         handle = await memory_queue.options(timeout=0.05, max_retries=0).enqueue(
@@ -44,6 +45,7 @@ async def test_an_async_task_is_stopped_at_its_timeout(memory_queue):
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.fault("F78")
 async def test_a_process_and_what_it_has_started_are_killed_at_the_timeout(memory_queue, tmp_path):
     pids = tmp_path / "pids"
     async with memory_queue.worker():
@@ -92,6 +94,7 @@ async def test_a_thread_that_was_given_up_ends_with_its_call(memory_queue, gate)
         await until(lambda: not thread.is_alive())
 
 
+@pytest.mark.fault("F78")
 async def test_after_too_many_lost_threads_the_worker_asks_to_be_replaced_and_claims_no_more(
     memory_queue, gate
 ):

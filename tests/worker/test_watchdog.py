@@ -44,6 +44,7 @@ def pool(memory: MemoryStorage, told: list[Event]):
         yield pool
 
 
+@pytest.mark.fault("F80")
 def test_a_block_is_told_once_with_the_task_and_where_it_is(pool, memory, told):
     task_id = pool.submit(tasks.blocks_the_loop, PATIENCE * 6)
     asyncio.run(_result(memory, task_id))

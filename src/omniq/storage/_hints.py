@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-_WORK = ""
-"""The topic of claimable work. Task ids, the other topics, are never empty."""
+_WORK, _SCHEDULES = "", "/"
+"""The topics of claimable work and of schedules. No task id, the other topics, is like them."""
 
 
 class Hints:
@@ -32,6 +32,12 @@ class Hints:
         with self._listen(task_id) as future:
             yield future
 
+    @contextmanager
+    def listen_for_schedules(self) -> Iterator[asyncio.Future[None]]:
+        """A future that is done when a schedule may have changed."""
+        with self._listen(_SCHEDULES) as future:
+            yield future
+
     def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener` with the id of each cancelled task, until the returned function is called."""
         with self._lock:
@@ -52,6 +58,11 @@ class Hints:
         """Something may have become claimable."""
         if self._waiting:
             self._wake((_WORK,))
+
+    def schedules(self) -> None:
+        """A schedule may have changed."""
+        if self._waiting:
+            self._wake((_SCHEDULES,))
 
     def results(self, task_ids: Iterable[str]) -> None:
         """These tasks may have ended."""

@@ -7,11 +7,12 @@ lost worker does to one is written here, once. Instants are microseconds since 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Annotated, assert_never
 
 import msgspec
 
 from omniq.clock import from_micros, seconds_to_micros, to_micros
+from omniq.errors import SerializationError
 from omniq.models import (
     Attempt,
     DeadLetter,
@@ -32,6 +33,9 @@ from omniq.outcomes import (
 )
 from omniq.storage._gates import Effect, Gate, gates_of
 
+Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
+"""Microseconds since 1970 that a `datetime` can hold; a damaged record may say anything."""
+
 MAX_HISTORY = 25
 """Attempts kept of one task: the first, and the newest ones."""
 
@@ -51,9 +55,9 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     priority: int
     func_path: str
     body: bytes = b""
-    due: int
-    visible: int
-    created_at: int
+    due: Instant
+    visible: Instant
+    created_at: Instant
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
     crashes: int = 0
@@ -61,11 +65,11 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     token: int = 0
     settled: int = 0
     owner: str | None = None
-    started_at: int = 0
+    started_at: Instant = 0
     cancel_requested: bool = False
     repeats: bool = False
     unique: str | None = None
-    expires: int | None = None
+    expires: Instant | None = None
     result_ttl: int = 0
     gates: tuple[Gate, ...] = ()
     parked: str | None = None
@@ -132,6 +136,26 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: float, nonce: str)
         result_ttl=seconds_to_micros(ttl),
         gates=gates_of(task),
     )
+
+
+def check_body(row: Row, task: Task) -> None:
+    """Refuse a body that was enqueued as something else than what its row says.
+
+    A body may be signed and a row is not: a signed call must not be run under another id, from
+    another queue, or after the time until which it was meant to be run.
+    """
+    is_same = (task.id, task.func_path, task.queue) == (row.id, row.func_path, row.queue)
+    if task.expires is not None:
+        expires = to_micros(task.expires)
+        # A claim need not bring along how long the task is good for; it was good when claimed.
+        is_same = is_same and (
+            expires > row.started_at if row.expires is None else expires == row.expires
+        )
+    if not is_same:
+        raise SerializationError(
+            f"task {row.id}: what was enqueued as task {task.id} of {task.func_path}, queue "
+            f"{task.queue}, does not belong here"
+        )
 
 
 def task_of(row: Row, task: Task) -> Task:

@@ -27,7 +27,7 @@ from omniq.models import (
 )
 from omniq.serialization import Serializer
 from omniq.storage._gates import GateState
-from omniq.storage._rows import FinishedRow, Row, retrying_result, task_of
+from omniq.storage._rows import FinishedRow, Row, check_body, retrying_result, task_of
 
 MAX_PAGE = 10_000
 
@@ -80,13 +80,13 @@ class Inspection(ABC):
         check_id(task_id)
         found = await self._find(task_id)
         if isinstance(found, FinishedRow):
-            return self._serializer.decode_result(found.result)
+            return self._result(task_id, found.result)
         if found is None:
             return None
         if found.repeats:
             kept = await self._find_newest_result(task_id)
             if kept is not None:
-                return self._serializer.decode_result(kept)
+                return self._result(task_id, kept)
         return retrying_result(found)
 
     async def list_tasks(
@@ -218,16 +218,29 @@ class Inspection(ABC):
     def _task(self, row: Row) -> Task:
         """The task of a row; one that cannot be decoded is still shown, without its arguments."""
         try:
-            task = self._serializer.decode_task(row.body)
+            task = self._decoded(row)
         except SerializationError:
             task = Task(
                 id=row.id,
                 func_path=row.func_path,
                 queue=row.queue,
                 priority=row.priority,
+                expires=None if row.expires is None else from_micros(row.expires),
                 created_at=from_micros(row.created_at),
             )
         return task_of(row, task)
+
+    def _decoded(self, row: Row) -> Task:
+        """What was enqueued; `SerializationError` when the row has no such body."""
+        task = self._serializer.decode_task(row.body)
+        check_body(row, task)
+        return task
+
+    def _result(self, task_id: str, kept: bytes) -> TaskResult:
+        result = self._serializer.decode_result(kept)
+        if result.task_id != task_id:
+            raise SerializationError(f"task {task_id}: its result is that of {result.task_id}")
+        return result
 
 
 def _failed_within(letter: DeadLetter, since: datetime | None, until: datetime | None) -> bool:

@@ -6,12 +6,17 @@ enqueue, claim and record.
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
+
+import msgspec
 
 from omniq.clock import Clock, to_micros
 from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed
+from omniq.firing import check_schedule
 from omniq.models import (
     Progress,
     Schedule,
@@ -90,7 +95,11 @@ class Keeping(Inspection):
             letter = await self.get_dead(task_id)
             if letter is None:
                 return False
-            if (task.id, task.func_path) != (task_id, letter.task_type):
+            if (task.id, task.func_path, task.queue) != (
+                task_id,
+                letter.task_type,
+                letter.queue,
+            ):
                 # What a storage filters and counts by goes on being true of the task.
                 raise InvalidTask(
                     f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
@@ -159,12 +168,17 @@ class Keeping(Inspection):
         """Keep a schedule, replacing one with the same id.
 
         S1. Every change of a schedule raises its `version`.
+        S4. One that is put where there is none begins at a version of its own: what was read of an
+            earlier one with its id cannot be fired.
         """
         self._check_open()
-        check_name("schedule id", schedule.id)
+        check_schedule(schedule)
         self._check_task(schedule.task)
         self._serializer.encode_task(schedule.task)
-        await self._put_schedule(schedule)
+        # Below 2**52, so that every backend can count on from it exactly.
+        first_version = 1 + int(self._clock.random() * 2**51)
+        await self._put_schedule(msgspec.structs.replace(schedule, version=first_version))
+        self._hints.schedules()
 
     @abstractmethod
     async def delete_schedule(self, schedule_id: str) -> bool:
@@ -192,7 +206,16 @@ class Keeping(Inspection):
         fired = await self._fire_schedule(schedule, advanced, row)
         if fired:
             self._hints.work()
+            if row is None:
+                self._hints.schedules()
         return fired
+
+    def listen_for_schedules(self) -> AbstractContextManager[asyncio.Future[None]]:
+        """A future that is done when somebody may have changed a schedule.
+
+        A hint: it hears of changes made through this storage, and perhaps of no others.
+        """
+        return self._hints.listen_for_schedules()
 
     # Queues
 
@@ -238,7 +261,8 @@ class Keeping(Inspection):
     async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None: ...
 
     @abstractmethod
-    async def _put_schedule(self, schedule: Schedule) -> None: ...
+    async def _put_schedule(self, schedule: Schedule) -> None:
+        """Its `version` is the one to begin at; one that is there is counted on from its own."""
 
     @abstractmethod
     async def _fire_schedule(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from omniq.models import (
 from omniq.serialization import Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage import _rows
+from omniq.storage._enqueues import Enqueues
 from omniq.storage._postgres import claim as claiming
 from omniq.storage._postgres import enqueue as enqueueing
 from omniq.storage._postgres import migration, reading, recovery, within
@@ -114,6 +116,7 @@ class PostgresStorage(Kept):
         self._writer = Link(self._target, "writer")
         self._reader = Link(self._target, "reader")
         self._lending = Lending(self._target, self._pool_size, self._begin, self._change)
+        self._enqueues = Enqueues(partial(self._insert, is_repeatable=True))
         self._gather_questions()
         self._wakeups = Wakeups(self._target, self._hints, self._clock, self._given_now)
         try:
@@ -233,6 +236,12 @@ class PostgresStorage(Kept):
     async def _enqueue(self, rows: list[Row]) -> list[str]:
         # A repeat knows what the first call enqueued by what is on record of it: a task that keeps
         # no record may have run and gone meanwhile.
+        if all(row.result_ttl > 0 for row in rows):
+            self._check_open()
+            return await self._enqueues.add(rows)
+        return await self._insert(rows, is_repeatable=False)
+
+    async def _insert(self, rows: list[Row], *, is_repeatable: bool) -> list[str]:
         return await self._write(
             lambda db: enqueueing.enqueue(
                 db,
@@ -242,7 +251,7 @@ class PostgresStorage(Kept):
                 self._max_pending,
                 is_pooled=self._target.poll_only,
             ),
-            is_repeatable=all(row.result_ttl > 0 for row in rows),
+            is_repeatable=is_repeatable,
         )
 
     async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:

@@ -25,6 +25,7 @@ from omniq.outcomes import Released, Rescheduled
 from omniq.serialization import Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage import _rows
+from omniq.storage._enqueues import Enqueues
 from omniq.storage._redis import reading, records, server
 from omniq.storage._redis.changes import DONE, Change, Changes, KnownRows, Plan, Recording
 from omniq.storage._redis.ear import Ear
@@ -104,6 +105,7 @@ class RedisStorage(RedisKeeping):
         self._known = KnownRows()
         self._link = Link(self._url, name=f"omniq-{os.getpid()}")
         self._scripts = Scripts(self._link, self._prefix, self._asked_now)
+        self._enqueues = Enqueues(self._insert)
         self._channel = self._scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self._channel, self._scripts.key("awaited")]
         self._ear = Ear(self._link, channels, self._on_message)
@@ -158,7 +160,12 @@ class RedisStorage(RedisKeeping):
     # Enqueue
 
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        is_brief = any(row.result_ttl < _BRIEF for row in rows)
+        if any(row.result_ttl < _BRIEF for row in rows):
+            return await self._insert(rows, is_brief=True)
+        self._check_open()
+        return await self._enqueues.add(rows)
+
+    async def _insert(self, rows: list[Row], *, is_brief: bool = False) -> list[str]:
         nonce = raw(rows[0].nonce.encode("utf-8", "surrogatepass"))
         fresh = [records.new_row(row) for row in rows]
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from omniq.errors import StorageError
+from omniq.storage._access import refuse_shared
 from omniq.storage._files.records import HEADER_SIZE, NotARecord, declared_size
 
 FOLDERS = (
@@ -59,8 +60,10 @@ class Disk:
             _make_folder(self.root)
             refuse_network(self.root)
             self._fd = os.open(self.root, _ROOT)
+            refuse_shared(self.root)
             for folder in FOLDERS:
                 _make_folder(folder, dir_fd=self._fd)
+                refuse_shared(self.root / folder)
             if self.is_durable:
                 self._sync_folder(".")
             self._test()

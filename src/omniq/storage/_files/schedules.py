@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
+from omniq.errors import SerializationError
 from omniq.models import Schedule, Task
 from omniq.serialization import Serializer
 from omniq.storage._files.cells import Cells, Version
@@ -33,9 +36,12 @@ class Schedules:
         return None if found is None else self._load(found.value)
 
     def all(self) -> list[Schedule]:
-        """All schedules, in id order."""
-        found = (self.get(name) for name in sorted(self._cells.names()))
-        return [schedule for schedule in found if schedule is not None]
+        """All schedules, in id order. One that cannot be read must not hold up the others."""
+        found: list[Schedule] = []
+        for name in sorted(self._cells.names()):
+            with suppress(SerializationError):
+                found += filter(None, [self.get(name)])
+        return found
 
     def delete(self, schedule_id: str) -> bool:
         """Forget the schedule; False when there is none."""

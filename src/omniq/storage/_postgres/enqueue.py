@@ -22,7 +22,7 @@ _PLACES = ", ".join(f"${number}" for number in range(1, 19))
 _ENQUEUE = f"SELECT * FROM {{schema}}.enqueue({_PLACES})"
 _ENQUEUE_POOLED = f"SELECT * FROM {{schema}}.enqueue_pooled({_PLACES})"
 _COLUMNS = (
-    "id", "queue", "rank", "func_path", "body", "due", "visible", "created_at", "attempts",
+    "nonce", "id", "queue", "rank", "func_path", "body", "due", "visible", "created_at", "attempts",
     "repeats", "unique_key", "expires", "result_ttl", "gates",
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ async def enqueue(
     """Keep the rows, or raise DuplicateTask or QueueFull; the id that now stands for each."""
     sql = names(_ENQUEUE_POOLED if is_pooled else _ENQUEUE)
     lines = tables.columns(map(_line, rows), len(_COLUMNS))
-    answer = await db.fetchrow(sql, rows[0].nonce, *lines, now, max_pending, False)
+    answer = await db.fetchrow(sql, *lines, now, max_pending, False)
     return ids_of(answer, max_pending)
 
 
@@ -56,7 +56,7 @@ def ids_of(answer: Mapping[str, Any], max_pending: int | None) -> list[str]:
 
 def _line(row: Row) -> tuple[Any, ...]:
     return (
-        row.id, row.queue, ~row.priority, row.func_path, row.body, row.due, row.visible,
+        row.nonce, row.id, row.queue, ~row.priority, row.func_path, row.body, row.due, row.visible,
         row.created_at, row.attempts, row.repeats, row.unique, row.expires, row.result_ttl,
         encode_internal(row.gates) if row.gates else None,
     )  # fmt: skip
@@ -66,7 +66,6 @@ def request_text(store: str, rows: Sequence[Row], now: int | None, max_pending: 
     """The parameter of `enqueue_text`."""
     request = {
         "store": store,
-        "nonce": rows[0].nonce,
         "now": now,
         "max_pending": max_pending,
         "tasks": [_task(row) for row in rows],

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakSet
 
 from omniq.errors import InvalidTask, StorageCorrupt, StorageError
+from omniq.storage._access import refuse_shared
 
 Connection = sqlite3.Connection
 DriverError = sqlite3.Error
@@ -202,6 +203,7 @@ class Database:
             ) from error
         if not stat.S_ISREG(found.st_mode):
             raise StorageError(f"SQLite database {self.path}: exists and is not a file")
+        refuse_shared(self.path)
         self._file, self._wal = (found.st_dev, found.st_ino), None
 
     def connect(self, *, writes: bool, any_thread: bool = False) -> Connection:

@@ -2,7 +2,8 @@
 -- uses: request writes waking places inserting
 -- keys: tasks nonces
 -- request   3 nonce of the call, 4 max_pending or 0, 5 rows (see inserting),
---           6 whether a task may be gone again before this call could be repeated
+--           6 whether a task may be gone again before this call could be repeated;
+--           if not, the rows may be those of several calls
 -- returns   { 'taken', id }, { 'full' }, or { 'kept', id, … } with the id that stands for each row
 local nonce, max_pending, rows, is_brief = request[3], request[4], request[5], request[6] == 1
 local NONCE_KEPT = 600 -- seconds
@@ -15,7 +16,7 @@ local known = records_of(rows)
 for position, row in ipairs(rows) do
   local id, key = row[1], row[7]
   local holder = holder_of(key) or keys[key]
-  if known[position] and nonce_of(known[position]) ~= nonce then return { 'taken', id } end
+  if known[position] and nonce_of(known[position]) ~= nonce_of(row[2]) then return { 'taken', id } end
   if known[position] or was_done or not holder then
     answer[#answer + 1] = id
   else

@@ -2,13 +2,14 @@
 -- {schema}  the store's schema
 
 -- Keep tasks in the order given, or refuse all of them. All arrays have one element for each task.
+-- p_nonces       of the call that each task came with
 -- p_now          the store's time, NULL for the server's
 -- p_max_pending  how many may wait, or NULL
 -- p_is_certain   whether to tell of work even if nobody waits right now: the commit may be far away
 -- returns        refusal 'duplicate' (detail: the id), 'full', or NULL with the ids that now stand
 --                for the tasks
 CREATE OR REPLACE FUNCTION {schema}.enqueue(
-    p_nonce text, p_ids text[], p_queues text[], p_ranks bigint[], p_func_paths text[],
+    p_nonces text[], p_ids text[], p_queues text[], p_ranks bigint[], p_func_paths text[],
     p_bodies bytea[], p_dues bigint[], p_visibles bigint[], p_created bigint[],
     p_attempts bigint[], p_repeats boolean[], p_uniques text[], p_expires bigint[],
     p_ttls bigint[], p_gates bytea[], p_now bigint, p_max_pending bigint, p_is_certain boolean,
@@ -29,7 +30,7 @@ BEGIN
     LOOP
         IF v_is_careful THEN
             SELECT * INTO detail, ids, v_fresh
-            FROM {schema}.sort_out(p_nonce, p_ids, p_uniques, v_now);
+            FROM {schema}.sort_out(p_nonces, p_ids, p_uniques, v_now);
             IF detail IS NOT NULL THEN
                 refusal := 'duplicate';
                 RETURN;
@@ -46,14 +47,14 @@ BEGIN
                 repeats, unique_key, expires, result_ttl, gates, place
             )
             SELECT
-                given.id, p_nonce, given.queue, rank, func_path, body, due, visible, created_at,
+                given.id, given.nonce, given.queue, rank, func_path, body, due, visible, created_at,
                 attempts, repeats, unique_key, expires, ttl, gates,
                 {schema}.place_of(visible, v_now, false, false, gates IS NOT NULL)
             FROM unnest(
-                p_ids, p_queues, p_ranks, p_func_paths, p_bodies, p_dues, p_visibles, p_created,
-                p_attempts, p_repeats, p_uniques, p_expires, p_ttls, p_gates
+                p_nonces, p_ids, p_queues, p_ranks, p_func_paths, p_bodies, p_dues, p_visibles,
+                p_created, p_attempts, p_repeats, p_uniques, p_expires, p_ttls, p_gates
             ) WITH ORDINALITY AS given (
-                id, queue, rank, func_path, body, due, visible, created_at, attempts, repeats,
+                nonce, id, queue, rank, func_path, body, due, visible, created_at, attempts, repeats,
                 unique_key, expires, ttl, gates, number
             )
             WHERE NOT v_is_careful OR given.id = ANY (v_fresh)
@@ -83,27 +84,28 @@ END $$;
 -- returns  the first id that another call has taken, or NULL; the ids that stand for the tasks; the
 --          ids of those that are to be added
 CREATE OR REPLACE FUNCTION {schema}.sort_out(
-    p_nonce text, p_ids text[], p_uniques text[], p_now bigint,
+    p_nonces text[], p_ids text[], p_uniques text[], p_now bigint,
     OUT taken text, OUT ids text[], OUT fresh text[]
 )
 LANGUAGE sql VOLATILE AS $$
     WITH given AS (
-        SELECT id, unique_key, number, coalesce(
+        SELECT id, unique_key, number, own, coalesce(
             (SELECT nonce FROM {schema}.live WHERE live.id = given.id),
             (SELECT nonce FROM {schema}.dead WHERE dead.id = given.id),
             (SELECT nonce FROM {schema}.finished AS f WHERE f.id = given.id AND f.expires_at > p_now)
         ) AS nonce
-        FROM unnest(p_ids, p_uniques) WITH ORDINALITY AS given (id, unique_key, number)
+        FROM unnest(p_nonces, p_ids, p_uniques)
+            WITH ORDINALITY AS given (own, id, unique_key, number)
     ),
     held AS (
-        SELECT id, number, nonce, CASE WHEN unique_key IS NOT NULL AND nonce IS NULL THEN coalesce(
+        SELECT id, number, nonce, own, CASE WHEN unique_key IS NOT NULL AND nonce IS NULL THEN coalesce(
             (SELECT live.id FROM {schema}.live WHERE live.unique_key = given.unique_key),
             first_value(id) OVER (PARTITION BY unique_key, nonce IS NULL ORDER BY number)
         ) ELSE id END AS holder
         FROM given
     )
     SELECT
-        (array_agg(id ORDER BY number) FILTER (WHERE nonce <> p_nonce))[1],
+        (array_agg(id ORDER BY number) FILTER (WHERE nonce <> own))[1],
         array_agg(holder ORDER BY number),
         coalesce(array_agg(id ORDER BY number) FILTER (WHERE nonce IS NULL AND holder = id), '{}')
     FROM held
@@ -120,7 +122,7 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- `enqueue` for drivers of any kind: one text in, one text out, both JSON. Binary is in base64.
--- p_request  {"store": id, "nonce", "now", "max_pending", "tasks": [{id, queue, …}, …]}
+-- p_request  {"store": id, "now", "max_pending", "tasks": [{nonce, id, queue, …}, …]}
 -- returns    {"refusal", "detail", "ids"}; the refusal 'store' when this is another store
 CREATE OR REPLACE FUNCTION {schema}.enqueue_text(p_request text) RETURNS text
 LANGUAGE plpgsql VOLATILE
@@ -136,7 +138,8 @@ BEGIN
     SELECT to_jsonb(answer)::text INTO v_answer
     FROM (
         SELECT
-            array_agg(id) AS ids, array_agg(queue) AS queues, array_agg(rank) AS ranks,
+            array_agg(nonce) AS nonces, array_agg(id) AS ids, array_agg(queue) AS queues,
+            array_agg(rank) AS ranks,
             array_agg(func_path) AS func_paths, array_agg(decode(body, 'base64')) AS bodies,
             array_agg(due) AS dues, array_agg(visible) AS visibles,
             array_agg(created_at) AS created, array_agg(attempts) AS attempts,
@@ -144,12 +147,12 @@ BEGIN
             array_agg(expires) AS expires, array_agg(result_ttl) AS ttls,
             array_agg(decode(gates, 'base64')) AS gates
         FROM jsonb_to_recordset(v_request -> 'tasks') AS task (
-            id text, queue text, rank bigint, func_path text, body text, due bigint,
+            nonce text, id text, queue text, rank bigint, func_path text, body text, due bigint,
             visible bigint, created_at bigint, attempts bigint, repeats boolean, unique_key text,
             expires bigint, result_ttl bigint, gates text
         )
     ) AS tasks, LATERAL {schema}.enqueue(
-        v_request ->> 'nonce', ids, queues, ranks, func_paths, bodies, dues, visibles, created,
+        nonces, ids, queues, ranks, func_paths, bodies, dues, visibles, created,
         attempts, repeats, uniques, expires, ttls, gates, (v_request ->> 'now')::bigint,
         (v_request ->> 'max_pending')::bigint, true
     ) AS answer;

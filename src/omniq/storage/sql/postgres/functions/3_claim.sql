@@ -4,6 +4,10 @@
 -- The queues that have something in that place, of those asked for (NULL: all) and not paused.
 CREATE OR REPLACE FUNCTION {schema}.queues_in(p_place smallint, p_queues text[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_name text;
+    v_has_others boolean;
+    v_is_paused boolean;
 BEGIN
     IF p_queues IS NOT NULL THEN
         RETURN array(
@@ -13,6 +17,20 @@ BEGIN
                 WHERE place = p_place AND place IN (0, 1, 5) AND queue = name
             ) AND NOT EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = name)
         );
+    END IF;
+    -- The last name, and whether there is another: most often there is none. Asked for from the
+    -- far end, where claims leave nothing behind to be walked over.
+    SELECT last.queue, EXISTS (
+        SELECT FROM {schema}.live
+        WHERE place = p_place AND place IN (0, 1, 5) AND queue < last.queue
+    ), EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = last.queue)
+    INTO v_name, v_has_others, v_is_paused
+    FROM (
+        SELECT queue FROM {schema}.live
+        WHERE place = p_place AND place IN (0, 1, 5) ORDER BY queue DESC LIMIT 1
+    ) AS last;
+    IF v_has_others IS NOT TRUE THEN
+        RETURN CASE WHEN v_name IS NULL OR v_is_paused THEN '{}' ELSE array[v_name] END;
     END IF;
     -- From one name to the next in the index: costs a lookup for each queue, not for each task.
     RETURN array(
@@ -83,8 +101,8 @@ CREATE OR REPLACE FUNCTION {schema}.survey(
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_moved bigint;
-    v_has_gated boolean;
-    v_has_suspects boolean;
+    v_is_due boolean;
+    v_has_odd boolean;
     v_has_parked boolean;
     v_takes_suspect boolean;
 BEGIN
@@ -92,7 +110,12 @@ BEGIN
     gated := '{}';
     suspects := '{}';
     lots := '{}';
-    IF EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= p_due_by) THEN
+    SELECT
+        EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= p_due_by),
+        EXISTS (SELECT FROM {schema}.live WHERE place > 0 AND place IN (0, 1, 5)),
+        EXISTS (SELECT FROM {schema}.live WHERE place = 3)
+    INTO v_is_due, v_has_odd, v_has_parked;
+    IF v_is_due THEN
         v_moved := {schema}.promote(p_due_by, 2000);
         IF v_moved = 2000 THEN
             -- A claim now could take a task before one of higher priority that is not moved yet.
@@ -103,23 +126,21 @@ BEGIN
             -- Others saw none of this while it was being moved.
             PERFORM {schema}.tell_of_work(0);
         END IF;
+        -- Of any kind.
+        v_has_odd := true;
+        v_has_parked := true;
     END IF;
     ready := {schema}.queues_in(0::smallint, p_queues);
-    SELECT
-        EXISTS (SELECT FROM {schema}.live WHERE place = 5 AND place IN (0, 1, 5)),
-        EXISTS (SELECT FROM {schema}.live WHERE place = 1 AND place IN (0, 1, 5)),
-        EXISTS (SELECT FROM {schema}.live WHERE place = 3)
-    INTO v_has_gated, v_has_suspects, v_has_parked;
-    IF NOT (v_has_gated OR v_has_suspects OR v_has_parked) THEN
+    IF NOT (v_has_odd OR v_has_parked) THEN
         RETURN;
     END IF;
     v_takes_suspect := NOT EXISTS (
         SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 AND owner = p_owner
     );
-    IF v_has_gated THEN
+    IF v_has_odd THEN
         gated := {schema}.queues_in(5::smallint, p_queues);
     END IF;
-    IF v_has_suspects AND v_takes_suspect THEN
+    IF v_has_odd AND v_takes_suspect THEN
         suspects := {schema}.queues_in(1::smallint, p_queues);
     END IF;
     IF v_has_parked THEN
@@ -128,24 +149,25 @@ BEGIN
 END $$;
 
 -- Lock the first ordinary tasks of these queues that nobody else has locked, in order.
--- returns  their ids; is_odd: one of them may not be claimed as it is
+-- returns  where they are, which holds while they are locked; is_odd: one of them may not be
+--          claimed as it is
 CREATE OR REPLACE FUNCTION {schema}.pick(
-    p_queues text[], p_limit int, p_due_by bigint, OUT picked text[], OUT is_odd boolean
+    p_queues text[], p_limit int, p_due_by bigint, OUT picked tid[], OUT is_odd boolean
 )
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_page text[];
-    v_more text[];
+    v_more tid[];
     v_odd boolean;
     v_rank bigint := -9223372036854775808;
     v_due bigint := -9223372036854775808;
     v_seq bigint := -1;
 BEGIN
     IF cardinality(p_queues) = 1 THEN
-        SELECT coalesce(array_agg(first.id), '{}'), coalesce(bool_or(first.is_odd), false)
+        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO picked, is_odd
         FROM (
-            SELECT id, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
+            SELECT ctid, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             WHERE place = 0 AND place IN (0, 1, 5) AND queue = p_queues[1]
             ORDER BY rank, due, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
@@ -171,10 +193,10 @@ BEGIN
             ORDER BY rank, due, seq LIMIT p_limit
         ) AS page;
         EXIT WHEN v_page IS NULL;
-        SELECT coalesce(array_agg(first.id), '{}'), coalesce(bool_or(first.is_odd), false)
+        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO v_more, v_odd
         FROM (
-            SELECT id, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
+            SELECT ctid, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             WHERE id = ANY (v_page) AND place = 0
             ORDER BY rank, due, seq LIMIT p_limit - cardinality(picked) FOR UPDATE SKIP LOCKED

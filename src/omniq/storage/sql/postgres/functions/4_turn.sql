@@ -31,10 +31,7 @@ CREATE OR REPLACE FUNCTION {schema}.turn(
     visible bigint, attempts bigint, crashes int, releases int, token bigint, started_at bigint,
     cancel_requested boolean, repeats boolean, expires bigint, history bytea
 )
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := {schema}.micros(p_now);
@@ -42,7 +39,7 @@ DECLARE
     v_recorded text[] := '{}';
     v_more text[];
     v_survey record;
-    v_picked text[] := '{}';
+    v_picked tid[] := '{}';
     v_is_odd boolean;
 BEGIN
     state := 0;
@@ -155,7 +152,7 @@ BEGIN
     UPDATE {schema}.live
     SET place = 4, status = 1, owner = p_owner, token = token + 1, started_at = v_now,
         claim_id = p_claim_id
-    WHERE id = ANY (v_picked)
+    WHERE ctid = ANY (v_picked)
     RETURNING 0, NULL::text[], v_now, NULL::bigint,
         id, seq, queue, rank, func_path, body, due, visible, attempts, crashes, releases, token,
         started_at, cancel_requested, repeats, expires, history;

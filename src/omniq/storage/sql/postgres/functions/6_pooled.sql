@@ -21,7 +21,7 @@ SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_pla
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.enqueue_pooled(
-    text, text[], text[], bigint[], text[], bytea[], bigint[], bigint[], bigint[], bigint[],
+    text[], text[], text[], bigint[], text[], bytea[], bigint[], bigint[], bigint[], bigint[],
     boolean[], text[], bigint[], bigint[], bytea[], bigint, bigint, boolean,
     OUT refusal text, OUT detail text, OUT ids text[]
 )

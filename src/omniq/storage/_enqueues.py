@@ -1,0 +1,116 @@
+"""Natural batching of enqueues: what is asked for while one is being written is written together.
+
+Nothing waits for a timer: a caller who is alone has the latency of a single write, and of many
+callers each pays a small part of one. For backends on a server, where a write is a round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from omniq.errors import OmniqError, StorageError, StorageRefused
+from omniq.storage._rows import Row
+
+_MOST_ROWS, _MOST_BYTES = 1_000, 1 << 22
+"""What one write takes of several callers, so that nobody waits long for the others."""
+
+
+class _Call:
+    """The rows of one caller, and who waits for their ids."""
+
+    __slots__ = ("answer", "rows", "size")
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.size = sum(len(row.body) for row in rows)
+        self.answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+    def tell(self, ids: list[str]) -> None:
+        if not self.answer.done():
+            self.answer.set_result(ids)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Enqueues:
+    """Has the rows of many callers written, in the order they came. Used on one event loop.
+
+    `write` keeps all rows it is given or raises, and may be given rows of several calls, never two
+    with one id. Each caller gets the answer to its own call: a batch that is refused is written
+    anew, call by call. A caller that is cancelled before its rows are on their way enqueues nothing.
+    """
+
+    def __init__(self, write: Callable[[list[Row]], Awaitable[list[str]]]) -> None:
+        self._write = write
+        self._waiting: deque[_Call] = deque()
+        self._is_writing = False
+        self._writer: asyncio.Task[None] | None = None
+
+    async def add(self, rows: list[Row]) -> list[str]:
+        """The ids that now stand for the rows."""
+        if self._is_writing:
+            call = _Call(rows)
+            self._waiting.append(call)
+            return await call.answer
+        # Alone: without the detour of a task of its own.
+        self._is_writing = True
+        try:
+            return await self._write(rows)
+        finally:
+            self._is_writing = bool(self._waiting)
+            if self._waiting:
+                self._writer = asyncio.get_running_loop().create_task(self._write_waiting())
+
+    async def _write_waiting(self) -> None:
+        try:
+            while calls := self._next_calls():
+                await self._write_together(calls)
+        finally:
+            self._is_writing = False
+            # There are none, unless the event loop is coming to its end.
+            while self._waiting:
+                self._waiting.popleft().answer.cancel()
+
+    def _next_calls(self) -> list[_Call]:
+        """Those who have waited longest, as many as fit into one write."""
+        calls: list[_Call] = []
+        ids: set[str] = set()
+        size = 0
+        while self._waiting:
+            call = self._waiting[0]
+            own = {row.id for row in call.rows}
+            size += call.size
+            # A second call with an id has to find what the first one left.
+            is_next = ids.isdisjoint(own) and len(ids) + len(own) <= _MOST_ROWS
+            if calls and not (is_next and size <= _MOST_BYTES):
+                break
+            self._waiting.popleft()
+            if not call.answer.done():
+                calls.append(call)
+                ids |= own
+        return calls
+
+    async def _write_together(self, calls: list[_Call]) -> None:
+        try:
+            ids = await self._write([row for call in calls for row in call.rows])
+        except Exception as error:
+            is_refused = isinstance(error, StorageRefused) or not isinstance(error, StorageError)
+            if len(calls) > 1 and is_refused and isinstance(error, OmniqError):
+                for call in calls:
+                    await self._write_together([call])
+                return
+            for call in calls:
+                call.fail(error)
+        except BaseException:
+            for call in calls:
+                call.answer.cancel()
+            raise
+        else:
+            start = 0
+            for call in calls:
+                call.tell(ids[start : start + len(call.rows)])
+                start += len(call.rows)

@@ -1,0 +1,1 @@
+"""Many processes on one server, and servers that fail under them."""

@@ -1,0 +1,180 @@
+"""`omniq doctor` says what a storage promises, and notices when a server does not keep it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omniq.storage import open_storage
+from omniq.testing.servers import PostgresServer, RedisServer
+from tests.acceptance.command import clean_environment
+
+pytestmark = pytest.mark.timeout(90)
+
+needs_postgres = pytest.mark.usefixtures("postgres_backend")
+needs_redis = pytest.mark.usefixtures("redis_backend")
+
+
+@pytest.fixture
+def postgres_backend() -> None:
+    pytest.importorskip("omniq.storage.postgres")
+
+
+@pytest.fixture
+def redis_backend() -> None:
+    pytest.importorskip("omniq.storage.redis")
+
+
+class Doctor:
+    """Runs the command in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "omniq", "doctor", *arguments],
+            cwd=self._folder,
+            env={**clean_environment(), **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def findings(self, url: str, code: int = 0) -> dict[str, tuple[str, str]]:
+        """What `--json` says: name to value and verdict."""
+        done = self.run("--url", url, "--json")
+        assert done.returncode == code, done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        assert report["healthy"] is (code == 0)
+        return {each["name"]: (each["value"], each["verdict"]) for each in report["findings"]}
+
+    def complaint(self, url: str) -> str:
+        """The one line of a doctor that could not do its work."""
+        done = self.run("--url", url)
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("omniq: ")
+        return line
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    return Doctor(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "survives"),
+    [
+        ("memory://", "nothing"),
+        ("sqlite:///tasks.db", "a power cut"),
+        ("sqlite:///tasks.db?durability=os", "the end of the process"),
+        ("file:tasks", "a power cut"),
+    ],
+)
+def test_it_tells_what_a_local_storage_promises(doctor, url, survives):
+    findings = doctor.findings(url)
+
+    assert findings["survives"][0].startswith(survives)
+    assert findings["write and read"][1] == "ok"
+    assert {verdict for _, verdict in findings.values()} == {"ok"}
+
+
+async def test_it_leaves_nothing_behind(doctor, tmp_path):
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    assert doctor.run("--url", url).returncode == 0
+    async with open_storage(url) as storage:
+        assert await storage.list_tasks() == []
+        assert sum((await storage.stats()).by_status.values()) == 0
+
+
+def test_it_names_the_source_of_each_setting_and_hides_secrets(doctor, tmp_path):
+    (tmp_path / "omniq.toml").write_text("lease = 7\n")
+    done = doctor.run("--json", OMNIQ_CONCURRENCY="5", OMNIQ_SIGNING_KEY="open-sesame-open")
+    assert done.returncode == 0
+    settings = {each.pop("name"): each for each in json.loads(done.stdout)["settings"]}
+
+    assert settings["lease"] == {"value": "7.0", "source": "omniq.toml"}
+    assert settings["concurrency"] == {"value": "5", "source": "OMNIQ_CONCURRENCY"}
+    assert settings["poll_interval"] == {"value": "1.0", "source": "default"}
+    assert settings["signing_key"] == {"value": "***", "source": "OMNIQ_SIGNING_KEY"}
+    assert "open-sesame" not in done.stdout + done.stderr
+
+
+def test_what_a_terminal_would_obey_is_written_out(doctor):
+    done = doctor.run("--url", "file:tasks\x1b[2J")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[2J" in done.stdout
+
+
+@needs_postgres
+def test_it_tells_what_a_durable_postgresql_promises(doctor):
+    with PostgresServer(durable=True) as server:
+        findings = doctor.findings(server.url)
+
+    assert findings["survives"] == ("a power cut", "ok")
+    assert findings["fsync"] == ("on", "ok")
+    assert findings["synchronous_commit"] == ("on", "ok")
+    assert any("18" in value for value, _ in findings.values())
+
+
+@needs_postgres
+@pytest.mark.parametrize("setting", ["fsync", "synchronous_commit"])
+def test_it_warns_of_a_postgresql_that_may_lose_what_it_has_acknowledged(doctor, setting):
+    with PostgresServer(durable=True, options={setting: "off"}) as server:
+        done = doctor.run("--url", server.url, "--json")
+        shown = doctor.run("--url", server.url)
+    report = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
+
+    assert report[setting] != "ok"
+    assert report["survives"] != "ok"
+    assert server.password not in done.stdout + shown.stdout
+
+
+@needs_redis
+def test_it_tells_what_a_durable_redis_promises(doctor):
+    with RedisServer(durable=True) as server:
+        findings = doctor.findings(server.url)
+
+    assert findings["survives"] == ("a power cut", "ok")
+    assert findings["appendonly"] == ("yes", "ok")
+    assert findings["appendfsync"] == ("always", "ok")
+    assert findings["maxmemory-policy"] == ("noeviction", "ok")
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [({"appendonly": "no"}, "appendonly"), ({"appendfsync": "everysec"}, "appendfsync")],
+)
+@pytest.mark.fault("F39")
+def test_it_warns_of_a_redis_that_may_lose_what_it_has_acknowledged(doctor, options, setting):
+    with RedisServer(durable=True, options=options) as server:
+        done = doctor.run("--url", server.url, "--json")
+    report = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
+
+    assert report[setting] != "ok"
+    assert report["survives"] != "ok"
+
+
+@needs_redis
+def test_a_redis_that_evicts_is_refused_in_one_line(doctor):
+    with RedisServer(options={"maxmemory-policy": "allkeys-lru"}) as server:
+        assert "noeviction" in doctor.complaint(server.url)
+
+
+def test_a_server_that_is_not_there_and_a_wrong_password_are_one_line(doctor, start_server):
+    server = start_server()
+    wrong = doctor.complaint(server.url.replace(server.password, "wrong-secret"))
+    server.stop()
+    away = doctor.complaint(server.url)
+
+    assert "wrong-secret" not in wrong
+    assert server.password not in away
+    assert wrong != away

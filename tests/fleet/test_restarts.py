@@ -1,0 +1,150 @@
+"""The server is killed and comes back under load: workers resume by themselves, nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omniq import StorageError, StorageRefused, TaskQueue, TaskStatus
+from omniq.clock import SYSTEM_CLOCK
+from omniq.testing.servers import Server
+from tests.acceptance.command import wait_until
+from tests.fleet.conftest import StartWorker
+from tests.fleet.fleet_tasks import note_slowly
+from tests.fleet.traces import runs, traces
+
+WORKERS = 2
+RESUME_SECONDS = 5.0
+
+
+class Producer:
+    """Enqueues without end, and remembers what was acknowledged."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url, self._folder = url, folder
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.acknowledged: list[str] = []
+        self.failed_calls = 0
+        self.error: BaseException | None = None
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            self._thread.join(30)
+        assert not self._thread.is_alive()
+        assert self.error is None, f"the producer died of {self.error!r}"
+
+    def _run(self) -> None:
+        try:
+            with TaskQueue(self._url) as queue:
+                while not self._stopping.wait(0.05):
+                    self._enqueue(queue)
+        except BaseException as error:
+            self.error = error
+
+    def _enqueue(self, queue: TaskQueue) -> None:
+        names = [SYSTEM_CLOCK.new_id() for _ in range(8)]
+        calls: list[Any] = [(note_slowly, (str(self._folder), name), {}) for name in names]
+        try:
+            handles = queue.enqueue_many(calls)
+        except StorageRefused:
+            raise
+        except StorageError:
+            # Not acknowledged: it may be there or not, and nobody was promised anything.
+            self.failed_calls += 1
+        else:
+            self.acknowledged += [handle.id for handle in handles]
+
+
+def kill_and_restart(server: Server) -> float:
+    """When it answered again, on the clock of the traces."""
+    server.kill()
+    time.sleep(random.uniform(0, 0.3))
+    server.start()
+    return time.monotonic()
+
+
+def all_have_run_since(folder: Path, moment: float) -> bool:
+    """Whether each worker has finished a task after that moment."""
+    since = {trace.pid for trace in traces(folder) if trace.at > moment * 1e9}
+    return len(since) == WORKERS
+
+
+def survive(
+    server: Server, folder: Path, start_worker: StartWorker, times: int
+) -> tuple[list[float], Producer]:
+    """Kill the server so many times; how long it took until all workers were at work again."""
+    producer = Producer(server.url, folder)
+    options = ("--concurrency", "4", "--poll-interval", "0.5", "--lease", "5")
+    with producer.at_work():
+        workers = [start_worker(server.url, *options) for _ in range(WORKERS)]
+        began = time.monotonic()
+        wait_until(lambda: all_have_run_since(folder, began), within=20)
+        resumed = []
+        for _ in range(times):
+            time.sleep(random.uniform(0.05, 0.4))
+            back = kill_and_restart(server)
+            wait_until(lambda back=back: all_have_run_since(folder, back), within=15)  # type: ignore[misc]
+            resumed.append(time.monotonic() - back)
+    with TaskQueue(server.url) as queue:
+        wait_until(lambda: is_drained(queue), within=30)
+    for worker in workers:
+        worker.process.terminate()
+    assert [worker.ends() for worker in workers] == [0] * WORKERS
+    return resumed, producer
+
+
+def is_drained(queue: TaskQueue) -> bool:
+    counts = queue.stats().by_status
+    waiting = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING)
+    return not any(counts.get(status, 0) for status in waiting)
+
+
+def check_nothing_is_lost(server: Server, folder: Path, producer: Producer) -> None:
+    ran = runs(folder)
+    with TaskQueue(server.url) as queue:
+        for task_id in producer.acknowledged:
+            result = queue.get_result(task_id)
+            assert result is not None, f"{task_id} was acknowledged and is lost"
+            assert result.status is TaskStatus.SUCCESS
+            assert ran[result.result] >= 1
+        assert queue.dead.list(limit=10) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.fault("F31")
+def test_workers_resume_when_a_killed_server_is_back(start_server, start_worker, tmp_path):
+    server = start_server(durable=True)
+    resumed, producer = survive(server, tmp_path, start_worker, 3)
+
+    check_nothing_is_lost(server, tmp_path, producer)
+    assert max(resumed) < RESUME_SECONDS
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+@pytest.mark.fault("F31")
+def test_workers_resume_each_of_20_times(start_server, start_worker, tmp_path):
+    server = start_server(durable=True)
+    resumed, producer = survive(server, tmp_path, start_worker, 20)
+
+    check_nothing_is_lost(server, tmp_path, producer)
+    print(  # noqa: T201 - for `pytest -rP`
+        f"resumed after {max(resumed):.2f} s at most; {len(producer.acknowledged)} acknowledged, "
+        f"{producer.failed_calls} calls failed, {runs(tmp_path).total()} runs"
+    )
+    assert max(resumed) < RESUME_SECONDS
+    assert len(producer.acknowledged) > 100

@@ -1,0 +1,185 @@
+"""The test servers keep their promises: data survives, processes and folders do not stay behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from redis import Redis
+
+from omniq.testing.servers import PostgresServer, RedisServer, Server, base_folder
+
+KINDS = [PostgresServer, RedisServer]
+
+OWNER = """
+import sys, time
+from omniq.testing import servers
+server = getattr(servers, sys.argv[1])()
+server.start()
+print(server.pid, server.folder, flush=True)
+time.sleep(60)
+"""
+
+SHARER = """
+import sys
+from pathlib import Path
+from uuid import uuid4
+from omniq.testing import servers
+server = getattr(servers, sys.argv[1])(folder=Path(sys.argv[2]))
+server.share()
+print(server.pid, server.url, flush=True)
+sys.stdin.read()
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until_gone(pid: int, folder: Path) -> None:
+    """The server and its keeper end by themselves; the test's timeout is the deadline."""
+    while is_alive(pid) or folder.exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_server_ends_with_the_process_that_started_it(kind, end):
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, kind.__name__],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        pid, folder = owner.stdout.readline().split()
+        assert is_alive(int(pid))
+        owner.send_signal(end)
+
+    wait_until_gone(int(pid), Path(folder))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_server_is_started_once_and_ends_with_the_last_who_used_it(kind):
+    # Not in pytest's folder, which other users may not enter.
+    place = Path(base_folder(), f"omniq-shared-{uuid4().hex}")
+    sharers = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARER, kind.__name__, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    lines = {sharer.stdout.readline() for sharer in sharers if sharer.stdout}
+    assert len(lines) == 1
+    pid = int(lines.pop().split()[0])
+    sharers[0].kill()
+    sharers[1].communicate("")
+    assert is_alive(pid)
+    sharers[2].communicate("")
+    sharers[0].communicate()
+
+    wait_until_gone(pid, place)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.fault("F39")
+def test_what_a_durable_redis_acknowledged_is_there_after_sigkill_and_restart():
+    with RedisServer(durable=True) as server:
+        with Redis.from_url(server.url) as client:
+            client.set("key", "value")
+        pid = server.pid
+        server.kill()
+        assert not is_alive(pid)
+        assert not server.running
+        server.start()
+
+        with Redis.from_url(server.url) as client:
+            assert client.get("key") == b"value"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("version", [16, 18])
+@pytest.mark.fault("F39")
+async def test_what_a_durable_postgresql_acknowledged_is_there_after_sigkill_and_restart(version):
+    import asyncpg
+
+    with PostgresServer(durable=True, version=version) as server:
+        writer = await asyncpg.connect(server.socket_url)
+        await writer.execute("CREATE TABLE kept (number int); INSERT INTO kept VALUES (7)")
+        server.kill()
+        with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await writer.execute("SELECT 1")
+        writer.terminate()
+        server.start()
+
+        reader = await asyncpg.connect(server.url)
+        assert await reader.fetchval("SELECT number FROM kept") == 7
+        assert await reader.fetchval("SHOW fsync") == "on"
+        assert (await reader.fetchval("SHOW server_version")).startswith(str(version))
+        await reader.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_keeps_its_address_over_stop_and_start(kind):
+    server: Server = kind()
+    with server:
+        before = server.url
+        server.stop()
+        assert not server.running
+        server.start()
+
+        assert server.url == before
+        assert server.running
+
+
+def test_each_test_has_its_own_place_on_a_shared_server(postgres_url, redis_url):
+    assert "schema=t_" in postgres_url
+    assert "prefix=t_" in redis_url
+
+
+async def test_a_database_of_ones_own_is_empty(postgres_database):
+    import asyncpg
+
+    connection = await asyncpg.connect(postgres_database)
+    tables = await connection.fetchval(
+        "SELECT count(*) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+    )
+    await connection.close()
+
+    assert tables == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_given_server_is_used_and_none_is_started(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "def test_it(redis_url, redis_server_url):\n"
+        "    assert redis_url.startswith(redis_server_url + '?prefix=t_')\n"
+        "    print('used', redis_url)\n"
+    )
+    with RedisServer() as server:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "omniq.testing.plugin", "-rP", "."],
+            cwd=tmp_path,
+            env={**os.environ, "OMNIQ_TEST_REDIS_URL": server.url},
+            capture_output=True,
+            text=True,
+        )
+
+    assert "1 passed" in done.stdout
+    assert f"used {server.url}" in done.stdout
