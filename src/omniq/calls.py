@@ -11,6 +11,7 @@ from typing import Any
 from omniq.clock import Clock
 from omniq.errors import InvalidTask
 from omniq.functions import options_of, path_of
+from omniq.marking import secret_parameters
 from omniq.models import Limit, Task, check_id, check_instant, check_key, check_seconds
 from omniq.options import Duration, TaskOptions, check_options
 from omniq.schedule import next_run
@@ -30,6 +31,8 @@ class CallOptions:
     delay: float | None = None
     expires_at: datetime | None = None
 
+
+_Known = tuple[str, Mapping[str, Any], tuple[int | str, ...]]
 
 NO_OPTIONS = CallOptions(options=TaskOptions())
 
@@ -66,7 +69,7 @@ class TaskBuilder:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._known: dict[Callable[..., Any] | str, tuple[str, Mapping[str, Any]]] = {}
+        self._known: dict[Callable[..., Any] | str, _Known] = {}
         self._codec = MsgspecSerializer(max_payload=settings.max_payload)
 
     def build(
@@ -77,11 +80,11 @@ class TaskBuilder:
         call: CallOptions = NO_OPTIONS,
     ) -> Task:
         """The task of this call. The storage checks it once more before it keeps it."""
-        path, said = self._look_up(func)
+        path, said, secrets = self._look_up(func)
         now = self._clock.now()
         if call is not NO_OPTIONS:
             said = {**said, **call.options.given()}
-        elif not said:
+        elif not said and not secrets:
             return Task(
                 id=self._clock.new_id(),
                 func_path=path,
@@ -90,17 +93,20 @@ class TaskBuilder:
                 max_retries=self._settings.default_max_retries,
                 created_at=now,
             )
-        return self._with_options(path, args, kwargs, call, said, now)
+        return self._with_options(path, args, kwargs, call, {**said, "secrets": secrets}, now)
 
-    def _look_up(self, func: Callable[..., Any] | str) -> tuple[str, Mapping[str, Any]]:
-        """The function's path, and what `@task` was told."""
+    def _look_up(self, func: Callable[..., Any] | str) -> _Known:
+        """The function's path, what `@task` was told, and which parameters hold secrets."""
         try:
             known = self._known.get(func)
         except TypeError as error:
             raise InvalidTask("cannot be a task: not a function, and not a dotted path") from error
         if known is None:
             path = path_of(func)
-            known = path, {} if isinstance(func, str) else options_of(func).given()
+            if isinstance(func, str):
+                known = path, {}, ()
+            else:
+                known = path, options_of(func).given(), secret_parameters(func)
             self._known[func] = known
         return known
 
@@ -140,6 +146,7 @@ class TaskBuilder:
             limits=_limits(path, args, kwargs, said),
             breakers=said.get("breaker", ()),
             metadata=dict(said.get("metadata", {})),
+            secrets=said["secrets"],
             created_at=now,
         )
 

@@ -11,6 +11,7 @@ import pytest
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
+@pytest.mark.fault("F52")
 def test_the_file_store_is_whole_after_any_system_call_has_failed_or_been_the_last():
     sweep = subprocess.run(
         [sys.executable, "-m", "tests.faults.syscalls"],

@@ -162,6 +162,7 @@ async def test_a_row_written_in_the_tasks_transaction_is_there_exactly_once(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("func", [pay, pay_in_thread])
 @pytest.mark.parametrize(("place", "token"), [("transaction.before", 2), ("transaction.after", 1)])
+@pytest.mark.fault("F02")
 async def test_killed_right_before_or_after_the_commit(books, queue, start, func, place, token):
     handle = await queue.enqueue(func)
     worker = await start(failpoints=f"{place}=kill")

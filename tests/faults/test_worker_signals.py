@@ -98,6 +98,7 @@ async def queue(yard: Yard) -> AsyncIterator[AsyncTaskQueue]:
         yield queue
 
 
+@pytest.mark.fault("F01")
 async def test_what_a_killed_worker_ran_is_begun_again_when_its_lease_has_ended(yard, queue):
     first = await yard.ready()
     handle = await queue.enqueue(work, str(yard.folder), LONG)
@@ -112,6 +113,7 @@ async def test_what_a_killed_worker_ran_is_begun_again_when_its_lease_has_ended(
     assert await handle.result(timeout=5) == 2
 
 
+@pytest.mark.fault("F15")
 async def test_a_worker_that_was_stopped_past_its_lease_is_refused_when_it_resumes(yard, queue):
     """F15: the successor's result stands."""
     first = await yard.ready()
@@ -131,6 +133,7 @@ async def test_a_worker_that_was_stopped_past_its_lease_is_refused_when_it_resum
     assert (result.status, result.result, yard.runs(handle.id)) == (TaskStatus.SUCCESS, 2, 2)
 
 
+@pytest.mark.fault("F16")
 async def test_a_worker_that_was_stopped_while_it_recorded_is_refused_and_counts_it(yard, queue):
     """F16, the sharpest window: the outcome is on its way to the store."""
     handle = await queue.enqueue(work, str(yard.folder), 0.05)
@@ -147,6 +150,7 @@ async def test_a_worker_that_was_stopped_while_it_recorded_is_refused_and_counts
     assert (result.result, counted["completed_tasks"], counted["stale_outcomes"]) == (2, 0, 1)
 
 
+@pytest.mark.fault("F17")
 async def test_a_worker_that_was_stopped_while_it_claimed_does_not_begin_the_task(yard, queue):
     """F17: the claim is written, and its reply is read when the lease has run out."""
     handle = await queue.enqueue(work, str(yard.folder), LONG)
@@ -164,6 +168,7 @@ async def test_a_worker_that_was_stopped_while_it_claimed_does_not_begin_the_tas
     assert (begun["pid"], yard.runs(handle.id)) == (second.pid, 1)
 
 
+@pytest.mark.fault("F08")
 async def test_a_worker_told_to_end_gives_its_task_back_uncharged(yard, queue):
     first = await yard.ready()
     handle = await queue.enqueue(work, str(yard.folder), LONG)

@@ -199,6 +199,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", BAD_OPTIONS, ids=str)
+@pytest.mark.fault("F88", "F89")
 async def test_bad_values_are_refused_before_anything_is_written(
     queue: AsyncTaskQueue, options: dict[str, Any]
 ) -> None:
@@ -226,6 +227,7 @@ async def test_what_is_not_a_function_is_refused_with_a_hint(
         await queue.enqueue(func)
 
 
+@pytest.mark.fault("F70")
 async def test_an_argument_that_cannot_be_carried_is_named(queue: AsyncTaskQueue) -> None:
     with pytest.raises(SerializationError, match=r"args\[0\]\['deep'\]\[1\]"):
         await queue.enqueue(sample_tasks.plain, {"deep": [1, object()]})
@@ -260,6 +262,7 @@ async def test_a_unique_key_can_be_made_of_the_arguments(queue: AsyncTaskQueue) 
         await queue.enqueue(untyped, 7)
 
 
+@pytest.mark.fault("F94")
 async def test_a_full_queue_says_so() -> None:
     async with AsyncTaskQueue("memory://?max_pending=2") as queue:
         await queue.enqueue_many(sample_tasks.plain, [1, 2])

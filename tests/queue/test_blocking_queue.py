@@ -34,6 +34,7 @@ def test_the_blocking_face_has_the_same_answers() -> None:
         assert not queue.dead.retry("a")
 
 
+@pytest.mark.fault("F97")
 def test_it_works_inside_a_running_loop() -> None:
     async def main(queue: TaskQueue) -> str:
         return queue.enqueue(sample_tasks.plain).id
@@ -71,6 +72,7 @@ def test_a_waiting_thread_does_not_hold_up_the_others() -> None:
         assert outcome == [TaskCancelled]
 
 
+@pytest.mark.fault("F97")
 def test_a_forked_child_is_told_to_open_its_own() -> None:
     with TaskQueue("memory://") as queue:
         queue.enqueue(sample_tasks.plain)

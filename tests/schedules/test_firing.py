@@ -125,6 +125,7 @@ MISSED: dict[str, tuple[dict[str, Any], list[int]]] = {
     "timing", [{"cron": "0 * * * *"}, {"interval": HOUR}], ids=["cron", "interval"]
 )
 @pytest.mark.parametrize(("policy", "hours"), MISSED.values(), ids=list(MISSED))
+@pytest.mark.fault("F86")
 async def test_times_that_passed_while_nobody_was_there(
     queue: AsyncTaskQueue,
     clock: ManualClock,
@@ -155,6 +156,7 @@ async def test_skip_runs_what_is_only_a_little_late(
     assert await fired(queue) == [NOON + HOUR * 2]
 
 
+@pytest.mark.fault("F86")
 async def test_a_month_of_every_second_is_caught_up_with_at_once(
     queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
 ) -> None:
@@ -167,6 +169,7 @@ async def test_a_month_of_every_second_is_caught_up_with_at_once(
     assert [(clock.now() - at).total_seconds() for at in await fired(queue)] == [2, 1, 0]
 
 
+@pytest.mark.fault("F24")
 async def test_a_clock_that_is_put_back_doubles_nothing(
     queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
 ) -> None:
@@ -183,6 +186,7 @@ async def test_a_clock_that_is_put_back_doubles_nothing(
     assert await fired(queue) == [NOON + HOUR * step for step in range(1, 6)]
 
 
+@pytest.mark.fault("F24")
 async def test_a_clock_that_is_put_forward_causes_no_storm(
     queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
 ) -> None:

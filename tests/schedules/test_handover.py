@@ -167,6 +167,7 @@ def check(url: str, folder: Path, times: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.fault("F85")
 def test_each_nominal_time_is_fired_once_while_two_hand_over(url: str, folder: Path) -> None:
     check(url, folder, 20)
 
@@ -184,6 +185,7 @@ def test_each_nominal_time_is_fired_once_while_two_hand_over_200_times(
 @pytest.mark.parametrize(
     "failpoint", ["schedule.before_fire", "file.schedule.after_task", "schedule.after_fire"]
 )
+@pytest.mark.fault("F85")
 def test_a_worker_that_dies_while_it_fires_loses_and_doubles_nothing(
     url: str, folder: Path, failpoint: str
 ) -> None:

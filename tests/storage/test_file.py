@@ -141,6 +141,7 @@ async def test_a_lone_storage_leaves_nothing_temporary_behind(storage, folder):
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("durability", ["os", "power"])
+@pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder, durability):
     url = f"file:{folder}?durability={durability}"
     drained = await drain_together(url, processes=8, tasks=5000 if durability == "os" else 1000)
@@ -190,6 +191,7 @@ async def test_a_key_that_an_earlier_task_of_the_same_id_had_is_free(storage):
     assert ids == ["a", "b"]
 
 
+@pytest.mark.fault("F28")
 async def test_two_that_recover_at_once_take_each_task_once_and_charge_the_suspect_alone(
     folder, clock
 ):
@@ -234,6 +236,7 @@ async def test_a_key_that_nobody_left_is_free_once_its_holder_does_not_run(folde
 # What others have left
 
 
+@pytest.mark.fault("F60")
 async def test_a_task_that_was_about_to_be_enqueued_is_enqueued_by_whoever_comes_by(
     folder, clock, no_failpoints
 ):
@@ -274,6 +277,7 @@ async def test_a_breaker_waits_a_while_for_the_word_of_a_probe_that_has_ended(
     assert [task.id for task in await another.reserve(5)] == ["c"]
 
 
+@pytest.mark.fault("F60")
 async def test_a_change_that_was_made_and_not_carried_out_is_found_by_id(
     storage, another, no_failpoints
 ):
@@ -325,6 +329,7 @@ async def test_what_a_caller_that_went_away_had_claimed_is_there_for_others(stor
 @pytest.mark.parametrize(
     "place", ["file.enqueue.before_link", "file.enqueue.after_link", "file.enqueue.before_publish"]
 )
+@pytest.mark.fault("F54")
 async def test_a_full_disk_is_said_to_be_full_and_nothing_is_left(
     place, storage, folder, no_failpoints
 ):
@@ -338,6 +343,7 @@ async def test_a_full_disk_is_said_to_be_full_and_nothing_is_left(
     assert await storage.enqueue_many(some_tasks("abc")) == ["a", "b", "c"]
 
 
+@pytest.mark.fault("F53")
 async def test_a_file_that_could_not_be_synced_is_not_enqueued(folder, clock, monkeypatch):
     real, calls = os.fsync, []
 
@@ -376,6 +382,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.fault("F97")
 def test_a_forked_process_is_told_to_open_its_own(folder):
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK, str(folder)],
@@ -387,6 +394,7 @@ def test_a_forked_process_is_told_to_open_its_own(folder):
     assert "a forked process must open one of its own" in child.stdout
 
 
+@pytest.mark.fault("F62")
 async def test_a_network_file_system_is_refused(folder, monkeypatch):
     device = os.stat(folder.parent).st_dev
     line = f"1 0 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/export rw\n"
@@ -429,6 +437,7 @@ class Calls:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.fault("F61", "F96")
 async def test_a_claim_costs_the_same_among_20_000_tasks_as_among_20(folder, monkeypatch):
     costs = []
     for count in (20, 20_000):

@@ -97,6 +97,7 @@ async def assert_kept(folder: Path, lines: list[list[str]]) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("place", "nth"), [each for each in ALL if each not in SOME])
+@pytest.mark.fault("F02")
 async def test_a_process_that_dies_at_any_pass_loses_and_doubles_nothing(place, nth, tmp_path):
     await assert_killed_without_harm(place, nth, tmp_path)
 
@@ -117,6 +118,7 @@ async def assert_killed_without_harm(place: str, nth: int, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["file.recover.before_part", "file.recover.after_part"])
 @pytest.mark.parametrize("nth", [1, 4, 7])
+@pytest.mark.fault("F27")
 async def test_one_that_dies_while_it_finishes_for_the_dead_does_no_harm_either(
     place, nth, tmp_path
 ):

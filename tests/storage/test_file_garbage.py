@@ -163,6 +163,7 @@ def quarantined(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.fault("F58")
 async def test_bad_records_in_every_folder_are_never_run_and_block_nobody(kind, folder, clock):
     for where, names in NAMES.items():
         for name in names:
@@ -175,6 +176,7 @@ async def test_bad_records_in_every_folder_are_never_run_and_block_nobody(kind, 
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.fault("F59")
 async def test_what_is_no_regular_file_hangs_nothing(kind, folder, clock):
     for where, names in NAMES.items():
         for name in names:
@@ -186,6 +188,7 @@ async def test_what_is_no_regular_file_hangs_nothing(kind, folder, clock):
     assert os.stat("/etc/passwd").st_size > 0
 
 
+@pytest.mark.fault("F59")
 async def test_odd_names_are_ignored_in_every_folder(folder, clock):
     for where in FOLDERS:
         for name in ODD_NAMES:

@@ -48,6 +48,7 @@ def success(task):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.fault("F98")
 def test_many_processes_may_set_up_a_database_at_once(postgres_url):
     script = (
         "import asyncio, sys\n"
@@ -120,6 +121,7 @@ def test_a_bad_schema_name_is_refused(name):
         ({"netloc": "omniq:wrong@"}, "password"),
     ],
 )
+@pytest.mark.fault("F43")
 async def test_what_waiting_cannot_help_is_refused(postgres_server_url, change, message):
     from urllib.parse import urlsplit
 
@@ -326,6 +328,7 @@ async def test_a_cancellation_reaches_a_worker_that_listens(schema):
         waiter.cancel()
 
 
+@pytest.mark.fault("F44")
 async def test_without_a_session_of_its_own_everything_works_by_polling(schema):
     async with schema.another(poll_only=True) as storage, schema.another() as other:
         await other.enqueue_many([a_task(f"t{n}", priority=n) for n in range(5)])
@@ -361,6 +364,7 @@ def behind(proxy, schema):
     return PostgresStorage(proxy.url, schema=schema.name)
 
 
+@pytest.mark.fault("F03")
 async def test_an_enqueue_whose_reply_was_lost_is_done_once(schema, proxy):
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("warm-up"))
@@ -400,6 +404,7 @@ async def test_a_claim_whose_reply_was_lost_gives_the_same_tasks_and_no_more(sch
 
 
 @pytest.mark.parametrize("where", ["before_request", "before_reply"])
+@pytest.mark.fault("F35")
 async def test_a_turn_whose_connection_was_lost_records_and_claims_once(schema, proxy, where):
     async with behind(proxy, schema) as storage:
         await storage.enqueue_many(some_tasks("abcdef"))
@@ -415,6 +420,7 @@ async def test_a_turn_whose_connection_was_lost_records_and_claims_once(schema, 
         assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 1
 
 
+@pytest.mark.fault("F22")
 async def test_a_renewal_whose_reply_was_lost_is_made_again(schema, proxy):
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("a"))

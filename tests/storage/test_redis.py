@@ -214,6 +214,7 @@ async def test_scripts_touch_no_key_that_is_not_declared(server, admin, clock):
 # Scripts and the server
 
 
+@pytest.mark.fault("F42")
 async def test_scripts_may_be_forgotten_at_any_time(storage, admin, clock):
     await live_a_whole_life(storage, clock, before_each_verb=admin.script_flush)
 
@@ -281,6 +282,7 @@ async def evicting(admin):
 
 
 @pytest.mark.usefixtures("evicting")
+@pytest.mark.fault("F40")
 async def test_a_server_that_throws_keys_away_is_refused(server, admin):
     with pytest.raises(StorageRefused, match="CONFIG SET maxmemory-policy noeviction"):
         await RedisStorage(server.url).open()
@@ -352,6 +354,7 @@ async def test_a_server_that_is_not_there_is_told_of_at_once():
         await RedisStorage("redis://localhost:1").open()
 
 
+@pytest.mark.fault("F40")
 async def test_when_memory_is_full_tasks_are_refused_and_what_runs_can_finish(storage, admin):
     await storage.enqueue_many(some_tasks("ab"))
     (task,) = await storage.reserve(1)
@@ -370,6 +373,7 @@ async def test_when_memory_is_full_tasks_are_refused_and_what_runs_can_finish(st
     assert len(await storage.list_tasks()) == 2
 
 
+@pytest.mark.fault("F41")
 async def test_a_record_that_was_deleted_by_hand_holds_up_nobody(storage, admin):
     await storage.enqueue_many(some_tasks("ab"))
     await admin.hdel("{p}:tasks", "a")
@@ -378,6 +382,7 @@ async def test_a_record_that_was_deleted_by_hand_holds_up_nobody(storage, admin)
     assert [task.id for task in await storage.list_tasks()] == ["b"]
 
 
+@pytest.mark.fault("F41")
 async def test_a_store_that_was_emptied_by_hand_takes_tasks_again(storage, admin):
     await storage.enqueue(a_task("a"))
     (task,) = await storage.reserve(1)

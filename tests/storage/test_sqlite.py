@@ -108,6 +108,7 @@ async def test_no_statement_of_a_claim_walks_over_a_table_or_sorts(storage, path
     assert walks == []
 
 
+@pytest.mark.fault("F96")
 async def test_more_comes_due_at_once_than_one_transaction_moves(path):
     clock = ManualClock()
     late = clock.now() + timedelta(hours=1)
@@ -207,6 +208,7 @@ async def test_nothing_copies_the_log_back_but_under_the_write_lock(storage):
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
+@pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_file_and_claim_each_task_once(path):
     drained = await drain_together(f"sqlite:///{path}", processes=8, tasks=5000)
 
@@ -240,6 +242,7 @@ def start(code, *arguments, **environment):
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.fault("F98")
 async def test_eight_processes_open_an_empty_file_at_once(path):
     path.touch()
     children = [start(OPEN, path, f"t{number}") for number in range(8)]
@@ -255,6 +258,7 @@ async def test_eight_processes_open_an_empty_file_at_once(path):
 @pytest.mark.parametrize(
     ("failpoint", "is_kept"), [("sqlite.before_commit", False), ("sqlite.after_commit", True)]
 )
+@pytest.mark.fault("F02")
 async def test_a_process_killed_around_a_commit_leaves_all_of_it_or_nothing(
     path, failpoint, is_kept
 ):
@@ -295,6 +299,7 @@ async def test_a_process_stopped_inside_a_transaction_ends_nobody_elses_lease(pa
         assert await recording == [True]
 
 
+@pytest.mark.fault("F64")
 async def test_a_lock_held_for_a_while_does_not_surface(storage, path):
     with the_lock_of(path):
         waiting = [asyncio.ensure_future(storage.enqueue(task)) for task in some(3)]
@@ -356,6 +361,7 @@ async def test_a_twin_renews_while_another_process_holds_the_write_lock(storage,
 # Leases
 
 
+@pytest.mark.fault("F27")
 async def test_recovery_that_died_between_fence_and_give_back_is_finished_by_the_next(path):
     clock = ManualClock()
     make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
@@ -376,6 +382,7 @@ async def test_recovery_that_died_between_fence_and_give_back_is_finished_by_the
             await lost.renew()
 
 
+@pytest.mark.fault("F28")
 async def test_a_claim_under_way_while_its_owner_is_fenced_is_refused(path):
     clock = ManualClock()
     make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
@@ -491,6 +498,7 @@ async def test_files_are_for_their_owner_only(tmp_path):
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.fault("F93")
 async def test_a_schema_from_the_future_is_refused(path):
     future = sqlite3.connect(path)
     future.execute("PRAGMA user_version = 99")
@@ -517,6 +525,7 @@ async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["", "-wal"])
+@pytest.mark.fault("F64")
 async def test_a_file_that_was_deleted_is_noticed(path, end):
     storage = SQLiteStorage(path)
     await storage.open()
@@ -528,6 +537,7 @@ async def test_a_file_that_was_deleted_is_noticed(path, end):
     await storage.close()
 
 
+@pytest.mark.fault("F64")
 async def test_a_file_that_was_replaced_is_noticed_at_the_renewal(path):
     storage = SQLiteStorage(path)
     await storage.open()
@@ -590,6 +600,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.fault("F54", "F64")
 async def test_a_full_disk_is_an_error_that_passes(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 1024 * 1024)

@@ -1,0 +1,153 @@
+"""Seals the bytes of a record, so that nobody without a key can change it, or read it.
+
+    offset  0  0xc1, with which no MessagePack document begins
+            1  how it is sealed: 1 signed, 2 encrypted
+            2  the id of the key, 8 bytes
+           10  signed:     HMAC-SHA256 of all else (32 bytes), then the record
+               encrypted:  a salt (32 bytes), then the record as AES-256-GCM leaves it
+
+What a record is (a task, a result) is part of what is signed. Each encrypted record has a key of
+its own, made from the salt: however many records there are, no key is ever used twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from omniq.clock import new_secret
+from omniq.errors import SerializationError, SettingsError
+
+if TYPE_CHECKING:
+    from omniq.models import Task, TaskResult
+    from omniq.serialization import Serializer
+
+MIN_KEY_BYTES: Final = 16
+
+Kind = Literal[b"T", b"R"]
+TASK: Final[Kind] = b"T"
+RESULT: Final[Kind] = b"R"
+
+_SIGNED, _ENCRYPTED = b"\xc1\x01", b"\xc1\x02"
+_HEADER_SIZE, _SEAL_SIZE = 10, 32
+# Safe, since no key is used for a second record.
+_NONCE = bytes(12)
+
+
+class Seal:
+    """Signs with `signing_key`, or encrypts with `encryption_key` if there is one.
+
+    Opens what was sealed with either of them or with one of `old_keys`, so that a key can be
+    replaced while everything runs. A record that is not sealed is never opened.
+    """
+
+    def __init__(
+        self,
+        signing_key: str | bytes | None = None,
+        *,
+        encryption_key: str | bytes | None = None,
+        old_keys: Sequence[str | bytes] = (),
+    ) -> None:
+        signing, encryption = _checked(signing_key), _checked(encryption_key)
+        newest = signing if encryption is None else encryption
+        if newest is None:
+            raise SettingsError("a seal needs a signing key or an encryption key")
+        self._cipher = _cipher() if encryption is not None else None
+        method = _SIGNED if encryption is None else _ENCRYPTED
+        self._header = method + _key_id(newest)
+        self._keys: dict[bytes, bytes] = {}
+        for key in (signing, encryption, *map(_checked, old_keys)):
+            if key is not None:
+                self._keys[_SIGNED + _key_id(key)] = _derived(key, b"sign")
+                self._keys[_ENCRYPTED + _key_id(key)] = _derived(key, b"encrypt")
+
+    def close(self, kind: Kind, record: bytes) -> bytes:
+        """The record, sealed with the newest key."""
+        header, key = self._header, self._keys[self._header]
+        if self._cipher is None:
+            return header + _signature(key, header + kind + record) + record
+        salt = new_secret().encode()
+        encrypted: bytes = self._cipher(_derived(key, salt)).encrypt(_NONCE, record, header + kind)
+        return header + salt + encrypted
+
+    def open(self, kind: Kind, sealed: bytes) -> bytes:
+        """The record that was sealed; `SerializationError` when no key of ours has sealed it so."""
+        header, seal = sealed[:_HEADER_SIZE], sealed[_HEADER_SIZE : _HEADER_SIZE + _SEAL_SIZE]
+        body = sealed[_HEADER_SIZE + _SEAL_SIZE :]
+        key = self._keys.get(header)
+        if key is None or len(seal) < _SEAL_SIZE:
+            raise _broken()
+        if header.startswith(_SIGNED):
+            if not hmac.compare_digest(seal, _signature(key, header + kind + body)):
+                raise _broken()
+            return body
+        # An old record may be encrypted where nothing that is written now is.
+        cipher = (self._cipher or _cipher())(_derived(key, seal))
+        try:
+            record: bytes = cipher.decrypt(_NONCE, body, header + kind)
+        except Exception as error:
+            # The driver has one error for a wrong tag, and others for what cannot be one.
+            raise _broken() from error
+        return record
+
+
+class SealedSerializer:
+    """Another serializer whose every record is sealed. Nothing is decoded before it is verified."""
+
+    def __init__(self, inner: Serializer, seal: Seal) -> None:
+        self._inner = inner
+        self._seal = seal
+
+    def encode_task(self, task: Task) -> bytes:
+        return self._seal.close(TASK, self._inner.encode_task(task))
+
+    def decode_task(self, data: bytes) -> Task:
+        return self._inner.decode_task(self._seal.open(TASK, data))
+
+    def encode_result(self, result: TaskResult) -> bytes:
+        return self._seal.close(RESULT, self._inner.encode_result(result))
+
+    def decode_result(self, data: bytes) -> TaskResult:
+        return self._inner.decode_result(self._seal.open(RESULT, data))
+
+
+def _checked(key: str | bytes | None) -> bytes | None:
+    if key is None:
+        return None
+    key = key.encode() if isinstance(key, str) else key
+    if len(key) < MIN_KEY_BYTES:
+        raise SettingsError(
+            f"a signing key of at least {MIN_KEY_BYTES} bytes is needed, and so is an encryption "
+            "key: use the same random secret in every process, such as `openssl rand -hex 32` makes"
+        )
+    return key
+
+
+def _derived(key: bytes, purpose: bytes) -> bytes:
+    return hmac.digest(key, b"omniq " + purpose, hashlib.sha256)
+
+
+def _key_id(key: bytes) -> bytes:
+    return _derived(key, b"key id")[:8]
+
+
+def _signature(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, hashlib.sha256)
+
+
+def _cipher() -> Callable[[bytes], Any]:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise SettingsError(
+            "encryption of payloads is an extra: pip install 'omniq[encryption]'"
+        ) from error
+    return AESGCM
+
+
+def _broken() -> SerializationError:
+    return SerializationError(
+        "the signature is wrong: the record was changed, or was not sealed with a key of ours"
+    )

@@ -1,0 +1,123 @@
+"""Process tasks that hold locks and the interpreter, eat memory, or never stop enqueueing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from omniq import AsyncTaskQueue, Settings
+from omniq.models import TaskStatus
+from tests.acceptance.command import wait_until
+from tests.faults import fault_tasks
+
+CGROUP = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.fault("F19")
+async def test_a_task_that_holds_its_interpreter_for_leases_runs_once(tmp_path):
+    settings = Settings(lease=1.0, poll_interval=0.1, durability="os", base_retry_delay=0.0)
+    url, runs = f"sqlite:///{tmp_path}/store.db", tmp_path / "runs"
+    async with (
+        AsyncTaskQueue(url, settings=settings) as queue,
+        AsyncTaskQueue(url, settings=settings) as other,
+    ):
+        handle = await queue.enqueue(fault_tasks.hold_the_interpreter, 3.0, str(runs))
+        async with queue.worker(), other.worker():
+            result = await handle.result(timeout=50)
+        task = await queue.get_task(handle.id)
+
+    assert result == "done"
+    assert task is not None
+    assert (task.token, task.crashes) == (1, 0)
+    assert runs.read_text() == "1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.fault("F13")
+async def test_children_that_start_while_a_thread_holds_a_lock_do_not_inherit_it(tmp_path):
+    ready, until = tmp_path / "ready", tmp_path / "until"
+    async with AsyncTaskQueue("memory://") as queue, queue.worker(concurrency=3):
+        holding = await queue.enqueue(fault_tasks.hold_a_lock, str(ready), str(until))
+        await asyncio.to_thread(wait_until, ready.exists)
+        handles = [await queue.enqueue(fault_tasks.take_the_lock, n) for n in range(10)]
+        taken = [await handle.result(timeout=40) for handle in handles]
+        held_throughout = (await holding.status()) is TaskStatus.RUNNING
+        until.touch()
+        await holding.result(timeout=10)
+
+    assert held_throughout
+    assert taken == list(range(10))
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group with little memory, for this process to enter; it leaves it at the end."""
+    group = CGROUP / f"omniq-{uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(400 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory control group here: {error}")
+    before = _memory_group()
+    yield group
+    (before / "cgroup.procs").write_text(str(os.getpid()))
+    with suppress(OSError):
+        group.rmdir()
+
+
+def _memory_group() -> Path:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next(line.split(":", 2)[2] for line in lines if ":memory:" in line)
+    # In a container the path may be that of the machine outside.
+    place = CGROUP / own.lstrip("/")
+    return place if place.exists() else CGROUP
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.fault("F05")
+async def test_a_child_that_runs_out_of_memory_fails_alone_and_ends_as_a_dead_letter(small_memory):
+    settings = Settings(base_retry_delay=0.0)
+    async with AsyncTaskQueue("memory://", settings=settings) as queue:
+        # Before any child is started: what runs already stays where it is.
+        (small_memory / "cgroup.procs").write_text(str(os.getpid()))
+        async with queue.worker(concurrency=2):
+            greedy = await queue.enqueue(fault_tasks.eat_memory, 900)
+            modest = [await queue.enqueue(fault_tasks.eat_memory, 1) for _ in range(3)]
+            failed = await queue.get_result(greedy.id, timeout=40)
+            fine = [await handle.result(timeout=30) for handle in modest]
+        letter = await queue.dead.get(greedy.id)
+
+    assert fine == [1 << 20] * 3
+    assert failed is not None
+    assert failed.error is not None
+    assert "signal 9 (SIGKILL)" in failed.error.message or failed.error.error_type == "MemoryError"
+    assert failed.attempts == 2
+    assert letter is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.fault("F83")
+async def test_a_task_that_enqueues_itself_without_end_is_bounded_and_others_run(tmp_path):
+    url = f"sqlite:///{tmp_path}/store.db?durability=os&max_pending=20"
+    async with AsyncTaskQueue(url) as queue:
+        await queue.enqueue(fault_tasks.multiply, url)
+        async with queue.worker(concurrency=2):
+            while not (letters := await queue.dead.list(1)):
+                await queue.storage.wait_for_work(0.05)
+            waiting = await queue.storage.count_waiting()
+            done = (await queue.stats()).by_status[TaskStatus.SUCCESS]
+
+    assert waiting <= 20
+    assert done > 0
+    assert "queue full" in letters[0].error_details

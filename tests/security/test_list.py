@@ -1,0 +1,36 @@
+"""SECURITY.md lists thirty kinds of attack, and each is really tried where it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINE = re.compile(r"^\| (S\d\d) \| [^|]+ \| `([^`]+)` \|$", re.MULTILINE)
+
+
+def listed() -> dict[str, str]:
+    return dict(LINE.findall((ROOT / "SECURITY.md").read_text(encoding="utf-8")))
+
+
+def test_the_list_has_all_thirty():
+    assert list(listed()) == [f"S{number:02}" for number in range(1, 31)]
+
+
+def test_each_is_tried_where_the_list_says():
+    """By a mark, or, in the dashboard's own files, by a heading."""
+    missing = []
+    for number, place in listed().items():
+        text = (ROOT / place).read_text(encoding="utf-8")
+        marks = re.findall(r"@pytest\.mark\.security\(([^)]*)\)", text)
+        is_marked = any(f'"{number}"' in mark for mark in marks)
+        is_headed = not marks and _has_heading(number, text)
+        if not is_marked and not is_headed:
+            missing.append((number, place))
+
+    assert missing == []
+
+
+def _has_heading(number: str, text: str) -> bool:
+    spans = re.findall(r"\bS(\d\d)(?: to S(\d\d))?", text)
+    return any(int(low) <= int(number[1:]) <= int(high or low) for low, high in spans)

@@ -1,0 +1,325 @@
+"""What stands in a store is data: it is read or refused, never run, and never a reason to stop."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import resource
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from omniq.clock import SYSTEM_CLOCK
+from omniq.errors import OmniqError, SerializationError
+from omniq.models import Task
+from omniq.sealing import Seal, SealedSerializer
+from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
+from omniq.storage import open_storage
+from omniq.testing.builders import a_result, a_task
+from tests.security.conftest import vault_of
+from tests.security.mutator import mutated
+from tests.security.vaults import fill, use
+from tests.security.watching import watched
+
+KEY = "a key of sixteen bytes and more"
+
+SERIALIZERS: dict[str, Callable[[], Serializer]] = {
+    "plain": MsgspecSerializer,
+    "signed": lambda: SealedSerializer(MsgspecSerializer(), Seal(KEY)),
+    "encrypted": lambda: SealedSerializer(MsgspecSerializer(), Seal(encryption_key=KEY)),
+    "pickled": lambda: CloudpickleSerializer(KEY),
+}
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.write_text, (self.path, "it went off"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.security("S01")
+async def test_pickles_in_every_field_of_a_store_are_never_unpickled(store_url, tmp_path):
+    async with open_storage(store_url) as storage:
+        await fill(storage)
+    vault = vault_of(store_url)
+    restore, fuse = vault.save(), tmp_path / "fuse"
+    bombs = [pickle.dumps(Bomb(fuse), protocol=protocol) for protocol in (0, 2, 5)]
+    addresses = vault.addresses()
+
+    with watched() as heard:
+        for number in range(5):
+            # A few at a time: what is damaged may keep others from being read.
+            for address in addresses[number::5]:
+                vault.write(address, bombs[number % 3])
+            with suppress(OmniqError):
+                async with open_storage(store_url) as storage:
+                    await use(storage)
+            restore()
+    vault.close()
+
+    assert len(addresses) >= 12
+    assert [event for event in heard if event.startswith("pickle")] == []
+    assert not fuse.exists()
+
+
+def test_the_watch_hears_what_it_should_hear(tmp_path):
+    with watched() as heard:
+        pickle.loads(pickle.dumps(Bomb(tmp_path / "fuse")))
+
+    assert [event for event in heard if event.startswith("pickle.find_class")]
+    assert (tmp_path / "fuse").exists()
+
+
+@pytest.mark.security("S01")
+@pytest.mark.parametrize("name", ["plain", "signed", "encrypted"])
+def test_no_serializer_but_the_one_that_was_asked_for_unpickles(name, tmp_path):
+    serializer: Serializer = SERIALIZERS[name]()
+    record = CloudpickleSerializer(KEY).encode_task(a_task("a", args=(Bomb(tmp_path / "fuse"),)))
+
+    with watched() as heard:
+        # The same key: what is signed is believed to be a record, and still is not unpickled.
+        try:
+            decoded = serializer.decode_task(record)
+        except SerializationError:
+            pass
+        else:
+            assert isinstance(decoded.args[0], bytes)
+
+    assert heard == []
+    assert not (tmp_path / "fuse").exists()
+
+
+def fuzz(serializer: Serializer, count: int, seed: int) -> tuple[int, int, float]:
+    """How many were refused, how many were read all the same, and the longest that one took."""
+    draw = random.Random(seed)
+    task = a_task(
+        "a",
+        args=(1, "x", (2.5, None), {3}, Decimal("1"), UUID(int=1), timedelta(1), 2**70, b"\0"),
+        kwargs={"k": [{"deep": [[[]]]}]},
+        metadata={"m": "é"},
+    )
+    whole = serializer.encode_task(task), serializer.encode_result(a_result(task, task.kwargs))
+    refused = read = 0
+    longest = 0.0
+    for number in range(count):
+        data = mutated(whole[number % 2], draw)
+        for decode in (serializer.decode_task, serializer.decode_result):
+            began = SYSTEM_CLOCK.monotonic()
+            try:
+                decode(data)
+                read += 1
+            except SerializationError:
+                refused += 1
+            longest = max(longest, SYSTEM_CLOCK.monotonic() - began)
+    return refused, read, longest
+
+
+@pytest.mark.security("S04")
+@pytest.mark.parametrize("name", SERIALIZERS)
+def test_fuzzed_records_of_every_codec_are_read_or_refused(name):
+    refused, _, _ = fuzz(SERIALIZERS[name](), 2_000, seed=1)
+
+    assert refused > 1_000
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(240)
+@pytest.mark.security("S04")
+@pytest.mark.parametrize("name", SERIALIZERS)
+def test_20000_fuzzed_records_of_every_codec_are_read_or_refused(name):
+    before = peak_kilobytes()
+    refused, read, longest = fuzz(SERIALIZERS[name](), 20_000, seed=2)
+    grown = peak_kilobytes() - before
+
+    assert refused + read == 40_000
+    assert longest < 1.0
+    assert grown < 64 * 1024
+
+
+async def fuzz_store(url: str, rounds: int, seed: int) -> int:
+    """Damage ten values of a store and use it, again and again; how often somebody was refused.
+
+    Whoever uses it opens it anew, as a worker that starts.
+    """
+    async with open_storage(url) as storage:
+        await fill(storage)
+    vault = vault_of(url)
+    restore, addresses, draw = vault.save(), vault.addresses(), random.Random(seed)
+    refused = 0
+    for _ in range(rounds):
+        for address in draw.choices(addresses, k=10):
+            vault.write(address, mutated(vault.read(address), draw))
+        # What cannot be opened, or not be given back, is refused as well.
+        with suppress(OmniqError):
+            async with open_storage(url) as storage:
+                refused += await use(storage)
+        restore()
+    vault.close()
+    return refused
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.security("S04")
+@pytest.mark.fault("F73")
+async def test_a_store_with_a_fuzzed_value_is_used_or_refuses_but_never_crashes(store_url):
+    assert await fuzz_store(store_url, 20, seed=3) > 0
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.security("S04")
+async def test_20000_fuzzed_values_never_crash_a_store(store_url):
+    assert await fuzz_store(store_url, 2_000, seed=4) > 0
+
+
+@pytest.mark.security("S04")
+@pytest.mark.fault("F58", "F73")
+async def test_a_damaged_task_becomes_a_dead_letter_and_holds_up_no_other(store_url):
+    async with open_storage(store_url) as storage:
+        await storage.enqueue_many([a_task(name, args=("mark-" + name,)) for name in "abc"])
+    vault = vault_of(store_url)
+    (where,) = [each for each in vault.addresses() if b"mark-b" in vault.read(each)]
+    whole = vault.read(where)
+    body = whole.index(b"\xa9func_path")
+    vault.write(where, whole[:body] + b"\xa9func_hath" + whole[body + 10 :])
+    vault.close()
+
+    async with open_storage(store_url) as storage:
+        claimed = [task.id for task in await storage.reserve(10)]
+        letter = await storage.get_dead("b")
+
+    assert claimed == ["a", "c"]
+    if not store_url.startswith("file"):
+        # A damaged file is set aside as a whole.
+        assert letter is not None
+        assert letter.failure_reason == "undecodable"
+
+
+@pytest.mark.fault("F58", "F73")
+async def test_a_task_whose_history_is_damaged_holds_up_no_other(store_url):
+    async with open_storage(store_url) as storage:
+        await fill(storage)
+    vault = vault_of(store_url)
+    damaged = [each for each in vault.addresses() if b"not yet" in vault.read(each)]
+    for address in damaged:
+        vault.write(address, b"\xc1 not a history")
+    vault.close()
+
+    async with open_storage(store_url) as storage:
+        claimed = {task.id for task in await storage.reserve(20)}
+        listed = {task.id for task in await storage.list_tasks()}
+        await storage.list_schedules()
+
+    assert damaged
+    assert {"waiting-0", "waiting-1", "waiting-2", "only", "beat"} <= claimed
+    assert claimed <= listed
+
+
+BOMBS = {
+    "an array of four billion": b"\xdd\xff\xff\xff\xff",
+    "a map of four billion": b"\xdf\xff\xff\xff\xff",
+    "text of four gigabytes": b"\xdb\xff\xff\xff\xff",
+    "an extension of four gigabytes": b"\xc9\xff\xff\xff\xff\x01",
+    "nested a hundred thousand deep": b"\x91" * 100_000 + b"\x00",
+    "maps in maps": b"\x81\xa1a" * 100_000 + b"\x00",
+    "tuples in tuples": b"",
+    "compressed zeros": zlib.compress(bytes(10_000_000)),
+}
+
+
+def _bomb(name: str) -> bytes:
+    if name == "tuples in tuples":
+        inner = msgspec.msgpack.encode(1)
+        for _ in range(2_000):
+            inner = msgspec.msgpack.encode([msgspec.msgpack.Ext(1, inner)])
+        return inner
+    return BOMBS[name]
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_kilobytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.security("S05")
+@pytest.mark.fault("F66", "F67")
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_bounded(name):
+    task = msgspec.msgpack.encode({"id": "a", "func_path": "m.f", "args": msgspec.Raw(_bomb(name))})
+    seconds, before = cpu_seconds(), peak_kilobytes()
+
+    with pytest.raises(SerializationError):
+        MsgspecSerializer().decode_task(task)
+    assert cpu_seconds() - seconds < 2
+    assert peak_kilobytes() - before < 64 * 1024
+
+
+@pytest.mark.security("S05")
+def test_as_many_containers_as_a_payload_can_hold_are_read_within_bounds():
+    many = b"\xdd\x00\x0f\x42\x40" + b"\x90" * 1_000_000
+    task = msgspec.msgpack.encode({"id": "a", "func_path": "m.f", "args": msgspec.Raw(many)})
+    seconds, before = cpu_seconds(), peak_kilobytes()
+
+    assert len(MsgspecSerializer().decode_task(task).args) == 1_000_000
+    assert cpu_seconds() - seconds < 5
+    assert peak_kilobytes() - before < 192 * 1024
+
+
+@pytest.mark.security("S05")
+def test_keys_that_collide_cost_no_more_than_their_number():
+    # Integers that are alike modulo any power of two up to 2**60 fall into one place of a dictionary.
+    keys = {n << 40: None for n in range(20_000)}
+    task = a_task("a", kwargs={"k": keys})
+    serializer = MsgspecSerializer()
+    data = serializer.encode_task(task)
+    seconds = cpu_seconds()
+    decoded = serializer.decode_task(data)
+
+    assert len(decoded.kwargs["k"]) == 20_000
+    assert cpu_seconds() - seconds < 2
+
+
+@pytest.mark.security("S05")
+@pytest.mark.fault("F58")
+async def test_a_file_that_says_it_is_huge_is_not_read(tmp_path):
+    url = f"file://{tmp_path}/store?durability=os"
+    async with open_storage(url) as storage:
+        await storage.enqueue(a_task("a"))
+    header = struct.pack(">4sBBHI", b"omnq", 1, 1, 0, 16)
+    with (tmp_path / "store" / "queue" / "b.task").open("wb") as file:
+        file.write(header + b"\0\0\0\0")
+        file.truncate(8 << 30)
+    before = peak_kilobytes()
+
+    async with open_storage(url) as storage:
+        assert [task.id for task in await storage.reserve(5)] == ["a"]
+    assert peak_kilobytes() - before < 64 * 1024
+
+
+def test_a_task_is_what_it_was_although_its_bytes_were_fuzzed_before():
+    """The decoder keeps nothing of a record that it refused half-way."""
+    serializer = MsgspecSerializer()
+    fuzz(serializer, 200, seed=5)
+    task = a_task("a", args=((1, (2, (3,))),))
+
+    assert serializer.decode_task(serializer.encode_task(task)) == task
+    assert isinstance(task, Task)

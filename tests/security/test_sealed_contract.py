@@ -1,0 +1,26 @@
+"""A store whose records are encrypted keeps the whole contract."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from omniq.settings import Settings
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.contract import StorageContract, opener
+
+KEY = "the key of this store"
+
+
+class TestEncrypted(StorageContract):
+    @pytest.fixture
+    async def open_another(self, clock):
+        first = MemoryStorage(clock=clock)
+
+        def make(settings: Settings | None = None, **options):
+            chosen = replace(settings or Settings(), encryption_key=KEY)
+            return first.another(settings=chosen, **options)
+
+        async with opener(make) as open_another:
+            yield open_another

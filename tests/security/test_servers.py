@@ -1,0 +1,190 @@
+"""Servers are talked to with few rights, and only when they are who they say they are."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from omniq.errors import StorageError, StorageRefused
+from omniq.storage import open_storage
+from omniq.testing.builders import a_task
+from tests.security.conftest import vault_of
+from tests.security.vaults import RedisVault, fill, use
+
+# What docs/guides/security.md tells to give: nothing that reaches beyond the store's own keys.
+REDIS_RIGHTS = (
+    "resetchannels &{%s}:* ~{%s}:* +@read +@write +@scripting +@connection +@pubsub -@dangerous "
+    "+info +time +client|setname"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.security("S23")
+async def test_a_redis_user_with_nothing_but_its_own_keys_suffices(redis_url):
+    vault = vault_of(redis_url)
+    assert isinstance(vault, RedisVault)
+    rights = REDIS_RIGHTS.replace("%s", vault.prefix)
+    vault.client.execute_command(
+        "ACL", "SETUSER", vault.prefix, "reset", "on", ">pw", *rights.split()
+    )
+    parts = urlsplit(redis_url)
+    url = parts._replace(netloc=f"{vault.prefix}:pw@{parts.hostname}:{parts.port}").geturl()
+    try:
+        async with open_storage(url) as storage:
+            await fill(storage)
+            refused = await use(storage)
+        with pytest.raises(StorageRefused):
+            async with open_storage(
+                url.replace(f"prefix={vault.prefix}", "prefix=another")
+            ) as other:
+                await other.enqueue(a_task())
+    finally:
+        vault.client.execute_command("ACL", "DELUSER", vault.prefix)
+        vault.close()
+
+    assert refused == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.security("S23")
+async def test_a_postgresql_user_with_nothing_but_its_own_schema_suffices(postgres_database):
+    role = urlsplit(postgres_database).path[1:]
+    with psycopg.connect(postgres_database, autocommit=True) as admin:
+        for sql in (
+            f"CREATE ROLE {role} LOGIN PASSWORD 'pw' NOSUPERUSER NOCREATEDB NOCREATEROLE",
+            f"REVOKE ALL ON SCHEMA public FROM {role}",
+            f"CREATE SCHEMA tasks AUTHORIZATION {role}",
+        ):
+            admin.execute(sql.encode())
+    parts = urlsplit(postgres_database)
+    url = parts._replace(netloc=f"{role}:pw@{parts.hostname}:{parts.port}").geturl()
+    try:
+        async with open_storage(f"{url}?schema=tasks") as storage:
+            await fill(storage)
+            refused = await use(storage)
+        with pytest.raises(StorageRefused):
+            async with open_storage(f"{url}?schema=another"):
+                pass
+    finally:
+        with psycopg.connect(postgres_database, autocommit=True) as admin:
+            admin.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
+
+    assert refused == 0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(folder: Path) -> Path:
+    """A certificate that nobody but its maker vouches for, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "somebody.example")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=2))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("somebody.example")]), False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "both.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+class Impostor:
+    """Takes TLS connections with that certificate, and writes down what it is told."""
+
+    def __init__(self, certificate: Path, *, asks_first: bool) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
+        self._asks_first = asks_first
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.callers = 0
+        self.heard = b""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return
+            self.callers += 1
+            try:
+                with caller:
+                    if self._asks_first:
+                        # PostgreSQL: the client asks whether TLS is spoken here.
+                        caller.recv(8)
+                        caller.sendall(b"S")
+                    with self._context.wrap_socket(caller, server_side=True) as secured:
+                        self.heard += secured.recv(1000)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def impostor(request: pytest.FixtureRequest, certificate: Path) -> Iterator[Impostor]:
+    server = Impostor(certificate, asks_first=request.param)
+    yield server
+    server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.security("S24")
+@pytest.mark.fault("F50")
+@pytest.mark.parametrize(
+    ("impostor", "url"),
+    [
+        (False, "rediss://me:canary@127.0.0.1:{port}/0"),
+        (False, "rediss://me:canary@localhost:{port}/0"),
+        (
+            True,
+            "postgresql://me:canary@127.0.0.1:{port}/db?sslmode=verify-full&sslrootcert={other}",
+        ),
+        (True, "postgresql://me:canary@localhost:{port}/db?sslmode=verify-ca&sslrootcert={other}"),
+    ],
+    indirect=["impostor"],
+)
+async def test_a_server_that_nobody_vouches_for_is_told_nothing(impostor, url, tmp_path):
+    other = make_certificate(tmp_path)
+    with pytest.raises(StorageError) as refused:
+        async with open_storage(url.format(port=impostor.port, other=other)):
+            pass
+
+    assert impostor.callers > 0
+    assert b"canary" not in impostor.heard
+    assert impostor.heard == b""
+    assert "canary" not in str(refused.value)

@@ -1,0 +1,67 @@
+"""What a store says cannot take over the terminal of whoever looks at it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omniq import TaskQueue
+from omniq.models import TaskError
+from omniq.outcomes import Failed
+from tests.security.test_secrets import _clean
+
+EVIL = (
+    "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b31m\r\n\u202egnp.exe\u2066\x08\x7f\x00\ufeff[bold red]x[/]"
+)
+
+COMMANDS = [
+    ("tasks", "list"), ("tasks", "show", "{id}"), ("dead", "list"), ("dead", "show", "{id}"), ("stats",),
+    ("explain", "{id}"), ("queues", "list"), ("schedules", "list"), ("workers",), ("tasks", "list", "--json"),
+    ("tasks", "show", "{id}", "--json"), ("dead", "show", "{id}", "--json"), ("tasks", "show", EVIL.replace("\0", "")),
+    ("dead", "retry", EVIL.replace("\0", "")), ("enqueue", EVIL.replace("\0", "")),
+    ("stats", "--url", EVIL.replace("\0", "")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> tuple[str, str]:
+    """A store whose one task failed with everything that a terminal obeys; its URL and the id."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('store')}/t.db?durability=os"
+    with TaskQueue(url) as queue:
+        handle = queue.options(metadata={EVIL: EVIL}, unique=EVIL.replace("\0", "")).enqueue(
+            "tests.security.secret_tasks.echo", EVIL, **{EVIL: EVIL}
+        )
+        queue.schedules.add("daily", "tests.security.secret_tasks.echo", args=(EVIL,), interval=60)
+
+        async def fail() -> None:
+            (task,) = await queue.storage.reserve(1)
+            error = TaskError(EVIL, error_type=EVIL, traceback=EVIL, recovery_hint=EVIL)
+            await queue.storage.record([Failed(task.id, task.token, error, EVIL.replace("\0", ""))])
+
+        queue._portal.run(fail())
+        return url, handle.id
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(30)
+@pytest.mark.security("S21")
+@pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
+def test_no_command_prints_what_a_terminal_would_obey(command, store):
+    url, task_id = store
+    done = subprocess.run(
+        [sys.executable, "-m", "omniq", *(word.replace("{id}", task_id) for word in command)],
+        env={**_clean(), "OMNIQ_URL": url, "COLUMNS": "200"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        timeout=25,
+        check=False,
+    )
+    said = (done.stdout + done.stderr).decode()
+
+    assert said
+    assert "Traceback" not in done.stderr.decode()
+    obeyed = {hex(ord(each)) for each in said if not each.isprintable() and each != "\n"}
+    assert obeyed == set()

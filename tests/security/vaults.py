@@ -1,0 +1,345 @@
+"""The bytes of a store as somebody sees them who can write to it without omniq."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import struct
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import redis
+
+from omniq.errors import OmniqError
+from omniq.models import Progress, Schedule, TaskStatus
+from omniq.outcomes import Failed, Retried, Succeeded
+from omniq.storage.base import BaseStorage
+from omniq.testing.builders import a_result, a_task, an_error
+
+Address = tuple[Any, ...]
+
+
+class Vault(ABC):
+    """Every value of a store that is bytes, by its address."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @abstractmethod
+    def addresses(self) -> list[Address]: ...
+
+    @abstractmethod
+    def read(self, address: Address) -> bytes: ...
+
+    @abstractmethod
+    def write(self, address: Address, data: bytes) -> None: ...
+
+    @abstractmethod
+    def save(self) -> Callable[[], None]:
+        """Remember all of it; how to bring it back."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class FileVault(Vault):
+    """Payloads, each behind a header that is right: a checksum is no secret."""
+
+    _header = struct.Struct(">4sBBHI")
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.root = Path(urlsplit(url).path)
+
+    def addresses(self) -> list[Address]:
+        return [(path,) for path in sorted(self.root.rglob("*")) if self._is_record(path)]
+
+    def read(self, address: Address) -> bytes:
+        data: bytes = address[0].read_bytes()
+        return data[16:]
+
+    def write(self, address: Address, data: bytes) -> None:
+        path = address[0]
+        kind = path.read_bytes()[5]
+        header = self._header.pack(b"omnq", 1, kind, 0, len(data))
+        path.write_bytes(header + struct.pack(">I", zlib.crc32(data, zlib.crc32(header))) + data)
+
+    def save(self) -> Callable[[], None]:
+        kept = {path: path.read_bytes() for path in self.root.rglob("*") if _is_plain(path)}
+
+        def restore() -> None:
+            for path in self.root.rglob("*"):
+                if _is_plain(path) and path not in kept:
+                    path.unlink()
+            for path, data in kept.items():
+                path.write_bytes(data)
+
+        return restore
+
+    def _is_record(self, path: Path) -> bool:
+        return _is_plain(path) and path.read_bytes()[:4] == b"omnq"
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _is_plain(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+class SQLiteVault(Vault):
+    """Blobs, in whichever table and column."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.path = Path(urlsplit(url).path[1:])
+        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5)
+
+    def addresses(self) -> list[Address]:
+        tables = [name for (name,) in self._db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'omniq%'"
+        )]  # fmt: skip
+        return [
+            (table, column, row)
+            for table in sorted(tables)
+            for column, key in self._blobs(table)
+            for (row,) in self._db.execute(
+                f"SELECT {key} FROM {table} WHERE {column} IS NOT NULL ORDER BY 1"
+            )
+        ]
+
+    def _blobs(self, table: str) -> list[tuple[str, str]]:
+        columns = self._db.execute(f"PRAGMA table_info({table})").fetchall()
+        key = next(column[1] for column in columns if column[5])
+        return [(column[1], key) for column in columns if column[2] == "BLOB"]
+
+    def _key(self, table: str) -> str:
+        columns = self._db.execute(f"PRAGMA table_info({table})").fetchall()
+        return str(next(column[1] for column in columns if column[5]))
+
+    def read(self, address: Address) -> bytes:
+        table, column, row = address
+        (data,) = self._db.execute(
+            f"SELECT {column} FROM {table} WHERE {self._key(table)} = ?", (row,)
+        ).fetchone()
+        return bytes(data)
+
+    def write(self, address: Address, data: bytes) -> None:
+        table, column, row = address
+        self._db.execute(
+            f"UPDATE {table} SET {column} = ? WHERE {self._key(table)} = ?", (data, row)
+        )
+
+    def save(self) -> Callable[[], None]:
+        kept = sqlite3.connect(":memory:", isolation_level=None)
+        self._db.backup(kept)
+
+        def restore() -> None:
+            # Row by row: replacing the whole file would be felt as another database.
+            tables = kept.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'omniq%'"
+            ).fetchall()
+            self._db.execute("BEGIN IMMEDIATE")
+            for (table,) in tables:
+                self._db.execute(f"DELETE FROM {table}")
+                rows = kept.execute(f"SELECT * FROM {table}").fetchall()
+                for row in rows:
+                    marks = ", ".join("?" * len(row))
+                    self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+            self._db.execute("COMMIT")
+
+        return restore
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class PostgresVault(Vault):
+    """Values of type bytea, in whichever table and column."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        parts = urlsplit(url)
+        self.schema = parse_qs(parts.query)["schema"][0]
+        self._db = psycopg.connect(parts._replace(query="").geturl(), autocommit=True)
+
+    def _all(self, sql: str, *values: Any) -> list[Any]:
+        return self._db.execute(sql.encode(), values).fetchall()
+
+    def _columns(self) -> list[tuple[str, str]]:
+        return self._all(
+            "SELECT table_name, column_name FROM information_schema.columns "
+            "WHERE table_schema = %s AND data_type = 'bytea' ORDER BY 1, 2",
+            self.schema,
+        )
+
+    def _key(self, table: str) -> str:
+        return {"gates": "key", "paused": "queue", "leases": "owner"}.get(table, "id")
+
+    def addresses(self) -> list[Address]:
+        return [
+            (table, column, row)
+            for table, column in self._columns()
+            for (row,) in self._all(
+                f'SELECT {self._key(table)} FROM "{self.schema}".{table} '
+                f"WHERE {column} IS NOT NULL ORDER BY 1"
+            )
+        ]
+
+    def read(self, address: Address) -> bytes:
+        table, column, row = address
+        where = f"WHERE {self._key(table)} = %s"
+        ((data,),) = self._all(f'SELECT {column} FROM "{self.schema}".{table} {where}', row)
+        return bytes(data)
+
+    def write(self, address: Address, data: bytes) -> None:
+        table, column, row = address
+        self._db.execute(
+            f'UPDATE "{self.schema}".{table} SET {column} = %s '
+            f"WHERE {self._key(table)} = %s".encode(),
+            (data, row),
+        )
+
+    def save(self) -> Callable[[], None]:
+        tables = [
+            name
+            for (name,) in self._all(
+                "SELECT tablename FROM pg_tables WHERE schemaname = %s", self.schema
+            )
+        ]
+        for name in tables:
+            self._db.execute(
+                f'CREATE TEMP TABLE kept_{name} AS SELECT * FROM "{self.schema}".{name}'.encode()
+            )
+
+        def restore() -> None:
+            with self._db.transaction():
+                for name in tables:
+                    table = f'"{self.schema}".{name}'
+                    self._db.execute(f"DELETE FROM {table}".encode())
+                    self._db.execute(f"INSERT INTO {table} SELECT * FROM kept_{name}".encode())
+
+        return restore
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class RedisVault(Vault):
+    """Strings, and the fields of hashes."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        base, _, query = url.partition("?")
+        self.prefix = parse_qs(query)["prefix"][0]
+        self.client: Any = redis.Redis.from_url(base)
+
+    def _keys(self) -> list[bytes]:
+        return sorted(self.client.scan_iter(match=f"*{self.prefix}*", count=1000))
+
+    def addresses(self) -> list[Address]:
+        found: list[Address] = []
+        for key in self._keys():
+            match self.client.type(key):
+                case b"string":
+                    found.append((key,))
+                case b"hash":
+                    found += [(key, field) for field in sorted(self.client.hkeys(key))]
+        return found
+
+    def read(self, address: Address) -> bytes:
+        data = self.client.hget(*address) if len(address) == 2 else self.client.get(*address)
+        return bytes(data)
+
+    def write(self, address: Address, data: bytes) -> None:
+        if len(address) == 2:
+            self.client.hset(*address, data)
+        else:
+            self.client.set(*address, data)
+
+    def save(self) -> Callable[[], None]:
+        kept = {key: self.client.dump(key) for key in self._keys()}
+
+        def restore() -> None:
+            pipe = self.client.pipeline()
+            for key in self._keys():
+                pipe.delete(key)
+            for key, data in kept.items():
+                pipe.restore(key, 0, data)
+            pipe.execute()
+
+        return restore
+
+    def close(self) -> None:
+        self.client.close()
+
+
+VAULTS: dict[str, type[Vault]] = {
+    "file": FileVault,
+    "sqlite": SQLiteVault,
+    "postgres": PostgresVault,
+    "redis": RedisVault,
+}
+
+
+async def fill(storage: BaseStorage) -> None:
+    """One of everything a store can hold: whatever is written in it has a reader."""
+    await storage.enqueue_many(
+        [a_task(name, priority=9, args=("worth", name)) for name in ("done", "dead", "again")]
+    )
+    held = {task.id: task for task in await storage.reserve(3)}
+    await storage.save_checkpoint("again", held["again"].token, b"\x81\xa6format\x01")
+    await storage.report_progress(
+        [Progress(task_id="again", token=held["again"].token, fraction=0.5, message="half")]
+    )
+    again, dead, done = held["again"], held["dead"], held["done"]
+    await storage.record(
+        [
+            Succeeded("done", done.token, a_result(done, {"the": "value"})),
+            Failed("dead", dead.token, an_error("it is over"), "for good"),
+            Retried("again", again.token, an_error("not yet"), storage.clock.now()),
+        ]
+    )
+    await storage.enqueue(a_task("beat", interval=3600.0, priority=10))
+    beat = {task.id: task for task in await storage.reserve(1)}["beat"]
+    await storage.record(
+        [Succeeded("beat", beat.token, a_result(beat, 1), next_eta=storage.clock.now())]
+    )
+    await storage.enqueue_many([a_task(f"waiting-{n}", args=("worth", n)) for n in range(3)])
+    await storage.enqueue(a_task("only", unique="key", metadata={"a": 1}))
+    await storage.put_schedule(Schedule(id="daily", task=a_task("daily", args=(1,)), interval=60.0))
+    await storage.pause_queue("resting")
+
+
+async def use(storage: BaseStorage) -> int:
+    """Ask and do everything, whatever is refused; how much was."""
+    refused = 0
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: storage.reserve(20),
+        storage.list_tasks,
+        lambda: storage.list_tasks(status=TaskStatus.FAILED),
+        storage.list_dead,
+        storage.list_schedules,
+        lambda: storage.get_schedule("daily"),
+        *(storage.stats, storage.workers, storage.paused_queues, storage.gates),
+    ]
+    for task_id in ("done", "dead", "again", "beat", "waiting-0", "only"):
+        calls += [
+            partial(ask, task_id)
+            for ask in (
+                *(storage.get_task, storage.get_result, storage.history, storage.get_dead),
+                *(storage.get_progress, storage.load_checkpoint, storage.get_dead_task),
+            )
+        ]
+    for call in (*calls, lambda: storage.retry_dead("dead"), storage.give_back_abandoned):
+        try:
+            await call()
+        except OmniqError:
+            refused += 1
+    return refused
