@@ -57,8 +57,8 @@ mutants: $(STAMP) ## break omniq on purpose and see which test notices
 chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n: for so long)
 	@HOURS=$(HOURS) $(BIN)/python -m chaos
 
-bench: $(STAMP) ## measure the cost of draining a queue
-	@$(BIN)/python benchmarks/drain.py
+bench: $(STAMP) ## measure what a task costs on each backend, beside the bare driver
+	@$(BIN)/python benchmarks/limits.py $(ARGS)
 
 powercut: $(STAMP) ## cut the power of a disk again and again (needs root)
 	@$(BIN)/python -m tests.faults.powercut
