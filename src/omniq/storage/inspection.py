@@ -100,7 +100,7 @@ class Inspection(ABC):
     ) -> list[Task]:
         """Tasks in id order, which for ids made by omniq is the order of enqueue."""
         query = TaskQuery(
-            status=status,
+            status=None if status is None else _status(status),
             queue=queue,
             func_path=func_path,
             limit=_page_size(limit),
@@ -247,6 +247,15 @@ def _failed_within(letter: DeadLetter, since: datetime | None, until: datetime |
     return (since is None or letter.last_failure >= since) and (
         until is None or letter.last_failure < until
     )
+
+
+def _status(status: str) -> TaskStatus:
+    """The status, also when it was given by its name."""
+    try:
+        return TaskStatus(status)
+    except ValueError:
+        known = ", ".join(TaskStatus)
+        raise InvalidTask(f"status {status!r}: expected one of {known}") from None
 
 
 def _page_size(limit: int) -> int:

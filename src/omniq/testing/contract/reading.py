@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from omniq.errors import InvalidTask
-from omniq.models import TaskStatus
+from omniq.models import Task, TaskStatus
 from omniq.outcomes import Retried, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
@@ -96,6 +96,16 @@ class ReadingContract(Slice):
             TaskStatus.SUCCESS,
             None,
         ]
+
+    @promise("Q2")
+    async def test_a_status_may_be_given_by_its_name(self, storage: BaseStorage) -> None:
+        await storage.enqueue(Task(id="t", func_path="m.f"))
+
+        assert [
+            task.id for task in await storage.list_tasks(status=cast(TaskStatus, "pending"))
+        ] == ["t"]
+        with pytest.raises(InvalidTask, match="expected one of pending"):
+            await storage.list_tasks(status=cast(TaskStatus, "asleep"))
 
     @promise("Q2")
     @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
