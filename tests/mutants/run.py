@@ -1,9 +1,11 @@
-"""Break omniq on purpose, in ten ways, and say which test notices.
+"""Break omniq on purpose, in many ways, and say which run notices.
 
 Each `*.patch` beside this file says in its first line what it breaks, and in its second on which
 backend that shows. A copy of `src` gets the patch, and must then fail in the contract suite of that
-backend or in its state machine; the table names the first test of each that does. Ends with 1 if a
-mutant survives both, or does not apply any more.
+backend or in its state machine; the table names the first test of each that does. Those in
+`protocol` break a part of the protocol that all backends share (claim, record, renew, recover,
+retry, cron), and the history checker must notice in a simulated fleet; the table names the first
+seed, and the promise that was broken. Ends with 1 if a mutant survives, or does not apply any more.
 """
 
 from __future__ import annotations
@@ -29,6 +31,12 @@ CONTRACTS = {
     "file": "tests/storage/test_file_contract.py",
 }
 SUITES = ("contract", "machine")
+SIMULATION = "simulation"
+SEEDS = 150
+FIRST_FAILING_SEED = f"""
+from chaos.simulated import failing
+print(next(filter(None, map(failing, range({SEEDS}))), ""))
+"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,14 @@ class Mutant:
     backend: str
     patch: Path | None
 
+    @property
+    def suites(self) -> tuple[str, ...]:
+        return (SIMULATION,) if self.backend == SIMULATION else SUITES
+
     @classmethod
     def read(cls, patch: Path) -> Mutant:
+        if patch.parent.name == "protocol":
+            return cls(patch.stem, SIMULATION, patch)
         backend = re.search(r"^Backend: (\w+)$", patch.read_text(encoding="utf-8"), re.MULTILINE)
         if backend is None or backend[1] not in CONTRACTS:
             raise SystemExit(
@@ -64,16 +78,19 @@ class Verdict:
 
 def main() -> int:
     began = time.monotonic()
-    mutants = [Mutant.read(patch) for patch in sorted(HERE.glob("*.patch"))]
+    mutants = [Mutant.read(patch) for patch in sorted(HERE.glob("**/*.patch"))]
+    if names := sys.argv[1:]:
+        mutants = [mutant for mutant in mutants if mutant.name in names]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        sound = [Mutant("unbroken", backend, None) for backend in CONTRACTS]
+        backends = dict.fromkeys(mutant.backend for mutant in mutants)
+        sound = [Mutant("unbroken", backend, None) for backend in backends]
         for verdict in pool.map(judge, sound):
             if verdict.trouble or any(verdict.caught_by.values()):
                 print(f"the unbroken copy fails on {verdict.mutant.backend}; mend that first")
                 print(verdict.trouble or "\n".join(verdict.caught_by.values()))
                 return 1
         width = max(len(mutant.name) for mutant in mutants)
-        print(f"{'mutant':{width}}  backend  caught by")
+        print(f"{'mutant':{width}}  {'where':10}  caught by")
         verdicts = []
         for verdict in pool.map(judge, mutants):
             verdicts.append(verdict)
@@ -87,28 +104,28 @@ def main() -> int:
 def tell(verdict: Verdict, width: int) -> None:
     mutant = verdict.mutant
     if verdict.trouble:
-        print(f"{mutant.name:{width}}  {mutant.backend:7}  TROUBLE: {verdict.trouble}", flush=True)
+        print(f"{mutant.name:{width}}  {mutant.backend:10}  TROUBLE: {verdict.trouble}", flush=True)
         return
     if not verdict.is_caught:
-        print(f"{mutant.name:{width}}  {mutant.backend:7}  SURVIVED", flush=True)
+        print(f"{mutant.name:{width}}  {mutant.backend:10}  SURVIVED", flush=True)
         return
     names = (mutant.name, mutant.backend)
-    for suite in SUITES:
+    for suite in mutant.suites:
         # The state machine plays other games each time, and may miss what the contract names.
         what = verdict.caught_by[suite] or f"(not by the {suite} suite this time)"
-        print(f"{names[0]:{width}}  {names[1]:7}  {what}", flush=True)
+        print(f"{names[0]:{width}}  {names[1]:10}  {what}", flush=True)
         names = ("", "")
 
 
 def judge(mutant: Mutant) -> Verdict:
-    """Apply the mutant to a copy of the sources, and run both suites on that."""
+    """Apply the mutant to a copy of the sources, and run its suites on that."""
     with tempfile.TemporaryDirectory(prefix="omniq-mutant-") as name:
         folder = Path(name)
         shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
         if mutant.patch is not None and (trouble := apply(mutant.patch, folder)):
             return Verdict(mutant, {}, trouble)
         caught_by = {}
-        for suite in SUITES:
+        for suite in mutant.suites:
             failed, trouble = run(mutant.backend, suite, folder)
             if trouble:
                 return Verdict(mutant, {}, trouble)
@@ -131,9 +148,12 @@ def apply(patch: Path, folder: Path) -> str:
 
 
 def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
-    """Run a suite up to its first failure: the test that failed, and what went wrong otherwise."""
+    """Run a suite up to its first failure: what failed, and what went wrong otherwise."""
+    command = ["-m", "pytest", *selection(backend, suite), *OPTIONS]
+    if suite == SIMULATION:
+        command = ["-c", FIRST_FAILING_SEED]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *selection(backend, suite), *OPTIONS],
+        [sys.executable, *command],
         cwd=ROOT,
         env={
             **os.environ,
@@ -146,6 +166,8 @@ def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
         text=True,
         check=False,
     )
+    if suite == SIMULATION and done.returncode == 0:
+        return done.stdout.strip().partition("; ")[0], ""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if failed is not None:
         return failed[1], ""

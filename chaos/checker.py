@@ -1,0 +1,124 @@
+"""Decides from a history alone whether omniq kept its promises: I1 to I19, for every backend alike.
+
+I1  nothing acknowledged is lost            I11 a schedule fires each nominal time once
+I2  nothing is there that nobody wanted     I12 at most one live task of a unique key
+I3  one outcome for a task                  I13 a sequence starts in its order
+I4  claims and attempts are counted right   I14 limits hold at every instant
+I5  leases of a task do not overlap         I15 the store's counts add up
+I6  no outcome of an old claim is accepted  I16 a step that was done is not done again
+I7  two runs overlap only past a lease      I17 every fault and failpoint was there
+I8  results follow from the arguments       I18 the queue drains after the last fault
+I9  recovery within lease, poll, 0.25 s     I19 files, threads and memory come back
+I10 nothing runs before its time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from chaos import limits, ownership, results, times
+from chaos.history import Event
+from chaos.story import Story
+from chaos.verdict import Verdict, Violation
+from omniq.models import TaskStatus
+
+
+class Promises(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was set up to, and so what its history must show. None: not looked at.
+
+    `recovery`: seconds for p99. `drain`: seconds after the last fault. `at_least`: how often each
+    fault must have struck, and `passes` each failpoint in `failpoints` have been passed.
+    `no_zombies`: no process of the run ever stalls by itself, so that a run which outlives its
+    lease without having been stopped is omniq's fault. `max_crashes` as the workers had it.
+    """
+
+    max_crashes: int = 3
+    recovery: float | None = None
+    drain: float | None = None
+    skew: float = 0.0
+    no_zombies: bool = False
+    at_least: dict[str, int] = {}
+    failpoints: tuple[str, ...] = ()
+    passes: int = 20
+
+
+Check = Callable[[Story, Promises, Verdict], Iterator[Violation]]
+CHECKS: tuple[Check, ...] = (
+    results.nothing_is_lost,
+    results.nothing_is_invented,
+    results.one_outcome_each,
+    results.attempts_add_up,
+    results.values_are_right,
+    ownership.claims_are_exclusive,
+    ownership.leases_are_disjoint,
+    ownership.stale_outcomes_are_refused,
+    ownership.dead_workers_are_replaced,
+    times.nothing_is_early,
+    times.schedules_fire_once,
+    times.sequences_keep_their_order,
+    times.the_queue_drains,
+    limits.unique_keys_are_unique,
+    limits.groups_keep_their_width,
+    limits.rates_are_kept,
+    limits.counts_add_up,
+    limits.steps_are_done_once,
+    limits.the_run_was_not_vacuous,
+    limits.resources_come_back,
+)
+
+
+def check(events: Iterable[Event], promises: Promises | None = None) -> Verdict:
+    """Read a history and say what it comes to, with the shortest history that breaks the same."""
+    known = promises or Promises()
+    history = list(events)
+    verdict = _judge(history, known)
+    if verdict.violations:
+        verdict.counter_example = minimised(history, verdict.violations[0], known)
+    return verdict
+
+
+def _judge(events: Sequence[Event], promises: Promises) -> Verdict:
+    story = Story(events)
+    verdict = Verdict(faults=dict(story.faults))
+    for task in story:
+        verdict.tasks += task.is_known
+        verdict.runs += len(task.starts)
+        verdict.stale_refused += task.stale
+        if task.final is not None:
+            verdict.ok += task.final.status is TaskStatus.SUCCESS
+            verdict.dead += task.final.status is TaskStatus.FAILED
+            verdict.cancelled += task.final.status is TaskStatus.CANCELLED
+            verdict.unknown_resolved += task.kept_at == float("inf") and not task.scheduled
+    for one in CHECKS:
+        verdict.violations.extend(one(story, promises, verdict))
+    return verdict
+
+
+def minimised(
+    events: Sequence[Event], violation: Violation, promises: Promises, tries: int = 400
+) -> list[Event]:
+    """A part of the history, as short as can be found, in which the same promise is broken."""
+
+    def is_broken(part: Sequence[Event]) -> bool:
+        same = (violation.code, violation.subject)
+        return any((v.code, v.subject) == same for v in _judge(part, promises).violations)
+
+    part = [event for event in events if event.id in ("", violation.subject)]
+    if not is_broken(part):
+        part = list(events)
+    size = max(1, len(part) // 2)
+    while tries > 0:
+        begin = 0
+        while begin < len(part) and tries > 0:
+            shorter = part[:begin] + part[begin + size :]
+            tries -= 1
+            if is_broken(shorter):
+                part = shorter
+            else:
+                begin += size
+        if size == 1:
+            break
+        size = max(1, size // 2)
+    return part

@@ -1,0 +1,93 @@
+"""What everybody wrote down during a run, one line for each event, outside the store under test."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Event(msgspec.Struct, omit_defaults=True):
+    """Something that happened, `at` seconds on a clock that all of a run share.
+
+    | what | by | said about it |
+    |---|---|---|
+    | `enqueue.try`, `.ok`, `.refused` | producer | `id`; with `try`, `value` is the plan of the task |
+    | `cancel.try`, `.ok` | operator | `id`; with `ok`, `value`: whether it was alive |
+    | `revive.try` | operator | `id` |
+    | `store.claim` | store | `id`, `token`, `owner`; only where the store can be watched |
+    | `claim` | worker | `id`, `token`, `owner` |
+    | `lease` | worker | `owner`, `until`: the lease cannot end before that |
+    | `start`, `end` | task | `id`, `token`; with `end`, `value` is returned, raised or stopped |
+    | `step` | task | `id`, `token`, `value`: the number of the step that was done |
+    | `done`, `retried`, `dead`, `cancelled`, `released`, `snoozed` | worker | `id`, `token`: recorded |
+    | `stale` | worker | `id`, `token`: refused |
+    | `placed` | planner | `id`: the schedule, `until`: the time, on the wall |
+    | `schedule` | reader | `id`, `value`: all its nominal times with the ids of their tasks |
+    | `fired` | worker | `id`, `value`: the schedule, `until`: the nominal time |
+    | `kill`, `stop`, `cont`, `term`, `restart`, `cut`, `calm` | nemesis | `value`: whom, how long |
+    | `stall` | metronome | `until`: for how long the machine gave it no time, up to now |
+    | `final` | reader | `id`, `token`, `value`: the record as it is after the run |
+    | `counted` | reader | `value`: how many tasks the store says it has, by status |
+    | `passed` | process | `value`: how often each failpoint was passed |
+    | `resources` | process | `value`: open files, threads, memory |
+    """
+
+    at: float
+    by: str
+    what: str
+    id: str = ""
+    token: int = 0
+    owner: str = ""
+    until: float = 0.0
+    value: Any = None
+
+
+Sink = Callable[[Event], None]
+
+
+class Journal:
+    """Where one process writes down what it does."""
+
+    def __init__(self, by: str, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        self.by = by
+        self._sink = sink
+        self.now = clock
+
+    def note(
+        self,
+        what: str,
+        task_id: str = "",
+        token: int = 0,
+        *,
+        owner: str = "",
+        until: float = 0.0,
+        value: Any = None,
+    ) -> None:
+        """Write down that it happens now."""
+        self._sink(Event(self.now(), self.by, what, task_id, token, owner, until, value))
+
+
+def journal_file(by: str, path: Path) -> Journal:
+    """A journal that survives the death of its process: each line is one write at the end."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    encode = msgspec.json.Encoder().encode
+    return Journal(by, lambda event: (os.write(file, encode(event) + b"\n"), None)[1])
+
+
+def read_history(paths: Iterable[Path]) -> list[Event]:
+    """All events of these files, in the order of their time. A line that death cut short is none."""
+    decode = msgspec.json.Decoder(Event).decode
+    events = [
+        decode(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1] if line
+    ]
+    return sorted(events, key=lambda event: event.at)
+
+
+current: contextvars.ContextVar[Journal] = contextvars.ContextVar("chaos_journal")
+"""The journal of the process that this code runs in."""

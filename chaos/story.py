@@ -1,0 +1,187 @@
+"""A history put in order: what happened to each task, who held which lease, who was harmed when."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from chaos.history import Event
+from chaos.work import Plan
+from omniq.models import TaskStatus
+
+NEVER = float("inf")
+TERMINAL = ("done", "dead", "cancelled")
+OUTCOMES = (*TERMINAL, "retried", "released", "snoozed")
+HARM = ("kill", "stop", "cont", "term", "restart", "cut", "jump", "stall")
+
+
+class Final(msgspec.Struct, frozen=True):
+    """What the store says of a task after the run."""
+
+    status: TaskStatus
+    attempts: int
+    crashes: int
+    result: object = None
+    reason: str | None = None
+
+
+@dataclass
+class TaskStory:
+    """What happened to one task; claims, runs and outcomes by token."""
+
+    id: str
+    plan: Plan | None = None
+    tried_at: float = NEVER
+    kept_at: float = NEVER
+    refused: bool = False
+    scheduled: bool = False
+    cancel_tried: bool = False
+    revivals: int = 0
+    cancelled_at: float = NEVER
+    claims: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    stored: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    starts: dict[int, Event] = field(default_factory=dict)
+    ends: dict[int, Event] = field(default_factory=dict)
+    outcomes: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    steps: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    stale: int = 0
+    final: Final | None = None
+    final_token: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody ever wanted it."""
+        return self.tried_at < NEVER or self.scheduled
+
+    def end_of(self, token: int) -> float:
+        """When the run of that claim ended; never, when its process died or it still runs."""
+        return self.ends[token].at if token in self.ends else NEVER
+
+    def tokens(self) -> list[int]:
+        """All claims that anybody saw, in order."""
+        return sorted({*self.claims, *self.stored, *self.starts})
+
+    def claimed_at(self, token: int) -> float:
+        """When the claim was made, as exactly as anybody knows; it may have been a little earlier."""
+        for seen in (self.stored, self.claims):
+            if seen.get(token):
+                return min(event.at for event in seen[token])
+        return self.starts[token].at
+
+
+class Story:
+    """The whole history, by task, by owner and by process."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = sorted(events, key=lambda event: event.at)
+        self.tasks: dict[str, TaskStory] = {}
+        self.leases: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.harm: dict[str, list[Event]] = defaultdict(list)
+        self.faults: dict[str, int] = defaultdict(int)
+        self.passed: dict[str, int] = defaultdict(int)
+        self.counted: dict[str, int] = {}
+        self.resources: dict[str, list[Event]] = defaultdict(list)
+        self.fired: dict[str, dict[float, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.schedules: dict[str, dict[float, str]] = {}
+        self._placed: dict[str, float] = {}
+        self._nominal: set[str] = set()
+        self.calm_at = NEVER
+        for event in self.events:
+            self._add(event)
+
+    def __iter__(self) -> Iterator[TaskStory]:
+        return iter(self.tasks.values())
+
+    def lease_end(self, owner: str, at: float) -> float:
+        """Until when, as far as was known at that instant, the owner's claims were its own."""
+        leases = self.leases.get(owner, [])
+        known = bisect_right(leases, (at, NEVER))
+        return max((until for _, until in leases[:known]), default=0.0)
+
+    def killed_between(self, process: str, begin: float, end: float) -> float | None:
+        """When the process was killed in that time, if it was."""
+        kills = (event.at for event in self.harm.get(process, ()) if event.what == "kill")
+        return next((at for at in kills if begin <= at <= end), None)
+
+    def was_stopped(self, process: str, begin: float, end: float) -> bool:
+        """Whether the process stood still for a part of that time, or had no clock to go by."""
+        return any(
+            event.what in ("stop", "jump") and event.at <= end and event.at + event.until >= begin
+            for event in self.harm.get(process, ())
+        )
+
+    def _add(self, event: Event) -> None:
+        match event.what:
+            case "lease":
+                self.leases[event.owner].append((event.at, event.until))
+            case "fired":
+                self.fired[str(event.value)][event.until].add(event.id)
+                self._task(event.id).scheduled = True
+            case "placed":
+                self._placed[event.id] = event.until
+            case "schedule":
+                self._add_schedule(event)
+            case "calm":
+                self.calm_at = event.at
+            case "counted":
+                self.counted = dict(event.value)
+            case "passed":
+                for name, count in dict(event.value).items():
+                    self.passed[name] += count
+            case "resources":
+                self.resources[event.by].append(event)
+            case what if what in HARM:
+                self.faults[what] += 1
+                self.harm[str(event.value)].append(event)
+            case _ if event.id:
+                self._add_to_task(self._task(event.id), event)
+
+    def _add_schedule(self, event: Event) -> None:
+        """Times that had passed when it was placed may have a task; all later ones must."""
+        times = {float(nominal): str(task_id) for nominal, task_id in event.value}
+        self._nominal.update(times.values())
+        placed = self._placed.get(event.id, 0.0)
+        self.schedules[event.id] = {at: each for at, each in times.items() if at > placed}
+        for task_id in self.schedules[event.id].values():
+            self._task(task_id).scheduled = True
+
+    def _task(self, task_id: str) -> TaskStory:
+        return self.tasks.setdefault(task_id, TaskStory(task_id))
+
+    def _add_to_task(self, task: TaskStory, event: Event) -> None:
+        match event.what:
+            case "enqueue.try":
+                task.plan = msgspec.convert(event.value, Plan)
+                task.tried_at = min(task.tried_at, event.at)
+            case "enqueue.ok":
+                task.kept_at = min(task.kept_at, event.at)
+            case "enqueue.refused":
+                task.refused = True
+            case "revive.try":
+                task.revivals += 1
+            case "cancel.try":
+                task.cancel_tried = True
+            case "cancel.ok" if event.value:
+                task.cancelled_at = min(task.cancelled_at, event.at)
+            case "claim":
+                task.claims[event.token].append(event)
+            case "store.claim":
+                task.stored[event.token].append(event)
+            case "start":
+                task.starts.setdefault(event.token, event)
+            case "end":
+                task.ends.setdefault(event.token, event)
+            case "step":
+                task.steps[event.token].append(event.value)
+            case "stale":
+                task.stale += 1
+            case "final":
+                task.final = msgspec.convert(event.value, Final, strict=False)
+                task.final_token = event.token
+                task.scheduled = task.scheduled or event.id in self._nominal
+            case what if what in OUTCOMES:
+                task.outcomes[event.token].append(event)

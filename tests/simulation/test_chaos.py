@@ -1,0 +1,43 @@
+"""The real runs of `python -m chaos`, made small: real processes, real signals, the same checker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from chaos.nemesis import failpoints_of
+from chaos.stores import BACKENDS
+
+
+def play(backend: str, *options: str) -> subprocess.CompletedProcess[str]:
+    # How soon a dead worker's tasks come back is measured where the machine has time for it.
+    command = [sys.executable, "-m", "chaos", "--backend", backend, "--slack", "60", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_killed_workers_lose_nothing():
+    done = play("sqlite", "--kills", "30", "--stops", "0", "--point-kills", "0")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every promise was kept" in done.stdout
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fleet_survives_kills_stops_and_restarts(backend):
+    done = play(backend, "--kills", "100", "--stops", "10", "--restarts", "3", "--point-kills", "0")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_failpoint_of_the_sources_is_known(backend):
+    names = failpoints_of(backend)
+
+    assert {"enqueue.before", "turn.after", "renew.before", "recover.after"} <= set(names)
+    assert not any(name.startswith(other) for other in set(BACKENDS) - {backend} for name in names)
