@@ -1,0 +1,101 @@
+"""Any number of owners, any moves, in any order: servers answer as the model does.
+
+Apart from the other backends, so that the two files can run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from redis.asyncio import Redis
+
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
+from omniq.storage.redis import RedisStorage
+from omniq.testing.clock import ManualClock
+from omniq.testing.sides import OpenStore
+from tests.properties.games import play
+from tests.storage.postgres_stores import Schema
+
+
+class RedisStore:
+    """A store with a prefix of its own on a server that others use as well."""
+
+    def __init__(
+        self, url: str, clock: ManualClock, settings: Settings, max_pending: int | None
+    ) -> None:
+        self._url = url
+        self._prefix = f"game-{uuid4().hex}"
+        self._clock, self._settings, self._max_pending = clock, settings, max_pending
+
+    def another(self) -> BaseStorage:
+        return RedisStorage(
+            self._url,
+            prefix=self._prefix,
+            clock=self._clock,
+            settings=self._settings,
+            max_pending=self._max_pending,
+        )
+
+    async def reopen(self) -> None:
+        """A server that was restarted has forgotten its scripts."""
+        async with Redis.from_url(self._url) as server:
+            await server.script_flush()
+
+    async def discard(self) -> None:
+        async with Redis.from_url(self._url) as server:
+            keys = [key async for key in server.scan_iter(f"{{{self._prefix}}}:*", count=1000)]
+            await server.delete(*keys, "none")
+
+
+class PostgresStore:
+    """A store in a schema of its own, which is emptied for the next game."""
+
+    def __init__(
+        self, schema: Schema, clock: ManualClock, settings: Settings, max_pending: int | None
+    ) -> None:
+        self._schema = schema
+        self._options = {"clock": clock, "settings": settings, "max_pending": max_pending}
+
+    def another(self) -> BaseStorage:
+        return self._schema.another(**self._options)
+
+    async def reopen(self) -> None:
+        """All there is lies in the database."""
+
+    async def discard(self) -> None:
+        self._schema.wipe()
+
+
+@pytest.fixture(scope="module")
+def open_on_postgres(postgres_server_url: str) -> Iterator[OpenStore]:
+    schema = Schema(postgres_server_url)
+    yield partial(PostgresStore, schema)
+    schema.drop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
+    play(partial(RedisStore, redis_server_url), games=50, moves=50)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_redis_answers_as_the_model_does_in_long_games(redis_server_url: str) -> None:
+    play(partial(RedisStore, redis_server_url), games=500, moves=100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> None:
+    play(open_on_postgres, games=50, moves=50)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1500)
+def test_postgresql_answers_as_the_model_does_in_long_games(open_on_postgres: OpenStore) -> None:
+    play(open_on_postgres, games=500, moves=100)
