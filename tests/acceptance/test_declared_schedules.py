@@ -41,7 +41,10 @@ def test_a_worker_declares_what_its_modules_say_and_fires_it(
 
     (package / "clockwork.py").write_text(CODE.replace("0.1", "3600").replace("@task(cron", "#"))
     run_worker("--processes", processes, modules=("shop",))
-    wait_until(lambda: len(queue.schedules.list()) == 1, "the other one to go")
+    wait_until(
+        lambda: [each.interval for each in queue.schedules.list()] == [3600.0],
+        "one to change and the other one to go",
+    )
     (left,) = queue.schedules.list()
 
     assert schedules.keys() == {"shop.clockwork.tick", "shop.clockwork.nightly"}

@@ -160,16 +160,21 @@ def check_body(row: Row, task: Task) -> None:
 
 def task_of(row: Row, task: Task) -> Task:
     """The task as its row says it is now; `task` is what was enqueued."""
+    try:
+        eta = from_micros(row.due)
+        started_at = from_micros(row.started_at) if row.started_at else None
+    except OverflowError as error:
+        raise SerializationError(f"task {row.id}: a time in its record is none") from error
     return msgspec.structs.replace(
         task,
-        eta=from_micros(row.due),
+        eta=eta,
         status=row.status,
         attempts=row.attempts,
         crashes=row.crashes,
         releases=row.releases,
         token=row.token,
         owner=row.owner,
-        started_at=from_micros(row.started_at) if row.started_at else None,
+        started_at=started_at,
         cancel_requested=row.cancel_requested,
     )
 

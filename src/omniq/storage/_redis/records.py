@@ -222,7 +222,11 @@ def kept_rows(reply: list[bytes]) -> list[Kept]:
 def read_grave(grave: bytes, record: bytes) -> tuple[DeadLetter, Row]:
     """A dead letter, and the row that its task is to be revived from."""
     kept = _decode_grave(grave[18:])
-    return kept.letter, _row(kept.letter.task_id, kept.place, record, kept.state)
+    task_id = kept.letter.task_id
+    try:
+        return kept.letter, _row(task_id, kept.place, record, kept.state)
+    except (ValueError, LookupError) as error:
+        raise StorageCorrupt(f"task {task_id}: what Redis has of its place is damaged") from error
 
 
 def read_letter(grave: bytes) -> DeadLetter:
