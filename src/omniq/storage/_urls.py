@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
@@ -182,8 +183,20 @@ def _needed_path(request: _Request, example: str) -> Path:
     return Path(request.place)
 
 
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Say what to install when a driver is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingsError(
+            f"this kind of storage is an extra: pip install 'omniq[{name}]'"
+        ) from error
+
+
 def _postgres(request: _Request) -> BaseStorage:
-    from omniq.storage.postgres import PostgresStorage
+    with _extra("postgres"):
+        from omniq.storage.postgres import PostgresStorage
 
     return PostgresStorage(
         request.place,
@@ -210,10 +223,9 @@ def _number(request: _Request, name: str, default: int) -> int:
 
 
 def _redis(request: _Request) -> BaseStorage:
-    try:
+    with _extra("redis"):
         from omniq.storage.redis import RedisStorage
-    except ImportError as error:
-        raise SettingsError("redis:// is an extra: pip install 'omniq[redis]'") from error
+
     return RedisStorage(
         request.place,
         prefix=request.own.get("prefix", "omniq"),
