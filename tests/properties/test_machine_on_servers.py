@@ -98,5 +98,4 @@ def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> No
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 def test_postgresql_answers_as_the_model_does_in_long_games(open_on_postgres: OpenStore) -> None:
-    # Fewer than elsewhere: a move costs several round trips, and 500 games ten minutes.
-    play(open_on_postgres, games=100, moves=100)
+    play(open_on_postgres, games=500, moves=100)

@@ -11,7 +11,7 @@ where `open_my_store(clock, settings, max_pending)` makes an empty `Store`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -51,6 +51,7 @@ from omniq.testing.moves import (
     wishes,
 )
 from omniq.testing.sides import (
+    TOPICS,
     MemoryStore,
     OpenStore,
     Side,
@@ -462,9 +463,13 @@ class StorageMachine(RuleBasedStateMachine):
         # Every task is listed every time. The rest is asked where something should have changed,
         # and of all tasks now and then: what changed against the rules shows a little later.
         is_full = self._moves % 8 == 0
-        ids = [each for each in self._ids if is_full or self._seen.get(each) != expected[each]]
+
+        def asked(all_of: Iterable[str]) -> list[str]:
+            return [each for each in all_of if is_full or self._seen.get(each) != expected[each]]
+
+        ids, topics = asked(self._ids), asked(TOPICS)
         for side in self._sides:
-            seen = self._run(side.look(self._moves % PLACES, names, ids))
+            seen = self._run(side.look(self._moves % PLACES, names, ids, topics))
             for what, value in seen.items():
                 _check_same(side, value, expected[what], what)
         self._seen = expected

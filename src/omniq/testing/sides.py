@@ -112,31 +112,33 @@ class Side:
         except OmniqError as error:
             return _raised(error)
 
-    async def look(self, place: int, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
-        """All that can be asked, through the object at that place."""
+    async def look(
+        self, place: int, names: Sequence[str], ids: Sequence[str], topics: Sequence[str]
+    ) -> dict[str, Any]:
+        """Every task, and all that can be asked of the topics and ids, by the object at a place."""
         storage = self.objects[place]
         owners = {name: owner for owner, name in self._names.items()}
+        held = names if "held_by" in topics else ()
+        plain = [topic for topic in topics if topic != "held_by"]
         # Asked all at once: nothing changes meanwhile, and a game has thousands of questions.
-        stats, workers, paused, listed, *answers = await asyncio.gather(
-            storage.stats(),
-            storage.workers(),
-            storage.paused_queues(),
+        answers = await asyncio.gather(
             storage.list_tasks(limit=1000),
-            *(storage.held_by(owners[name]) for name in names),
+            *(_TOPICS[topic](storage) for topic in plain),
+            *(storage.held_by(owners[name]) for name in held),
             *(question for task_id in ids for question in _questions(storage, task_id)),
         )
+        replies = iter(answers)
+        listed = next(replies)
         assert len({task.id for task in listed}) == len(listed), "a task is listed twice"
-        held, answers = answers[: len(names)], answers[len(names) :]
-        seen: dict[str, Any] = {
-            "stats": stats,
-            "workers": {info.id: info.running for info in self._named(workers)},
-            "held_by": dict(zip(names, held, strict=True)),
-            "paused": paused,
-            "list_tasks": self._named({task.id: task for task in listed}),
-        }
-        for position, task_id in enumerate(ids):
-            each = answers[position * len(_ASKED) : (position + 1) * len(_ASKED)]
-            seen[task_id] = self._named(dict(zip(_ASKED, each, strict=True)))
+        seen: dict[str, Any] = {"list_tasks": self._named({task.id: task for task in listed})}
+        for topic in plain:
+            seen[topic] = self._named(next(replies))
+        if held:
+            seen["held_by"] = {name: next(replies) for name in held}
+        if "workers" in seen:
+            seen["workers"] = {info.id: info.running for info in seen["workers"]}
+        for task_id in ids:
+            seen[task_id] = self._named({asked: next(replies) for asked in _ASKED})
         return seen
 
     def _named(self, value: Any) -> Any:
@@ -177,6 +179,14 @@ class Side:
             text = text.replace(owner, name)
         return text
 
+
+_TOPICS: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
+    "stats": lambda storage: storage.stats(),
+    "workers": lambda storage: storage.workers(),
+    "paused": lambda storage: storage.paused_queues(),
+}
+TOPICS = (*_TOPICS, "held_by")
+"""What can be asked of a store besides its tasks."""
 
 _ASKED = ("task", "result", "history", "dead", "checkpoint", "progress")
 
