@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +32,8 @@ def to_micros(instant: datetime) -> int:
     return (instant - _EPOCH) // _MICROSECOND
 
 
+# Remembered, since the tasks of one claim have times in common.
+@lru_cache(maxsize=256)
 def from_micros(micros: int) -> datetime:
     """The UTC datetime of that many microseconds since 1970.
 
@@ -107,8 +110,7 @@ class SystemClock:
     def boot_id(self) -> str:
         return _boot_id()
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -7,7 +7,7 @@ ids, names and numbers, never the arguments or the result of a task.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -374,12 +374,22 @@ class Dispatcher:
 
     @property
     def active(self) -> bool:
-        """Whether anybody listens; hot paths ask before they build an event."""
+        """Whether anybody listens."""
         return bool(self._subscribers)
 
-    def subscribe(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `listener` with every event from now on, until the returned function is called."""
-        subscriber = _Subscriber(listener)
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to such events; hot paths ask before they build one."""
+        return any(
+            subscriber.kinds is None or kind in subscriber.kinds for subscriber in self._subscribers
+        )
+
+    def subscribe(
+        self, listener: Callable[[Event], object], kinds: Collection[type[Event]] | None = None
+    ) -> Callable[[], None]:
+        """Call `listener` with every event from now on, or every one of `kinds`, until the returned
+        function is called. Events that nobody asked for are not even made.
+        """
+        subscriber = _Subscriber(listener, None if kinds is None else frozenset(kinds))
         with self._lock:
             self._subscribers = (*self._subscribers, subscriber)
 
@@ -402,13 +412,18 @@ class Dispatcher:
 
 
 class _Subscriber:
-    """A listener, and whether its failure has been reported."""
+    """A listener, what it asked for, and whether its failure has been reported."""
 
-    def __init__(self, listener: Callable[[Event], object]) -> None:
+    def __init__(
+        self, listener: Callable[[Event], object], kinds: frozenset[type[Event]] | None
+    ) -> None:
         self.listener = listener
+        self.kinds = kinds
         self._reported = False
 
     def tell(self, event: Event) -> None:
+        if self.kinds is not None and type(event) not in self.kinds:
+            return
         try:
             self.listener(event)
         except Exception as error:

@@ -6,7 +6,8 @@ never adds, removes or changes one. The event's name is the message, its facts a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from loguru import logger
@@ -40,6 +41,9 @@ from omniq.events import (
     WorkerStuck,
     facts,
 )
+
+if TYPE_CHECKING:
+    from loguru import Level
 
 _LEVELS: dict[type[Event], str] = {
     TaskEnqueued: "DEBUG",
@@ -86,6 +90,7 @@ def enable(level: str = "INFO") -> None:
     _level, _enabled = level.upper(), True
     logger.enable("omniq")
     for dispatcher in list(_attached):
+        _fall_silent(dispatcher)
         _listen(dispatcher)
 
 
@@ -94,9 +99,8 @@ def disable() -> None:
     global _enabled
     _enabled = False
     logger.disable("omniq")
-    for dispatcher, unsubscribe in list(_attached.items()):
-        unsubscribe()
-        _attached[dispatcher] = _nothing
+    for dispatcher in list(_attached):
+        _fall_silent(dispatcher)
 
 
 def is_enabled() -> bool:
@@ -122,7 +126,27 @@ def attach(dispatcher: Dispatcher) -> Callable[[], None]:
 
 def _listen(dispatcher: Dispatcher) -> None:
     if not dispatcher.has(write):
-        _attached[dispatcher] = dispatcher.subscribe(write)
+        _attached[dispatcher] = dispatcher.subscribe(write, kinds=_wanted())
+
+
+def _fall_silent(dispatcher: Dispatcher) -> None:
+    _attached[dispatcher]()
+    _attached[dispatcher] = _nothing
+
+
+def _wanted() -> list[type[Event]]:
+    """The events of the level asked for and above."""
+    return [kind for kind in _kinds(Event) if _level_of(kind).no >= _threshold]
+
+
+def _kinds(kind: type[Event]) -> Iterator[type[Event]]:
+    yield kind
+    for special in kind.__subclasses__():
+        yield from _kinds(special)
+
+
+def _level_of(kind: type[Event]) -> Level:
+    return logger.level(_LEVELS.get(kind, "INFO"))
 
 
 def _nothing() -> None:
@@ -131,7 +155,7 @@ def _nothing() -> None:
 
 def write(event: Event) -> None:
     """Log one event. Subscribe it to a `Dispatcher`."""
-    level = logger.level(_LEVELS.get(type(event), "INFO"))
+    level = _level_of(type(event))
     if _enabled and level.no >= _threshold:
         fields = facts(event)
         line = event.name + "".join(f" {key}={value}" for key, value in fields.items())

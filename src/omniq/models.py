@@ -283,13 +283,15 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """How much of what there is. `by_queue` counts tasks that have not ended.
 
-    `oldest_due_age` is how many seconds the longest-waiting due task has been due.
+    `oldest_due_age` is how many seconds the longest-waiting due task has been due, and
+    `oldest_by_queue` the same for each queue in which one is.
     """
 
     by_status: dict[TaskStatus, int]
     by_queue: dict[str, int]
     oldest_due_age: float
     dead: int
+    oldest_by_queue: dict[str, float] = {}
 
 
 MissedPolicy = Literal["skip", "once", "all"]

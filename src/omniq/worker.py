@@ -182,7 +182,7 @@ class AsyncWorkerPool:
         await self._open_storage()
         task_id = await self._storage.enqueue(task)
         self._tally.queued += 1
-        if self.events.active:
+        if self.events.wants(events.TaskEnqueued):
             self.events.emit(events.TaskEnqueued(**{**facts_of(task), "id": task_id, "attempt": 0}))
         return task_id
 

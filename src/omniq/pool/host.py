@@ -55,7 +55,7 @@ class PoolHost:
         self._execution = execution
 
     def tell_skipped(self, task: Task, step: str, error: str) -> None:
-        if self._events.active:
+        if self._events.wants(events.StepSkipped):
             skipped = events.StepSkipped(**facts_of(task), step=step, error=error)
             # Listeners are called on the loop, wherever the task runs.
             with suppress(RuntimeError):

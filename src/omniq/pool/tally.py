@@ -74,17 +74,17 @@ class Tally:
 
     def claimed(self, tasks: Sequence[Task]) -> None:
         """Tell of what was taken from the storage."""
-        if self._events.active:
+        if self._events.wants(events.TaskClaimed):
             for task in tasks:
                 self._events.emit(
                     events.TaskClaimed(**facts_of(task), owner=task.owner or "", token=task.token)
                 )
-                if task.breakers:
-                    self.breakers.update(rule.name for rule in task.breakers)
+        if self._events.active:
+            self.breakers.update(rule.name for task in tasks for rule in task.breakers)
 
     def started(self, task: Task) -> None:
         """Tell of a run that begins."""
-        if self._events.active:
+        if self._events.wants(events.TaskStarted):
             self._events.emit(events.TaskStarted(**facts_of(task)))
 
     def ran(self, task: Task, seconds: float, stop_reason: str) -> None:
@@ -122,6 +122,8 @@ class Tally:
     def _tell(self, outcome: Outcome, was_recorded: bool) -> None:
         task, seconds, stop_reason = self._untold.pop(outcome.task_id, (None, 0.0, ""))
         if task is None or not was_recorded:
+            return
+        if type(outcome) is Succeeded and not self._events.wants(events.TaskSucceeded):
             return
         self._tell_hooks(task, outcome)
         facts = facts_of(task)

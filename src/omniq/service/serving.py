@@ -119,7 +119,7 @@ class Serving:
             lease=plan.lease,
             allow=plan.modules,
         )
-        self._pool.events.subscribe(self._on_event)
+        self._pool.events.subscribe(self._on_event, kinds=(WorkerRecycling, WorkerStuck))
         for path in plan.listeners:
             self._pool.events.subscribe(_listener_at(path))
         self._events = Dispatcher()

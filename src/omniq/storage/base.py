@@ -709,6 +709,7 @@ class BaseStorage(Keeping):
     async def _remember(self, rows: list[Row], claim_id: str) -> list[Task]:
         tasks: list[Task] = []
         undecodable: list[Outcome] = []
+        claims, claim_ids = self._claims(), self._claim_ids
         for row in rows:
             try:
                 task = task_of(row, self._decoded(row))
@@ -717,8 +718,8 @@ class BaseStorage(Keeping):
                 undecodable.append(Failed(row.id, row.token, record, "undecodable"))
                 continue
             tasks.append(task)
-            self._claims()[task.id] = task
-            self._claim_ids[task.id] = claim_id
+            claims[task.id] = task
+            claim_ids[task.id] = claim_id
         if undecodable:
             # Should that fail, the others are ours all the same; this one is released as unknown.
             with suppress(StorageError):
@@ -726,6 +727,7 @@ class BaseStorage(Keeping):
         return tasks
 
     def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
+        self._claims()
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
             if was_recorded and isinstance(outcome, Retried) and outcome.eta is None:
                 continue
@@ -736,7 +738,7 @@ class BaseStorage(Keeping):
                 self._hints.work()
 
     def _drop_claim(self, outcome: Outcome) -> None:
-        held = self._claims().get(outcome.task_id)
+        held = self._held.get(outcome.task_id)
         if held is not None and held.token == outcome.token:
             del self._held[outcome.task_id]
             del self._claim_ids[outcome.task_id]

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from omniq.clock import from_micros
+from omniq.clock import from_micros, to_micros
 from omniq.errors import InvalidTask, SerializationError
 from omniq.models import (
     Attempt,
@@ -30,6 +30,8 @@ from omniq.storage._gates import GateState
 from omniq.storage._rows import FinishedRow, Row, check_body, retrying_result, task_of
 
 MAX_PAGE = 10_000
+MOST_LOOKED_AT = 10_000
+"""Records that a scan looks at: a few hundredths of a second on any storage that has an order."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,45 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     func_path: str | None = None
     limit: int = 100
     after: str = ""
+
+
+class ScanQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks to look for, the newest first.
+
+    `cursor` is where the scan before has stopped; without one it begins at `until`, microseconds
+    since 1970, or with the newest. `most` is how many records may be looked at.
+    """
+
+    status: TaskStatus | None = None
+    queue: str | None = None
+    func_path: str | None = None
+    limit: int = 100
+    most: int = MOST_LOOKED_AT
+    until: int | None = None
+    cursor: str | None = None
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """The rows of a scan, each with the cursor that goes on after it.
+
+    `cursor` goes on after all that was looked at; None: there are no others.
+    """
+
+    rows: list[Row]
+    marks: list[str]
+    cursor: str | None
+
+
+class TaskScan(msgspec.Struct, frozen=True):
+    """The tasks that a scan has found, the newest first, each with the cursor that goes on after it.
+
+    `cursor` goes on after all that was looked at; None: there are no others. It may lead on though
+    few were found, even none: a scan looks at so many records and no more.
+    """
+
+    tasks: tuple[Task, ...]
+    marks: tuple[str, ...]
+    cursor: str | None
 
 
 class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +104,11 @@ class Inspection(ABC):
     Q5. What a reader gets is a copy: nothing a reader does changes what the storage holds.
     Q6. The history of a task has its failed runs in order, the first and the newest ones; that of a
         dead letter is there as long as the letter.
+    Q7. Scans that go on where the last has stopped find every task in question that was there
+        throughout, once, the newest first. Where a storage keeps no order of enqueue it goes by the
+        ids that omniq makes; of others it then looks at the first thousand.
+    Q8. `oldest_by_queue` names the queues in which a task is due, and for how long the first of
+        each has been; a task that is held or not due yet does not count.
     """
 
     _serializer: Serializer
@@ -107,6 +153,33 @@ class Inspection(ABC):
             after=after or "",
         )
         return [self._task(row) for row in await self._list(query)]
+
+    async def scan_tasks(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        queue: str | None = None,
+        func_path: str | None = None,
+        limit: int = 100,
+        until: datetime | None = None,
+        cursor: str | None = None,
+    ) -> TaskScan:
+        """Tasks from the newest on, at a bounded cost however many there are.
+
+        `until` begins with those enqueued about then; a `cursor` comes before it.
+        """
+        check_instant("until", until)
+        query = ScanQuery(
+            status=None if status is None else _status(status),
+            queue=queue,
+            func_path=func_path,
+            limit=_page_size(limit),
+            until=None if until is None else to_micros(until),
+            cursor=cursor,
+        )
+        found = await self._scan(query)
+        tasks = tuple(self._task(row) for row in found.rows)
+        return TaskScan(tasks, tuple(found.marks), found.cursor)
 
     async def history(self, task_id: str) -> list[Attempt]:
         """The task's runs that did not succeed, oldest first."""
@@ -210,6 +283,10 @@ class Inspection(ABC):
     @abstractmethod
     async def _list(self, query: TaskQuery) -> list[Row]:
         """The rows of a page, live and finished together, in id order."""
+
+    @abstractmethod
+    async def _scan(self, query: ScanQuery) -> Scan:
+        """The rows in question from the newest on, and where to go on."""
 
     @abstractmethod
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:

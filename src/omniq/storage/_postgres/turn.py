@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from omniq.models import TaskStatus
+from omniq.outcomes import Succeeded
 from omniq.storage import _rows
 from omniq.storage._postgres import tables
 from omniq.storage._postgres.ledger import EncodeFinish
 from omniq.storage._rows import Row
 from omniq.storage.terms import Claim, Entry
+
+_SUCCESS = tables.NUMBERS[TaskStatus.SUCCESS]
 
 DONE, MISSED, LOST, SLOW, PARTIAL = range(5)
 """What `turn` says it came to: see turn.sql."""
@@ -41,8 +44,12 @@ def plan(
         if row is None or row.gates or row.token != outcome.token or row.id in seen:
             return None
         seen.add(row.id)
+        if type(outcome) is Succeeded and outcome.next_eta is None and entry.result is not None:
+            # Most tasks, and all that the rules would make of them.
+            made.ended.append((row.id, outcome.token, _SUCCESS, entry.result))
+            continue
         # A copy: when this turn fails, what is known must still be true.
-        row = copy.copy(row)
+        row = msgspec.structs.replace(row)
         settled = _rows.settle(row, outcome, now)
         finish = settled.finish
         if settled.result is not None or (finish is not None and finish.dead is not None):
