@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug, given = _take_debug(given)
     console.tolerate_any_text()
     try:
-        code = _run(given)
+        code = _run(given, is_own_process=arguments is None)
     except OmniqError as error:
         code = console.complain(error)
         # A command that knows better has put its own code on the error.
@@ -37,12 +37,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], *, is_own_process: bool) -> int:
     # Here and not above: Ctrl-C while this is being imported is no reason for a traceback.
+    from omniq.cli import orders
+
+    given = orders.handed_on() if is_own_process else None
+    if given is not None:
+        given.obey()
+    answer = _understand(arguments)
+    if isinstance(answer, orders.Orders):
+        if is_own_process:
+            orders.hand_on(answer)
+        answer.obey()
+    return answer if isinstance(answer, int) else 0
+
+
+def _understand(arguments: list[str]) -> object:
+    """Do what the command says; an exit code, or what a worker is to do."""
     from omniq.cli.app import app, usage_message
 
     try:
-        code = app(arguments, prog_name="omniq", standalone_mode=False)
+        return app(arguments, prog_name="omniq", standalone_mode=False)
     except Exception as error:
         message = usage_message(error)
         if message is None:
@@ -50,7 +65,6 @@ def _run(arguments: list[str]) -> int:
         if message:
             console.complain(message)
         return console.BAD_USAGE
-    return code if isinstance(code, int) else 0
 
 
 def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:

@@ -9,9 +9,9 @@ import typer
 
 from omniq.cli import screen
 from omniq.cli.options import Json, Url
+from omniq.cli.orders import make_current_folder_importable
 from omniq.cli.session import CommandFailed, with_queue
 from omniq.cli.words import instant_of, json_value, named_values, seconds_of
-from omniq.cli.worker import make_current_folder_importable
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
 from omniq.functions import resolve
 from omniq.models import TaskResult, TaskStatus, check_func_path
