@@ -102,6 +102,20 @@ def test_a_function_of_a_module_it_was_not_given_is_left_to_others(run_worker, q
     assert not (folder / "touched").exists()
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_reads_the_command_line_is_not_in_the_process_that_works(
+    run_worker, queue, folder, processes
+):
+    (folder / "looking.py").write_text(
+        "import sys\n\ndef modules():\n    return list(sys.modules)\n"
+    )
+    run_worker("--processes", processes, modules=("looking",))
+    modules = queue.enqueue("looking.modules").result(PATIENCE)
+
+    assert "omniq.worker" in modules
+    assert not {"typer", "rich", "pydantic", "omniq.cli.app"} & set(modules)
+
+
 # What it refuses, before it has claimed anything
 
 
