@@ -132,6 +132,7 @@ class _Ids:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._millis = -1
+        self._head = ""
         self._tail = 0
         # A forked child starts from the parent's state: without new bits both would count through
         # the same ids. The lock may have been held by a thread that does not exist there.
@@ -145,11 +146,12 @@ class _Ids:
         with self._lock:
             if millis > self._millis:
                 self._millis = millis
+                self._head = _text_of(millis, _HEAD_SHIFTS)
                 self._tail = _fresh_tail()
             else:
                 # A step need not be secret, only unlike that of whoever drew a tail nearby.
                 self._tail += 1 + random.getrandbits(32)
-            return encode_id(self._millis, self._tail)
+            return self._head + _text_of(self._tail, _TAIL_SHIFTS)
 
 
 def _fresh_tail() -> int:
@@ -163,8 +165,11 @@ def encode_id(millis: int, tail: int) -> str:
     >>> encode_id(0, 1)
     '00000000000000000000000001'
     """
-    value = (millis << 80) | tail
-    return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
+    return _text_of(millis, _HEAD_SHIFTS) + _text_of(tail, _TAIL_SHIFTS)
+
+
+def _text_of(number: int, shifts: tuple[int, ...]) -> str:
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in shifts])
 
 
 def new_secret() -> str:
@@ -172,7 +177,7 @@ def new_secret() -> str:
     return secrets.token_urlsafe(24)
 
 
-_SHIFTS = tuple(range(120, -1, -10))
+_HEAD_SHIFTS, _TAIL_SHIFTS = tuple(range(40, -1, -10)), tuple(range(70, -1, -10))
 _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _boot_id_cache: str | None = None
 

@@ -7,6 +7,7 @@ import re
 import traceback as traceback_module
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -342,22 +343,29 @@ def check_task(task: Task) -> None:
     check_int("priority", task.priority, low=-_MAX_INT - 1)
     check_int("max_retries", task.max_retries, low=0)
     check_int("attempts", task.attempts, low=0)
-    check_instant("eta", task.eta)
-    check_instant("expires", task.expires)
     if task.created_at is None:
         raise InvalidTask("created_at: expected a datetime")
     check_instant("created_at", task.created_at)
-    check_seconds("interval", task.interval, above_zero=True)
-    check_seconds("timeout", task.timeout, above_zero=True)
-    check_seconds("result_ttl", task.result_ttl)
+    # Few tasks have these, and a batch has many tasks: not even asked about where they are not.
+    if task.eta is not None:
+        check_instant("eta", task.eta)
+    if task.expires is not None:
+        check_instant("expires", task.expires)
+    if task.interval is not None:
+        check_seconds("interval", task.interval, above_zero=True)
+    if task.timeout is not None:
+        check_seconds("timeout", task.timeout, above_zero=True)
+    if task.result_ttl is not None:
+        check_seconds("result_ttl", task.result_ttl)
     if task.unique is not None:
         check_key("unique", task.unique)
     if type(task.args) not in (tuple, list):
         raise InvalidTask("args must be a tuple")
     for texts in (task.kwargs, task.metadata):
-        if type(texts) is not dict or not all(type(key) is str for key in texts):
+        if type(texts) is not dict or (texts and not all(type(key) is str for key in texts)):
             raise InvalidTask("kwargs and metadata must be dictionaries with text as keys")
-    _check_gates(task)
+    if task.limits or task.breakers:
+        _check_gates(task)
 
 
 def _check_gates(task: Task) -> None:
@@ -380,16 +388,27 @@ def check_id(task_id: object) -> None:
 
 def check_name(field: str, name: object) -> None:
     """Refuse what cannot name a queue or a schedule."""
-    if type(name) is not str or not _ID.fullmatch(name):
+    if type(name) is not str or not _is_name(name):
         raise InvalidTask(
             f"{field} {_short(name)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
             "and do not begin with a dot"
         )
 
 
+# Remembered: there are many tasks and few queues and functions.
+@lru_cache(maxsize=256)
+def _is_name(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _is_path(text: str) -> bool:
+    return _FUNC_PATH.fullmatch(text) is not None
+
+
 def check_func_path(path: object) -> None:
     """Refuse what cannot be a dotted path to a function."""
-    if type(path) is not str or len(path) > 512 or not _FUNC_PATH.fullmatch(path):
+    if type(path) is not str or len(path) > 512 or not _is_path(path):
         raise InvalidTask(
             f"func_path {_short(path)}: expected a dotted path such as 'pkg.mod.func'"
         )

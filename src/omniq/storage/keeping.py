@@ -74,6 +74,15 @@ class Keeping(Inspection):
         self._check_open()
         return await self._purge_expired()
 
+    async def delete_task(self, task_id: str) -> bool:
+        """Forget a finished task; False when there is no such record.
+
+        T5. Nothing that waits or runs is touched, nor any other task, nor a dead letter.
+        """
+        self._check_open()
+        check_id(task_id)
+        return await self._delete_task(task_id)
+
     # Dead letters
 
     async def retry_dead(
@@ -244,6 +253,9 @@ class Keeping(Inspection):
     async def _purge_expired(self) -> int: ...
 
     @abstractmethod
+    async def _delete_task(self, task_id: str) -> bool: ...
+
+    @abstractmethod
     async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool: ...
 
     @abstractmethod
@@ -282,10 +294,10 @@ class Keeping(Inspection):
 
     def _check_task(self, task: Task) -> None:
         check_task(task)
-        for field, text in (("cron", task.cron), ("tz", task.tz)):
-            if text is not None:
-                check_key(field, text)
+        if task.tz is not None:
+            check_key("tz", task.tz)
         if task.cron is not None:
+            check_key("cron", task.cron)
             next_cron(task.cron, self._clock.now(), task.tz)
 
 

@@ -25,6 +25,7 @@ _COLUMNS = (
     "nonce", "id", "queue", "rank", "func_path", "body", "due", "visible", "created_at", "attempts",
     "repeats", "unique_key", "expires", "result_ttl", "gates",
 )  # fmt: skip
+_OPTIONAL = {"unique_key", "expires", "gates"}
 
 
 async def enqueue(
@@ -39,7 +40,7 @@ async def enqueue(
     """Keep the rows, or raise DuplicateTask or QueueFull; the id that now stands for each."""
     sql = names(_ENQUEUE_POOLED if is_pooled else _ENQUEUE)
     lines = tables.columns(map(_line, rows), len(_COLUMNS))
-    answer = await db.fetchrow(sql, *lines, now, max_pending, False)
+    answer = await db.fetchrow(sql, *map(_brief, _COLUMNS, lines), now, max_pending, False)
     return ids_of(answer, max_pending)
 
 
@@ -60,6 +61,20 @@ def _line(row: Row) -> tuple[Any, ...]:
         row.created_at, row.attempts, row.repeats, row.unique, row.expires, row.result_ttl,
         encode_internal(row.gates) if row.gates else None,
     )  # fmt: skip
+
+
+def _brief(name: str, column: list[Any]) -> list[Any]:
+    """What is the same for all tasks is said once, and nothing is said of what none of them has.
+
+    >>> _brief("rank", [3, 3]), _brief("expires", [None, None]), _brief("expires", [3, 3])
+    ([3], [], [3, 3])
+    """
+    first = column[0]
+    if column.count(first) < len(column):
+        return column
+    if first is None:
+        return []
+    return column if name in _OPTIONAL else [first]
 
 
 def request_text(store: str, rows: Sequence[Row], now: int | None, max_pending: int | None) -> str:

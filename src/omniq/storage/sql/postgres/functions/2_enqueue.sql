@@ -1,7 +1,9 @@
 -- How tasks get in.
 -- {schema}  the store's schema
 
--- Keep tasks in the order given, or refuse all of them. All arrays have one element for each task.
+-- Keep tasks in the order given, or refuse all of them. All arrays have one element for each task;
+-- but one of a column that every task has may have a single element, which is for all of them, and
+-- one of a column that no task has is empty.
 -- p_nonces       of the call that each task came with
 -- p_now          the store's time, NULL for the server's
 -- p_max_pending  how many may wait, or NULL
@@ -47,9 +49,15 @@ BEGIN
                 repeats, unique_key, expires, result_ttl, gates, place
             )
             SELECT
-                given.id, given.nonce, given.queue, rank, func_path, body, due, visible, created_at,
-                attempts, repeats, unique_key, expires, ttl, gates,
-                {schema}.place_of(visible, v_now, false, false, gates IS NOT NULL)
+                given.id, coalesce(given.nonce, p_nonces[1]), coalesce(given.queue, p_queues[1]),
+                coalesce(rank, p_ranks[1]), coalesce(func_path, p_func_paths[1]),
+                coalesce(body, p_bodies[1]), coalesce(due, p_dues[1]),
+                coalesce(visible, p_visibles[1]), coalesce(created_at, p_created[1]),
+                coalesce(attempts, p_attempts[1]), coalesce(repeats, p_repeats[1]), unique_key,
+                expires, coalesce(ttl, p_ttls[1]), gates,
+                {schema}.place_of(
+                    coalesce(visible, p_visibles[1]), v_now, false, false, gates IS NOT NULL
+                )
             FROM unnest(
                 p_nonces, p_ids, p_queues, p_ranks, p_func_paths, p_bodies, p_dues, p_visibles,
                 p_created, p_attempts, p_repeats, p_uniques, p_expires, p_ttls, p_gates
@@ -89,7 +97,7 @@ CREATE OR REPLACE FUNCTION {schema}.sort_out(
 )
 LANGUAGE sql VOLATILE AS $$
     WITH given AS (
-        SELECT id, unique_key, number, own, coalesce(
+        SELECT id, unique_key, number, coalesce(own, p_nonces[1]) AS own, coalesce(
             (SELECT nonce FROM {schema}.live WHERE live.id = given.id),
             (SELECT nonce FROM {schema}.dead WHERE dead.id = given.id),
             (SELECT nonce FROM {schema}.finished AS f WHERE f.id = given.id AND f.expires_at > p_now)
