@@ -30,6 +30,17 @@ _COUNT_PAUSE, _COUNT_SHARE = 0.01, 50
 """Counting the queue takes at most one part in so many of the time."""
 
 
+class _Turn:
+    """A call that is under way: the slots that it may need, how many hints had been heard when it
+    began, and the tasks that were cancelled since.
+    """
+
+    def __init__(self, slots: int, hints: int) -> None:
+        self.slots = slots
+        self.hints = hints
+        self.cancelled: set[str] = set()
+
+
 class Turns:
     """Takes one turn after the other, for as long as there is something to do or to wait for.
 
@@ -57,30 +68,44 @@ class Turns:
         self._tally = tally
         self._events = dispatcher
         self._concurrency = concurrency
-        # A server works while this process does: one half of the slots is filled while the other
-        # runs. Where there are few, one claim for all of them is quicker.
-        is_apart = storage.capabilities.reach == "fleet" and concurrency >= _MANY_SLOTS
-        self._portion = -(-concurrency // 2) if is_apart else concurrency
+        # A server works on one turn while this process or the network is busy with the other.
+        self._lanes = 2 if storage.capabilities.reach == "fleet" else 1
+        is_shared = self._lanes > 1 and concurrency >= _MANY_SLOTS
+        self._portion = -(-concurrency // self._lanes) if is_shared else concurrency
         self._poll_interval = poll_interval
         self._queues = queues
         self._wake = wake
         self._stop_asked = stop_asked
         self._is_recycling = is_recycling
         self._may_claim = True
+        self._hints = 0
         self._claim_made = asyncio.Event()
         self._uncounted = asyncio.Event()
         self._asked_at = -poll_interval
         self._last_claimed = 0
         self._failures = 0
         self._drained: asyncio.Future[None] | None = None
-        self._cancelled_meanwhile: set[str] | None = None
         self._unknown: dict[str, int] = {}
         self._given_up: set[str] = set()
-        self._begun = 0
-        self._turn_at_renewal = 0
+        self._under_way: set[_Turn] = set()
+        self._under_way_at_renewal: set[_Turn] = set()
+        self._is_paused = False
 
     async def run(self) -> None:
         """Take turns until the pool is to stop and nothing is left to record."""
+        if self._lanes == 1:
+            await self._take_turns()
+            return
+        lanes = [asyncio.ensure_future(self._take_turns()) for _ in range(self._lanes)]
+        try:
+            await asyncio.gather(*lanes)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.wait(lanes)
+
+    async def _take_turns(self) -> None:
+        """Take one turn after the other. Several of these share the work as it comes."""
         runs = self._runs
         while True:
             self._wake.clear()
@@ -88,14 +113,19 @@ class Turns:
             outcomes = runs.take_finished()
             free = self._free_slots()
             claimed = await self._turn(outcomes, free) if outcomes or free else None
-            if not runs.active and not runs.finished:
+            if not (runs.active or runs.finished or self._under_way):
                 if self._stop_asked.done():
+                    # The others may be waiting for the end of this very turn.
+                    self._wake.set()
                     return
-                is_empty = (free and claimed == 0) or self._is_recycling()
-                if drained is not None and is_empty:
-                    drained.set_result(None)
-                    self._drained = None
-            if not runs.finished and not (claimed and self._may_claim and self._free_slots()):
+                if drained is not None and not drained.done():
+                    if (free and claimed == 0) or self._is_recycling():
+                        drained.set_result(None)
+                        self._drained = None
+                    elif claimed is not None:
+                        continue
+            # Not only when woken: it may have been another who was, when there was no slot free.
+            if not (runs.finished or (self._may_claim and self._free_slots())):
                 await self._wake.wait()
 
     def until_drained(self) -> asyncio.Future[None]:
@@ -122,14 +152,24 @@ class Turns:
 
     def _free_slots(self) -> int:
         """How many tasks to ask for: none while the last answer, that there are none, holds."""
-        if self._stop_asked.done() or self._is_recycling():
+        if self._stop_asked.done() or self._is_recycling() or self._is_paused:
             return 0
         if self._runs.frees_others:
             # What has just finished kept others waiting, at a limit or as a suspect.
-            self._runs.frees_others, self._may_claim = False, True
+            self._runs.frees_others = False
+            self._expect_work()
         if not self._may_claim and self._drained is None:
             return 0
-        return min(self._concurrency - len(self._runs.active), self._portion)
+        # A turn under way has what it records or what it claims, whichever is more.
+        taken = len(self._runs.active) + sum(turn.slots for turn in self._under_way)
+        return max(0, min(self._concurrency - taken, self._portion))
+
+    def _expect_work(self) -> None:
+        """Claim again, also when a claim that is under way comes back with too little: it may have
+        come before whatever makes us think so.
+        """
+        self._may_claim = True
+        self._hints += 1
 
     async def _turn(self, outcomes: list[Outcome], limit: int) -> int | None:
         """Record what finished and claim into the free slots, in one step; how many were claimed.
@@ -137,16 +177,15 @@ class Turns:
         None when that failed.
         """
         if limit:
-            # Before the claim: a hint that comes while it is under way asks for another one.
-            self._may_claim = False
             self._claim_made.set()
-        self._cancelled_meanwhile = set()
-        self._begun += 1
+        turn = _Turn(max(limit, len(outcomes)), self._hints)
+        self._under_way.add(turn)
         try:
             recorded, claimed = await self._storage.record_and_reserve(
                 outcomes, limit, queues=self._queues
             )
         except LeaseLost:
+            self._under_way.discard(turn)
             await self._after_loss(outcomes)
             return None
         except asyncio.CancelledError:
@@ -154,18 +193,21 @@ class Turns:
             self._runs.put_back(outcomes)
             raise
         except Exception as error:
+            self._under_way.discard(turn)
             await self._after_failure(outcomes, error)
             return None
+        finally:
+            self._under_way.discard(turn)
         self._failures = 0
         self._tally.recorded(outcomes, recorded)
         if limit:
-            self._after_claim(claimed, limit)
-        self._cancelled_meanwhile = None
+            self._after_claim(turn, claimed, limit)
         return len(claimed)
 
-    def _after_claim(self, claimed: Sequence[Task], limit: int) -> None:
-        # Fewer than asked for: nothing more is due, until a hint or the next poll says so.
-        self._may_claim = self._may_claim or len(claimed) == limit
+    def _after_claim(self, turn: _Turn, claimed: Sequence[Task], limit: int) -> None:
+        if len(claimed) < limit and turn.hints == self._hints:
+            # Nothing more is due, until a hint or the next poll says so.
+            self._may_claim = False
         self._asked_at = self._clock.monotonic()
         self._last_claimed = len(claimed)
         self._uncounted.set()
@@ -181,7 +223,7 @@ class Turns:
         start = self._runs.start
         for task in claimed:
             start(task)
-        for task_id in self._cancelled_meanwhile or ():
+        for task_id in turn.cancelled:
             self._runs.cancel(task_id)
 
     # When the storage does not do as it should
@@ -196,7 +238,6 @@ class Turns:
         self._failures += 1
 
     async def _after_failure(self, outcomes: list[Outcome], error: Exception) -> None:
-        self._cancelled_meanwhile = None
         self._tell_failure("turn", error)
         if not self._storage.is_open or isinstance(error, StorageRefused):
             # Closed under the pool, or the server turns us away for good: nobody to turn to.
@@ -246,7 +287,7 @@ class Turns:
             await self._clock.sleep(min(pause, _LONGEST_BACKOFF_AT_STOP))
         else:
             await self._clock.wait(self._stop_asked, pause)
-        self._may_claim = True
+        self._expect_work()
         self._wake.set()
 
     def _tell_failure(self, chore: str, error: Exception) -> None:
@@ -279,14 +320,17 @@ class Turns:
             await self._ask_for_claim()
 
     async def _ask_for_claim(self) -> None:
-        if self._may_claim:
+        was_expected = self._may_claim
+        self._expect_work()
+        self._wake.set()
+        if was_expected:
             # Not heeded yet, since all slots are busy. Claimed once more afterwards: what was
             # hinted at meanwhile must not be lost, and a storage that has due work and says so at
             # once, again and again, must not keep this loop spinning.
             self._claim_made.clear()
             await self._claim_made.wait()
-        self._may_claim = True
-        self._wake.set()
+            self._expect_work()
+            self._wake.set()
 
     async def count_queue(self) -> None:
         """Keep count of what waits, as of the last claim, at a small part of the storage's time."""
@@ -304,29 +348,36 @@ class Turns:
         """The lease is gone, and what was held has been given back: stop running it."""
         self._events.emit(events.LeaseLost(owner=self._storage.owner))
         self._runs.stop_all("lease")
-        self._may_claim = True
+        # Whoever was paused is no more: this worker has a fresh id.
+        self._is_paused = False
+        self._expect_work()
         self._wake.set()
 
     def on_cancel(self, task_id: str) -> None:
         """Somebody cancelled that task; it may be ours, or be on its way to us."""
         self._runs.cancel(task_id)
-        if self._cancelled_meanwhile is not None:
-            self._cancelled_meanwhile.add(task_id)
+        for turn in self._under_way:
+            turn.cancelled.add(task_id)
 
     def on_renewal(self, renewal: Renewal) -> None:
-        """Stop what was cancelled; give back what the storage says is ours and nobody here knows."""
+        """Stop what was cancelled; give back what the storage says is ours and nobody here knows.
+
+        Claim nothing more, or claim again, as an operator wants it.
+        """
+        if self._is_paused and not renewal.paused:
+            self._expect_work()
+            self._wake.set()
+        self._is_paused = renewal.paused
         for task_id in renewal.cancelled:
             self._runs.cancel(task_id)
         known = self._storage.claims
         unknown = {
             task_id: token for task_id, token in renewal.held.items() if known.get(task_id) != token
         }
-        # Only what was unknown the last time too, and not while the turn of then still waits for
-        # its reply: that may be the very claim.
-        is_same_turn = (
-            self._cancelled_meanwhile is not None and self._turn_at_renewal == self._begun
-        )
-        self._turn_at_renewal = self._begun
+        # Only what was unknown the last time too, and not while a turn of then still waits for its
+        # reply: that may be the very claim.
+        is_same_turn = bool(self._under_way & self._under_way_at_renewal)
+        self._under_way_at_renewal = set(self._under_way)
         lost = [Released(*claim) for claim in unknown.items() if claim in self._unknown.items()]
         if lost and not is_same_turn:
             self._runs.put_back([*lost])

@@ -57,7 +57,7 @@ class PostgresStorage(Kept):
 
     `poll_only` is for a pooler that gives every transaction a different session (PgBouncer): nothing is
     prepared and nobody listens. `pool_size` bounds the connections for `transaction`; besides
-    them there are at most three: for turns, for reads, to listen.
+    them there are at most four: for turns, for reads, to count, to listen.
     """
 
     def __init__(
@@ -114,7 +114,11 @@ class PostgresStorage(Kept):
     async def _open(self) -> None:
         self._pid = os.getpid()
         self._writer = Link(self._target, "writer")
+        # For whoever finds the first one busy: a worker has two turns under way.
+        self._second_writer = Link(self._target, "second writer")
         self._reader = Link(self._target, "reader")
+        # Counting takes longer than all else that is read, and must not hold that up.
+        self._counter = Link(self._target, "counter")
         self._lending = Lending(self._target, self._pool_size, self._begin, self._change)
         self._enqueues = Enqueues(partial(self._insert, is_repeatable=True))
         self._gather_questions()
@@ -153,6 +157,8 @@ class PostgresStorage(Kept):
         await self._wakeups.close()
         await self._lending.close()
         await self._reader.close()
+        await self._counter.close()
+        await self._second_writer.close()
         await self._writer.close()
 
     def _check_open(self) -> None:
@@ -197,11 +203,17 @@ class PostgresStorage(Kept):
         self._check_open()
         return await self._reader.run(work, is_repeatable=True)
 
+    async def _count(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
+        self._check_open()
+        return await self._counter.run(work, is_repeatable=True)
+
     async def _write(
         self, work: Callable[[Connection], Awaitable[_T]], *, is_repeatable: bool = False
     ) -> _T:
         self._check_open()
-        return await self._writer.run(work, is_repeatable=is_repeatable)
+        is_taken = self._writer.is_busy and not self._second_writer.is_busy
+        link = self._second_writer if is_taken else self._writer
+        return await link.run(work, is_repeatable=is_repeatable)
 
     async def _change(
         self,
@@ -370,15 +382,18 @@ class PostgresStorage(Kept):
 
     async def _renew(self, info: WorkerInfo, lease: int) -> Renewal:
         is_first = self._identity.trusted_until == 0
-        sql = self._names("SELECT * FROM {schema}.renew($1, $2, $3, $4, $5, $6)")
+        sql = self._names(
+            "SELECT renewal.*, (SELECT paused FROM {schema}.leases WHERE owner = $1) "
+            "FROM {schema}.renew($1, $2, $3, $4, $5, $6) AS renewal"
+        )
         given = (info.id, lease, encode_internal(info), is_first)
-        is_renewed, ids, tokens, cancelled = await self._write(
+        is_renewed, ids, tokens, cancelled, paused = await self._write(
             lambda db: db.fetchrow(sql, *given, self._given_now(), self._given_lease_now()),
             is_repeatable=True,
         )
         if not is_renewed:
             raise LeaseLost(info.id)
-        return reading.renewal_of(zip(ids, tokens, cancelled, strict=True))
+        return reading.renewal_of(zip(ids, tokens, cancelled, strict=True), paused=bool(paused))
 
     async def _retire(self, owner: str) -> None:
         await self._change(

@@ -38,6 +38,7 @@ from omniq.pool.heartbeat import Heartbeat
 from omniq.settings import Settings
 from omniq.storage._hints import Hints
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.terms import Capabilities
 from omniq.testing.faults import FaultyStorage, Verb
 from omniq.testing.virtual import Machine, VirtualLoop, current_machine
 
@@ -174,6 +175,11 @@ class SimulatedStorage(FaultyStorage):
         self._clock = machine.clock
         self._machine = machine
         self._network = network
+
+    @property
+    def capabilities(self) -> Capabilities:
+        # All machines reach it, and a worker treats it as it would treat a server.
+        return msgspec.structs.replace(self._inner.capabilities, reach="fleet")
 
     def twin(self) -> SimulatedStorage:
         assert isinstance(self._inner, MemoryStorage)

@@ -142,6 +142,9 @@ class Target:
             own |= _SESSION
         if not self.poll_only and purpose == "writer":
             own |= _PLANNER
+        if not self.poll_only and purpose == "counter":
+            # A count may take its time; it must not take every core from those who work.
+            own["max_parallel_workers_per_gather"] = "0"
         try:
             connection: Connection = await asyncpg.connect(
                 self.url,
@@ -190,6 +193,11 @@ class Link:
         self._purpose = purpose
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call would have to wait for another one."""
+        return self._lock.locked()
 
     async def open(self) -> None:
         """Connect now, or say why not."""
