@@ -268,7 +268,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker with a lease. `running` are the ids of the tasks it holds."""
+    """A worker with a lease. `running` are the ids of the tasks it holds.
+
+    `paused`: an operator wants it to claim nothing more for now.
+    """
 
     id: str
     host: str
@@ -279,6 +282,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stalled: bool = False
     concurrency: int = 0
     queues: tuple[str, ...] = ()
+    paused: bool = False
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ calls running omniq
 storage._hints storage._gates storage.terms storage._access
 storage._rows storage._ready breaker
 storage.inspection storage._enqueues
-storage.keeping
+storage.keeping storage._newest
 storage.base
 storage._sqlite storage._files storage._postgres storage._redis
 storage.memory storage.file storage.sqlite storage.postgres storage.redis

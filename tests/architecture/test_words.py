@@ -24,6 +24,8 @@ SUFFIXES = {
     ".toml",
 }
 
+UNPUBLISHED = {"__pycache__", ".environments"}
+
 # Put together here, so that this file does not contain what it looks for.
 WORDS = [
     "/" + r"work/(main|shared|\.)",
@@ -43,7 +45,7 @@ def published() -> list[Path]:
     inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     files = [path for path in (*ROOT.iterdir(), *inside) if path.is_file()]
     return sorted(
-        path for path in files if path.suffix in SUFFIXES and "__pycache__" not in path.parts
+        path for path in files if path.suffix in SUFFIXES and not UNPUBLISHED & {*path.parts}
     )
 
 

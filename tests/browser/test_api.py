@@ -199,3 +199,45 @@ async def test_the_document_names_every_route_of_the_api(client):
     assert named == routed
     assert document["openapi"].startswith("3.")
     assert "$ref" not in json.dumps(document["paths"]["/api/tasks"])
+
+
+async def test_a_finished_task_is_deleted_and_one_that_waits_is_not(queue, client):
+    waiting = await queue.enqueue("shop.say", "x")
+    ended = await queue.enqueue("shop.say", "y")
+    await ended.cancel()
+    deleted = await act(client, "tasks/delete", ids=[waiting.id, ended.id])
+
+    assert deleted.json()["done"] == 1
+    assert deleted.json()["refused"] == {waiting.id: "has not ended: pending"}
+    assert await queue.get_task(ended.id) is None
+    assert await queue.get_task(waiting.id) is not None
+
+
+async def test_one_worker_is_paused_and_resumed(queue, client):
+    await queue.storage.renew(concurrency=4)
+    worker = queue.storage.owner
+    paused = await act(client, "workers/pause", id=worker)
+    shown = await ask(client, "/api/workers")
+    told = (await queue.storage.renew(concurrency=4)).paused
+    resumed = await act(client, "workers/resume", id=worker)
+
+    assert (paused.status_code, resumed.status_code) == (200, 200)
+    assert [each["paused"] for each in shown["workers"]] == [True]
+    assert told
+    assert not (await queue.storage.renew(concurrency=4)).paused
+
+
+async def test_a_worker_that_is_not_there_cannot_be_paused(client):
+    for path in ("workers/pause", "workers/resume"):
+        answer = await act(client, path, id="nobody")
+        assert answer.status_code == 400
+        assert "nobody" in answer.json()["error"]
+
+
+async def test_a_viewer_pauses_no_worker(queue, client):
+    await queue.storage.renew(concurrency=4)
+    told = {"id": queue.storage.owner}
+    answer = await client.post("/api/workers/pause", json=told, headers=bearer(VIEWER))
+
+    assert answer.status_code == 403
+    assert not (await queue.storage.renew()).paused

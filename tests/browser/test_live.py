@@ -155,3 +155,48 @@ async def test_a_storage_that_comes_back_is_watched_again():
     assert error
     assert look is not None
     assert sampler.error == ""
+
+
+class CountedLater(FaultyStorage):
+    """A storage so large that nobody has seen the end of a count, until somebody may."""
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        super().__init__(inner)
+        self.may_count = asyncio.Event()
+
+    async def stats(self):
+        await self.may_count.wait()
+        return await super().stats()
+
+
+PAGES = ("/", "/tasks", "/queues", "/dead", "/workers", "/schedules", "/storage", "/api/overview")
+
+
+@pytest.mark.timeout(30)
+async def test_no_page_waits_until_all_tasks_are_counted():
+    storage = CountedLater(MemoryStorage())
+    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+        await queue.enqueue("shop.say", "x")
+        answers = [await client.get(path, headers=bearer()) for path in PAGES]
+        overview, tasks, queues = (answer.text for answer in answers[:3])
+
+        assert [answer.status_code for answer in answers] == [200] * len(PAGES)
+        assert "counting…" in overview
+        assert "counting…" in tasks
+        assert "shop.say" in tasks
+        assert "Counting…" in queues
+        assert "All is well" not in overview
+
+
+@pytest.mark.timeout(30)
+async def test_a_reload_shows_what_was_counted_meanwhile():
+    storage = CountedLater(MemoryStorage())
+    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+        await queue.enqueue("shop.say", "x")
+        await client.get("/queues", headers=bearer())
+        storage.may_count.set()
+        client.app.state.desk.sampler.expire()
+        page = (await client.get("/queues", headers=bearer())).text
+
+    assert "ounting…" not in page
+    assert "default" in page

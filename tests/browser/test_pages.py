@@ -188,3 +188,22 @@ async def test_statuses_are_counted_on_their_tabs(queue, client):
 
     for status in TaskStatus:
         assert f"?status={status}" in text
+
+
+async def test_a_worker_is_paused_and_a_task_deleted_by_forms(queue, client):
+    token = await sign_in(client)
+    await queue.storage.renew(concurrency=2)
+    worker = queue.storage.owner
+    ended = await queue.enqueue("shop.say", "x")
+    await ended.cancel()
+    before = (await client.get("/workers")).text
+    await client.post("/act/workers/pause", data={"token": token, "id": worker, "back": "/workers"})
+    after = (await client.get("/workers")).text
+    page = (await client.get(f"/tasks/{ended.id}")).text
+    await client.post("/act/tasks/delete", data={"token": token, "ids": ended.id, "back": "/tasks"})
+
+    assert "/act/workers/pause" in before
+    assert "/act/workers/resume" in after
+    assert ">paused<" in after
+    assert "/act/tasks/delete" in page
+    assert await queue.get_task(ended.id) is None

@@ -52,6 +52,8 @@ def reference() -> str:
 def _sections(command: Any, path: str) -> Iterator[str]:
     for name, each in command.commands.items():
         if hasattr(each, "commands"):
+            if each.invoke_without_command:
+                yield _section(each, f"{path} {name}")
             yield from _sections(each, f"{path} {name}")
         else:
             yield _section(each, f"{path} {name}")

@@ -120,3 +120,23 @@ def test_a_schedule_that_makes_no_sense_is_bad_usage(omniq, queue, arguments):
     assert said.code == 2
     assert said.err.count("\n") == 1
     assert queue.schedules.list() == []
+
+
+def test_one_worker_is_paused_and_resumed(omniq, queue):
+    with queue.worker(concurrency=3):
+        (record,) = omniq("workers", "--json").lines
+        paused = omniq("workers", "pause", record["id"])
+        (shown,) = omniq("workers", "--json").lines
+        resumed = omniq("workers", "resume", record["id"])
+        (again,) = omniq("workers", "--json").lines
+
+    assert paused.out == f"paused: {record['id']}\n"
+    assert resumed.out == f"resumed: {record['id']}\n"
+    assert (record["paused"], shown["paused"], again["paused"]) == (False, True, False)
+
+
+def test_a_worker_that_is_not_alive_is_not_found(omniq, queue):
+    for command in ("pause", "resume"):
+        said = omniq("workers", command, "nobody")
+        assert said.code == 3
+        assert "none with that id is alive" in said.err

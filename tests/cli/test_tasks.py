@@ -159,3 +159,21 @@ def test_explain_gives_a_chain_of_reasons_and_what_to_do(omniq, queue):
     assert "1. is not due yet; until" in said.out
     assert "→ omniq queues resume mail" in said.out
     assert "→ start one: omniq worker clitasks" in said.out
+
+
+def test_deleting_forgets_what_has_ended_and_nothing_else(omniq, queue, dead_task):
+    dead = dead_task()
+    waiting = queue.enqueue("clitasks.add", 1).id
+    said = omniq("tasks", "delete", "--all", "--yes")
+
+    assert said.code == 0
+    assert [record["id"] for record in omniq("tasks", "list", "--json").lines] == [waiting]
+    assert omniq("tasks", "show", dead).code == 3
+
+
+def test_deleting_what_waits_is_refused_with_its_reason(omniq, queue):
+    waiting = queue.enqueue("clitasks.add", 1).id
+    said = omniq("tasks", "delete", waiting)
+
+    assert "has not ended: pending" in said.out + said.err
+    assert queue.get_task(waiting) is not None

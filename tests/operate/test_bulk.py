@@ -86,3 +86,27 @@ async def test_purging_dead_letters_leaves_results_alone(storage, worker, clock)
     assert await bulk.purge(storage, clock.now(), dead=True) == 1
     assert await storage.get_task("a") is not None
     assert await bulk.purge(storage, clock.now(), dead=True) == 0
+
+
+async def test_deleting_takes_what_has_ended_with_its_letter_and_says_why_not(storage, worker):
+    other = await worker(concurrency=3)
+    await storage.enqueue_many(some_tasks("abc"))
+    await kill(other, count=1)
+    (task,) = await other.reserve(1)
+    await other.record([Succeeded(task.id, task.token, a_result(task))])
+
+    done = await bulk.delete_tasks(storage, ["a", "b", "c", "nobody"])
+
+    assert done.done == 2
+    assert done.refused == {"c": "has not ended: pending", "nobody": "no such task on record"}
+    assert [task.id async for task in bulk.all_tasks(storage)] == ["c"]
+    assert await storage.list_dead() == []
+
+
+async def test_a_letter_whose_record_has_expired_can_be_deleted(storage, worker):
+    other = await worker()
+    await storage.enqueue(a_task("a", result_ttl=0))
+    await kill(other, count=1)
+
+    assert (await bulk.delete_tasks(storage, ["a"])).done == 1
+    assert await storage.list_dead() == []

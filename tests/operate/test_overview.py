@@ -89,7 +89,7 @@ async def test_the_newest_tasks_come_first_however_many_are_older(storage, clock
     assert len(await newest_tasks(storage, 100)) == 31
 
 
-async def test_the_newest_are_found_in_a_few_pages_among_many(storage, clock, monkeypatch):
+async def test_the_newest_are_found_at_once_among_many(storage, clock, monkeypatch):
     def burst(count: int) -> list[Task]:
         return [a_task(clock.new_id(), created_at=clock.now()) for _ in range(count)]
 
@@ -100,19 +100,19 @@ async def test_the_newest_are_found_in_a_few_pages_among_many(storage, clock, mo
     newest = burst(5)
     await storage.enqueue_many(newest)
     clock.advance(timedelta(days=3))
-    pages = 0
-    list_page = storage._list
+    scans = 0
+    scan = storage._scan
 
     async def counted(query):
-        nonlocal pages
-        pages += 1
-        return await list_page(query)
+        nonlocal scans
+        scans += 1
+        return await scan(query)
 
-    monkeypatch.setattr(storage, "_list", counted)
+    monkeypatch.setattr(storage, "_scan", counted)
     found = await newest_tasks(storage, 5)
 
     assert [task.id for task in found] == [task.id for task in reversed(newest)]
-    assert pages < 40
+    assert scans == 1
 
 
 async def test_the_latest_failure_comes_first(storage, worker, clock):

@@ -145,9 +145,9 @@ def test_every_migration_has_a_number_of_its_own():
 @pytest.mark.timeout(60)
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 1\n", "")
-    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 1\n", "")
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 1\n", "")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 2\n", "")
+    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 2\n", "")
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 2\n", "")
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")

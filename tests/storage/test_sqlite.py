@@ -21,7 +21,7 @@ from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskResult, TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.settings import Settings
-from omniq.storage._sqlite import claim, connection, leases, tables
+from omniq.storage._sqlite import claim, connection, leases, reading, tables
 from omniq.storage._sqlite.connection import statement
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.clock import ManualClock
@@ -630,3 +630,60 @@ async def test_an_error_of_the_system_reaches_everyone_who_waits(storage):
     failed = [each for each in answers if isinstance(each, StorageError)]
     assert failed
     assert len(await storage.list_tasks()) == 5 - len(failed)
+
+
+# Versions
+
+
+async def test_a_store_of_version_1_is_brought_up_to_date_with_what_it_holds(path):
+    async with SQLiteStorage(path, settings=QUICK) as storage:
+        await storage.enqueue(Task(id="a", func_path="m.f"))
+    for file, leftovers in (
+        (path, ("INDEX omniq_retrying", "INDEX omniq_ended_badly")),
+        (path.with_name(f"{path.name}-leases"), ("TABLE omniq_resting",)),
+    ):
+        old = sqlite3.connect(file)
+        for each in leftovers:
+            old.execute(f"DROP {each}")
+        old.execute("PRAGMA user_version = 1")
+        old.commit()
+        old.close()
+
+    async with SQLiteStorage(path, settings=QUICK) as storage:
+        await storage.renew()
+        (task,) = await storage.reserve(1)
+        await storage.pause_worker(storage.owner)
+        failed = await storage.scan_tasks(status=TaskStatus.FAILED)
+        retrying = await storage.scan_tasks(status=TaskStatus.RETRYING)
+
+        assert task.id == "a"
+        assert (await storage.renew()).paused
+        assert failed.tasks == retrying.tasks == ()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (connection.SCHEMA_VERSION,)
+
+
+async def test_a_count_holds_up_no_other_read(storage, monkeypatch):
+    """A count of a large store takes a second; a page must not wait for it."""
+    began, may_end = threading.Event(), threading.Event()
+    count = reading.read_stats
+
+    def slow(*given):
+        began.set()
+        assert may_end.wait(10)
+        return count(*given)
+
+    monkeypatch.setattr(reading, "read_stats", slow)
+    await storage.enqueue(Task(id="a", func_path="m.f"))
+    counting = asyncio.create_task(storage.stats())
+    await asyncio.to_thread(began.wait, 10)
+    task = await storage.get_task("a")
+    scan = await storage.scan_tasks()
+    is_counting = not counting.done()
+    may_end.set()
+    stats = await counting
+
+    assert task is not None
+    assert len(scan.tasks) == 1
+    assert is_counting
+    assert stats.by_status[TaskStatus.PENDING] == 1

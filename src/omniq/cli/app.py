@@ -47,7 +47,7 @@ app.command("stats")(stats.stats)
 app.command("explain")(upkeep.explain)
 for group in (tasks.app, dead.app, queues.app, schedules.app):
     app.add_typer(group, no_args_is_help=True)
-app.command("workers")(queues.workers)
+app.add_typer(queues.workers)
 app.command("breakers")(queues.breakers)
 app.command("purge")(upkeep.purge)
 app.command("dashboard")(dashboard.dashboard)

@@ -8,11 +8,13 @@ import typer
 
 from omniq.cli import screen
 from omniq.cli.options import Json, Url
-from omniq.cli.session import with_queue
+from omniq.cli.session import CommandFailed, with_queue
 from omniq.cli.words import away
 from omniq.health import breakers_of, live_workers
+from omniq.models import WorkerInfo
 from omniq.operate.overview import queue_lines
 from omniq.queue import AsyncTaskQueue
+from omniq.service import console
 
 app = typer.Typer(name="queues", help="Look at queues, pause and resume them.")
 
@@ -72,8 +74,16 @@ def resume(names: Names, url: Url = None) -> None:
     with_queue(url, work, creates=True)
 
 
-def workers(url: Url = None, as_json: Json = False) -> None:
-    """The workers that are alive, and what they hold."""
+workers = typer.Typer(name="workers", help="Look at workers, pause and resume one.")
+
+Workers = Annotated[list[str], typer.Argument(metavar="ID", help="Which workers.")]
+
+
+@workers.callback(invoke_without_command=True)
+def list_workers(context: typer.Context, url: Url = None, as_json: Json = False) -> None:
+    """The workers that are alive, and what they hold; pause and resume them."""
+    if context.invoked_subcommand is not None:
+        return
 
     async def work(here: AsyncTaskQueue) -> None:
         found = await live_workers(here.storage)
@@ -89,7 +99,7 @@ def workers(url: Url = None, as_json: Json = False) -> None:
             (
                 worker.id,
                 f"{len(worker.running)}/{worker.concurrency or '?'}",
-                screen.text("stalled", "red") if worker.stalled else screen.text("alive", "green"),
+                _state(worker),
                 f"{worker.host}:{worker.pid}",
                 ", ".join(worker.queues) or "all",
                 away(worker.last_heartbeat, now),
@@ -101,6 +111,41 @@ def workers(url: Url = None, as_json: Json = False) -> None:
         screen.show(screen.Listing(columns, rows))
 
     with_queue(url, work)
+
+
+def _state(worker: WorkerInfo) -> screen.Cell:
+    if worker.stalled:
+        return screen.text("stalled", "red")
+    return screen.text("paused", "yellow") if worker.paused else screen.text("alive", "green")
+
+
+@workers.command("pause")
+def pause_workers(ids: Workers, url: Url = None) -> None:
+    """Have these workers claim nothing more; what they run goes on. It ends with the worker."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        for worker_id in ids:
+            _check_alive(worker_id, await here.storage.pause_worker(worker_id))
+            screen.say(f"paused: {worker_id}")
+
+    with_queue(url, work)
+
+
+@workers.command("resume")
+def resume_workers(ids: Workers, url: Url = None) -> None:
+    """Let these workers claim again."""
+
+    async def work(here: AsyncTaskQueue) -> None:
+        for worker_id in ids:
+            _check_alive(worker_id, await here.storage.resume_worker(worker_id))
+            screen.say(f"resumed: {worker_id}")
+
+    with_queue(url, work)
+
+
+def _check_alive(worker_id: str, is_alive: bool) -> None:
+    if not is_alive:
+        raise CommandFailed(f"worker {worker_id}: none with that id is alive", console.NOT_FOUND)
 
 
 def breakers(url: Url = None, as_json: Json = False) -> None:

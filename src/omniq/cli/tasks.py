@@ -217,7 +217,7 @@ def cancel(
     check_choice(ids, every, any((status, queue, func)))
 
     async def work(here: AsyncTaskQueue) -> None:
-        chosen = ids or await _live_ids(here, status, queue, func)
+        chosen = ids or await _ids(here, status, queue, func, ended=False)
         if every:
             screen.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
         elif len(chosen) == 1 and await here.get_task(chosen[0]) is None:
@@ -229,14 +229,46 @@ def cancel(
     with_queue(url, work)
 
 
-async def _live_ids(
-    here: AsyncTaskQueue, status: TaskStatus | None, queue: str | None, func: str | None
+async def _ids(
+    here: AsyncTaskQueue,
+    status: TaskStatus | None,
+    queue: str | None,
+    func: str | None,
+    *,
+    ended: bool,
 ) -> list[str]:
     return [
         task.id
         async for task in bulk.all_tasks(here.storage, status=status, queue=queue, func_path=func)
-        if not task.status.is_final
+        if task.status.is_final is ended
     ]
+
+
+@app.command()
+def delete(
+    ids: Ids = None,
+    url: Url = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that have ended, or those chosen below.")
+    ] = False,
+    status: Status = None,
+    queue: Queue = None,
+    func: Func = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Forget tasks that have ended, with their results and dead letters. What waits or runs stays."""
+    check_choice(ids, every, any((status, queue, func)))
+
+    async def work(here: AsyncTaskQueue) -> None:
+        chosen = ids or await _ids(here, status, queue, func, ended=True)
+        if every:
+            screen.confirm(f"Delete {count_of(len(chosen), 'task')} for good?", yes)
+        with screen.bar("deleting") as progress:
+            done = await bulk.delete_tasks(here.storage, chosen, on_progress=progress)
+        screen.report(done, "deleted", as_json)
+
+    with_queue(url, work)
 
 
 @app.command()

@@ -75,6 +75,12 @@ class Purge(OfQueue, frozen=True, kw_only=True):
     confirm: str
 
 
+class OfWorker(Request, frozen=True, kw_only=True):
+    """A worker."""
+
+    id: Id
+
+
 class OfSchedule(Request, frozen=True, kw_only=True):
     """A schedule."""
 
@@ -116,7 +122,7 @@ async def cancel(desk: Desk, told: Some) -> Done:
 
 
 async def delete(desk: Desk, told: Some) -> Done:
-    return _reported(await bulk.delete_dead(desk.storage, told.ids), "deleted")
+    return _reported(await bulk.delete_tasks(desk.storage, told.ids), "deleted")
 
 
 async def retry_edited(desk: Desk, told: Edited) -> Done:
@@ -169,6 +175,18 @@ async def purge_queue(desk: Desk, told: Purge) -> Done:
     return done
 
 
+async def pause_worker(desk: Desk, told: OfWorker) -> Done:
+    if not await desk.storage.pause_worker(told.id):
+        raise InvalidTask(f"worker {told.id}: none with that id is alive")
+    return Done(message=f"worker {told.id} claims nothing more; what it runs goes on")
+
+
+async def resume_worker(desk: Desk, told: OfWorker) -> Done:
+    if not await desk.storage.resume_worker(told.id):
+        raise InvalidTask(f"worker {told.id}: none with that id is alive")
+    return Done(message=f"worker {told.id} claims again")
+
+
 async def pause_schedule(desk: Desk, told: OfSchedule) -> Done:
     await desk.queue.schedules.pause(told.id)
     return Done(message=f"schedule {told.id} is paused")
@@ -202,12 +220,14 @@ ACTIONS = {
         Action("tasks/retry", "Run dead tasks again under their ids", Retried, retry),
         Action("tasks/retry-edited", "Run one again with other arguments", Edited, retry_edited),
         Action("tasks/cancel", "Cancel tasks that wait or run", Some, cancel),
-        Action("tasks/delete", "Forget dead letters for good", Some, delete),
+        Action("tasks/delete", "Forget tasks that have ended, and dead letters", Some, delete),
         Action("dead/retry", "Run all of a group of dead letters again", Group, retry_group),
         Action("dead/delete", "Forget all of a group of dead letters", Group, delete_group),
         Action("queues/pause", "Hand out nothing more from a queue", OfQueue, pause_queue),
         Action("queues/resume", "Hand out tasks of a queue again", OfQueue, resume_queue),
         Action("queues/purge", "Cancel everything that waits in a queue", Purge, purge_queue),
+        Action("workers/pause", "Have one worker claim nothing more", OfWorker, pause_worker),
+        Action("workers/resume", "Let a paused worker claim again", OfWorker, resume_worker),
         Action("schedules/pause", "Fire a schedule no more", OfSchedule, pause_schedule),
         Action("schedules/resume", "Fire a schedule again", OfSchedule, resume_schedule),
         Action("schedules/trigger", "Enqueue its task now", OfSchedule, trigger_schedule),

@@ -14,7 +14,6 @@ from omniq.dashboard.deeds import TOKEN_HEADER, body_of, change
 from omniq.dashboard.desk import Desk, desk_of
 from omniq.health import breakers_of
 from omniq.operate.details import task_detail
-from omniq.operate.overview import queue_lines
 from omniq.operate.promises import promises_of
 from omniq.operate.reasons import explain
 from omniq.records import plain
@@ -41,7 +40,7 @@ async def tasks(desk: Desk, asked: questions.TasksQuestion, path: dict[str, str]
     return {
         "tasks": [questions.shown_task(task) for task in page.tasks],
         "cursor": page.cursor,
-        "looked_at": page.looked_at,
+        "is_cut": page.is_cut,
     }
 
 
@@ -71,8 +70,8 @@ async def workers(desk: Desk, asked: questions.Nothing, path: dict[str, str]) ->
 
 
 async def queues(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:
-    lines = await desk.once("queues", lambda: queue_lines(desk.storage))
-    return {"queues": plain(lines)}
+    look = (await desk.sampler.current()).overview
+    return {"queues": plain(look.queues), "counted_at": plain(look.counted_at)}
 
 
 async def schedules(desk: Desk, asked: questions.Nothing, path: dict[str, str]) -> Any:

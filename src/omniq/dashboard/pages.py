@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -138,9 +139,12 @@ async def tasks(request: Request) -> Response:
     """Tasks, filtered and paged, to act on some of them."""
     desk = desk_of(request)
     question = questions.asked(questions.TasksQuestion, request.query_params.multi_items())
-    found = await questions.answer_tasks(desk, question)
+    found, look, functions = await asyncio.gather(
+        questions.answer_tasks(desk, question),
+        desk.sampler.current(),
+        questions.learnt_functions(desk),
+    )
     given = {name: text for name, text in request.query_params.items() if text and name != "cursor"}
-    look = await desk.sampler.current()
     return page(
         request,
         "tasks.html",
@@ -149,9 +153,10 @@ async def tasks(request: Request) -> Response:
         is_filtered=bool(given.keys() - {"limit"}),
         older=None if found.cursor is None else urlencode({**given, "cursor": found.cursor}),
         statuses=list(TaskStatus),
+        overview=look.overview,
         by_status=look.overview.by_status,
         queues=[line.name for line in look.overview.queues],
-        functions=await questions.learnt_functions(desk),
+        functions=functions,
         spans=(("15m", "15 minutes"), ("1h", "hour"), ("24h", "day"), ("7d", "week")),
     )
 

@@ -38,6 +38,9 @@ def environment() -> Environment:
         percent=lambda fraction: f"{fraction:.0%}",
     )
     found.globals.update(ago=ago, at=at, count_of=count_of)
+    for name in found.list_templates():
+        # Compiled now, and not while the first reader waits.
+        found.get_template(name)
     return found
 
 

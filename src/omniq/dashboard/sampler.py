@@ -1,8 +1,9 @@
 """One look at the storage every other second, shared by everybody who watches.
 
-However many dashboards are open, the storage is asked as often as for one. A look that takes long
-is taken more rarely, so that looking never keeps a storage busy, and no page waits for it: it shows
-what was seen last. Nobody there, nobody asks: the looks become rare, and end.
+However many dashboards are open, the storage is asked as often as for one. A look does not wait for
+a large storage to be counted: it shows the counts of before, and from when they are. Looks that take
+long are taken more rarely, and no page waits for them. Nobody there, nobody asks: the looks become
+rare, and end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from datetime import datetime
 
 import msgspec
 
@@ -28,6 +28,7 @@ _KEPT_SECONDS = 900.0
 _MOST_POINTS = 450
 _MOST_QUEUES = 20
 _PATIENCE = 0.1
+_COUNT_PATIENCE = 0.03
 _SHARE = 10
 """How many times longer than a look the pause after it is at least."""
 
@@ -43,14 +44,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen at one look. `version` grows when some count has changed.
-
-    `oldest` is, for each queue, when the first of its waiting tasks was enqueued.
-    """
+    """All that was seen at one look. `version` grows when some count has changed."""
 
     overview: Overview
     schedules: tuple[Schedule, ...]
-    oldest: dict[str, datetime]
     version: int
 
 
@@ -112,6 +109,7 @@ class Sampler:
     def expire(self) -> None:
         """Let the next who asks look anew: something was changed."""
         self._looked_at = float("-inf")
+        self._overlook.expire()
         # A look that is under way may have been too early to see it.
         self._changes += 1
 
@@ -123,6 +121,7 @@ class Sampler:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self._overlook.close()
 
     def _begin(self) -> None:
         # Here and not when the application starts: one that is mounted is not told about that.
@@ -156,31 +155,18 @@ class Sampler:
         self._failure = None
         self._pace = max(self._period, _SHARE * (now - began))
         self._looked_at = now if changes == self._changes else float("-inf")
-        self.points.append(_point(now, self._look.overview))
+        if self._look.overview.counted_at is not None:
+            self.points.append(_point(now, self._look.overview))
 
     async def _refresh(self) -> Look:
-        overview = await self._overlook.look()
+        overview = await self._overlook.look(_COUNT_PATIENCE)
         before = self._look
-        is_same = before is not None and (before.overview.by_status, before.overview.dead) == (
-            overview.by_status,
-            overview.dead,
-        )
+        is_same = before is not None and _counts(before.overview) == _counts(overview)
         return Look(
             overview=overview,
             schedules=tuple(await self._storage.list_schedules()),
-            oldest=before.oldest if before and is_same else await self._oldest(overview),
             version=before.version + (not is_same) if before else 1,
         )
-
-    async def _oldest(self, overview: Overview) -> dict[str, datetime]:
-        found: dict[str, datetime] = {}
-        for line in overview.queues[:_MOST_QUEUES]:
-            if line.waiting:
-                tasks = await self._storage.list_tasks(
-                    status=TaskStatus.PENDING, queue=line.name, limit=1
-                )
-                found.update((line.name, task.created_at) for task in tasks)
-        return found
 
     def _awaited(self) -> asyncio.Future[None]:
         if self._next is None:
@@ -191,6 +177,10 @@ class Sampler:
         waiting, self._next = self._next, None
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
+
+
+def _counts(overview: Overview) -> tuple[object, ...]:
+    return overview.counted_at is None, overview.by_status, overview.dead
 
 
 def _point(at: float, overview: Overview) -> Point:

@@ -8,11 +8,11 @@ from itertools import takewhile
 import msgspec
 
 from omniq.models import Task, TaskStatus
-from omniq.operate.recent import before, past, tasks_before
 from omniq.storage.base import BaseStorage
 
 _CHUNK = 250
-_MOST_LOOKED_AT = 2_000
+_MOST_CHUNKS = 6
+_MOST_SCANS = 3
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +33,12 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 class TaskPage(msgspec.Struct, frozen=True):
     """Some tasks, the newest first. `cursor` leads to the next page; None: there is no other.
 
-    `looked_at` is how many tasks were looked at for it: a page may be short, even empty, and lead
-    on, so that no question takes long.
+    `is_cut`: the page is short, even empty, and leads on, so that no question takes long.
     """
 
     tasks: tuple[Task, ...]
     cursor: str | None
-    looked_at: int
+    is_cut: bool
 
 
 async def browse(
@@ -48,55 +47,46 @@ async def browse(
     """The tasks in question, a page of them; with a prefix, in order of id."""
     if wanted.prefix:
         return await _by_prefix(storage, wanted, limit, cursor)
-    if cursor is None and wanted.until is not None:
-        cursor = before(wanted.until)
     found: list[Task] = []
-    looked_at = 0
-    while looked_at < _MOST_LOOKED_AT:
-        size = _CHUNK if _asks_here(wanted) else limit + 1
-        some = await tasks_before(
-            storage,
-            cursor,
-            size,
+    for _ in range(_MOST_CHUNKS if wanted.metadata else _MOST_SCANS):
+        scan = await storage.scan_tasks(
             status=wanted.status,
             queue=wanted.queue,
             func_path=wanted.func_path,
+            limit=_CHUNK if wanted.metadata else limit - len(found),
+            until=wanted.until,
+            cursor=cursor,
         )
-        looked_at += len(some)
-        room = limit - len(found)
-        fitting = [number for number, task in enumerate(some) if _matches(task, wanted)]
-        found += [some[number] for number in fitting[:room]]
-        if len(fitting) > room:
-            # The cursor stands before the first that did not fit.
-            return TaskPage(tuple(found), past(cursor, some[: fitting[room]]), looked_at)
-        if len(some) < size or _is_before(some[-1], wanted.since):
-            return TaskPage(tuple(found), None, looked_at)
-        cursor = past(cursor, some)
-    return TaskPage(tuple(found), cursor, looked_at)
+        for number, task in enumerate(scan.tasks):
+            if _is_before(task, wanted.since):
+                return TaskPage(tuple(found), None, False)
+            if not _matches(task, wanted):
+                continue
+            found.append(task)
+            if len(found) == limit:
+                is_last = number == len(scan.tasks) - 1
+                return TaskPage(tuple(found), scan.cursor if is_last else scan.marks[number], False)
+        cursor = scan.cursor
+        if cursor is None:
+            break
+    return TaskPage(tuple(found), cursor, cursor is not None)
 
 
 async def _by_prefix(
     storage: BaseStorage, wanted: TaskFilter, limit: int, cursor: str | None
 ) -> TaskPage:
-    """Ids are sorted, so those that begin alike stand together."""
+    """Ids are sorted, so those that begin alike stand together.
+
+    Other conditions are asked here: a storage would look for its page through all that follow.
+    """
     exact = None if cursor else await storage.get_task(wanted.prefix)
-    listed = await storage.list_tasks(
-        status=wanted.status,
-        queue=wanted.queue,
-        func_path=wanted.func_path,
-        limit=_CHUNK + limit,
-        after=cursor or wanted.prefix,
-    )
+    listed = await storage.list_tasks(limit=_CHUNK + limit, after=cursor or wanted.prefix)
     alike = list(takewhile(lambda task: task.id.startswith(wanted.prefix), listed))
     some = [task for task in ([exact] if exact else []) + alike if _matches(task, wanted)]
     if len(some) > limit:
-        return TaskPage(tuple(some[:limit]), some[limit - 1].id, len(listed))
+        return TaskPage(tuple(some[:limit]), some[limit - 1].id, False)
     is_cut = len(alike) == _CHUNK + limit
-    return TaskPage(tuple(some), alike[-1].id if is_cut else None, len(listed))
-
-
-def _asks_here(wanted: TaskFilter) -> bool:
-    return bool(wanted.metadata or wanted.since or wanted.until)
+    return TaskPage(tuple(some), alike[-1].id if is_cut else None, is_cut)
 
 
 def _is_before(task: Task, since: datetime | None) -> bool:

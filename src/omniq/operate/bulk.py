@@ -64,6 +64,22 @@ async def delete_dead(
     return await _each(ids, delete, on_progress)
 
 
+async def delete_tasks(
+    storage: BaseStorage, ids: Iterable[str], *, on_progress: OnProgress = silently
+) -> BulkReport:
+    """Forget these tasks for good, each with its dead letter. What waits or runs stays."""
+
+    async def delete(task_id: str) -> str | None:
+        # The letter first: between the two steps the task can still be found and deleted again.
+        had_letter = await storage.delete_dead(task_id)
+        if await storage.delete_task(task_id) or had_letter:
+            return None
+        known = await storage.get_task(task_id)
+        return "no such task on record" if known is None else f"has not ended: {known.status}"
+
+    return await _each(ids, delete, on_progress)
+
+
 async def cancel_tasks(
     storage: BaseStorage,
     ids: Iterable[str],

@@ -11,6 +11,7 @@ import msgspec
 
 from omniq.health import BreakerInfo, breakers_of, live_workers
 from omniq.models import DeadLetter, QueueStats, Task, TaskResult, TaskStatus, WorkerInfo
+from omniq.operate.counting import UNCOUNTED, Count, Counting
 from omniq.operate.recent import newest_dead, newest_tasks
 from omniq.storage.base import BaseStorage
 
@@ -22,13 +23,17 @@ _MOST_RUNNING = 2_000
 
 
 class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue with tasks, or one that is paused. `workers` is how many take from it."""
+    """A queue with tasks, or one that is paused. `workers` is how many take from it.
+
+    `oldest_due_age` is how many seconds the first of its waiting tasks has been due.
+    """
 
     name: str
     waiting: int
     running: int
     workers: int
     paused: bool
+    oldest_due_age: float = 0.0
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -50,10 +55,12 @@ class Rates(msgspec.Struct, frozen=True):
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one look. `rates` need two looks; the spreads need tasks that ran lately.
 
-    `wait` is from being due to being started, `run` from there to the end.
+    `wait` is from being due to being started, `run` from there to the end. All counts are as of
+    `counted_at`; None: they are 0 because nobody has counted yet.
     """
 
     at: datetime
+    counted_at: datetime | None
     storage: str
     by_status: dict[TaskStatus, int]
     oldest_due_age: float
@@ -89,28 +96,46 @@ class Overlook:
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
+        self._counting = Counting(storage)
         self._samples: deque[_Sample] = deque()
+        self._rated: Count | None = None
+        self._rates: Rates | None = None
         self._seen: _Newest | None = None
 
-    async def look(self) -> Overview:
-        """How it goes now."""
+    async def look(self, patience: float | None = None) -> Overview:
+        """How it goes now. Counts that take longer than `patience` seconds are those of before."""
         storage = self._storage
-        stats, workers = await storage.stats(), await live_workers(storage)
+        counting = self._counting.begin(at_once=patience is None)
+        workers = await live_workers(storage)
+        breakers = await breakers_of(storage)
+        count = await self._counting.settled(counting, patience)
+        stats = UNCOUNTED if count is None else count.stats
+        if count is not None and count is not self._rated:
+            self._rated, self._rates = count, self._rates_of(count)
         newest = await self._newest(stats)
         return Overview(
             at=storage.clock.now(),
+            counted_at=None if count is None else count.at,
             storage=storage.capabilities.name,
             by_status=stats.by_status,
             oldest_due_age=stats.oldest_due_age,
             dead=stats.dead,
             queues=tuple(await _queue_lines(storage, stats, workers)),
             workers=tuple(workers),
-            breakers=tuple(await breakers_of(storage)),
+            breakers=tuple(breakers),
             wait=newest.wait,
             run=newest.run,
-            rates=self._rates(stats),
+            rates=self._rates,
             failures=newest.failures,
         )
+
+    def expire(self) -> None:
+        """Count anew at the next look: something was changed."""
+        self._counting.expire()
+
+    async def close(self) -> None:
+        """Count no more."""
+        await self._counting.close()
 
     async def _newest(self, stats: QueueStats) -> _Newest:
         """What the newest tasks tell, asked again only when some count has changed."""
@@ -125,16 +150,16 @@ class Overlook:
                 dead=stats.dead,
                 wait=_spread([each for task in tasks if (each := _waited(task)) is not None]),
                 run=_spread(await _run_times(storage, tasks)),
-                failures=tuple(await newest_dead(storage, _FAILURES)) if stats.dead else (),
+                failures=tuple(await newest_dead(storage, _FAILURES)),
             )
         return self._seen
 
-    def _rates(self, stats: QueueStats) -> Rates | None:
+    def _rates_of(self, count: Count) -> Rates | None:
         """From what the counters have grown by since the oldest sample of the window."""
-        by_status = stats.by_status
+        by_status = count.stats.by_status
         failed = by_status[TaskStatus.FAILED]
         ended = by_status[TaskStatus.SUCCESS] + failed + by_status[TaskStatus.CANCELLED]
-        now = _Sample(self._storage.clock.monotonic(), sum(by_status.values()), ended, failed)
+        now = _Sample(count.measured_at, sum(by_status.values()), ended, failed)
         self._samples.append(now)
         while now.at - self._samples[0].at > _WINDOW and len(self._samples) > 2:
             self._samples.popleft()
@@ -158,10 +183,8 @@ async def _queue_lines(
     storage: BaseStorage, stats: QueueStats, workers: Sequence[WorkerInfo]
 ) -> list[QueueLine]:
     paused = await storage.paused_queues()
-    running = Counter(
-        task.queue
-        for task in await storage.list_tasks(status=TaskStatus.RUNNING, limit=_MOST_RUNNING)
-    )
+    scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MOST_RUNNING)
+    running = Counter(task.queue for task in scan.tasks)
     named = {queue for worker in workers for queue in worker.queues}
     return [
         QueueLine(
@@ -170,6 +193,7 @@ async def _queue_lines(
             running=running[name],
             workers=sum(not worker.queues or name in worker.queues for worker in workers),
             paused=name in paused,
+            oldest_due_age=stats.oldest_by_queue.get(name, 0.0),
         )
         for name in sorted({*stats.by_queue, *paused, *named})
     ]

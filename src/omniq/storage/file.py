@@ -58,9 +58,10 @@ from omniq.storage._files.records import Ended
 from omniq.storage._files.store import Needs, Store
 from omniq.storage._files.worker import Worker
 from omniq.storage._gates import GateState
+from omniq.storage._newest import scan_by_id
 from omniq.storage._rows import FinishedRow, Row
 from omniq.storage.base import BaseStorage
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 T = TypeVar("T")
@@ -224,6 +225,9 @@ class FileStorage(BaseStorage):
     async def _give_back(self, max_crashes: int) -> list[GivenBack]:
         return await self._run(lambda store: store.give_back(max_crashes))
 
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        return await self._run(lambda store: store.leases.set_paused(owner, paused=paused))
+
     async def workers(self) -> list[WorkerInfo]:
         return await self._read(Store.workers)
 
@@ -288,6 +292,10 @@ class FileStorage(BaseStorage):
 
     async def _purge_expired(self) -> int:
         return await self._run(Store.purge_expired)
+
+    async def _delete_task(self, task_id: str) -> bool:
+        now = self._clock.micros()
+        return await self._run(lambda store: store.archive.delete(task_id, now))
 
     # Dead letters
 
@@ -375,6 +383,13 @@ class FileStorage(BaseStorage):
     async def _list(self, query: TaskQuery) -> list[Row]:
         now = self._clock.micros()
         return await self._read(lambda store: store.archive.page(query, now))
+
+    async def _scan(self, query: ScanQuery) -> Scan:
+        async def back(before: str, limit: int) -> tuple[list[Row], str | None]:
+            now = self._clock.micros()
+            return await self._read(lambda store: store.archive.back(query, before, limit, now))
+
+        return await scan_by_id(query, back, self._list)
 
     async def stats(self) -> QueueStats:
         now = self._clock.micros()

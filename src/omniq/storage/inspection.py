@@ -24,6 +24,7 @@ from omniq.models import (
     WorkerInfo,
     check_id,
     check_instant,
+    check_int,
 )
 from omniq.serialization import Serializer
 from omniq.storage._gates import GateState
@@ -163,11 +164,14 @@ class Inspection(ABC):
         limit: int = 100,
         until: datetime | None = None,
         cursor: str | None = None,
+        most: int = MOST_LOOKED_AT,
     ) -> TaskScan:
         """Tasks from the newest on, at a bounded cost however many there are.
 
-        `until` begins with those enqueued about then; a `cursor` comes before it.
+        `until` begins with those enqueued about then; a `cursor` comes before it. `most` is about
+        how many records are looked at: of a status that has an index, only those that have it.
         """
+        check_int("most", most, low=1)
         check_instant("until", until)
         query = ScanQuery(
             status=None if status is None else _status(status),
@@ -176,6 +180,7 @@ class Inspection(ABC):
             limit=_page_size(limit),
             until=None if until is None else to_micros(until),
             cursor=cursor,
+            most=most,
         )
         found = await self._scan(query)
         tasks = tuple(self._task(row) for row in found.rows)
@@ -318,6 +323,45 @@ class Inspection(ABC):
         if result.task_id != task_id:
             raise SerializationError(f"task {task_id}: its result is that of {result.task_id}")
         return result
+
+
+def sequence_of(cursor: str | None) -> int | None:
+    """Where a scan in order of enqueue has stopped."""
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
+        raise InvalidTask("cursor: not one that a page has given")
+    return int(cursor)
+
+
+def scanned(rows: list[Row], limit: int, stopped_at: int | None) -> Scan:
+    """A scan in order of enqueue. `rows` are one more than wanted, where there are more.
+
+    `stopped_at`: where it has stopped because it has looked at enough.
+    """
+    marks = [str(row.seq) for row in rows[:limit]]
+    if len(rows) > limit:
+        return Scan(rows[:limit], marks, marks[-1] if marks else str(rows[0].seq + 1))
+    return Scan(rows, marks, None if stopped_at is None else str(stopped_at))
+
+
+def counted(
+    by_status: dict[TaskStatus, int],
+    by_queue: dict[str, int],
+    oldest: dict[str, int],
+    *,
+    now: int,
+    dead: int,
+) -> QueueStats:
+    """The stats from counts, and from the time at which the first waiting task of a queue is due."""
+    due = {queue: (now - at) / 1_000_000 for queue, at in oldest.items() if at <= now}
+    return QueueStats(
+        by_status=by_status,
+        by_queue=by_queue,
+        oldest_due_age=max(due.values(), default=0.0),
+        dead=dead,
+        oldest_by_queue=due,
+    )
 
 
 def _failed_within(letter: DeadLetter, since: datetime | None, until: datetime | None) -> bool:

@@ -244,6 +244,24 @@ class Keeping(Inspection):
         await self._set_paused(queue, False)
         self._hints.work()
 
+    # Workers
+
+    async def pause_worker(self, worker_id: str) -> bool:
+        """Have one worker claim nothing more until it is resumed; False when it has no lease.
+
+        V1. It is told at each renewal, and `workers` shows it; what it runs goes on.
+        V2. It ends with the worker's lease.
+        """
+        self._check_open()
+        check_id(worker_id)
+        return await self._set_worker_paused(worker_id, True)
+
+    async def resume_worker(self, worker_id: str) -> bool:
+        """Let it claim again; False when it has no lease."""
+        self._check_open()
+        check_id(worker_id)
+        return await self._set_worker_paused(worker_id, False)
+
     # What a backend implements
 
     @abstractmethod
@@ -283,6 +301,9 @@ class Keeping(Inspection):
 
     @abstractmethod
     async def _set_paused(self, queue: str, paused: bool) -> None: ...
+
+    @abstractmethod
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool: ...
 
     # Written once
 

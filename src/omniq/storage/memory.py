@@ -31,7 +31,15 @@ from omniq.storage._gates import Gate, GateState
 from omniq.storage._ready import ReadyQueue, Wanted
 from omniq.storage._rows import Finish, FinishedRow, Row, Settled
 from omniq.storage.base import BaseStorage
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import (
+    DeadQuery,
+    Scan,
+    ScanQuery,
+    TaskQuery,
+    counted,
+    scanned,
+    sequence_of,
+)
 from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 
@@ -319,11 +327,14 @@ class MemoryStorage(BaseStorage):
         with memory.lock:
             if info.id in memory.fenced:
                 raise LeaseLost(info.id)
+            known = memory.leases.get(info.id)
+            info = msgspec.structs.replace(info, paused=known is not None and known.info.paused)
             memory.leases[info.id] = _Lease(info, self._clock.boot_micros() + lease)
             held = memory.held.get(info.id, {})
             return Renewal(
                 {row.id: row.token for row in held.values()},
                 frozenset(row.id for row in held.values() if row.cancel_requested),
+                info.paused,
             )
 
     async def _retire(self, owner: str) -> None:
@@ -397,6 +408,10 @@ class MemoryStorage(BaseStorage):
             for task_id in old:
                 del memory.finished[task_id]
             return len(old)
+
+    async def _delete_task(self, task_id: str) -> bool:
+        now = self._clock.micros()
+        return self._purge(lambda each: each.row.id == task_id and each.expires_at > now) == 1
 
     # Dead letters
 
@@ -594,6 +609,19 @@ class MemoryStorage(BaseStorage):
             page = heapq.nsmallest(query.limit, matching, key=lambda row: row.id)
             return [copy.copy(row) for row in page]
 
+    async def _scan(self, query: ScanQuery) -> Scan:
+        self._check_open()
+        memory, now = self._memory, self._clock.micros()
+        begin = sequence_of(query.cursor)
+        with memory.lock:
+            rows = sorted(self._all_rows(now), key=lambda row: row.seq, reverse=True)
+            if begin is None and query.until is not None:
+                rows = [row for row in rows if row.created_at < query.until]
+            older = [row for row in rows if begin is None or row.seq < begin]
+            found = [copy.copy(row) for row in older[: query.most] if _matches(row, query)]
+        last = older[query.most - 1].seq if len(older) > query.most else None
+        return scanned(found[: query.limit + 1], query.limit, last)
+
     def _all_rows(self, now: int) -> Iterator[Row]:
         yield from self._memory.rows.values()
         for finished in self._memory.finished.values():
@@ -613,21 +641,26 @@ class MemoryStorage(BaseStorage):
         memory, now = self._memory, self._clock.micros()
         by_status = dict.fromkeys(TaskStatus, 0)
         by_queue: dict[str, int] = {}
-        oldest = now
+        oldest: dict[str, int] = {}
         with memory.lock:
             for row in self._all_rows(now):
                 by_status[row.status] += 1
                 if not row.status.is_final:
                     by_queue[row.queue] = by_queue.get(row.queue, 0) + 1
                     if row.owner is None:
-                        oldest = min(oldest, row.due)
+                        oldest[row.queue] = min(row.due, oldest.get(row.queue, row.due))
             dead = len(memory.dead)
-        return QueueStats(
-            by_status=by_status,
-            by_queue=by_queue,
-            oldest_due_age=(now - oldest) / 1_000_000,
-            dead=dead,
-        )
+        return counted(by_status, by_queue, oldest, now=now, dead=dead)
+
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        memory = self._memory
+        with memory.lock:
+            lease = memory.leases.get(owner)
+            if lease is None or lease.until <= self._clock.boot_micros():
+                return False
+            info = msgspec.structs.replace(lease.info, paused=paused)
+            memory.leases[owner] = _Lease(info, lease.until)
+            return True
 
     async def workers(self) -> list[WorkerInfo]:
         self._check_open()
@@ -660,7 +693,7 @@ def _copied(schedule: Schedule, version: int) -> Schedule:
     return msgspec.structs.replace(schedule, task=own, version=version)
 
 
-def _matches(row: Row, query: TaskQuery) -> bool:
+def _matches(row: Row, query: TaskQuery | ScanQuery) -> bool:
     return (
         query.status in (None, row.status)
         and query.queue in (None, row.queue)

@@ -297,8 +297,9 @@ class RedisStorage(RedisKeeping):
         reply = await self._run("renew", info.id, lease, raw(encode_internal(info)), int(is_first))
         if reply == b"lost":
             raise LeaseLost(info.id)
-        held, cancelled = reading.held_of(reply)
-        return Renewal(held, cancelled)
+        paused, *holding = reply
+        held, cancelled = reading.held_of(holding)
+        return Renewal(held, cancelled, bool(paused))
 
     async def _retire(self, owner: str) -> None:
         now, *reply = await self._run("retire", owner, self._channel)

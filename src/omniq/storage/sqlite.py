@@ -36,10 +36,11 @@ from omniq.storage._sqlite.connection import Connection, Database
 from omniq.storage._sqlite.foreign import enqueue_within
 from omniq.storage._sqlite.lane import Lane, WriteLane
 from omniq.storage._sqlite.ledger import KnownRows, Ledger, is_held, read_gates
+from omniq.storage._sqlite.scanning import scan
 from omniq.storage._sqlite.transactions import Transactions
 from omniq.storage._sqlite.watch import Watch
 from omniq.storage.base import BaseStorage
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 _T = TypeVar("_T")
@@ -115,6 +116,8 @@ class SQLiteStorage(BaseStorage):
         self._writer = WriteLane("writer", self._database)
         self._leases = WriteLane("leases", self._lease_database)
         self._reader = Lane("reader", self._database, self._connect_reader)
+        # Counting takes longer than all else that is read, and must not hold that up.
+        self._counter = Lane("counter", self._database, self._connect_reader)
         self._transactions = Transactions(self._database)
         try:
             self._database.create()
@@ -149,6 +152,7 @@ class SQLiteStorage(BaseStorage):
         self._known_rows = KnownRows()
         self._watch.close()
         await self._reader.close()
+        await self._counter.close()
         await self._leases.close()
         await self._writer.close()
 
@@ -349,6 +353,15 @@ class SQLiteStorage(BaseStorage):
             )
         )
 
+    async def _delete_task(self, task_id: str) -> bool:
+        condition = "seq = (SELECT seq FROM omniq_tasks WHERE id = ?)"
+
+        def delete(db: Connection) -> bool:
+            seqs = retention.find(db, "omniq_finished", condition, task_id)
+            return retention.purge(db, seqs, "expires_at > ?", self._clock.micros()) == 1
+
+        return await self._write(delete)
+
     async def delete_dead(self, task_id: str) -> bool:
         def delete(db: Connection) -> bool:
             return retention.bury(db, retention.find(db, "omniq_dead", "id = ?", task_id)) == 1
@@ -434,6 +447,11 @@ class SQLiteStorage(BaseStorage):
         )
         await self._write(lambda db: db.execute(sql, (queue,)).rowcount)
 
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        return await self._leases.run(
+            lambda db: leases.set_paused(db, owner, self._clock, paused=paused)
+        )
+
     async def paused_queues(self) -> frozenset[str]:
         sql = "SELECT json_group_array(queue) FROM omniq_paused"
         return frozenset(await self._read(lambda db: tables.read_names(db, sql)))
@@ -455,8 +473,12 @@ class SQLiteStorage(BaseStorage):
     async def _list(self, query: TaskQuery) -> list[Row]:
         return await self._read(lambda db: reading.list_rows(db, query, self._clock.micros()))
 
+    async def _scan(self, query: ScanQuery) -> Scan:
+        return await self._read(lambda db: scan(db, query, self._clock.micros()))
+
     async def stats(self) -> QueueStats:
-        return await self._read(lambda db: reading.read_stats(db, self._clock.micros()))
+        self._check_open()
+        return await self._counter.run(lambda db: reading.read_stats(db, self._clock.micros()))
 
     async def count_waiting(self) -> int:
         return await self._read(reading.count_waiting)

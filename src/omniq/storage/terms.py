@@ -48,10 +48,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """What a worker learns at each renewal: what it holds, and what it should stop."""
+    """What a worker learns at each renewal: what it holds, and what it should stop.
+
+    `paused`: somebody wants it to claim nothing more for now.
+    """
 
     held: dict[str, int]
     cancelled: frozenset[str]
+    paused: bool = False
 
 
 class GivenBack(msgspec.Struct, frozen=True):

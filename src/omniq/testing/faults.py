@@ -31,7 +31,7 @@ from omniq.models import (
 from omniq.storage._gates import GateState
 from omniq.storage._rows import FinishedRow, Row
 from omniq.storage.base import BaseStorage
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
 
 Verb = Literal[
@@ -256,6 +256,9 @@ class FaultyStorage(BaseStorage):
     async def _purge_expired(self) -> int:
         return await self._do(("purge",), self._inner._purge_expired)
 
+    async def _delete_task(self, task_id: str) -> bool:
+        return await self._do(("purge",), lambda: self._inner._delete_task(task_id))
+
     async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
         return await self._do(("dead",), lambda: self._inner._retry_dead(task_id, body, from_start))
 
@@ -295,6 +298,9 @@ class FaultyStorage(BaseStorage):
     async def _set_paused(self, queue: str, paused: bool) -> None:
         await self._do(("queue",), lambda: self._inner._set_paused(queue, paused))
 
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        return await self._do(("queue",), lambda: self._inner._set_worker_paused(owner, paused))
+
     # Reading
 
     async def _read(self, step: Callable[[], Awaitable[_T]]) -> _T:
@@ -312,6 +318,9 @@ class FaultyStorage(BaseStorage):
 
     async def _list(self, query: TaskQuery) -> list[Row]:
         return await self._read(lambda: self._inner._list(query))
+
+    async def _scan(self, query: ScanQuery) -> Scan:
+        return await self._read(lambda: self._inner._scan(query))
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         return await self._read(lambda: self._inner._list_dead(query))

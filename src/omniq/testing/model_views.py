@@ -68,9 +68,15 @@ def _stats(model: Model, records: list[Record]) -> QueueStats:
     waiting = [record.due for record in live if record.owner is None]
     queues = [record.task.queue for record in live]
     statuses = [record.status for record in records]
+    oldest: dict[str, float] = {}
+    for record in live:
+        if record.owner is None and record.due <= now:
+            age = (now - record.due) / 1_000_000
+            oldest[record.task.queue] = max(age, oldest.get(record.task.queue, 0.0))
     return QueueStats(
         by_status={status: statuses.count(status) for status in TaskStatus},
         by_queue={queue: queues.count(queue) for queue in queues},
         oldest_due_age=(now - min([now, *waiting])) / 1_000_000,
         dead=len(model.book.dead),
+        oldest_by_queue=oldest,
     )

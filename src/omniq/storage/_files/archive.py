@@ -5,7 +5,8 @@ A result's file is read once; after that its name and inode say that it is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from omniq.clock import to_micros
@@ -15,7 +16,7 @@ from omniq.storage._files.ledger import Ledger
 from omniq.storage._files.names import committed_of, dead_path, id_of, result_path
 from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, EndedInBrief, NotARecord
 from omniq.storage._rows import Row
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, counted
 
 _STALE_AFTER = 3600 * 10**9
 """Nanoseconds after which a temporary file belongs to nobody."""
@@ -70,6 +71,13 @@ class Archive:
         old = [task_id for task_id, brief in self.results().items() if is_old(brief)]
         return sum(self._forget(task_id, is_old) for task_id in old)
 
+    def delete(self, task_id: str, now: int) -> bool:
+        """Forget one task that has ended; False when there is no such record."""
+        found = self._ledger.find(task_id)
+        if not isinstance(found, Ended):
+            return False
+        return self._forget(task_id, lambda brief: brief.expires_at > now)
+
     def _forget(self, task_id: str, is_old: Callable[[EndedInBrief], bool]) -> bool:
         # Taken away first and looked at then: it may be a newer one than the one we judged.
         path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
@@ -118,20 +126,16 @@ class Archive:
         """How much of what there is."""
         by_status = dict.fromkeys(TaskStatus, 0)
         by_queue: dict[str, int] = {}
-        oldest = now
+        oldest: dict[str, int] = {}
         for brief in self.results().values():
             if brief.expires_at > now:
                 by_status[brief.row.status] += 1
         for status, queue, due in self._live():
             by_status[status] += 1
             by_queue[queue] = by_queue.get(queue, 0) + 1
-            oldest = min(oldest, now if due is None else due)
-        return QueueStats(
-            by_status=by_status,
-            by_queue=by_queue,
-            oldest_due_age=(now - oldest) / 1_000_000,
-            dead=len(self.dead_ids()),
-        )
+            if due is not None:
+                oldest[queue] = min(due, oldest.get(queue, due))
+        return counted(by_status, by_queue, oldest, now=now, dead=len(self.dead_ids()))
 
     def _live(self) -> Iterator[tuple[TaskStatus, str, int | None]]:
         """Status and queue of every live task; when it became due, of those that wait."""
@@ -149,21 +153,33 @@ class Archive:
 
     def page(self, query: TaskQuery, now: int) -> list[Row]:
         """The rows of a page, live and ended together, in id order."""
+        ids = sorted(task_id for task_id in self._ids(now) if task_id > query.after)
+        found = self._matching(ids, query)
+        return list(islice(found, query.limit))
+
+    def back(
+        self, query: ScanQuery, before: str, limit: int, now: int
+    ) -> tuple[list[Row], str | None]:
+        """Rows before that id, the last one first; and the id at which it had to stop."""
+        ids = sorted((task_id for task_id in self._ids(now) if task_id < before), reverse=True)
+        rows = list(islice(self._matching(ids[: query.most], query), limit))
+        is_cut = len(ids) > query.most and len(rows) < limit
+        return rows, ids[query.most - 1] if is_cut else None
+
+    def _ids(self, now: int) -> set[str]:
+        """The ids of all tasks, live and ended."""
         ended = self.results()
         index = self._ledger.index
         ids = {task_id for task_id, brief in ended.items() if brief.expires_at > now}
         ids.update(index.waiting_ids(), index.running)
         ids.update(committed.id for committed in index.committed())
-        page: list[Row] = []
-        for task_id in sorted(ids):
-            if len(page) >= query.limit:
-                break
-            if task_id <= query.after:
-                continue
+        return ids
+
+    def _matching(self, ids: Iterable[str], query: TaskQuery | ScanQuery) -> Iterator[Row]:
+        for task_id in ids:
             found = self._ledger.find(task_id)
             if found is not None and _matches(found.row, query):
-                page.append(found.row)
-        return page
+                yield found.row
 
     # Dead letters
 
@@ -212,7 +228,7 @@ class Archive:
                     yield ended
 
 
-def _matches(row: Row, query: TaskQuery) -> bool:
+def _matches(row: Row, query: TaskQuery | ScanQuery) -> bool:
     return (
         query.status in (None, row.status)
         and query.queue in (None, row.queue)

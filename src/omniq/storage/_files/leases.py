@@ -19,6 +19,9 @@ from omniq.storage._files.disk import Disk
 from omniq.storage._files.records import WORKER, NotARecord
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9a-f]{12})\.(\d{1,19})\.lease")
+_BESIDE = (".info", ".resting")
+"""What else there is of an owner: who it is, and that it is paused."""
+
 _LOOKS = 4
 _TRIES = 20
 
@@ -91,9 +94,25 @@ class Leases:
         with suppress(IsADirectoryError, PermissionError):
             ended = self._disk.remove(lease.path)
             if ended or self.of(lease.owner) is None:
-                self._disk.remove_quietly(f"workers/{lease.owner}.info")
+                for kind in _BESIDE:
+                    self._disk.remove_quietly(f"workers/{lease.owner}{kind}")
                 return True
         return False
+
+    def set_paused(self, owner: str, *, paused: bool) -> bool:
+        """Note whether the owner is to claim; False when it has no lease."""
+        lease = self.of(owner)
+        if lease is None or not self.is_live(lease):
+            return False
+        if paused:
+            self._disk.replace(f"workers/{owner}.resting", b"", lasting=False)
+        else:
+            self._disk.remove_quietly(f"workers/{owner}.resting")
+        return True
+
+    def is_paused(self, owner: str) -> bool:
+        """Whether the owner is to claim nothing."""
+        return self._disk.exists(f"workers/{owner}.resting")
 
     def info(self, owner: str) -> WorkerInfo | None:
         """What the owner said of itself when it last renewed."""
@@ -106,7 +125,7 @@ class Leases:
         """Remove what owners without a lease have left."""
         alive = self.all()
         for name in self._disk.names("workers"):
-            owner = name.removesuffix(".info")
+            owner = name.removesuffix(_BESIDE[0]).removesuffix(_BESIDE[1])
             if owner != name and owner not in alive and self.of(owner) is None:
                 self._disk.remove_quietly(f"workers/{name}")
 

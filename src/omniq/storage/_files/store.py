@@ -186,7 +186,7 @@ class Store:
             elif not self.disk.exists(claimed.path) and claimed.id not in self.holdings.changing:
                 continue
             held[claimed.id] = claimed.token
-        return Renewal(held, frozenset(cancelled))
+        return Renewal(held, frozenset(cancelled), self.leases.is_paused(info.id))
 
     def retire(self, owner: str) -> None:
         """Release all that the owner holds, and forget its lease."""
@@ -236,7 +236,8 @@ class Store:
             )
             info = self.leases.info(owner) or unknown
             running = tuple(sorted(self._held_by(owner)))
-            found.append(msgspec.structs.replace(info, running=running))
+            paused = self.leases.is_paused(owner)
+            found.append(msgspec.structs.replace(info, running=running, paused=paused))
         return found
 
     def held_by(self, owner: str) -> dict[str, int]:

@@ -12,15 +12,17 @@ from typing import Any, TypeVar
 from omniq.models import DeadLetter, Progress, QueueStats, Schedule, WorkerInfo
 from omniq.serialization import encode_internal
 from omniq.storage._gates import GateState
+from omniq.storage._newest import scan_by_id
 from omniq.storage._postgres import enqueue as enqueueing
 from omniq.storage._postgres import reading, tables
 from omniq.storage._postgres.connection import Connection
 from omniq.storage._postgres.gathering import Gathered
 from omniq.storage._postgres.ledger import Ledger
+from omniq.storage._postgres.scanning import read_back
 from omniq.storage._postgres.statements import Names
 from omniq.storage._rows import FinishedRow, Row
 from omniq.storage.base import BaseStorage
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 
 _T = TypeVar("_T")
 
@@ -50,6 +52,9 @@ class Kept(BaseStorage):
 
     @abstractmethod
     async def _read(self, work: Callable[[Connection], Awaitable[_T]]) -> _T: ...
+
+    @abstractmethod
+    async def _count(self, work: Callable[[Connection], Awaitable[_T]]) -> _T: ...
 
     @abstractmethod
     async def _write(
@@ -100,6 +105,13 @@ class Kept(BaseStorage):
             purged += len(gone)
             if len(gone) < _PURGED_AT_ONCE:
                 return purged
+
+    async def _delete_task(self, task_id: str) -> bool:
+        sql = (
+            "DELETE FROM {schema}.finished WHERE id = $1 "
+            "AND expires_at > (SELECT {schema}.micros($2)) RETURNING id"
+        )
+        return await self._fetch(sql, task_id, self._given_now()) != []
 
     async def _fetch(self, sql: str, *parameters: Any) -> list[str]:
         found = await self._write(lambda db: db.fetch(self._names(sql), *parameters))
@@ -269,8 +281,16 @@ class Kept(BaseStorage):
             lambda db: reading.list_rows(db, self._names, query, self._given_now())
         )
 
+    async def _scan(self, query: ScanQuery) -> Scan:
+        async def back(before: str, limit: int) -> tuple[list[Row], str | None]:
+            return await self._read(
+                lambda db: read_back(db, self._names, query, before, limit, self._given_now())
+            )
+
+        return await scan_by_id(query, back, self._list)
+
     async def stats(self) -> QueueStats:
-        return await self._read(lambda db: reading.read_stats(db, self._names, self._given_now()))
+        return await self._count(lambda db: reading.read_stats(db, self._names, self._given_now()))
 
     async def count_waiting(self) -> int:
         return await self._read(lambda db: reading.count_waiting(db, self._names))
@@ -279,6 +299,13 @@ class Kept(BaseStorage):
         return await self._read(
             lambda db: reading.read_workers(db, self._names, self._given_lease_now())
         )
+
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        sql = (
+            "UPDATE {schema}.leases SET paused = $2 WHERE owner = $1 AND NOT fenced "
+            "AND until > (SELECT {schema}.micros($3)) RETURNING owner"
+        )
+        return await self._fetch(sql, owner, paused, self._given_lease_now()) != []
 
     async def held_by(self, owner: str) -> dict[str, int]:
         return await self._read(lambda db: reading.read_held(db, self._names, owner))

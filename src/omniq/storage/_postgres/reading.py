@@ -17,7 +17,7 @@ from omniq.storage._postgres.connection import Connection
 from omniq.storage._postgres.ledger import decode_gate
 from omniq.storage._postgres.statements import Names
 from omniq.storage._rows import FinishedRow, Row
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, TaskQuery, counted
 from omniq.storage.terms import Renewal
 
 _decode_letter = internal_decoder(DeadLetter)
@@ -84,7 +84,8 @@ async def read_stats(db: Connection, names: Names, given_now: int | None) -> Que
     by_queue: dict[str, int] = {}
     dead = 0
     found = await db.fetch(names.file("stats"), given_now)
-    now = oldest = found[0]["due"]
+    now = found[0]["due"]
+    oldest: dict[str, int] = {}
     for kind, status, queue, count, due in found[1:]:
         if kind == "dead":
             dead = count
@@ -92,21 +93,18 @@ async def read_stats(db: Connection, names: Names, given_now: int | None) -> Que
         by_status[tables.STATUSES[status]] += count
         if kind == "live":
             by_queue[queue] = by_queue.get(queue, 0) + count
-            oldest = oldest if due is None else min(oldest, due)
-    return QueueStats(
-        by_status=by_status,
-        by_queue=by_queue,
-        oldest_due_age=(now - oldest) / 1_000_000,
-        dead=dead,
-    )
+            if due is not None:
+                oldest[queue] = min(due, oldest.get(queue, due))
+    return counted(by_status, by_queue, oldest, now=now, dead=dead)
 
 
-def renewal_of(found: Sequence[tuple[str, int, bool]] | Iterable[Any]) -> Renewal:
+def renewal_of(found: Sequence[tuple[str, int, bool]] | Iterable[Any], *, paused: bool) -> Renewal:
     """What an owner holds, from its ids, tokens and whether each was cancelled."""
     held = list(found)
     return Renewal(
         {task_id: token for task_id, token, _ in held},
         frozenset(task_id for task_id, _, is_cancelled in held if is_cancelled),
+        paused,
     )
 
 
@@ -119,13 +117,13 @@ async def read_held(db: Connection, names: Names, owner: str) -> dict[str, int]:
 async def read_workers(db: Connection, names: Names, lease_now: int | None) -> list[WorkerInfo]:
     """Workers with a live lease, each with the ids of what it holds."""
     sql = (
-        "SELECT info, array(SELECT id FROM {schema}.live WHERE place = 4 "
+        "SELECT info, paused, array(SELECT id FROM {schema}.live WHERE place = 4 "
         "AND live.owner = leases.owner ORDER BY id) FROM {schema}.leases "
         "WHERE NOT fenced AND until > (SELECT {schema}.micros($1)) ORDER BY owner"
     )
     return [
-        msgspec.structs.replace(decode_info(info), running=tuple(running))
-        for info, running in await db.fetch(names(sql), lease_now)
+        msgspec.structs.replace(decode_info(info), running=tuple(running), paused=paused)
+        for info, paused, running in await db.fetch(names(sql), lease_now)
     ]
 
 

@@ -12,12 +12,13 @@ from omniq.models import DeadLetter, Progress, QueueStats, Schedule, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage import _rows
 from omniq.storage._gates import GateState
+from omniq.storage._newest import scan_by_id
 from omniq.storage._redis import reading, records
 from omniq.storage._redis.records import stamp
 from omniq.storage._redis.scripts import Scripts, raw
 from omniq.storage._rows import Row
 from omniq.storage.base import BaseStorage
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 
 _decode_gate = internal_decoder(GateState)
 _decode_progress = internal_decoder(Progress)
@@ -54,6 +55,10 @@ class RedisKeeping(BaseStorage):
             count, cursor = await self._run("purge", before, letter, cursor.decode() or "0")
             purged += count
         return purged
+
+    async def _delete_task(self, task_id: str) -> bool:
+        count, _ = await self._run("purge", task_id, "", "")
+        return bool(count)
 
     # Dead letters
 
@@ -197,6 +202,12 @@ class RedisKeeping(BaseStorage):
     async def _list(self, query: TaskQuery) -> list[Row]:
         return await reading.list_rows(self._run, query)
 
+    async def _scan(self, query: ScanQuery) -> Scan:
+        async def back(before: str, limit: int) -> tuple[list[Row], str | None]:
+            return await reading.read_back(self._run, query, before, limit)
+
+        return await scan_by_id(query, back, self._list)
+
     async def count_waiting(self) -> int:
         """How many tasks wait for their next run. A pool asks often: the counters are few."""
         counters = await self._fields("counts")
@@ -207,6 +218,9 @@ class RedisKeeping(BaseStorage):
 
     async def workers(self) -> list[WorkerInfo]:
         return reading.workers_of(*await self._run("workers"))
+
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        return bool(await self._run("rest", owner, int(paused)))
 
     async def held_by(self, owner: str) -> dict[str, int]:
         return reading.held_of(await self._run("held", owner))[0]

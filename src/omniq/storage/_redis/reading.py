@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,13 +19,16 @@ from omniq.storage._redis.records import (
     read_letter,
 )
 from omniq.storage._rows import Row
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, counted
 
 Run = Callable[..., Awaitable[Any]]
 """Runs a script by its name."""
 
 _PAGE = 500
 """Records that one call reads, at most."""
+
+_LOOKED_AT = 1_000
+"""Places that one call looks at, at most."""
 
 _decode_info = internal_decoder(WorkerInfo)
 _decode_schedule = internal_decoder(tuple[Schedule, bytes])
@@ -44,21 +47,52 @@ def pairs(reply: Any) -> Mapping[str, bytes]:
 async def list_rows(run: Run, query: TaskQuery) -> list[Row]:
     """A page of tasks in id order, read in parts."""
     rows: list[Row] = []
-    after = query.after
-    while len(rows) < query.limit:
-        cursor, *reply = await run(
-            "page",
-            after,
-            min(query.limit - len(rows), _PAGE),
-            "" if query.status is None else STATUS_LETTERS[query.status],
-            query.queue or "",
-            query.func_path or "",
-        )
-        rows += [kept.row for kept in kept_rows(reply)]
-        after = cursor.decode()
-        if not after:
-            break
+    after: str | None = query.after
+    while len(rows) < query.limit and after is not None:
+        some, after = await _part(run, query, after, query.limit - len(rows))
+        rows += some
     return rows
+
+
+async def read_back(
+    run: Run, query: ScanQuery, before: str, limit: int
+) -> tuple[list[Row], str | None]:
+    """Rows before that id, the last one first; and the id at which it had to stop."""
+    rows: list[Row] = []
+    place: str | None = before
+    size = min(query.most, _LOOKED_AT)
+    for _ in range(0, query.most, size):
+        assert place is not None
+        some, place = await _part(
+            run, query, place, limit - len(rows), is_back=True, looked_at=size
+        )
+        rows += some
+        if place is None or len(rows) == limit:
+            return rows, None
+    return rows, place
+
+
+async def _part(
+    run: Run,
+    query: TaskQuery | ScanQuery,
+    place: str,
+    limit: int,
+    *,
+    is_back: bool = False,
+    looked_at: int = _LOOKED_AT,
+) -> tuple[list[Row], str | None]:
+    """Rows from a place on, and where to go on; None at the end."""
+    cursor, *reply = await run(
+        "page",
+        place,
+        min(limit, _PAGE),
+        "" if query.status is None else STATUS_LETTERS[query.status],
+        query.queue or "",
+        query.func_path or "",
+        int(is_back),
+        looked_at,
+    )
+    return [kept.row for kept in kept_rows(reply)], cursor.decode() or None
 
 
 def held_of(reply: Sequence[bytes]) -> tuple[dict[str, int], frozenset[str]]:
@@ -74,15 +108,20 @@ def held_of(reply: Sequence[bytes]) -> tuple[dict[str, int], frozenset[str]]:
     return held, frozenset(cancelled)
 
 
-def workers_of(infos: list[bytes | None], members: list[bytes]) -> list[WorkerInfo]:
+def workers_of(
+    infos: list[bytes | None], members: list[bytes], resting: Iterable[bytes]
+) -> list[WorkerInfo]:
     """Workers with a lease in id order, each with the ids of what it holds."""
     running: dict[str, list[str]] = {}
     for member in members:
         owner, _, task_id = member.decode().split("/", 2)
         running.setdefault(owner, []).append(task_id)
+    paused = {owner.decode() for owner in resting}
     found = sorted((_decode_info(info) for info in infos if info), key=lambda info: info.id)
     return [
-        msgspec.structs.replace(info, running=tuple(sorted(running.get(info.id, ()))))
+        msgspec.structs.replace(
+            info, running=tuple(sorted(running.get(info.id, ()))), paused=info.id in paused
+        )
         for info in found
     ]
 
@@ -97,7 +136,7 @@ def number_of(count: bytes) -> int:
 
 def stats_of(reply: list[Any]) -> QueueStats:
     """The counters of a store."""
-    now, counters, kept, dead, oldest = reply
+    now, counters, kept, dead, firsts = reply
     by_status = dict.fromkeys(TaskStatus, 0)
     by_queue: dict[str, int] = {}
     for name, count in pairs(counters).items():
@@ -106,10 +145,8 @@ def stats_of(reply: list[Any]) -> QueueStats:
         by_queue[queue] = by_queue.get(queue, 0) + number_of(count)
     for letter, count in zip("sfc", kept, strict=True):
         by_status[STATUSES[letter]] = count
-    age = int(now) - instant_of(oldest) if oldest else 0
-    return QueueStats(
-        by_status=by_status, by_queue=by_queue, oldest_due_age=max(0, age) / 1_000_000, dead=dead
-    )
+    oldest = {queue: instant_of(due.decode()) for queue, due in pairs(firsts).items()}
+    return counted(by_status, by_queue, oldest, now=int(now), dead=dead)
 
 
 # Dead letters

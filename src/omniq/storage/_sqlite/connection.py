@@ -25,7 +25,7 @@ MisuseError = sqlite3.ProgrammingError
 PATIENCE = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 NOT_YOURS = (
     "ctx.transaction(): the transaction is committed when the block is left, and rolled back when "
@@ -232,7 +232,7 @@ class Database:
         return connection
 
     def prepare(self, connection: Connection) -> None:
-        """Create the tables unless they are there. Safe when many processes do it at once."""
+        """Create the tables, or bring them up to date. Safe when many processes do it at once."""
         mode = self.patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
         if mode != "wal":
             raise StorageError(
@@ -243,14 +243,20 @@ class Database:
             return
         self.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         try:
-            if self._version(connection) == 0:
-                for command in statement(self._schema).split(";"):
+            for name in self._missing(self._version(connection)):
+                for command in statement(name).split(";"):
                     connection.execute(command)
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+
+    def _missing(self, version: int) -> list[str]:
+        """The files that lead from a version to the newest one."""
+        if version == 0:
+            return [self._schema]
+        return [f"{self._schema}_{number}" for number in range(version + 1, SCHEMA_VERSION + 1)]
 
     def _version(self, connection: Connection) -> int:
         version: int = self.patiently(

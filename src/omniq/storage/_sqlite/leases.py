@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from omniq.clock import Clock
 from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
@@ -57,6 +59,37 @@ def renew(db: Connection, info: WorkerInfo, lease: int, clock: Clock, *, is_firs
         raise LeaseLost(info.id)
 
 
+def set_paused(db: Connection, owner: str, clock: Clock, *, paused: bool) -> bool:
+    """Note whether the owner is to claim; False when it has no lease."""
+    is_live = db.execute(
+        "SELECT 1 FROM omniq_leases WHERE owner = ? AND fenced = 0 AND boot_id = ? AND until > ?",
+        (owner, clock.boot_id(), clock.boot_micros()),
+    ).fetchone()
+    if is_live is None:
+        return False
+    sql = (
+        "INSERT OR IGNORE INTO omniq_resting VALUES (?)"
+        if paused
+        else "DELETE FROM omniq_resting WHERE owner = ?"
+    )
+    db.execute(sql, (owner,))
+    return True
+
+
+def is_paused(db: Connection, owner: str) -> bool:
+    """Whether the owner is to claim nothing. `db` has the leases attached."""
+    sql = "SELECT 1 FROM leases.omniq_resting WHERE owner = ?"
+    return db.execute(sql, (owner,)).fetchone() is not None
+
+
+def _wake_the_dead(db: Connection) -> None:
+    """A pause ends with the lease."""
+    db.execute(
+        "DELETE FROM omniq_resting "
+        "WHERE owner NOT IN (SELECT owner FROM omniq_leases WHERE fenced = 0)"
+    )
+
+
 def needs_fencing(db: Connection, holders: Iterable[str], clock: Clock) -> bool:
     """Whether some owner's lease has ended, or a holder has none. `db` has the leases attached."""
     live = {
@@ -88,6 +121,7 @@ def fence_the_dead(db: Connection, holders: list[str], clock: Clock) -> tuple[li
         "AND owner NOT IN (SELECT value FROM json_each(:holders))",
         {"old": clock.micros() - FENCES_KEPT, "holders": json_text(holders)},
     )
+    _wake_the_dead(db)
     fenced = read_names(
         db,
         "SELECT json_group_array(owner) FROM omniq_leases "
@@ -102,13 +136,16 @@ def retire(db: Connection, owner: str, clock: Clock) -> None:
     db.execute(
         "UPDATE omniq_leases SET fenced = 1, at = ? WHERE owner = ?", (clock.micros(), owner)
     )
+    _wake_the_dead(db)
 
 
 def read_workers(db: Connection, clock: Clock) -> list[WorkerInfo]:
     """Owners with a live lease, in id order. `db` has the leases attached."""
     found = db.execute(
-        "SELECT info FROM leases.omniq_leases "
+        "SELECT info, owner IN (SELECT owner FROM leases.omniq_resting) FROM leases.omniq_leases "
         "WHERE fenced = 0 AND boot_id = ? AND until > ? ORDER BY owner",
         (clock.boot_id(), clock.boot_micros()),
     )
-    return [_decode_info(info) for (info,) in found]
+    return [
+        msgspec.structs.replace(_decode_info(info), paused=paused == 1) for info, paused in found
+    ]

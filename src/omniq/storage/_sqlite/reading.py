@@ -15,7 +15,7 @@ from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.storage._rows import Row
 from omniq.storage._sqlite import leases, tables
 from omniq.storage._sqlite.connection import Connection, statement
-from omniq.storage.inspection import DeadQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, TaskQuery, counted
 from omniq.storage.terms import Renewal
 
 _decode_letter = internal_decoder(DeadLetter)
@@ -56,25 +56,21 @@ def read_stats(db: Connection, now: int) -> QueueStats:
     """How much of what there is."""
     by_status = dict.fromkeys(TaskStatus, 0)
     by_queue: dict[str, int] = {}
-    oldest = now
+    oldest: dict[str, int] = {}
     for status, queue, count, due in db.execute(
         "SELECT status, queue, count(*), min(CASE WHEN place <> 4 THEN due END) "
         "FROM omniq_live GROUP BY status, queue"
     ):
         by_status[TaskStatus(status)] += count
         by_queue[queue] = by_queue.get(queue, 0) + count
-        oldest = oldest if due is None else min(oldest, due)
+        if due is not None:
+            oldest[queue] = min(due, oldest.get(queue, due))
     for status, count in db.execute(
         "SELECT status, count(*) FROM omniq_finished WHERE expires_at > ? GROUP BY status", (now,)
     ):
         by_status[TaskStatus(status)] += count
     (dead,) = db.execute("SELECT count(*) FROM omniq_dead").fetchone()
-    return QueueStats(
-        by_status=by_status,
-        by_queue=by_queue,
-        oldest_due_age=(now - oldest) / 1_000_000,
-        dead=dead,
-    )
+    return counted(by_status, by_queue, oldest, now=now, dead=dead)
 
 
 def read_renewal(db: Connection, owner: str) -> Renewal:
@@ -83,6 +79,7 @@ def read_renewal(db: Connection, owner: str) -> Renewal:
     return Renewal(
         {task_id: token for task_id, token, _, _ in found},
         frozenset(task_id for task_id, _, is_cancelled, _ in found if is_cancelled),
+        leases.is_paused(db, owner),
     )
 
 

@@ -1,6 +1,6 @@
 -- Fences every owner whose lease has ended, or that holds something without a lease.
 -- uses: request held_rows
--- keys: leases workers
+-- keys: leases workers resting
 -- returns   now, then for each fenced owner that holds something: the owner, and a list of id,
 --           place, record and state of all of it
 local OWNERS_AT_ONCE = 100
@@ -8,6 +8,7 @@ local OWNERS_AT_ONCE = 100
 for _, owner in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, OWNERS_AT_ONCE)) do
   redis.call('ZREM', leases, owner)
   redis.call('HDEL', workers, owner)
+  redis.call('SREM', resting, owner)
 end
 
 local answer, from = { string.format('%.0f', now) }, '-'

@@ -1,11 +1,18 @@
--- Tasks in the order of their ids, as many as are wanted or as one call may look at.
+-- Tasks in the order of their ids, or the last id first, as many as are wanted or as one call may
+-- look at.
 -- uses: request writes places
 -- keys: places tasks states ended ids held success failed cancelled
--- request   3 the id before the first, 4 how many, 5 status letter or '', 6 queue or '', 7 function or ''
+-- request   3 the id before the first ('' for none), 4 how many, 5 status letter or '', 6 queue or '',
+--           7 function or '', 8 whether the last id comes first, 9 how many may be looked at
 -- returns   where to go on ('' at the end), then id, place, record, and state or end of each
-local LOOKED_AT = 1000
 local FEW = 5000
 local after, limit, status, queue, func = request[3], request[4], request[5], request[6], request[7]
+local is_back = request[8] == 1
+
+local function comes_after(id)
+  if is_back then return after == '' or id < after end
+  return id > after
+end
 
 -- The ids of a status that has an index of its own, when there are few of them; else nil.
 local function few_with_status()
@@ -14,9 +21,9 @@ local function few_with_status()
   local found = {}
   for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
     local id = string.match(member, '([^/]*)$')
-    if id > after then found[#found + 1] = id end
+    if comes_after(id) then found[#found + 1] = id end
   end
-  table.sort(found)
+  table.sort(found, is_back and function(one, other) return one > other end or nil)
   return found
 end
 
@@ -31,9 +38,11 @@ end
 local page = few_with_status()
 local is_all = page ~= nil
 if not page then
-  local from, size = after == '' and '-' or '(' .. after, LOOKED_AT
-  if func .. status .. queue == '' then size = limit end
-  page = redis.call('ZRANGEBYLEX', ids, from, '+', 'LIMIT', 0, size)
+  local from, size = after == '' and (is_back and '+' or '-') or '(' .. after, request[9]
+  if func .. status .. queue == '' then size = math.min(size, limit) end
+  local read, to = 'ZRANGEBYLEX', '+'
+  if is_back then read, to = 'ZREVRANGEBYLEX', '-' end
+  page = redis.call(read, ids, from, to, 'LIMIT', 0, size)
 end
 
 local answer, found = { '' }, 0

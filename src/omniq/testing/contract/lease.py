@@ -27,7 +27,7 @@ from omniq.testing.contract._suite import (
 
 
 class LeaseContract(Slice):
-    """L1 to L12."""
+    """L1 to L12, V1 and V2."""
 
     @promise("L1")
     async def test_an_owner_that_renews_keeps_what_it_holds(
@@ -378,6 +378,54 @@ class LeaseContract(Slice):
 
         assert ([back.task_id for back in given_back], mine.id) == (["a"], "b")
         assert await storage.record([Failed("b", mine.token, an_error())]) == [True]
+
+    @promise("V1")
+    async def test_a_paused_worker_is_told_at_every_renewal_until_it_is_resumed(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        operator, other = await open_another(), await open_another()
+        await storage.renew(concurrency=2)
+        await other.renew(concurrency=2)
+        await storage.enqueue(a_task("a"))
+        held = await claim_one(storage)
+
+        assert await operator.pause_worker(storage.owner)
+        assert await operator.pause_worker(storage.owner)
+        assert [(await storage.renew()).paused for _ in range(2)] == [True, True]
+        assert not (await other.renew()).paused
+        shown = {worker.id: worker for worker in await operator.workers()}
+        assert (shown[storage.owner].paused, shown[other.owner].paused) == (True, False)
+        assert shown[storage.owner].running == ("a",)
+        await storage.mark_done("a", a_result(held))
+        assert await operator.resume_worker(storage.owner)
+        assert not (await storage.renew()).paused
+        assert not any(worker.paused for worker in await operator.workers())
+
+    @promise("V1")
+    async def test_nobody_is_paused_who_has_no_lease(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker = await open_another()
+        assert not await storage.pause_worker(worker.owner)
+        assert not await storage.resume_worker("nobody")
+        await worker.renew()
+        clock.advance(LEASE + 1)
+        assert not await storage.pause_worker(worker.owner)
+
+    @promise("V2")
+    async def test_a_pause_ends_with_the_lease(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker = await open_another()
+        await worker.renew()
+        await storage.pause_worker(worker.owner)
+        clock.advance(LEASE + 1)
+        await storage.give_back_abandoned()
+        with pytest.raises(LeaseLost):
+            await worker.renew()
+
+        assert not (await worker.renew()).paused
+        assert not any(each.paused for each in await storage.workers())
 
 
 async def _work_until_killed(worker: BaseStorage) -> None:

@@ -51,6 +51,19 @@ async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
     await storage.reserve(5)
 
 
+async def _a_life_long_store(storage: BaseStorage, clock: ManualClock) -> None:
+    """30 tasks as above, with ids that omniq makes, enqueued one after the other."""
+    for n in range(30):
+        clock.advance(1)
+        task = a_task(clock.new_id(), queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}")
+        await storage.enqueue(task)
+    kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "kept")
+    for kind in kinds:
+        for task in await storage.reserve(3):
+            await storage.record([an_outcome(kind, task, clock.now() + timedelta(days=1))])
+    await storage.reserve(5)
+
+
 async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
     found: list[str] = []
     while page := await storage.list_tasks(
@@ -61,8 +74,19 @@ async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
     return found
 
 
+async def _scans(storage: BaseStorage, size: int, most: int, **filters: Any) -> list[str]:
+    """Everything that scans find, each going on where the last has stopped."""
+    scan = await storage.scan_tasks(limit=size, most=most, **filters)
+    found = ids(scan.tasks)
+    while scan.cursor is not None:
+        scan = await storage.scan_tasks(limit=size, most=most, cursor=scan.cursor, **filters)
+        assert len(scan.tasks) <= size
+        found += ids(scan.tasks)
+    return found
+
+
 class ReadingContract(Slice):
-    """Q1 to Q6."""
+    """Q1 to Q8."""
 
     @promise("Q1")
     async def test_a_task_is_found_by_its_id_through_its_whole_life(
@@ -314,3 +338,95 @@ class ReadingContract(Slice):
                 await storage.get_result(bad)  # type: ignore[arg-type]
             with pytest.raises(InvalidTask):
                 await storage.history(bad)  # type: ignore[arg-type]
+
+    @promise("Q7")
+    @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
+    async def test_scans_cover_everything_once_the_newest_first(
+        self, storage: BaseStorage, clock: ManualClock, filters: dict[str, Any]
+    ) -> None:
+        await _a_life_long_store(storage, clock)
+        tasks = await storage.list_tasks(limit=1000)
+        expected = [
+            task.id
+            for task in reversed(tasks)
+            if all(getattr(task, name) == value for name, value in filters.items())
+        ]
+
+        assert len(tasks) == 30
+        for size, most in ((1, 1000), (4, 3), (100, 7), (100, 1000)):
+            assert await _scans(storage, size, most, **filters) == expected
+
+    @promise("Q7")
+    async def test_a_scan_goes_on_after_any_of_its_tasks(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await _a_life_long_store(storage, clock)
+        whole = await storage.scan_tasks(limit=100)
+        rest = await storage.scan_tasks(limit=100, cursor=whole.marks[11])
+
+        assert ids(rest.tasks) == ids(whole.tasks)[12:]
+        assert whole.cursor is None
+
+    @promise("Q7")
+    async def test_a_scan_stops_after_so_many_records_and_leads_on(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task(clock.new_id(), queue="rare"))
+        for _ in range(20):
+            await storage.enqueue(a_task(clock.new_id()))
+
+        scan = await storage.scan_tasks(queue="rare", most=5)
+        assert scan.tasks == ()
+        assert scan.cursor is not None
+        assert len(await _scans(storage, 10, 5, queue="rare")) == 1
+
+    @promise("Q7")
+    async def test_a_scan_begins_at_a_time(self, storage: BaseStorage, clock: ManualClock) -> None:
+        made = []
+        for _ in range(5):
+            clock.advance(60)
+            made.append(clock.new_id())
+            await storage.enqueue(a_task(made[-1], created_at=clock.now()))
+
+        scan = await storage.scan_tasks(until=clock.now() - timedelta(seconds=90))
+        assert ids(scan.tasks) == [made[2], made[1], made[0]]
+
+    @promise("Q7")
+    async def test_a_scan_shows_tasks_with_ids_of_ones_own_where_they_belong(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        made = [clock.new_id(), "mine", "nightly-2026", ""]
+        for number, task_id in enumerate(made):
+            clock.advance(60)
+            made[number] = task_id or clock.new_id()
+            await storage.enqueue(a_task(made[number], created_at=clock.now()))
+
+        for size in (1, 3, 10):
+            assert await _scans(storage, size, 1000) == made[::-1]
+
+    @promise("Q7")
+    async def test_a_cursor_that_no_scan_gave_is_refused(self, storage: BaseStorage) -> None:
+        for cursor in ("", "~", "-1", "9" * 30, "a~b~c"):
+            with pytest.raises(InvalidTask, match="cursor"):
+                await storage.scan_tasks(cursor=cursor)
+
+    @promise("Q8")
+    async def test_the_age_of_each_queue_is_that_of_its_first_due_task(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        later = clock.now() + timedelta(seconds=20)
+        await storage.enqueue_many(
+            [
+                *some_tasks("ab", queue="busy"),
+                a_task("c", queue="late", eta=later),
+                a_task("d", queue="later", eta=clock.now() + timedelta(days=1)),
+                a_task("e", queue="held", priority=9),
+            ]
+        )
+        await claim_one(storage)
+        clock.advance(30)
+        await storage.enqueue(a_task("f", queue="busy", priority=5))
+        stats = await storage.stats()
+
+        assert stats.oldest_by_queue == {"busy": 30.0, "late": 10.0}
+        assert stats.oldest_due_age == 30.0

@@ -27,7 +27,7 @@ _MOMENT = timedelta(microseconds=1)
 
 
 class RetentionContract(Slice):
-    """T1 to T4."""
+    """T1 to T5."""
 
     @promise("T1")
     async def test_a_purge_takes_what_finished_before_that_instant(
@@ -190,3 +190,58 @@ class RetentionContract(Slice):
         for purge in (storage.purge_results, storage.purge_dead, storage.purge_checkpoints):
             with pytest.raises(InvalidTask, match="has no time zone"):
                 await purge(naive)
+
+    @promise("T5")
+    @pytest.mark.parametrize("kind", FINAL_KINDS)
+    async def test_a_finished_task_can_be_deleted_and_its_neighbours_stay(
+        self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
+    ) -> None:
+        await storage.enqueue_many(some_tasks("ab"))
+        for task in await storage.reserve(2):
+            await storage.record([an_outcome(kind, task, clock.now())])
+        letters = await storage.list_dead()
+
+        assert await storage.delete_task("a")
+        assert not await storage.delete_task("a")
+        assert await storage.get_task("a") is None
+        assert await storage.get_result("a") is None
+        assert ids(await storage.list_tasks()) == ["b"]
+        assert sum((await storage.stats()).by_status.values()) == 1
+        assert await storage.list_dead() == letters
+
+    @promise("T5", "T2")
+    async def test_the_id_of_a_deleted_task_is_free_again(self, storage: BaseStorage) -> None:
+        await storage.enqueue(a_task("a"))
+        await storage.mark_done("a", a_result(await claim_one(storage)))
+        await storage.delete_task("a")
+        await storage.enqueue(a_task("a"))
+
+        assert await status_of(storage, "a") is TaskStatus.PENDING
+
+    @promise("T5")
+    async def test_a_dead_letter_outlives_the_record_of_its_task_and_can_be_retried(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await claim_one(storage)
+        await storage.mark_failed("a", an_error(), will_retry=False)
+        await storage.delete_task("a")
+
+        assert await storage.retry_dead("a")
+        assert await status_of(storage, "a") is TaskStatus.PENDING
+
+    @promise("T5")
+    async def test_what_has_not_ended_cannot_be_deleted(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks(["running", "retrying", "held"]))
+        _, retrying, _ = await storage.reserve(3)
+        await storage.record([Retried("retrying", retrying.token, an_error(), clock.now())])
+        await storage.mark_failed("held", an_error(), will_retry=True)
+        await storage.enqueue(a_task("waiting"))
+        before = await storage.list_tasks()
+
+        for task in before:
+            assert not await storage.delete_task(task.id)
+        assert not await storage.delete_task("nobody")
+        assert await storage.list_tasks() == before

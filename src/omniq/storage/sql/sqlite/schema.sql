@@ -1,4 +1,4 @@
--- The tables of an SQLite store, version 1. Times are microseconds since 1970.
+-- The tables of an SQLite store, version 2. Times are microseconds since 1970.
 --
 -- A task has one line in omniq_tasks, which does not change, for as long as anything of it is kept;
 -- and its state in omniq_live until it ends, then in omniq_finished until its result_ttl. A dead
@@ -54,6 +54,8 @@ CREATE INDEX omniq_delayed ON omniq_live (visible) WHERE place = 2;
 CREATE INDEX omniq_parked ON omniq_live (lot, priority DESC, due) WHERE place = 3;
 CREATE INDEX omniq_held ON omniq_live (owner) WHERE place = 4;
 CREATE INDEX omniq_held_suspects ON omniq_live (owner) WHERE place = 4 AND crashes > 0;
+-- For readers: tasks that failed once wait among very many that did not.
+CREATE INDEX omniq_retrying ON omniq_live (seq) WHERE status = 'retrying';
 CREATE UNIQUE INDEX omniq_unique ON omniq_live (unique_key) WHERE unique_key IS NOT NULL;
 
 CREATE TABLE omniq_finished (
@@ -76,6 +78,9 @@ CREATE TABLE omniq_finished (
 
 -- Serves the purge, and covers the count by status.
 CREATE INDEX omniq_finished_expiry ON omniq_finished (expires_at, status);
+
+-- For readers, too. What ended well costs nothing here.
+CREATE INDEX omniq_ended_badly ON omniq_finished (status, seq) WHERE status <> 'success';
 
 CREATE TABLE omniq_dead (
     seq              INTEGER PRIMARY KEY,

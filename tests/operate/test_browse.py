@@ -1,0 +1,57 @@
+"""Looking for tasks: a page is short rather than late, and leads on."""
+
+from __future__ import annotations
+
+import pytest
+
+from omniq.operate.browse import TaskFilter, browse
+from omniq.storage import inspection
+from omniq.testing.builders import a_task
+
+
+@pytest.fixture
+async def busy(storage, clock):
+    """One task that is wanted, and then many that are not."""
+    await storage.enqueue(a_task(clock.new_id(), queue="rare", metadata={"tenant": "rare"}))
+    for _ in range(40):
+        clock.advance(1)
+        await storage.enqueue_many([a_task(clock.new_id()) for _ in range(50)])
+    return storage
+
+
+async def followed(storage, wanted):
+    """How many pages it takes, and what is on them."""
+    page = await browse(storage, wanted, limit=10)
+    found, pages = list(page.tasks), 1
+    while page.cursor is not None:
+        assert page.is_cut
+        page = await browse(storage, wanted, limit=10, cursor=page.cursor)
+        found += page.tasks
+        pages += 1
+    return found, pages
+
+
+async def test_a_page_that_would_take_long_is_short_and_leads_on(busy):
+    found, pages = await followed(busy, TaskFilter(metadata={"tenant": "rare"}))
+
+    assert [task.queue for task in found] == ["rare"]
+    assert pages == 2
+
+
+async def test_what_a_storage_can_filter_is_found_on_one_page_among_thousands(busy):
+    found, pages = await followed(busy, TaskFilter(queue="rare"))
+
+    assert len(found) == 1
+    assert pages == 1
+
+
+async def test_a_full_page_is_not_cut(busy):
+    page = await browse(busy, TaskFilter(), limit=10)
+
+    assert len(page.tasks) == 10
+    assert not page.is_cut
+    assert page.cursor is not None
+
+
+def test_a_scan_is_bounded():
+    assert inspection.ScanQuery().most <= 10_000

@@ -1,0 +1,106 @@
+"""Counting in the background: nobody waits for it, and it never keeps a storage busy."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omniq.errors import StorageError
+from omniq.operate.counting import Counting
+from omniq.operate.overview import Overlook
+from omniq.storage.memory import MemoryStorage
+from omniq.testing.builders import a_task
+from omniq.testing.clock import ManualClock
+from omniq.testing.faults import FaultyStorage
+
+
+class SlowStorage(FaultyStorage):
+    """Counts only when it may, and remembers how often it was asked."""
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        super().__init__(inner)
+        self.may_count = asyncio.Event()
+        self.counts = 0
+
+    async def stats(self):
+        self.counts += 1
+        await self.may_count.wait()
+        return await super().stats()
+
+
+@pytest.fixture
+async def slow(clock: ManualClock):
+    async with SlowStorage(MemoryStorage(clock=clock)) as storage:
+        await storage.enqueue(a_task("a"))
+        yield storage
+
+
+async def test_a_look_does_not_wait_for_a_count_and_says_that_there_is_none(slow):
+    overlook = Overlook(slow)
+    first = await overlook.look(0.001)
+    slow.may_count.set()
+    second = await overlook.look(5)
+    await overlook.close()
+
+    assert first.counted_at is None
+    assert sum(first.by_status.values()) == 0
+    assert second.counted_at is not None
+    assert sum(second.by_status.values()) == 1
+    assert slow.counts == 1
+
+
+async def test_while_a_count_is_under_way_the_last_one_is_shown(slow, clock):
+    slow.may_count.set()
+    overlook = Overlook(slow)
+    first = await overlook.look(5)
+    slow.may_count.clear()
+    overlook.expire()
+    clock.advance(60)
+    second = await overlook.look(0.001)
+    await overlook.close()
+
+    assert second.counted_at == first.counted_at
+    assert second.at > first.at
+
+
+async def test_after_a_count_that_took_long_the_next_one_waits_ten_times_as_long(slow, clock):
+    counting = Counting(slow)
+    first = counting.begin(at_once=False)
+    await asyncio.sleep(0)
+    clock.advance(3)
+    slow.may_count.set()
+    await counting.settled(first, None)
+    clock.advance(29)
+    early = counting.begin(at_once=False)
+    clock.advance(2)
+    late = counting.begin(at_once=False)
+    await counting.settled(late, None)
+
+    assert first is not None
+    assert early is None
+    assert late is not None
+    assert slow.counts == 2
+
+
+async def test_what_was_changed_while_it_counted_makes_it_count_again(slow):
+    counting = Counting(slow)
+    first = counting.begin(at_once=False)
+    await asyncio.sleep(0)
+    counting.expire()
+    slow.may_count.set()
+    await counting.settled(first, None)
+    second = counting.begin(at_once=False)
+    await counting.settled(second, None)
+
+    assert second is not None
+    assert slow.counts == 2
+
+
+async def test_a_count_that_fails_says_so_to_whoever_waits(clock):
+    async with FaultyStorage(MemoryStorage(clock=clock)) as storage:
+        storage.fail("read", times=None)
+        overlook = Overlook(storage)
+
+        with pytest.raises(StorageError):
+            await overlook.look()

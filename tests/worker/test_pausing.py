@@ -1,0 +1,86 @@
+"""One worker can be paused: it claims nothing more, finishes what it runs, and goes on when resumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from omniq import AsyncTaskQueue, AsyncWorkerPool
+from omniq.storage.memory import MemoryStorage
+from tests.worker import sample_tasks as tasks
+from tests.worker.stage import STAGE, until
+
+pytestmark = pytest.mark.timeout(30)
+
+LEASE = 0.6
+
+
+@pytest.fixture(autouse=True)
+def an_empty_stage():
+    STAGE.clear()
+    yield
+    STAGE.open_all()
+
+
+async def renewed(memory: MemoryStorage, worker: str) -> None:
+    """Wait for two more heartbeats: from the second on, the worker knows what it was told."""
+    beats = set()
+
+    async def look() -> int:
+        for info in await memory.workers():
+            if info.id == worker:
+                beats.add(info.last_heartbeat)
+        return len(beats)
+
+    while await look() < 3:
+        await memory.clock.sleep(0.01)
+
+
+async def test_a_paused_worker_ends_what_it_runs_and_claims_nothing_until_it_is_resumed():
+    memory = MemoryStorage()
+    async with AsyncTaskQueue(memory) as queue:
+        storage = memory.another()
+        pool = AsyncWorkerPool(storage, 4, 0.05, 0.01, lease=LEASE)
+        async with storage, pool:
+            running = await queue.enqueue(tasks.hold, "first")
+            await until(lambda: STAGE.names() == ["first"])
+            await memory.pause_worker(storage.owner)
+            await renewed(memory, storage.owner)
+            waiting = await queue.enqueue(tasks.note, "second")
+            STAGE.gate("first").set()
+            await running.result(timeout=10)
+            await renewed(memory, storage.owner)
+            ran_while_paused = STAGE.names()
+            await memory.resume_worker(storage.owner)
+            await waiting.result(timeout=10)
+
+    assert ran_while_paused == ["first"]
+    assert STAGE.names() == ["first", "second"]
+
+
+async def test_while_one_worker_is_paused_another_takes_the_work():
+    memory = MemoryStorage()
+    async with AsyncTaskQueue(memory) as queue:
+        first, second = memory.another(), memory.another()
+        pools = [AsyncWorkerPool(each, 4, 0.05, 0.01, lease=LEASE) for each in (first, second)]
+        async with first, second, pools[0], pools[1]:
+            await memory.pause_worker(first.owner)
+            await renewed(memory, first.owner)
+            handles = [await queue.enqueue(tasks.note, str(number)) for number in range(20)]
+            for handle in handles:
+                await handle.result(timeout=10)
+            stats = [pool.stats() for pool in pools]
+
+    assert [each.completed_tasks for each in stats] == [0, 20]
+
+
+async def test_a_paused_worker_can_be_stopped():
+    memory = MemoryStorage()
+    async with AsyncTaskQueue(memory) as queue:
+        storage = memory.another()
+        async with storage, AsyncWorkerPool(storage, 1, 0.05, 0.01, lease=LEASE):
+            await memory.pause_worker(storage.owner)
+            await renewed(memory, storage.owner)
+            await queue.enqueue(tasks.note, "never")
+
+        assert STAGE.names() == []
+        assert await memory.workers() == []
