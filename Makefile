@@ -21,7 +21,7 @@ export PIP_ROOT_USER_ACTION := ignore
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs check lint deep mutants chaos bench powercut syscalls screenshots format clean
+.PHONY: help demo test test-all docs check lint deep mutants chaos chaos-peers bench powercut syscalls screenshots format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -57,8 +57,11 @@ mutants: $(STAMP) ## break omniq on purpose and see which test notices
 chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n: for so long)
 	@HOURS=$(HOURS) $(BIN)/python -m chaos
 
-bench: $(STAMP) ## measure what a task costs on each backend, beside the bare driver
-	@$(BIN)/python benchmarks/limits.py $(ARGS)
+chaos-peers: $(STAMP) ## kill the workers of other task queues as well, and count what is lost
+	@$(BIN)/python -m chaos.peers $(ARGS)
+
+bench: $(STAMP) ## measure omniq beside the bare drivers (PEERS=1: and beside other queues)
+	@$(BIN)/python -m benchmarks $(if $(PEERS),--peers) $(ARGS)
 
 powercut: $(STAMP) ## cut the power of a disk again and again (needs root)
 	@$(BIN)/python -m tests.faults.powercut
@@ -74,7 +77,7 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format -q .
 
 clean: ## remove everything that was built
-	@rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) benchmarks/.environments build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # uv is quick, pip is everywhere: whichever way works.

@@ -13,7 +13,6 @@ import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 BODY = b"x" * 120
 RESULT = b"r" * 60
@@ -222,14 +221,15 @@ class RawRedis(Raw):
         await self._redis.aclose()
 
 
-def raw_store(url: str, folder: Path, durability: str) -> Raw:
-    """The raw store for a URL of omniq's."""
-    match urlsplit(url).scheme:
+def raw_store(store: str, url: str, folder: Path) -> Raw:
+    """The raw store for one of `stores.py`."""
+    kind, _, durability = store.partition("-")
+    match kind:
         case "sqlite":
-            return RawSqlite(folder / f"{uuid.uuid4().hex}.db", durability)
+            return RawSqlite(folder / "raw.db", durability)
         case "file":
-            return RawFiles(folder / uuid.uuid4().hex, durability)
-        case "postgresql" | "postgres":
-            return RawPostgres(url.partition("?")[0])
+            return RawFiles(folder / "raw", durability)
+        case "postgres":
+            return RawPostgres(url)
         case _:
-            return RawRedis(url.partition("?")[0])
+            return RawRedis(url)

@@ -1,0 +1,265 @@
+"""How long every page of the dashboard takes over a large store. Prints a table, worst first.
+
+Fills a store through the contract alone, with a clock that walks through the last week: six in
+ten have ended (most well, some not, a few as dead letters), the others wait, over many queues; a
+few run. Then opens every page, every filter and every question of the API: once in a dashboard that
+has just been started, and some times later on, each more than a second after the last, so that
+nothing is answered from what was answered before.
+
+    python -m benchmarks.dashboard_pages [--backend sqlite] [--tasks 1000000] [--rounds 5]
+    python -m benchmarks.dashboard_pages --url URL      # fills it only when it is empty
+
+PostgreSQL and Redis are started here, unless a URL is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+
+from omniq import AsyncTaskQueue
+from omniq.dashboard import Access, create_app
+from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
+from omniq.settings import Settings
+from omniq.storage._urls import open_storage
+from omniq.storage.base import BaseStorage
+from omniq.testing.clock import ManualClock
+from omniq.testing.servers import PostgresServer, RedisServer
+
+SECRET = "a secret of the benchmark"
+BATCH = 1_000
+AGE = timedelta(days=7)
+KEPT = 30 * 86_400.0
+RUNNING = 8
+RARE = ("rare", "shop.rare", "tenant=rare")
+"""A queue, a function and metadata that five of the oldest tasks have."""
+
+
+@contextmanager
+def place_of(backend: str) -> Iterator[str]:
+    """The URL of an empty store of that kind."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if backend == "postgres":
+            yield stack.enter_context(PostgresServer()).url
+        elif backend == "redis":
+            yield stack.enter_context(RedisServer()).url
+        elif backend == "file":
+            yield f"file://{folder}/store?durability=os"
+        else:
+            yield f"sqlite:///{folder}/store.db?durability=os"
+
+
+# Filling
+
+
+async def fill(url: str, total: int) -> None:
+    """The store as it is after a week of work."""
+    clock = ManualClock(datetime.now(UTC) - AGE, seed=1)
+    async with open_storage(url, settings=Settings(result_ttl=KEPT), clock=clock) as storage:
+        step = AGE / (total / BATCH + 2)
+        ended = total // BATCH * 6 // 10 * BATCH
+        for start in range(0, total, BATCH):
+            clock.advance(step)
+            numbers = range(start, min(start + BATCH, total))
+            await storage.enqueue_many([task_of(clock, each, each < ended) for each in numbers])
+            if start < ended:
+                await finish(storage, start)
+            elif (start - ended) // BATCH % 100 == 0:
+                await fail_some(storage)
+
+
+def task_of(clock: ManualClock, number: int, ends: bool) -> Task:
+    is_rare = number < 5
+    queue = "default" if ends or number % 4 else f"queue-{number // 4 % 40}"
+    delay = timedelta(hours=1) if not ends and number % 3 == 0 else None
+    return Task(
+        id=clock.new_id(),
+        func_path=RARE[1] if is_rare else f"shop.work_{number % 7}",
+        args=(number, f"customer{number}@example.org"),
+        queue=RARE[0] if is_rare else queue,
+        eta=None if delay is None else datetime.now(UTC) + delay,
+        metadata={"tenant": "rare" if is_rare else f"t{number % 100}"},
+    )
+
+
+async def finish(storage: BaseStorage, start: int) -> None:
+    claimed = await storage.reserve(BATCH)
+    await storage.record([outcome_of(storage, task, start + n) for n, task in enumerate(claimed)])
+
+
+def outcome_of(storage: BaseStorage, task: Task, number: int) -> Outcome:
+    if number % 250 == 0:
+        error = TaskError("no such card", error_type="CardError", traceback="Traceback …")
+        return Failed(task.id, task.token, error, "exhausted" if number % 500 else "permanent")
+    if number % 97 == 0:
+        return Cancelled(task.id, task.token, "by request")
+    now = storage.clock.now()
+    result = TaskResult(
+        task_id=task.id,
+        status=TaskStatus.SUCCESS,
+        result=number,
+        attempts=1,
+        started_at=now,
+        finished_at=now,
+    )
+    return Succeeded(task.id, task.token, result)
+
+
+async def fail_some(storage: BaseStorage) -> None:
+    """Some that will be tried again, in an hour."""
+    claimed = await storage.reserve(BATCH // 2)
+    error = TaskError("timed out", error_type="TimeoutError")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await storage.record([Retried(task.id, task.token, error, later) for task in claimed])
+
+
+# Looking
+
+
+async def pages_of(storage: BaseStorage) -> list[str]:
+    """Everything that can be asked, with ids that are there."""
+    tasks = ["/tasks", *(f"/tasks?status={status}" for status in TaskStatus)]
+    tasks += ["/tasks?queue=default", "/tasks?queue=queue-7", f"/tasks?queue={RARE[0]}"]
+    tasks += ["/tasks?function=shop.work_3", f"/tasks?function={RARE[1]}"]
+    tasks += ["/tasks?function=shop.unknown", "/tasks?queue=unknown&status=failed"]
+    tasks += [f"/tasks?since={span}" for span in ("15m", "24h", "7d")]
+    tasks += ["/tasks?until=3d", "/tasks?since=5d&until=4d&status=cancelled"]
+    tasks += ["/tasks?metadata=tenant%3Dt7", "/tasks?metadata=tenant%3Drare"]
+    tasks += ["/tasks?status=failed&queue=default", "/tasks?status=pending&function=shop.work_1"]
+    newest = (await storage.list_tasks(limit=1))[0].id
+    tasks += [f"/tasks?id={newest[:4]}", f"/tasks?id={newest[:12]}", f"/tasks?id={newest}"]
+    tasks += ["/tasks?limit=500", "/tasks?status=success&limit=500"]
+    single = [
+        f"/tasks/{(await storage.list_tasks(status=status, limit=1))[0].id}"
+        for status in TaskStatus
+    ]
+    letters = ["/dead", "/dead?reason=permanent", "/dead?function=shop.work_2"]
+    others = ["/workers", "/schedules", "/queues"]
+    asked = [*tasks, *single, *letters, *others]
+    more = [f"{page}/explanation" for page in single] + ["/dead/groups", "/overview", "/breakers"]
+    api = [f"/api{page}" for page in (*asked, *more, "/storage")]
+    return ["/", *asked, "/storage", "/api", *api]
+
+
+@asynccontextmanager
+async def dashboard(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A dashboard that has just been started."""
+    async with AsyncTaskQueue(url) as queue:
+        app = create_app(queue, access=Access(operator=SECRET))
+        headers = {"authorization": f"Bearer {SECRET}"}
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=headers, timeout=60
+        ) as client:
+            try:
+                client.desk = app.state.desk  # type: ignore[attr-defined]
+                yield client
+            finally:
+                await app.state.desk.sampler.close()
+
+
+async def timed(client: httpx.AsyncClient, page: str) -> float:
+    """Milliseconds until it is there as a whole."""
+    began = time.perf_counter()
+    answer = await client.get(page)
+    taken = (time.perf_counter() - began) * 1000
+    assert answer.status_code == 200, (page, answer.status_code, answer.text)
+    return taken
+
+
+async def first_event(client: httpx.AsyncClient) -> float:
+    """Milliseconds until the live stream has told something."""
+    began = time.perf_counter()
+    looks = client.desk.sampler.watch()  # type: ignore[attr-defined]
+    await anext(looks)
+    taken = (time.perf_counter() - began) * 1000
+    await looks.aclose()
+    return taken
+
+
+async def deep(client: httpx.AsyncClient, turns: int = 20) -> list[float]:
+    """One page after the other, from the newest backwards."""
+    taken, cursor = [], ""
+    for _ in range(turns):
+        page = f"/api/tasks?limit=500&cursor={cursor}"
+        taken.append(await timed(client, page))
+        cursor = (await client.get(page)).json()["cursor"]
+    return taken
+
+
+async def measure(url: str, rounds: int) -> None:
+    async with open_storage(url) as storage:
+        pages = await pages_of(storage)
+        first: dict[str, float] = {}
+        for page in pages:
+            async with dashboard(url) as client:
+                first[page] = await timed(client, page)
+        async with dashboard(url) as client:
+            first["(first event of the live stream)"] = await first_event(client)
+            later: dict[str, list[float]] = {page: [] for page in pages}
+            for _ in range(rounds):
+                for page in pages:
+                    later[page].append(await timed(client, page))
+                await asyncio.sleep(1.1)
+            later["(twenty pages of 500, one after the other)"] = await deep(client)
+    report(first, later)
+
+
+def report(first: dict[str, float], later: dict[str, list[float]]) -> None:
+    def worst(page: str) -> float:
+        return max(first.get(page, 0.0), *later.get(page, [0.0, 0.0]))
+
+    print(f"{'first ms':>9} {'median':>8} {'slowest':>8}  page")
+    for page in sorted({**first, **later}, key=worst, reverse=True):
+        looks = later.get(page, [])
+        numbers = (statistics.median(looks), max(looks)) if looks else (0.0, 0.0)
+        print(f"{first.get(page, 0.0):9.1f} {numbers[0]:8.1f} {numbers[1]:8.1f}  {page}")
+
+
+async def prepare(url: str, total: int) -> None:
+    async with open_storage(url) as storage:
+        is_filled = bool(await storage.list_tasks(limit=1))
+    if not is_filled:
+        began = time.perf_counter()
+        await fill(url, total)
+        print(f"filled with {total:,} tasks in {time.perf_counter() - began:.0f} s")
+
+
+async def run(url: str, total: int, rounds: int) -> None:
+    await prepare(url, total)
+    # Somebody at work, for as long as this takes.
+    async with open_storage(url) as worker:
+        await worker.renew(lease=3600, concurrency=RUNNING)
+        await worker.reserve(RUNNING)
+        await measure(url, rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=("sqlite", "postgres", "redis", "file"))
+    parser.add_argument("--url")
+    parser.add_argument("--tasks", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    if given.url:
+        asyncio.run(run(given.url, given.tasks, given.rounds))
+        return
+    for backend in [given.backend] if given.backend else ["sqlite", "postgres"]:
+        with place_of(backend) as url:
+            print(f"\n{backend}")
+            asyncio.run(run(url, given.tasks, given.rounds))
+
+
+if __name__ == "__main__":
+    main()

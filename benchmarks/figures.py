@@ -1,0 +1,147 @@
+"""What is measured of a peer on a store, one run at a time. Every run has an empty store."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.marks import CAPACITY
+from benchmarks.processes import Failed, Producer, Workers, cpu_seconds, family
+from benchmarks.stores import Store
+
+FIRST_MARK_SECONDS, LOOK_SECONDS, REST_SECONDS = 30.0, 0.01, 1.0
+STALLED_NANOSECONDS = 1_000_000_000
+
+Measured = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much one run does, and for how long at most: a slow peer is cut off, and its rate kept."""
+
+    tasks: int
+    seconds: float
+    latencies: int = 70
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One peer on one store."""
+
+    peer: str
+    python: Path
+    store: Store
+    scale: Scale
+
+    def enqueue(self, figure: str) -> Measured:
+        """Tasks a second. Half the time is enough: there is no worker that has to get going."""
+        with self.store.fresh():
+            producer = self._producer(figure, seconds=self.scale.seconds / 2)
+            return {figure: producer.answer()}
+
+    def drain(self, processes: int = 1) -> Measured:
+        """Tasks a second from the first start to the last, and what they cost in CPU."""
+        with self.store.fresh():
+            queued = self.fill()
+            self.store.settle()
+            found = self.watch(queued, self.scale.seconds, processes)
+            self.check(queued)
+        return found if processes == 1 else {"processes": found["drain"]}
+
+    def fill(
+        self, count: int | None = None, seconds: float | None = None, *, how: str = "fill"
+    ) -> int:
+        """Queue so many tasks, by the quickest way the peer has; how many it came to."""
+        return int(self._producer(how, count, seconds).answer())
+
+    def latency(self) -> Measured:
+        with self.store.fresh():
+            producer = self._producer("latency", self.scale.latencies, seconds=20)
+            producer.await_line()
+            try:
+                with Workers(self.python, self.peer, self.store) as workers:
+                    self._await_mark(workers)
+                    time.sleep(REST_SECONDS)
+                    resident = workers.resident_megabytes()
+                    producer.go()
+                    found = producer.answer()
+            except Failed:
+                producer.close()
+                raise
+            self.check(self.scale.latencies)
+        return {"latency": statistics.median(found), "rss": resident}
+
+    def watch(
+        self, count: int, seconds: float, processes: int = 1, *, among: int | None = None
+    ) -> Measured:
+        """Run workers until `count` tasks have started (of those `among`) or the time is over.
+
+        With `among`, the store is used again: workers get the time to leave it in order.
+        """
+        is_patient, among = among is not None, among or count
+        marks = self.store.marks
+        with Workers(
+            self.python, self.peer, self.store, processes, is_patient=is_patient
+        ) as workers:
+            self._await_mark(workers)
+            began, seen = time.monotonic(), marks.ran(among)
+            worker, server = workers.cpu_seconds(), self._server_seconds()
+            while (ran := marks.ran(among)) < count and time.monotonic() < began + seconds:
+                workers.check()
+                time.sleep(LOOK_SECONDS)
+            worker, server = workers.cpu_seconds() - worker, self._server_seconds() - server
+            ended = time.monotonic_ns()
+        times = marks.times(among)[: max(count, 2)]
+        if len(times) < 2 or (ran < count and ended - times[-1] > STALLED_NANOSECONDS):
+            raise Failed(f"{ran} of {count} tasks ran, and then no more")
+        costing = max(1, ran - seen)
+        return {
+            "drain": (len(times) - 1) / (times[-1] - times[0]) * 1e9,
+            "cpu": worker / costing * 1e6,
+            "server_cpu": server / costing * 1e6,
+            "ran": ran,
+        }
+
+    def _producer(
+        self, figure: str, count: int | None = None, seconds: float | None = None
+    ) -> Producer:
+        count = self.scale.tasks if count is None else count
+        seconds = self.scale.seconds if seconds is None else seconds
+        return Producer(self.python, self.peer, self.store, figure, count, seconds)
+
+    def _await_mark(self, workers: Workers) -> None:
+        until = time.monotonic() + FIRST_MARK_SECONDS
+        while not self.store.marks.ran(CAPACITY):
+            workers.check()
+            if time.monotonic() > until:
+                raise Failed(f"no task started in {FIRST_MARK_SECONDS:g} seconds")
+            time.sleep(LOOK_SECONDS / 10)
+
+    def check(self, count: int) -> None:
+        if doubled := self.store.marks.doubled(count):
+            raise Failed(f"{doubled} of {count} tasks ran more than once")
+
+    def _server_seconds(self) -> float:
+        server = self.store.server
+        return 0.0 if server is None else sum(map(cpu_seconds, family(server.pid)))
+
+
+def limit(store: Store, subject: str, figure: str, scale: Scale) -> Measured:
+    """The same figure for the bare driver, or the bare event loop."""
+    with store.fresh():
+        command = [sys.executable, "-m", "benchmarks.limits", subject, figure]
+        found = subprocess.run(
+            [*command, str(scale.tasks), str(scale.seconds)],
+            env=store.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if found.returncode:
+        raise Failed(found.stderr)
+    return dict(json.loads(found.stdout))

@@ -1,0 +1,44 @@
+"""Celery: 8 threads, 64 tasks fetched ahead for each, no gossip, heartbeats or events."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from benchmarks.place import URL, become, mark
+
+PACKAGES = ["celery[redis]", "hiredis"]
+STORES = ["redis"]
+KEEPS = "nothing"
+
+app = Celery("bench", broker=URL)
+app.conf.update(
+    task_ignore_result=True,
+    worker_prefetch_multiplier=64,
+    worker_disable_rate_limits=True,
+    worker_send_task_events=False,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="noop")
+def noop(number: int) -> None:
+    mark(number)
+
+
+def open() -> None:
+    """It connects by itself."""
+
+
+def close() -> None:
+    app.close()
+
+
+def one(number: int) -> None:
+    noop.delay(number)
+
+
+def work() -> None:
+    become(
+        *("celery", "-A", __name__, "worker", "-l", "ERROR", "-P", "threads", "-c", 8),
+        *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+    )

@@ -1,0 +1,58 @@
+"""omniq: its own command, 100 tasks at a time, no log line for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.place import CONCURRENCY, FOLDER, STORE, URL, become, mark
+from omniq import AsyncTaskQueue
+
+PACKAGES = ["-e", ".[postgres,redis]", "uvloop"]
+STORES = [
+    "postgres",
+    "redis",
+    "redis-always",
+    "sqlite-power",
+    "sqlite-os",
+    "file-power",
+    "file-os",
+]
+KEEPS = "a result"
+
+kind, _, durability = STORE.partition("-")
+address = {
+    "sqlite": f"sqlite:///{FOLDER}/omniq.db?durability={durability}",
+    "file": f"file://{FOLDER}/omniq?durability={durability}",
+}.get(kind, URL)
+queue = AsyncTaskQueue(address)
+
+
+async def noop(number: int) -> None:
+    mark(number)
+
+
+async def open() -> None:
+    await queue.__aenter__()
+
+
+async def close() -> None:
+    await queue.__aexit__(None, None, None)
+
+
+async def one(number: int) -> None:
+    await queue.enqueue(noop, number)
+
+
+async def many(numbers: Sequence[int]) -> None:
+    await queue.enqueue_many(noop, [(number,) for number in numbers])
+
+
+async def later(numbers: Sequence[int]) -> None:
+    await queue.options(delay=3600).enqueue_many(noop, [(number,) for number in numbers])
+
+
+def work() -> None:
+    become(
+        *("omniq", "worker", __name__, "--url", address),
+        *("--concurrency", CONCURRENCY, "--log-level", "WARNING"),
+    )
