@@ -159,7 +159,9 @@ def _tuned(numbers: Numbers, peers: dict[str, Peer]) -> Iterator[str]:
     versions: dict[str, dict[str, str]] = numbers.about.get("versions", {})
     for name, peer in peers.items():
         if name in versions:
-            listed = ", ".join(f"{each} {number}" for each, number in versions[name].items())
+            listed = ", ".join(
+                f"{each} {number}" for each, number in sorted(versions[name].items())
+            )
             yield f"| {name} | {listed} | {peer.tuned.partition(': ')[2]} |"
 
 
