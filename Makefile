@@ -21,7 +21,7 @@ export PIP_ROOT_USER_ACTION := ignore
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs check lint deep mutants chaos chaos-peers bench powercut syscalls screenshots format clean
+.PHONY: help demo test test-all docs check lint deep mutants chaos chaos-peers soak bench powercut syscalls screenshots format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -59,6 +59,9 @@ chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n:
 
 chaos-peers: $(STAMP) ## kill the workers of other task queues as well, and count what is lost
 	@$(BIN)/python -m chaos.peers $(ARGS)
+
+soak: $(STAMP) ## MINUTES=60 of calm work and harm on SQLite: does anything grow?
+	@$(BIN)/python -m chaos.soak $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 bench: $(STAMP) ## measure omniq beside the bare drivers (PEERS=1: and beside other queues)
 	@$(BIN)/python -m benchmarks $(if $(PEERS),--peers) $(ARGS)

@@ -1,4 +1,4 @@
-"""Decides from a history alone whether omniq kept its promises: I1 to I19, for every backend alike.
+"""Decides from a history alone whether omniq kept its promises: I1 to I20, for every backend alike.
 
 I1  nothing acknowledged is lost            I11 a schedule fires each nominal time once
 I2  nothing is there that nobody wanted     I12 at most one live task of a unique key
@@ -9,7 +9,7 @@ I6  no outcome of an old claim is accepted  I16 a step that was done is not done
 I7  two runs overlap only past a lease      I17 every fault and failpoint was there
 I8  results follow from the arguments       I18 the queue drains after the last fault
 I9  recovery within lease, poll, 0.25 s     I19 files, threads and memory come back
-I10 nothing runs before its time
+I10 nothing runs before its time            I20 rows of a task's transaction are there once
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
     fault must have struck, and `passes` each failpoint in `failpoints` have been passed.
     `no_zombies`: no process of the run ever stalls by itself, so that a run which outlives its
     lease without having been stopped is omniq's fault. `max_crashes` as the workers had it.
+    `forgets`: what has ended leaves the store during the run, so that an end which a worker was
+    told is accepted stands for the record.
     """
 
     max_crashes: int = 3
@@ -39,6 +41,7 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
     drain: float | None = None
     skew: float = 0.0
     no_zombies: bool = False
+    forgets: bool = False
     at_least: dict[str, int] = {}
     failpoints: tuple[str, ...] = ()
     passes: int = 20
@@ -51,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     results.one_outcome_each,
     results.attempts_add_up,
     results.values_are_right,
+    results.rows_are_written_once,
     ownership.claims_are_exclusive,
     ownership.leases_are_disjoint,
     ownership.stale_outcomes_are_refused,

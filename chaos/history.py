@@ -33,6 +33,10 @@ class Event(msgspec.Struct, omit_defaults=True):
     | `kill`, `stop`, `cont`, `term`, `restart`, `cut`, `calm` | nemesis | `value`: whom, how long |
     | `stall` | metronome | `until`: for how long the machine gave it no time, up to now |
     | `final` | reader | `id`, `token`, `value`: the record as it is after the run |
+    | `final` | auditor | the same of a task that has ended, before its record is purged |
+    | `rows` | auditor | `value`: how many records there are |
+    | `sample` | nemesis | `value`: memory, open files and threads, by process |
+    | `written` | reader | `id`, `value`: how many rows the task has written |
     | `counted` | reader | `value`: how many tasks the store says it has, by status |
     | `passed` | process | `value`: how often each failpoint was passed |
     | `resources` | process | `value`: open files, threads, memory |

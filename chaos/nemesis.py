@@ -16,7 +16,7 @@ from chaos import processes
 from chaos.checker import Promises, check
 from chaos.history import Event, read_history
 from chaos.processes import LEASE, MANY_CRASHES, POLL, Fork, Nursery
-from chaos.stores import Store
+from chaos.stores import BACKENDS, TRANSACTIONAL, Store
 from chaos.verdict import Verdict
 
 _LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0}
@@ -25,13 +25,11 @@ _LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0}
 _VICTIMS = 3
 _MORTALS = 4
 _STEADY = 2
-_STOP_SECONDS = LEASE * 1.6
+STOP_SECONDS = LEASE * 1.6
 _POINT_PATIENCE = 4.0
-_DRAIN_SECONDS = 120.0
+DRAIN_SECONDS = 120.0
 
 SOURCES = Path(__file__).parents[1] / "src" / "omniq"
-# Reached only by user code that asks for a transaction, whose own kill test counts them.
-_BY_TRANSACTIONS = {"transaction.before", "transaction.after", "postgres.commit_lost"}
 
 
 class Harm(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +47,10 @@ def failpoints_of(backend: str) -> tuple[str, ...]:
     """The names of all places in the sources that a run on this backend can pass."""
     named = re.compile(r'\bhit\("([a-z_.]+)"\)')
     names = {name for path in SOURCES.rglob("*.py") for name in named.findall(path.read_text())}
-    others = {"file", "sqlite", "postgres", "redis"} - {backend}
-    return tuple(
-        sorted(n for n in names if n.split(".")[0] not in others and n not in _BY_TRANSACTIONS)
-    )
+    others = {*BACKENDS} - {backend}
+    if backend not in TRANSACTIONAL:
+        others.add("transaction")
+    return tuple(sorted(name for name in names if name.split(".")[0] not in others))
 
 
 class Run:
@@ -82,7 +80,7 @@ class Run:
         return Promises(
             max_crashes=MANY_CRASHES,
             recovery=LEASE + POLL + harm.slack,
-            drain=_DRAIN_SECONDS,
+            drain=DRAIN_SECONDS,
             at_least=at_least,
             failpoints=failpoints_of(self._store.backend) if harm.point_kills else (),
             passes=harm.point_kills,
@@ -90,6 +88,7 @@ class Run:
 
     def play(self) -> Verdict:
         """Do all the harm, let the fleet recover, and judge its history."""
+        self._await(self._nursery.fork("founder", processes.founder), "the founder")
         try:
             steady = partial(processes.worker, places="*=count", notes_resources=True)
             self._steady = [self._nursery.fork("steady", steady) for _ in range(_STEADY)]
@@ -190,10 +189,10 @@ class Run:
             self._await(tasks, "the producer")
             time.sleep(LEASE / 2)
             for victim in victims:
-                self._nursery.journal.note("stop", value=victim.name, until=_STOP_SECONDS)
+                self._nursery.journal.note("stop", value=victim.name, until=STOP_SECONDS)
                 victim.signal(signal.SIGSTOP)
                 time.sleep(self._draw.uniform(0, 0.05))
-            time.sleep(_STOP_SECONDS)
+            time.sleep(STOP_SECONDS)
             for victim in victims:
                 victim.signal(signal.SIGCONT)
                 self._nursery.journal.note("cont", value=victim.name)
@@ -204,27 +203,30 @@ class Run:
 
     def _restart_the_server(self) -> None:
         """SIGKILL to the server, and the same data again a moment later, under load."""
-        server = self._store.server
-        assert server is not None
         producer = self._nursery.fork("producer", processes.producer)
         for _ in range(self._harm.restarts):
             time.sleep(self._draw.uniform(0.3, 1.0))
-            began = time.monotonic()
-            server.kill()
-            time.sleep(self._draw.uniform(0, 0.5))
-            server.start()
-            away = time.monotonic() - began
-            self._nursery.journal.note("restart", value="server", until=away)
+            self._restart()
         time.sleep(1)
         self._end(producer)
+
+    def _restart(self) -> None:
+        server = self._store.server
+        assert server is not None
+        began = time.monotonic()
+        server.kill()
+        time.sleep(self._draw.uniform(0, 0.5))
+        server.start()
+        away = time.monotonic() - began
+        self._nursery.journal.note("restart", value="server", until=away)
 
     # And its end
 
     def _drain(self) -> None:
         self._nursery.journal.note("calm")
-        waiter = partial(processes.waiter, seconds=_DRAIN_SECONDS)
+        waiter = partial(processes.waiter, seconds=DRAIN_SECONDS)
         fork = self._nursery.fork("waiter", waiter)
-        fork.wait(_DRAIN_SECONDS + 10)
+        fork.wait(DRAIN_SECONDS + 10)
         self._kill_quietly(fork)
 
     def _end(self, fork: Fork) -> None:

@@ -100,8 +100,8 @@ def dead_workers_are_replaced(
 
 
 def _span(event: Event) -> tuple[float, float]:
-    # A stall is seen when it is over, by the one that was stalled.
-    begin = event.at - event.until if event.what == "stall" else event.at
+    # These two are written down when they are over.
+    begin = event.at - event.until if event.what in ("stall", "restart") else event.at
     return begin, begin + event.until
 
 

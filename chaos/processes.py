@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from chaos import ledger
 from chaos.history import Journal, current, journal_file
 from chaos.producing import Producer
-from chaos.reading import read_store
+from chaos.reading import audit, read_store
 from chaos.stores import Store
 from chaos.watching import watch_lease, watch_pool
 from chaos.work import Plan, tick
@@ -208,7 +209,8 @@ async def producer(
                 continue
         for _ in range(draw.randint(1, 8)):
             number += 1
-            await producing.enqueue(f"{journal.by}.{number:06}", _plan(draw, journal, number))
+            plan = _plan(draw, journal, number, writes=store.has_transactions)
+            await producing.enqueue(f"{journal.by}.{number:06}", plan)
         if draw.random() < 0.05:
             await producing.cancel()
         await asyncio.sleep(pause)
@@ -216,7 +218,7 @@ async def producer(
         await queue.close()
 
 
-def _plan(draw: random.Random, journal: Journal, number: int) -> Plan:
+def _plan(draw: random.Random, journal: Journal, number: int, *, writes: bool) -> Plan:
     kind = draw.randrange(20)
     return Plan(
         seconds=draw.choice((0.0, 0.005, 0.02, 0.06)),
@@ -229,6 +231,7 @@ def _plan(draw: random.Random, journal: Journal, number: int) -> Plan:
         unique=draw.choice(("u1", "u2")) if kind == 5 else "",
         group="g" if kind == 6 else "",
         width=2 if kind == 6 else 0,
+        writes=writes and kind in (7, 8, 9),
         text=f"argument {number} " * draw.choice((1, 1, 20)),
     )
 
@@ -255,7 +258,9 @@ async def metronome(_: Store, journal: Journal, __: random.Random) -> None:
             journal.note("stall", until=late, value="machine")
 
 
-async def planner(store: Store, journal: Journal, _: random.Random, *, seconds: float) -> None:
+async def planner(
+    store: Store, journal: Journal, _: random.Random, *, seconds: float, every: float = 0.25
+) -> None:
     """Place two schedules that fire until shortly after the trouble is over."""
     queue = _queue(store)
     await _persist(queue.open)
@@ -265,7 +270,7 @@ async def planner(store: Store, journal: Journal, _: random.Random, *, seconds: 
             queue.schedules.add,
             schedule_id,
             tick,
-            interval=timedelta(seconds=0.25),
+            interval=timedelta(seconds=every),
             start=start,
             end=start + timedelta(seconds=seconds),
             missed="all",
@@ -274,6 +279,15 @@ async def planner(store: Store, journal: Journal, _: random.Random, *, seconds: 
         await _persist(add)
         journal.note("placed", schedule_id, until=queue.storage.clock.now().timestamp())
     await queue.close()
+
+
+async def founder(store: Store, _: Journal, __: random.Random) -> None:
+    """Set the store up, and the tasks' own table in it where it can hold one."""
+    queue = _queue(store)
+    await _persist(queue.open)
+    await queue.close()
+    if store.has_transactions:
+        await ledger.create(store)
 
 
 async def waiter(store: Store, _: Journal, __: random.Random, *, seconds: float) -> None:
@@ -298,6 +312,27 @@ async def reader(store: Store, journal: Journal, _: random.Random) -> None:
     await _persist(queue.open)
     await read_store(queue.storage, journal)
     await queue.close()
+    if store.has_transactions:
+        for task_id, rows in (await ledger.read(store)).items():
+            journal.note("written", task_id, value=rows)
+
+
+async def auditor(
+    store: Store, journal: Journal, _: random.Random, *, every: float, keep: float
+) -> None:
+    """Write down until SIGTERM what ends, before it is purged; dead letters go after `keep`."""
+    stop = _stop_on_term()
+    queue = _queue(store)
+    await _persist(queue.open)
+    noted: set[str] = set()
+    while not stop.is_set():
+        with suppress(StorageError):
+            noted = await audit(queue.storage, journal, noted)
+            await queue.storage.purge_dead(queue.storage.clock.now() - timedelta(seconds=keep))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), every)
+    with suppress(StorageError):
+        await queue.close()
 
 
 async def _persist(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:

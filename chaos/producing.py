@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -20,6 +21,7 @@ WORK = "chaos.work.work"
 _TRIES = 40
 _GIVES_UP = 0.1
 _PAUSE = 0.3
+_NEWEST = 100
 
 
 class Producer:
@@ -29,7 +31,7 @@ class Producer:
         self._storage = storage
         self._journal = journal
         self._draw = draw
-        self.kept: list[str] = []
+        self.kept: deque[str] = deque(maxlen=_NEWEST)
 
     async def enqueue(self, task_id: str, plan: Plan) -> None:
         """Until it is known to be there, mostly; else it may be there or not, and nobody knows."""

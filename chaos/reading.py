@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from chaos.history import Journal
 from omniq.firing import task_id_at
-from omniq.models import Schedule
+from omniq.models import Schedule, Task, TaskResult
 from omniq.storage.base import BaseStorage
 
 _PAGE = 500
@@ -17,20 +18,48 @@ async def read_store(storage: BaseStorage, journal: Journal) -> None:
     for schedule in await storage.list_schedules():
         journal.note("schedule", schedule.id, value=_times(schedule))
     stats = await storage.stats()
+    async for task in _all_tasks(storage):
+        _note_final(journal, task, await storage.get_result(task.id))
+    journal.note("counted", value={s.value: count for s, count in stats.by_status.items()})
+
+
+async def audit(storage: BaseStorage, journal: Journal, noted: set[str]) -> set[str]:
+    """What has ended and was not noted before, and how many rows there are; all that is noted now.
+
+    A record that is purged while one looks at it was there the time before, or will be missed.
+    """
+    stats = await storage.stats()
+    journal.note("rows", value=sum(stats.by_status.values()) + stats.dead)
+    still = set()
+    async for task in _all_tasks(storage):
+        if not task.status.is_final:
+            continue
+        if task.id not in noted:
+            result = await storage.get_result(task.id)
+            if result is None:
+                continue
+            _note_final(journal, task, result)
+        still.add(task.id)
+    return still
+
+
+async def _all_tasks(storage: BaseStorage) -> AsyncIterator[Task]:
     after = ""
     while page := await storage.list_tasks(after=after, limit=_PAGE):
         for task in page:
-            result = await storage.get_result(task.id)
-            value = {
-                "status": task.status.value,
-                "attempts": task.attempts,
-                "crashes": task.crashes,
-                "result": None if result is None else result.result,
-                "reason": None if result is None else result.reason,
-            }
-            journal.note("final", task.id, task.token, value=value)
+            yield task
         after = page[-1].id
-    journal.note("counted", value={s.value: count for s, count in stats.by_status.items()})
+
+
+def _note_final(journal: Journal, task: Task, result: TaskResult | None) -> None:
+    value = {
+        "status": task.status.value,
+        "attempts": task.attempts,
+        "crashes": task.crashes,
+        "result": None if result is None else result.result,
+        "reason": None if result is None else result.reason,
+    }
+    journal.note("final", task.id, task.token, value=value)
 
 
 def _times(schedule: Schedule) -> list[tuple[float, str]]:

@@ -1,4 +1,4 @@
-"""I1 to I4 and I8: nothing lost, nothing invented, one outcome each, counted and computed right."""
+"""I1 to I4, I8 and I20: nothing lost or invented, one outcome each, counted and computed right."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from chaos.checker import Promises
 
 
-def nothing_is_lost(story: Story, _: Promises, __: Verdict) -> Iterator[Violation]:
+def nothing_is_lost(story: Story, promises: Promises, _: Verdict) -> Iterator[Violation]:
     """I1. What was acknowledged has ended, in exactly one way."""
     for task in story:
         if task.kept_at == NEVER and not task.scheduled:
             continue
         if task.final is None:
-            if not task.scheduled:
+            if not task.scheduled and not (promises.forgets and task.has_ended):
                 # A nominal time without a task is for I11 to tell.
                 yield Violation("I1", task.id, "was acknowledged, and is gone")
         elif not task.final.status.is_final:
@@ -111,6 +111,19 @@ def values_are_right(story: Story, _: Promises, __: Verdict) -> Iterator[Violati
         newest = max([*task.tokens(), task.final_token], default=0)
         if token < newest:
             yield Violation("I6", task.id, f"kept the result of claim {token}, after {newest}")
+
+
+def rows_are_written_once(story: Story, _: Promises, __: Verdict) -> Iterator[Violation]:
+    """I20. What a task writes in its transaction is there once if it succeeded, and else is not."""
+    for task in story:
+        writes = task.plan is not None and task.plan.writes
+        if task.final is not None:
+            is_done = task.final.status is TaskStatus.SUCCESS
+        else:
+            is_done = any(e.what == "done" for events in task.outcomes.values() for e in events)
+        if task.rows != int(writes and is_done):
+            how = "succeeded" if is_done else "did not succeed"
+            yield Violation("I20", task.id, f"{how}, and has {task.rows} rows")
 
 
 _WORD = {

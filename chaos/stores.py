@@ -11,6 +11,8 @@ from pathlib import Path
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 
 BACKENDS = ("file", "sqlite", "postgres", "redis")
+TRANSACTIONAL = ("sqlite", "postgres")
+"""Where a task can write in the transaction that ends it."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,10 @@ class Store:
     backend: str
     url: str
     server: Server | None = None
+
+    @property
+    def has_transactions(self) -> bool:
+        return self.backend in TRANSACTIONAL
 
 
 @contextmanager

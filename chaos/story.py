@@ -48,6 +48,7 @@ class TaskStory:
     ends: dict[int, Event] = field(default_factory=dict)
     outcomes: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     steps: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    rows: int = 0
     stale: int = 0
     final: Final | None = None
     final_token: int = 0
@@ -56,6 +57,11 @@ class TaskStory:
     def is_known(self) -> bool:
         """Whether anybody ever wanted it."""
         return self.tried_at < NEVER or self.scheduled
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a worker was told that the end it recorded is accepted."""
+        return any(e.what in TERMINAL for events in self.outcomes.values() for e in events)
 
     def end_of(self, token: int) -> float:
         """When the run of that claim ended; never, when its process died or it still runs."""
@@ -146,8 +152,9 @@ class Story:
         self._nominal.update(times.values())
         placed = self._placed.get(event.id, 0.0)
         self.schedules[event.id] = {at: each for at, each in times.items() if at > placed}
-        for task_id in self.schedules[event.id].values():
-            self._task(task_id).scheduled = True
+        for at, task_id in times.items():
+            if at > placed or task_id in self.tasks:
+                self._task(task_id).scheduled = True
 
     def _task(self, task_id: str) -> TaskStory:
         return self.tasks.setdefault(task_id, TaskStory(task_id))
@@ -177,6 +184,8 @@ class Story:
                 task.ends.setdefault(event.token, event)
             case "step":
                 task.steps[event.token].append(event.value)
+            case "written":
+                task.rows = event.value
             case "stale":
                 task.stale += 1
             case "final":

@@ -25,7 +25,7 @@ def nothing_is_early(story: Story, promises: Promises, _: Verdict) -> Iterator[V
             yield Violation("I10", task.id, f"started {eta - first:.3f} s early")
 
 
-def schedules_fire_once(story: Story, _: Promises, __: Verdict) -> Iterator[Violation]:
+def schedules_fire_once(story: Story, promises: Promises, _: Verdict) -> Iterator[Violation]:
     """I11. The tasks of a schedule are those of its nominal times, one for each."""
     for schedule_id, due in story.schedules.items():
         fired = story.fired.get(schedule_id, {})
@@ -33,7 +33,8 @@ def schedules_fire_once(story: Story, _: Promises, __: Verdict) -> Iterator[Viol
             if len(ids) > 1:
                 yield Violation("I11", schedule_id, f"{nominal}: fired as {sorted(ids)}")
         for nominal, task_id in due.items():
-            if story.tasks[task_id].final is None:
+            task = story.tasks[task_id]
+            if task.final is None and not (promises.forgets and task.has_ended):
                 yield Violation("I11", schedule_id, f"{nominal}: has no task")
         for nominal in sorted(set(fired) - set(due)):
             if due and min(due) <= nominal <= max(due):

@@ -42,13 +42,11 @@ def watch_lease(storage: BaseStorage, journal: Journal) -> None:
 
 def watch_pool(pool: AsyncWorkerPool, journal: Journal) -> None:
     """Have everything written down that the pool tells of its tasks."""
-    tokens: dict[str, int] = {}
 
     def listen(event: Any) -> None:
         match event:
             case events.TaskClaimed():
-                tokens[event.id] = event.token
-                journal.note("claim", event.id, event.token, owner=event.owner)
+                journal.note("claim", event.id, event.token or 0, owner=event.owner)
             case events.StaleRefused():
                 journal.note("stale", event.id, event.token)
             case events.TasksGivenBack():
@@ -60,6 +58,6 @@ def watch_pool(pool: AsyncWorkerPool, journal: Journal) -> None:
                 nominal = to_micros(event.nominal) / 1e6
                 journal.note("fired", event.id, value=event.schedule_id, until=nominal)
             case _ if type(event) in _OUTCOMES:
-                journal.note(_OUTCOMES[type(event)], event.id, tokens.get(event.id, 0))
+                journal.note(_OUTCOMES[type(event)], event.id, event.token or 0)
 
     pool.events.subscribe(listen)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from chaos import ledger
 from chaos.history import Journal, current
 from omniq import Snooze, TaskContext, task
 from omniq.models import PermanentError, TaskStatus
@@ -39,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     sequence: str = ""
     """Tasks of one sequence are begun in the order in which they were enqueued."""
+    writes: bool = False
+    """A row in the transaction in which it succeeds; where the store has such."""
 
     @property
     def fate(self) -> TaskStatus:
@@ -66,8 +69,13 @@ async def work(ctx: TaskContext, plan: dict[str, Any]) -> list[Any]:
             raise PermanentError("was told to fail for good")
         if ctx.attempt <= orders.failures:
             raise Trouble
+        result = [answer(ctx.task_id, orders.text), ctx.fencing_token]
+        if orders.writes:
+            async with ctx.transaction() as connection:
+                await ledger.write(connection, ctx.task_id)
+                ctx.result = result
         how = "returned"
-        return [answer(ctx.task_id, orders.text), ctx.fencing_token]
+        return result
     except Exception:
         # Also the storage's, of a step that could not be kept.
         how = "raised"

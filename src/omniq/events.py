@@ -27,12 +27,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskEvent(Event, frozen=True, kw_only=True):
-    """Something that happened to one task. `attempt` starts at 1; 0 before the first run."""
+    """Something that happened to one task. `attempt` starts at 1; 0 before the first run.
+
+    `token` names the claim that it belongs to, where there is one.
+    """
 
     id: str
     func_path: str
     queue: str
     attempt: int = 0
+    token: int | None = None
 
 
 class TaskEnqueued(TaskEvent, frozen=True, kw_only=True):
@@ -47,7 +51,6 @@ class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "task.claimed"
     owner: str
-    token: int
 
 
 class TaskStarted(TaskEvent, frozen=True, kw_only=True):

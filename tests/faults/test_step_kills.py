@@ -168,7 +168,7 @@ async def test_a_step_is_repeated_at_most_once_for_each_crash(url, nursery, tmp_
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_step_is_repeated_at_most_once_for_each_of_200_crashes(url, nursery, tmp_path):
     await kill_and_check(url, nursery, tmp_path, kills=200)
 

@@ -7,7 +7,7 @@ import stat
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Vault(ABC):
 
     @abstractmethod
     def write(self, address: Address, data: bytes) -> None: ...
+
+    def write_many(self, values: Mapping[Address, bytes]) -> None:
+        """All of these, by whatever way is quick."""
+        for address, data in values.items():
+            self.write(address, data)
 
     @abstractmethod
     def save(self) -> Callable[[], None]:
@@ -74,11 +79,12 @@ class FileVault(Vault):
         kept = {path: path.read_bytes() for path in self.root.rglob("*") if _is_plain(path)}
 
         def restore() -> None:
-            for path in self.root.rglob("*"):
-                if _is_plain(path) and path not in kept:
-                    path.unlink()
+            left = {path: path.read_bytes() for path in self.root.rglob("*") if _is_plain(path)}
+            for path in left.keys() - kept.keys():
+                path.unlink()
             for path, data in kept.items():
-                path.write_bytes(data)
+                if left.get(path) != data:
+                    path.write_bytes(data)
 
         return restore
 
@@ -135,6 +141,11 @@ class SQLiteVault(Vault):
         self._db.execute(
             f"UPDATE {table} SET {column} = ? WHERE {self._key(table)} = ?", (data, row)
         )
+
+    def write_many(self, values: Mapping[Address, bytes]) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        super().write_many(values)
+        self._db.execute("COMMIT")
 
     def save(self) -> Callable[[], None]:
         kept = sqlite3.connect(":memory:", isolation_level=None)
@@ -206,6 +217,10 @@ class PostgresVault(Vault):
             (data, row),
         )
 
+    def write_many(self, values: Mapping[Address, bytes]) -> None:
+        with self._db.pipeline(), self._db.transaction():
+            super().write_many(values)
+
     def save(self) -> Callable[[], None]:
         tables = [
             name
@@ -263,6 +278,12 @@ class RedisVault(Vault):
         else:
             self.client.set(*address, data)
 
+    def write_many(self, values: Mapping[Address, bytes]) -> None:
+        whole, self.client = self.client, self.client.pipeline()
+        super().write_many(values)
+        self.client.execute()
+        self.client = whole
+
     def save(self) -> Callable[[], None]:
         kept = {key: self.client.dump(key) for key in self._keys()}
 
@@ -288,39 +309,49 @@ VAULTS: dict[str, type[Vault]] = {
 }
 
 
-async def fill(storage: BaseStorage) -> None:
-    """One of everything a store can hold: whatever is written in it has a reader."""
+async def fill(storage: BaseStorage, copies: Sequence[str] = ("",)) -> None:
+    """One of everything a store can hold, so often: whatever is written in it has a reader."""
+    names = [name + copy for copy in copies for name in ("done", "dead", "again")]
+    await storage.enqueue_many([a_task(name, priority=9, args=("worth", name)) for name in names])
+    held = {task.id: task for task in await storage.reserve(len(names))}
+    for copy in copies:
+        again, dead, done = (held[name + copy] for name in ("again", "dead", "done"))
+        await storage.save_checkpoint(again.id, again.token, b"\x81\xa6format\x01")
+        await storage.report_progress(
+            [Progress(task_id=again.id, token=again.token, fraction=0.5, message="half")]
+        )
+        await storage.record(
+            [
+                Succeeded(done.id, done.token, a_result(done, {"the": "value"})),
+                Failed(dead.id, dead.token, an_error("it is over"), "for good"),
+                Retried(again.id, again.token, an_error("not yet"), storage.clock.now()),
+            ]
+        )
     await storage.enqueue_many(
-        [a_task(name, priority=9, args=("worth", name)) for name in ("done", "dead", "again")]
+        [a_task(f"beat{copy}", interval=3600.0, priority=10) for copy in copies]
     )
-    held = {task.id: task for task in await storage.reserve(3)}
-    await storage.save_checkpoint("again", held["again"].token, b"\x81\xa6format\x01")
-    await storage.report_progress(
-        [Progress(task_id="again", token=held["again"].token, fraction=0.5, message="half")]
-    )
-    again, dead, done = held["again"], held["dead"], held["done"]
     await storage.record(
         [
-            Succeeded("done", done.token, a_result(done, {"the": "value"})),
-            Failed("dead", dead.token, an_error("it is over"), "for good"),
-            Retried("again", again.token, an_error("not yet"), storage.clock.now()),
+            Succeeded(beat.id, beat.token, a_result(beat, 1), next_eta=storage.clock.now())
+            for beat in await storage.reserve(len(copies))
         ]
     )
-    await storage.enqueue(a_task("beat", interval=3600.0, priority=10))
-    beat = {task.id: task for task in await storage.reserve(1)}["beat"]
-    await storage.record(
-        [Succeeded("beat", beat.token, a_result(beat, 1), next_eta=storage.clock.now())]
-    )
-    await storage.enqueue_many([a_task(f"waiting-{n}", args=("worth", n)) for n in range(3)])
-    await storage.enqueue(a_task("only", unique="key", metadata={"a": 1}))
-    await storage.put_schedule(Schedule(id="daily", task=a_task("daily", args=(1,)), interval=60.0))
-    await storage.pause_queue("resting")
+    for copy in copies:
+        await _place(storage, copy)
+
+
+async def _place(storage: BaseStorage, copy: str) -> None:
+    waiting = [a_task(f"waiting-{n}{copy}", args=("worth", n)) for n in range(3)]
+    await storage.enqueue_many(waiting)
+    await storage.enqueue(a_task(f"only{copy}", unique=f"key{copy}", metadata={"a": 1}))
+    daily = a_task(f"daily{copy}", args=(1,))
+    await storage.put_schedule(Schedule(id=daily.id, task=daily, interval=60.0))
+    await storage.pause_queue(f"resting{copy}")
 
 
 async def use(storage: BaseStorage) -> int:
     """Ask and do everything, whatever is refused; how much was."""
-    refused = 0
-    calls: list[Callable[[], Awaitable[object]]] = [
+    calls: list[Call] = [
         lambda: storage.reserve(20),
         storage.list_tasks,
         lambda: storage.list_tasks(status=TaskStatus.FAILED),
@@ -337,9 +368,42 @@ async def use(storage: BaseStorage) -> int:
                 *(storage.get_progress, storage.load_checkpoint, storage.get_dead_task),
             )
         ]
-    for call in (*calls, lambda: storage.retry_dead("dead"), storage.give_back_abandoned):
+    return await _refusals(
+        (*calls, lambda: storage.retry_dead("dead"), storage.give_back_abandoned)
+    )
+
+
+async def use_all(storage: BaseStorage, copies: Sequence[str]) -> int:
+    """Ask for each record by the questions that read it, then claim all; how much was refused."""
+    about: dict[str, tuple[Ask, ...]] = {
+        "done": (storage.get_task, storage.get_result),
+        "dead": (storage.get_dead, storage.get_dead_task, storage.get_result, storage.history),
+        "again": (storage.history, storage.load_checkpoint, storage.get_progress),
+        "beat": (storage.get_task, storage.get_result),
+        "only": (storage.get_task,),
+        "daily": (storage.get_schedule,),
+    }
+    calls: list[Call] = [
+        *(storage.list_tasks, storage.list_dead, storage.list_schedules, storage.stats),
+        *(storage.workers, storage.paused_queues, storage.gates),
+    ]
+    for name, asks in about.items():
+        calls += [partial(ask, name + copy) for copy in copies for ask in asks]
+    calls += [partial(storage.reserve, _CLAIMED)] * (8 * len(copies) // _CLAIMED + 1)
+    calls += [partial(storage.retry_dead, f"dead{copy}") for copy in copies]
+    return await _refusals((*calls, storage.give_back_abandoned))
+
+
+async def _refusals(calls: Iterable[Call]) -> int:
+    refused = 0
+    for call in calls:
         try:
             await call()
         except OmniqError:
             refused += 1
     return refused
+
+
+Call = Callable[[], Awaitable[object]]
+Ask = Callable[[str], Awaitable[object]]
+_CLAIMED = 50

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from chaos.nemesis import failpoints_of
-from chaos.stores import BACKENDS
+from chaos.stores import BACKENDS, TRANSACTIONAL
 
 
 def play(backend: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -41,3 +41,4 @@ def test_every_failpoint_of_the_sources_is_known(backend):
 
     assert {"enqueue.before", "turn.after", "renew.before", "recover.after"} <= set(names)
     assert not any(name.startswith(other) for other in set(BACKENDS) - {backend} for name in names)
+    assert ("transaction.before" in names) == (backend in TRANSACTIONAL)

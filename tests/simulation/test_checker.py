@@ -69,6 +69,21 @@ def test_what_was_acknowledged_and_is_gone_is_lost():
     assert Page().done("a").codes() == {"I1"}
 
 
+def test_what_has_ended_and_was_purged_is_not_lost_but_what_has_not_ended_is():
+    page = Page().done("a").enqueue("b").lease().claim("b")
+
+    lost = [v.subject for v in check(page.events, Promises(forgets=True)).violations]
+    assert lost == ["b"]
+
+
+def test_a_nominal_time_whose_task_has_ended_and_was_purged_is_not_missing():
+    page = Page().lease().claim("s@1").end("s@1").claim("s@2")
+    page.add("schedule", "s", value=[(1.0, "s@1"), (2.0, "s@2")])
+
+    (missing,) = check(page.events, Promises(forgets=True)).violations
+    assert (missing.code, missing.text) == ("I11", "2.0: has no task")
+
+
 def test_what_never_ends_is_lost():
     page = Page().enqueue("a").lease().claim("a").final("a", status="running", result=None)
     assert page.codes() == {"I1"}
@@ -194,6 +209,24 @@ def test_a_recovery_on_a_machine_that_stalls_is_counted_apart():
 
     verdict = check(page.events, Promises(recovery=LEASE + 1))
     assert (verdict.violations, len(verdict.apart)) == ([], 1)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_row_that_a_task_did_not_write_once_is_noticed(rows):
+    page = Page().done("a", writes=True).final("a").add("written", "a", value=rows)
+    assert page.codes() == {"I20"}
+
+
+def test_a_row_of_a_task_that_did_not_succeed_is_noticed():
+    page = Page().enqueue("a", writes=True).add("cancel.try", "a")
+    page.final("a", 0, status="cancelled").add("written", "a", value=1)
+    assert page.codes() == {"I20"}
+
+
+def test_a_row_that_was_written_once_is_none_to_complain_of():
+    page = Page().done("a", writes=True).final("a").add("written", "a", value=1)
+    page.done("b", writes=True).add("written", "b", value=1)
+    assert page.codes(forgets=True) == set()
 
 
 def test_a_run_before_its_time_is_noticed():

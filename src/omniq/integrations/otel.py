@@ -61,13 +61,17 @@ def trace(queue: AsyncTaskQueue | TaskQueue, provider: TracerProvider | None = N
     queue.surround(around)
 
 
+_Claim = tuple[str, int | None]
+"""The id of a task, and the token of one of its claims."""
+
+
 class Spans:
     """A listener for a pool's events: a span for the wait of each run, and one for the run."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer: Tracer = get_tracer("omniq", tracer_provider=provider)
         # Some runs end without a word, when the worker loses them: the oldest are let go.
-        self._open: OrderedDict[str, Span] = OrderedDict()
+        self._open: OrderedDict[_Claim, Span] = OrderedDict()
 
     def __call__(self, event: Event) -> None:
         """Begin or end what the event tells of. Called by the pool."""
@@ -75,13 +79,13 @@ class Spans:
             case events.TaskStarted():
                 self._begin(event, current_task())
             case events.TaskSucceeded():
-                self._end(event.id, "succeeded")
+                self._end((event.id, event.token), "succeeded")
             case events.TaskRetried(error=error) | events.TaskFailed(error=error):
-                self._end(event.id, event.name.removeprefix("task."), error)
+                self._end((event.id, event.token), event.name.removeprefix("task."), error)
             case events.TaskCancelled() | events.TaskSnoozed() | events.TaskReleased():
-                self._end(event.id, event.name.removeprefix("task."))
+                self._end((event.id, event.token), event.name.removeprefix("task."))
             case events.StaleRefused():
-                self._end(event.id, "stale", "another worker owns the task now")
+                self._end((event.id, event.token), "stale", "another worker owns the task now")
             case _:
                 pass
 
@@ -98,12 +102,12 @@ class Spans:
         # Never detached: this is the run's own context, which nobody else uses and which ends
         # with it.
         contexts.attach(set_span_in_context(span))
-        self._open[event.id] = span
+        self._open[event.id, event.token] = span
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)[1].end()
 
-    def _end(self, task_id: str, outcome: str, error: str = "") -> None:
-        span = self._open.pop(task_id, None)
+    def _end(self, claim: _Claim, outcome: str, error: str = "") -> None:
+        span = self._open.pop(claim, None)
         if span is not None:
             span.set_attribute("omniq.outcome", outcome)
             if error:

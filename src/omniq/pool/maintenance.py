@@ -89,8 +89,15 @@ class Maintenance:
             return
         history = await self._storage.history(task_id)
         error = history[-1].error if history else None
-        facts = {"id": task.id, "func_path": task.func_path, "queue": task.queue}
-        self._events.emit(TaskDead(**facts, attempt=task.attempts, reason="crashed"))
+        self._events.emit(
+            TaskDead(
+                id=task.id,
+                func_path=task.func_path,
+                queue=task.queue,
+                attempt=task.attempts,
+                reason="crashed",
+            )
+        )
         self._hooks.died(task, error or TaskError("its worker was lost", error_type="WorkerLost"))
 
     async def purge(self) -> None:

@@ -53,7 +53,7 @@ class Tally:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._events = dispatcher
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
-        self._untold: dict[str, tuple[Task, float, str]] = {}
+        self._untold: dict[tuple[str, int], tuple[Task, float, str]] = {}
         self.completed = 0
         self.failed = 0
         self.retried = 0
@@ -76,9 +76,7 @@ class Tally:
         """Tell of what was taken from the storage."""
         if self._events.wants(events.TaskClaimed):
             for task in tasks:
-                self._events.emit(
-                    events.TaskClaimed(**facts_of(task), owner=task.owner or "", token=task.token)
-                )
+                self._events.emit(events.TaskClaimed(**facts_of(task), owner=task.owner or ""))
         if self._events.active:
             self.breakers.update(rule.name for task in tasks for rule in task.breakers)
 
@@ -91,7 +89,7 @@ class Tally:
         """Note how long a run took. What it came to is told once it is recorded."""
         self._durations.append(seconds)
         if self._events.active or (self.hooks is not None and self.hooks.wants(task.func_path)):
-            self._untold[task.id] = (task, seconds, stop_reason)
+            self._untold[task.id, task.token] = (task, seconds, stop_reason)
 
     def recorded(self, outcomes: Sequence[Outcome], recorded: Sequence[bool]) -> None:
         """Count what the storage has recorded, and what it refused."""
@@ -120,7 +118,9 @@ class Tally:
             self._events.emit(events.StaleRefused(id=outcome.task_id, token=outcome.token))
 
     def _tell(self, outcome: Outcome, was_recorded: bool) -> None:
-        task, seconds, stop_reason = self._untold.pop(outcome.task_id, (None, 0.0, ""))
+        # By its claim: the next run of the task may have begun before this one is told of.
+        claim = (outcome.task_id, outcome.token)
+        task, seconds, stop_reason = self._untold.pop(claim, (None, 0.0, ""))
         if task is None or not was_recorded:
             return
         if type(outcome) is Succeeded and not self._events.wants(events.TaskSucceeded):
@@ -157,4 +157,5 @@ def facts_of(task: Task) -> dict[str, Any]:
         "func_path": task.func_path,
         "queue": task.queue,
         "attempt": task.attempts + 1,
+        "token": task.token or None,
     }

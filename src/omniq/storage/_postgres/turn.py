@@ -127,7 +127,10 @@ class KnownRows:
             # What a former owner held has been given back.
             self._owner, self._rows = owner, {}
         for entry in entries:
-            self._rows.pop(entry.outcome.task_id, None)
+            row = self._rows.get(entry.outcome.task_id)
+            # Another turn may have claimed the task anew before this one came back.
+            if row is not None and row.token == entry.outcome.token:
+                del self._rows[row.id]
         for row in claimed:
             self._rows[row.id] = row
 

@@ -1,0 +1,65 @@
+"""SAQ on Redis: `queue.enqueue` and the `saq` command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from saq import Job, Queue, Status
+
+from chaos.peers.workload import CONCURRENCY, SETTINGS, URL, acknowledged, run_async, tasks
+
+_OF_A_JOB = ("timeout", "heartbeat", "retries")
+
+
+async def work_on(_: dict[str, Any], *, task_id: str, seconds: float) -> None:
+    await run_async(task_id, seconds)
+
+
+async def _produce() -> None:
+    queue = Queue.from_url(URL)
+    options = {name: SETTINGS[name] for name in _OF_A_JOB if name in SETTINGS}
+    for task_id, seconds in tasks():
+        await queue.enqueue(
+            Job("work_on", kwargs={"task_id": task_id, "seconds": seconds}, key=task_id, **options)
+        )
+        acknowledged(task_id)
+
+
+def produce() -> None:
+    asyncio.run(_produce())
+
+
+settings = {
+    "queue": Queue.from_url(URL),
+    "functions": [work_on],
+    "concurrency": CONCURRENCY,
+    "timers": {"sweep": SETTINGS["timers.sweep"]} if "timers.sweep" in SETTINGS else None,
+}
+
+
+def work() -> None:
+    command = f"{os.path.dirname(sys.executable)}/saq"
+    os.execv(command, [command, f"{__name__}.settings"])
+
+
+async def _left() -> list[tuple[str, str]]:
+    queue = Queue.from_url(URL)
+    found = []
+    async for job in queue.iter_jobs():
+        match job.status:
+            case Status.NEW | Status.QUEUED:
+                found.append(("held", job.key))
+            case Status.ACTIVE:
+                # The sweeper runs it again if it may be tried again, and ends it otherwise.
+                found.append(("held" if job.retryable else "failed", job.key))
+            case Status.ABORTED | Status.ABORTING | Status.FAILED:
+                found.append(("failed", job.key))
+    return found
+
+
+def left() -> Iterator[tuple[str, str]]:
+    yield from asyncio.run(_left())

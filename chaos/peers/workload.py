@@ -1,0 +1,94 @@
+"""What every adapter shares: the tasks, and the notes that are taken outside the store.
+
+Only the standard library: this runs in the environment of each queue. A note is one write at the
+end of one file, so that it survives the death of its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+URL = os.environ.get("PEER_URL", "")
+SETTINGS: dict[str, Any] = json.loads(os.environ.get("PEER_SETTINGS", "{}"))
+CONCURRENCY = int(os.environ.get("PEER_CONCURRENCY", "4"))
+
+_BUSY, _CALM = 1 / 20, 1 / 2
+_SHORTEST, _LONGEST = 0.02, 0.4
+
+
+def tasks() -> Iterator[tuple[str, float]]:
+    """An id and how long it takes, twenty a second; two after SIGUSR1, none after SIGTERM.
+
+    A little goes on while the last ones are waited for: some queues look for abandoned work only
+    when there is other work.
+    """
+    draw, pause = random.Random(int(os.environ.get("PEER_SEED", "0"))), _BUSY
+    is_over = False
+
+    def calm(*_: object) -> None:
+        nonlocal pause
+        pause = _CALM
+
+    def stop(*_: object) -> None:
+        nonlocal is_over
+        is_over = True
+
+    signal.signal(signal.SIGUSR1, calm)
+    signal.signal(signal.SIGTERM, stop)
+    number, due = 0, time.monotonic()
+    while not is_over:
+        number += 1
+        yield f"task-{number:05}", round(draw.uniform(_SHORTEST, _LONGEST), 3)
+        # By the clock: what an enqueue takes is no part of the pause.
+        due = max(due + pause, time.monotonic() - 1)
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def acknowledged(task_id: str) -> None:
+    """The queue has taken it, and answers for it from now on."""
+    _note("acknowledged", task_id)
+
+
+def run(task_id: str, seconds: float) -> None:
+    """The task itself, for workers that run plain functions."""
+    _note("start", task_id)
+    time.sleep(seconds)
+    _note("end", task_id)
+
+
+async def run_async(task_id: str, seconds: float) -> None:
+    """The task itself, for workers that run coroutines."""
+    _note("start", task_id)
+    await asyncio.sleep(seconds)
+    _note("end", task_id)
+
+
+def _note(what: str, task_id: str) -> None:
+    # The session is the worker: all its processes and threads share it.
+    line = f"{what} {task_id} {time.monotonic():.6f} {os.getsid(0)}\n"
+    file = os.open(os.environ["PEER_NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(file, line.encode())
+    os.close(file)
+
+
+def main(adapter: str, verb: str) -> None:
+    """`python -m chaos.peers.workload rq produce`: that verb of that adapter."""
+    module = importlib.import_module(f"chaos.peers.adapters.{adapter}")
+    if verb != "left":
+        getattr(module, verb)()
+        return
+    for state, task_id in module.left():
+        sys.stdout.write(f"{state} {task_id}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
