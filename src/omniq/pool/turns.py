@@ -31,11 +31,12 @@ _COUNT_PAUSE, _COUNT_SHARE = 0.01, 50
 
 
 class _Turn:
-    """A call that is under way: the slots that it may need, how many hints had been heard when it
-    began, and the tasks that were cancelled since.
+    """A call that is under way: how many it claims, the slots that it may need, how many hints had
+    been heard when it began, and the tasks that were cancelled since.
     """
 
-    def __init__(self, slots: int, hints: int) -> None:
+    def __init__(self, claims: int, slots: int, hints: int) -> None:
+        self.claims = claims
         self.slots = slots
         self.hints = hints
         self.cancelled: set[str] = set()
@@ -78,6 +79,7 @@ class Turns:
         self._stop_asked = stop_asked
         self._is_recycling = is_recycling
         self._may_claim = True
+        self._is_plenty = False
         self._hints = 0
         self._claim_made = asyncio.Event()
         self._uncounted = asyncio.Event()
@@ -160,6 +162,9 @@ class Turns:
             self._expect_work()
         if not self._may_claim and self._drained is None:
             return 0
+        if not self._is_plenty and any(turn.claims for turn in self._under_way):
+            # Its answer says whether there is more.
+            return 0
         # A turn under way has what it records or what it claims, whichever is more.
         taken = len(self._runs.active) + sum(turn.slots for turn in self._under_way)
         return max(0, min(self._concurrency - taken, self._portion))
@@ -178,7 +183,7 @@ class Turns:
         """
         if limit:
             self._claim_made.set()
-        turn = _Turn(max(limit, len(outcomes)), self._hints)
+        turn = _Turn(limit, max(limit, len(outcomes)), self._hints)
         self._under_way.add(turn)
         try:
             recorded, claimed = await self._storage.record_and_reserve(
@@ -205,7 +210,8 @@ class Turns:
         return len(claimed)
 
     def _after_claim(self, turn: _Turn, claimed: Sequence[Task], limit: int) -> None:
-        if len(claimed) < limit and turn.hints == self._hints:
+        self._is_plenty = len(claimed) == limit
+        if not self._is_plenty and turn.hints == self._hints:
             # Nothing more is due, until a hint or the next poll says so.
             self._may_claim = False
         self._asked_at = self._clock.monotonic()

@@ -7,6 +7,7 @@ rules of `_rows` and `_gates`. Leases go by the server's clock, unless the stora
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -116,6 +117,7 @@ class PostgresStorage(Kept):
         self._writer = Link(self._target, "writer")
         # For whoever finds the first one busy: a worker has two turns under way.
         self._second_writer = Link(self._target, "second writer")
+        self._slow_claims = asyncio.Lock()
         self._reader = Link(self._target, "reader")
         # Counting takes longer than all else that is read, and must not hold that up.
         self._counter = Link(self._target, "counter")
@@ -363,12 +365,14 @@ class PostgresStorage(Kept):
             ledger.claim_id = claim.claim_id
             return await claiming.claim(ledger, owner, claim)
 
-        while True:
-            claimed = await self._change(work, claims_as=owner, has_gates=True)
-            if claimed.expired:
-                self._hints.results(claimed.expired)
-            if not claimed.is_partial:
-                return claimed.rows
+        # One at a time: two would each see no suspect in the owner's hands, and take one.
+        async with self._slow_claims:
+            while True:
+                claimed = await self._change(work, claims_as=owner, has_gates=True)
+                if claimed.expired:
+                    self._hints.results(claimed.expired)
+                if not claimed.is_partial:
+                    return claimed.rows
 
     @asynccontextmanager
     async def _transaction(
