@@ -76,8 +76,9 @@ PEERS = (
         "again: it is rather lost, by design, and only what was fetched and not begun comes back. "
         "With late acknowledgement all of it does. The Redis transport gives back what was not "
         "acknowledged within `visibility_timeout` (an hour unless set), which has to be longer than "
-        "the longest task. On RabbitMQ, which is not played here, a broken connection gives it back "
-        "at once.",
+        "the longest task. It takes a message from the list first and notes it as not acknowledged "
+        "next, so that one whose worker dies in between is lost with either setting. On RabbitMQ, "
+        "which is not played here, a broken connection gives everything back at once.",
         (
             Profile(DEFAULT, 3600),
             Profile(

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -659,7 +659,7 @@ async def test_a_store_of_version_1_is_brought_up_to_date_with_what_it_holds(pat
         assert task.id == "a"
         assert (await storage.renew()).paused
         assert failed.tasks == retrying.tasks == ()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (connection.SCHEMA_VERSION,)
 
 
