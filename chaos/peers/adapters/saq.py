@@ -12,8 +12,6 @@ from saq import Job, Queue, Status
 
 from chaos.peers.workload import CONCURRENCY, SETTINGS, URL, acknowledged, run_async, tasks
 
-_OF_A_JOB = ("timeout", "heartbeat", "retries")
-
 
 async def work_on(_: dict[str, Any], *, task_id: str, seconds: float) -> None:
     await run_async(task_id, seconds)
@@ -21,10 +19,9 @@ async def work_on(_: dict[str, Any], *, task_id: str, seconds: float) -> None:
 
 async def _produce() -> None:
     queue = Queue.from_url(URL)
-    options = {name: SETTINGS[name] for name in _OF_A_JOB if name in SETTINGS}
     for task_id, seconds in tasks():
         await queue.enqueue(
-            Job("work_on", kwargs={"task_id": task_id, "seconds": seconds}, key=task_id, **options)
+            Job("work_on", kwargs={"task_id": task_id, "seconds": seconds}, key=task_id, **SETTINGS)
         )
         acknowledged(task_id)
 
@@ -37,7 +34,6 @@ settings = {
     "queue": Queue.from_url(URL),
     "functions": [work_on],
     "concurrency": CONCURRENCY,
-    "timers": {"sweep": SETTINGS["timers.sweep"]} if "timers.sweep" in SETTINGS else None,
 }
 
 
