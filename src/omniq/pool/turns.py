@@ -79,6 +79,7 @@ class Turns:
         self._stop_asked = stop_asked
         self._is_recycling = is_recycling
         self._may_claim = True
+        self._is_asked = True
         self._is_plenty = False
         self._hints = 0
         self._claim_made = asyncio.Event()
@@ -173,7 +174,7 @@ class Turns:
         """Claim again, also when a claim that is under way comes back with too little: it may have
         come before whatever makes us think so.
         """
-        self._may_claim = True
+        self._may_claim = self._is_asked = True
         self._hints += 1
 
     async def _turn(self, outcomes: list[Outcome], limit: int) -> int | None:
@@ -182,6 +183,8 @@ class Turns:
         None when that failed.
         """
         if limit:
+            # A hint that comes from here on asks for another claim.
+            self._is_asked = False
             self._claim_made.set()
         turn = _Turn(limit, max(limit, len(outcomes)), self._hints)
         self._under_way.add(turn)
@@ -211,6 +214,7 @@ class Turns:
 
     def _after_claim(self, turn: _Turn, claimed: Sequence[Task], limit: int) -> None:
         self._is_plenty = len(claimed) == limit
+        self._is_asked = self._is_asked or self._is_plenty
         if not self._is_plenty and turn.hints == self._hints:
             # Nothing more is due, until a hint or the next poll says so.
             self._may_claim = False
@@ -326,10 +330,10 @@ class Turns:
             await self._ask_for_claim()
 
     async def _ask_for_claim(self) -> None:
-        was_expected = self._may_claim
+        was_asked = self._is_asked
         self._expect_work()
         self._wake.set()
-        if was_expected:
+        if was_asked:
             # Not heeded yet, since all slots are busy. Claimed once more afterwards: what was
             # hinted at meanwhile must not be lost, and a storage that has due work and says so at
             # once, again and again, must not keep this loop spinning.

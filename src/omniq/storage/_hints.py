@@ -16,7 +16,8 @@ class Hints:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        # In the order in which they came, so that what follows can be replayed.
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         # Replaced as a whole, never changed in place: `cancelled` walks it without the lock.
         self._on_cancel: tuple[Callable[[str], None], ...] = ()
 
@@ -73,14 +74,14 @@ class Hints:
     def _listen(self, topic: str) -> Iterator[asyncio.Future[None]]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._waiting.setdefault(topic, set()).add(future)
+            self._waiting.setdefault(topic, {})[future] = None
         try:
             yield future
         finally:
             with self._lock:
                 waiting = self._waiting.get(topic)
                 if waiting is not None:
-                    waiting.discard(future)
+                    waiting.pop(future, None)
                     if not waiting:
                         del self._waiting[topic]
 
