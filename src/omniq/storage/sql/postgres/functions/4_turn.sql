@@ -38,8 +38,6 @@ DECLARE
     v_due_by bigint := coalesce(p_due_by, v_now);
     v_recorded text[] := '{}';
     v_more text[];
-    v_queue text;
-    v_ready text[];
     v_survey record;
     v_picked tid[] := '{}';
     v_is_odd boolean;
@@ -126,39 +124,16 @@ BEGIN
         WHERE place = 4 AND owner = p_owner AND claim_id = p_claim_id AND status = 1;
         RETURN;
     END IF;
-    -- Most often there is one queue with ordinary tasks and nothing else to think of: found by one
-    -- look into each index. Its name is asked for from the far end, where claims leave nothing
-    -- behind to be walked over.
-    SELECT last.queue INTO v_queue
-    FROM (
-        SELECT queue FROM {schema}.live
-        WHERE place = 0 AND place IN (0, 1, 5) ORDER BY queue DESC LIMIT 1
-    ) AS last
-    WHERE p_queues IS NULL
-        AND NOT EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= v_due_by)
-        AND NOT EXISTS (SELECT FROM {schema}.live WHERE place > 0 AND place IN (0, 1, 5))
-        AND NOT EXISTS (SELECT FROM {schema}.live WHERE place = 3)
-        AND NOT EXISTS (
-            SELECT FROM {schema}.live
-            WHERE place = 0 AND place IN (0, 1, 5) AND queue < last.queue
-        )
-        AND NOT EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = last.queue);
-    IF v_queue IS NOT NULL THEN
-        v_ready := array[v_queue];
-        v_is_odd := false;
-    ELSE
-        v_survey := {schema}.survey(p_owner, p_queues, p_limit, v_now, v_due_by);
-        IF v_survey.is_partial THEN
-            state := 4;
-            RETURN NEXT;
-            RETURN;
-        END IF;
-        v_ready := v_survey.ready;
-        v_is_odd := cardinality(v_survey.gated || v_survey.suspects || v_survey.lots) > 0;
+    v_survey := {schema}.survey(p_owner, p_queues, p_limit, v_now, v_due_by);
+    IF v_survey.is_partial THEN
+        state := 4;
+        RETURN NEXT;
+        RETURN;
     END IF;
-    IF NOT v_is_odd AND cardinality(v_ready) > 0 THEN
+    v_is_odd := cardinality(v_survey.gated || v_survey.suspects || v_survey.lots) > 0;
+    IF NOT v_is_odd AND cardinality(v_survey.ready) > 0 THEN
         SELECT picked, is_odd INTO v_picked, v_is_odd
-        FROM {schema}.pick(v_ready, p_limit, v_due_by);
+        FROM {schema}.pick(v_survey.ready, p_limit, v_due_by);
     END IF;
     IF v_is_odd THEN
         state := 3;
