@@ -39,7 +39,7 @@ class _Turn:
         self.claims = claims
         self.slots = slots
         self.hints = hints
-        self.cancelled: set[str] = set()
+        self.cancelled: list[str] = []
 
 
 class Turns:
@@ -187,13 +187,9 @@ class Turns:
             self._is_asked = False
             self._claim_made.set()
         turn = _Turn(limit, max(limit, len(outcomes)), self._hints)
-        self._under_way.add(turn)
         try:
-            recorded, claimed = await self._storage.record_and_reserve(
-                outcomes, limit, queues=self._queues
-            )
+            recorded, claimed = await self._call(turn, outcomes)
         except LeaseLost:
-            self._under_way.discard(turn)
             await self._after_loss(outcomes)
             return None
         except asyncio.CancelledError:
@@ -201,16 +197,22 @@ class Turns:
             self._runs.put_back(outcomes)
             raise
         except Exception as error:
-            self._under_way.discard(turn)
             await self._after_failure(outcomes, error)
             return None
-        finally:
-            self._under_way.discard(turn)
         self._failures = 0
         self._tally.recorded(outcomes, recorded)
         if limit:
             self._after_claim(turn, claimed, limit)
         return len(claimed)
+
+    async def _call(self, turn: _Turn, outcomes: list[Outcome]) -> tuple[list[bool], list[Task]]:
+        self._under_way.add(turn)
+        try:
+            return await self._storage.record_and_reserve(
+                outcomes, turn.claims, queues=self._queues
+            )
+        finally:
+            self._under_way.discard(turn)
 
     def _after_claim(self, turn: _Turn, claimed: Sequence[Task], limit: int) -> None:
         self._is_plenty = len(claimed) == limit
@@ -367,7 +369,7 @@ class Turns:
         """Somebody cancelled that task; it may be ours, or be on its way to us."""
         self._runs.cancel(task_id)
         for turn in self._under_way:
-            turn.cancelled.add(task_id)
+            turn.cancelled.append(task_id)
 
     def on_renewal(self, renewal: Renewal) -> None:
         """Stop what was cancelled; give back what the storage says is ours and nobody here knows.
