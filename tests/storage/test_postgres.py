@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -16,7 +17,7 @@ from omniq.errors import LeaseLost, SettingsError, StorageError, StorageRefused
 from omniq.models import TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.storage import open_storage
-from omniq.storage._postgres import migration, statements
+from omniq.storage._postgres import migration, statements, tidying
 from omniq.storage.postgres import PostgresStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.contract._suite import claim_one, ids
@@ -142,6 +143,26 @@ def test_every_migration_has_a_number_of_its_own():
     assert numbers == [f"{number:04}" for number in range(1, migration.NEWEST + 1)]
 
 
+async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tasks(postgres_url):
+    task = a_task()
+    async with open_storage(postgres_url) as storage:
+        assert isinstance(storage, PostgresStorage)
+        await storage.enqueue(task)
+        undo = (
+            "DROP INDEX {schema}.live_retrying, {schema}.finished_badly; "
+            "ALTER TABLE {schema}.leases DROP COLUMN paused; "
+            "DELETE FROM {schema}.versions WHERE version = 2"
+        )
+        await storage._write(lambda db: db.execute(storage._names(undo)))
+
+    with pytest.raises(StorageRefused, match=r"at version 1.*run 'omniq schema upgrade'"):
+        await storage.open()
+    assert await storage.upgrade_schema() == (1, migration.NEWEST)
+    async with storage:
+        await storage.pause_worker(storage.owner)
+        assert ids(await storage.reserve(1)) == [task.id]
+
+
 @pytest.mark.timeout(60)
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
@@ -196,6 +217,55 @@ async def test_the_slower_claim_reads_no_table_from_end_to_end_either(schema):
 
         assert await _scans(storage) == before
         assert (await storage.stats()).by_status[TaskStatus.CANCELLED] == 60
+
+
+async def test_both_writers_plan_alike(schema):
+    async with schema.another() as storage:
+        for link in (storage._writer, storage._second_writer):
+            assert await link.run(lambda db: db.fetchval("SHOW enable_seqscan")) == "off"
+
+
+async def test_what_many_claims_leave_behind_is_tidied_away(schema, monkeypatch):
+    monkeypatch.setattr(tidying, "CLAIMS", 100)
+    async with schema.another() as storage:
+        await storage.enqueue_many([a_task() for _ in range(150)])
+        before = _vacuums(schema)
+        await storage.reserve(99)
+        assert storage._tidying._claims == 99
+        await storage.reserve(1)
+        assert storage._tidying._chore is not None
+        await storage._tidying._chore
+        # Statistics come in a little later.
+        async with asyncio.timeout(PATIENCE):
+            while _vacuums(schema) == before:
+                await asyncio.to_thread(time.sleep, 0.02)
+
+
+async def test_a_user_who_may_not_tidy_works_all_the_same(schema, monkeypatch):
+    monkeypatch.setattr(tidying, "CLAIMS", 1)
+    name, password = f"guest_{schema.name}", "guest"
+    everything = f'ON ALL {{}} IN SCHEMA "{schema.name}" TO {name}'
+    schema.execute(
+        f"CREATE ROLE {name} LOGIN PASSWORD '{password}'; "
+        f'GRANT USAGE ON SCHEMA "{schema.name}" TO {name}; '
+        f"GRANT ALL {everything.format('TABLES')}; GRANT ALL {everything.format('SEQUENCES')}"
+    )
+    address = schema.url.rpartition("@")[2]
+    guest = PostgresStorage(f"postgresql://{name}:{password}@{address}", schema=schema.name)
+    async with guest as storage:
+        await storage.enqueue_many([a_task() for _ in range(10)])
+        while claimed := await storage.reserve(2):
+            await storage.record([success(task) for task in claimed])
+            assert storage._tidying._chore is not None
+            await storage._tidying._chore
+
+        assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 10
+
+
+def _vacuums(schema):
+    return schema.value(
+        "SELECT pg_stat_get_vacuum_count('{schema}.live'::regclass) FROM pg_stat_clear_snapshot()"
+    )
 
 
 def _past():

@@ -71,9 +71,10 @@ class Runs:
         if run.deadline < self._next_sweep:
             self._sweep_soon()
 
-    def take_finished(self) -> list[Outcome]:
-        """What has finished since the last time, to be recorded."""
-        outcomes, self.finished = self.finished, []
+    def take_finished(self, limit: int | None = None) -> list[Outcome]:
+        """What has finished since the last time, to be recorded; the first `limit` of it."""
+        outcomes = self.finished[:limit]
+        del self.finished[:limit]
         return outcomes
 
     def put_back(self, outcomes: list[Outcome]) -> None:

@@ -113,7 +113,8 @@ class Turns:
         while True:
             self._wake.clear()
             drained = self._drained
-            outcomes = runs.take_finished()
+            # One who took all that finished would leave nothing to do for the others meanwhile.
+            outcomes = runs.take_finished(self._portion)
             free = self._free_slots()
             claimed = await self._turn(outcomes, free) if outcomes or free else None
             if not (runs.active or runs.finished or self._under_way):

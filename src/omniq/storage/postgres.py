@@ -41,6 +41,7 @@ from omniq.storage._postgres.ledger import Ledger
 from omniq.storage._postgres.lending import Lending
 from omniq.storage._postgres.report import Finding, report
 from omniq.storage._postgres.statements import Names
+from omniq.storage._postgres.tidying import Tidying
 from omniq.storage._postgres.turn import KnownRows, Plan
 from omniq.storage._postgres.wake import Wakeups
 from omniq.storage._rows import Row
@@ -58,7 +59,7 @@ class PostgresStorage(Kept):
 
     `poll_only` is for a pooler that gives every transaction a different session (PgBouncer): nothing is
     prepared and nobody listens. `pool_size` bounds the connections for `transaction`; besides
-    them there are at most four: for turns, for reads, to count, to listen.
+    them there are at most five: two for turns, and one to read, to count and tidy, to listen.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class PostgresStorage(Kept):
         self._reader = Link(self._target, "reader")
         # Counting takes longer than all else that is read, and must not hold that up.
         self._counter = Link(self._target, "counter")
+        self._tidying = Tidying(self._counter, self._names, self._clock)
         self._lending = Lending(self._target, self._pool_size, self._begin, self._change)
         self._enqueues = Enqueues(partial(self._insert, is_repeatable=True))
         self._gather_questions()
@@ -158,6 +160,7 @@ class PostgresStorage(Kept):
         self._known_rows = KnownRows()
         await self._wakeups.close()
         await self._lending.close()
+        await self._tidying.close()
         await self._reader.close()
         await self._counter.close()
         await self._second_writer.close()
@@ -344,6 +347,7 @@ class PostgresStorage(Kept):
             rows = answer.rows
             if answer.state == turning.SLOW:
                 rows = await self._claim_slowly(owner, claim)
+            self._tidying.claimed(len(rows))
             self._wakeups.claimed(
                 is_full=len(rows) >= claim.limit, at=answer.at, next_due=answer.next_due
             )

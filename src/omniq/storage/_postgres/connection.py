@@ -140,7 +140,7 @@ class Target:
         own = {"application_name": f"omniq {purpose}"}
         if not self.poll_only and purpose != "transaction":
             own |= _SESSION
-        if not self.poll_only and purpose == "writer":
+        if not self.poll_only and purpose.endswith("writer"):
             own |= _PLANNER
         if not self.poll_only and purpose == "counter":
             # A count may take its time; it must not take every core from those who work.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from omniq.outcomes import Outcome
+from omniq.models import TaskStatus
+from omniq.outcomes import Outcome, Succeeded
 from omniq.storage import _rows
 from omniq.storage._redis.records import (
     STATUS_LETTERS,
@@ -20,7 +21,7 @@ from omniq.storage._redis.records import (
     state_of,
 )
 from omniq.storage._redis.scripts import raw
-from omniq.storage._rows import Finish, Settled
+from omniq.storage._rows import Finish, Row, Settled
 from omniq.storage.terms import Entry
 
 EncodeFinish = Callable[[Finish, bytes | None], bytes]
@@ -73,7 +74,7 @@ class Changes:
         row, before = kept.row, kept.place
         encoded = self._encode_finish(finish, result)
         finished = _rows.finished_row(row, finish, encoded, self.now)
-        place = ended_place(finished, before) if row.result_ttl else ""
+        place = ended_place(row, before, self.now) if row.result_ttl else ""
         letter: Any = "" if finish.dead is None else raw(grave_of(finish.dead, row))
         more: Any = 0
         if row.unique or gates or letter:
@@ -95,15 +96,25 @@ class Plan:
 
     def add(self, number: int, change: Change, before: str, after: Kept, is_only: bool) -> None:
         """Plan the change of the entry of that number. `is_only`: no other is about that task."""
-        finished = after.finished
-        if finished is None or not is_only or change[5] != 0:
+        if after.finished is None or not is_only or change[5] != 0:
             self._others.append(number)
             self.changes.append(change)
             return
-        row = finished.row
+        self._add_ending(number, change, before, after.row, after.finished.finished_at)
+
+    def add_success(self, number: int, kept: Kept, result: bytes, now: int) -> None:
+        """Plan the end of the only entry about a task that did well, and that nothing waits for."""
+        row = kept.row
+        before = STATUS_LETTERS[row.status]
+        row.status, row.settled = TaskStatus.SUCCESS, row.token
+        place = ended_place(row, kept.place, now) if row.result_ttl else ""
+        ended = raw(state_of(row, result)) if place else ""
+        self._add_ending(number, (row.id, kept.place, place, "", ended), before, row, now)
+
+    def _add_ending(self, number: int, change: Change, before: str, row: Row, now: int) -> None:
         key = (
             row.queue, before, int(row.is_suspect), STATUS_LETTERS[row.status],
-            str(finished.finished_at), finished.expires_at if row.result_ttl else 0,
+            str(now), now + row.result_ttl if row.result_ttl else 0,
         )  # fmt: skip
         group = self._groups.setdefault(key, [])
         self._endings.append((number, group, len(group) // 4))
@@ -164,10 +175,15 @@ class Recording:
             if kept is None or not self._is_current(kept, outcome):
                 self._answered[number] = kept is not None and _was_recorded(kept, outcome)
                 continue
-            before = STATUS_LETTERS[kept.row.status]
-            is_held = kept.row.owner is not None
-            settled = _rows.settle(kept.row, outcome, changes.now)
-            change, after = changes.of_outcome(kept, settled, entry.result)
+            row, result = kept.row, entry.result
+            is_held = row.owner is not None
+            if result is not None and is_single and is_held and _is_plain_success(row, outcome):
+                del self._kept[outcome.task_id]
+                self._plan.add_success(number, kept, result, changes.now)
+                continue
+            before = STATUS_LETTERS[row.status]
+            settled = _rows.settle(row, outcome, changes.now)
+            change, after = changes.of_outcome(kept, settled, result)
             self._kept[outcome.task_id] = after
             self._plan.add(number, change, before, after, is_single and is_held)
         return self._plan
@@ -177,6 +193,11 @@ class Recording:
 
     def take(self, text: str) -> None:
         """Take in what became of the plan; what met something else is left to be planned anew."""
+        if not self._answered and not text.strip(DONE):
+            for number in self._left:
+                self.answers[number] = True
+            self._left = []
+            return
         codes = self._plan.codes(text)
         stale = {self._task_id(number) for number, code in codes.items() if code != DONE}
         left: list[int] = []
@@ -205,6 +226,16 @@ class Recording:
         for kept in self._kept.values():
             if kept is not None and kept.finished is None and kept.row.owner == self._owner:
                 yield kept
+
+
+def _is_plain_success(row: Row, outcome: Outcome) -> bool:
+    """Most tasks: that they ended well is all that the rules would make of them."""
+    return (
+        type(outcome) is Succeeded
+        and outcome.next_eta is None
+        and not row.gates
+        and row.unique is None
+    )
 
 
 def _was_recorded(kept: Kept, outcome: Outcome) -> bool:

@@ -159,14 +159,11 @@ def live_place(row: Row, claim_id: str = "") -> str:
     return f"{'s' if row.is_suspect else 'r'}{_core(row)}/"
 
 
-def ended_place(finished: FinishedRow, before: str) -> str:
-    """Where a finished row belongs that was at `before`: ending does not change its order."""
-    row = finished.row
+def ended_place(row: Row, before: str, now: int) -> str:
+    """Where a row belongs that has just ended at `before`: ending does not change its order."""
     start = len(row.queue) + 2
     order = before[start : start + 54]
-    return (
-        f"f{row.queue}/{order}{_flags(row)}{row.token}/{finished.finished_at}/{finished.expires_at}"
-    )
+    return f"f{row.queue}/{order}{_flags(row)}{row.token}/{now}/{now + row.result_ttl}"
 
 
 def state_of(row: Row, result: bytes = b"") -> bytes:
