@@ -62,6 +62,7 @@ _CLOSE_SECONDS = 2.0
 _ATTEMPTS = 8
 """How often a transaction is made again that others were in the way of."""
 
+_READ_SIZE = 65_536
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 10, 5, 3
 
 _SESSION = {
@@ -156,7 +157,7 @@ class Target:
             )
         except (*_NOT_YET, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
             raise self.wrapped(error) from error
-        _keep_alive(connection)
+        _set_up(connection)
         return connection
 
     def wrapped(self, error: BaseException) -> StorageError:
@@ -166,10 +167,14 @@ class Target:
         return kind(f"{self}: {text}")
 
 
-def _keep_alive(connection: Connection) -> None:
-    """Have the system find out when the other side has gone without a word."""
+def _set_up(connection: Connection) -> None:
+    """Have the system find out when the other side has gone without a word; read in small pieces."""
     # The driver has no option for it. Without it a lost peer is found by the deadline of a call.
     transport = getattr(connection, "_transport", None)
+    if transport is not None and hasattr(transport, "max_size"):
+        # asyncio allocates as much as it might read, and cuts it down to what it has read: a
+        # hundred thousand times a quarter of a megabyte leave the heap in pieces.
+        transport.max_size = _READ_SIZE
     peer = None if transport is None else transport.get_extra_info("socket")
     if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
         return
