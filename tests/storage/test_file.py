@@ -523,3 +523,27 @@ async def test_the_url_names_folder_and_durability(tmp_path):
         await storage.enqueue(a_task("a"))
 
     assert (tmp_path / "tasks" / "queue" / "a.task").is_file()
+
+
+async def test_a_task_that_another_takes_while_its_limit_is_looked_at_is_still_known(
+    storage, another, monkeypatch
+):
+    """The look at the limit tells that the task is held: it must not be put back as waiting."""
+    task = a_task(limits=(Limit(key="one", max_running=1),))
+    await storage.enqueue(task)
+    loop, gatekeeper = asyncio.get_running_loop(), storage._store.gatekeeper
+    look, taken = gatekeeper.blocking, []
+
+    def look_after_another(gates, now):
+        if not taken:
+            taken.extend(asyncio.run_coroutine_threadsafe(another.reserve(1), loop).result())
+        return look(gates, now)
+
+    monkeypatch.setattr(gatekeeper, "blocking", look_after_another)
+    assert await storage.reserve(1) == []
+
+    assert [each.id for each in taken] == [task.id]
+    found = await storage.get_task(task.id)
+    assert found is not None
+    assert (found.status, found.owner) == (TaskStatus.RUNNING, another.owner)
+    assert await storage.reserve(1) == []

@@ -58,14 +58,14 @@ class Claimer:
                     wanted.suspects = wanted.suspects and not row.is_suspect
                     claimed.append(row)
         except OSError:
-            if waiter is not None and not self._ledger.index.is_live(waiter.id):
+            if waiter is not None:
                 aside.append(waiter)
             # What is claimed is claimed; whatever is wrong will be met again by the next claim.
             if not claimed:
                 raise
         finally:
             for each in aside:
-                ready.put(each, now)
+                self._ledger.index.put_back(each, now)
         return claimed
 
     def paused(self) -> frozenset[str]:
@@ -86,7 +86,7 @@ class Claimer:
             gate = self._gatekeeper.blocking(waiter.gates, now)
             if gate is not None:
                 waiter.parked = gate.key
-                self._ledger.index.ready.put(waiter, now)
+                self._ledger.index.put_back(waiter, now)
                 return None
         claimed = Claimed(waiter.id, waiter.token + 1, owner, now)
         if not self._disk.move(task_path(waiter.id), claimed.path):

@@ -79,6 +79,11 @@ class Index:
         if waiter.id in self.unread:
             self._put(waiter, now)
 
+    def put_back(self, waiter: Waiter, now: int) -> None:
+        """We have taken the task out to look at it, and not claimed it; others may have since."""
+        if not self.is_live(waiter.id):
+            self.ready.put(waiter, now)
+
     def drop(self, task_id: str) -> None:
         """The task's file is not where it was."""
         self.ready.discard(task_id)

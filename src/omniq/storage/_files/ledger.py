@@ -219,8 +219,8 @@ class Ledger:
                 return live
             touched = self.refresh()
             if touched is not None and task_id not in touched:
-                # Gone without a word: set aside as corrupt by somebody else.
-                self.index.drop(task_id)
+                # Gone without a word: set aside as corrupt by somebody else, most likely.
+                self.rescan()
         return None
 
     def find(self, task_id: str) -> Live | Ended | None:
