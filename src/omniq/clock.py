@@ -132,8 +132,10 @@ class _Ids:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._millis = -1
-        self._head = ""
         self._tail = 0
+        # What the last id began with, which the next one most often begins with too.
+        self._high = -1
+        self._start = ""
         # A forked child starts from the parent's state: without new bits both would count through
         # the same ids. The lock may have been held by a thread that does not exist there.
         os.register_at_fork(after_in_child=self._begin_anew)
@@ -146,12 +148,23 @@ class _Ids:
         with self._lock:
             if millis > self._millis:
                 self._millis = millis
-                self._head = _text_of(millis, _HEAD_SHIFTS)
                 self._tail = _fresh_tail()
+                self._high = -1
             else:
                 # A step need not be secret, only unlike that of whoever drew a tail nearby.
                 self._tail += 1 + random.getrandbits(32)
-            return self._head + _text_of(self._tail, _TAIL_SHIFTS)
+            tail = self._tail
+            if tail >> 40 != self._high:
+                self._high = tail >> 40
+                self._start = encode_id(self._millis, tail)[:18]
+            low = tail & _LOW
+            return (
+                self._start
+                + _PAIRS[low >> 30]
+                + _PAIRS[low >> 20 & 1023]
+                + _PAIRS[low >> 10 & 1023]
+                + _PAIRS[low & 1023]
+            )
 
 
 def _fresh_tail() -> int:
@@ -177,6 +190,7 @@ def new_secret() -> str:
     return secrets.token_urlsafe(24)
 
 
+_LOW = (1 << 40) - 1
 _HEAD_SHIFTS, _TAIL_SHIFTS = tuple(range(40, -1, -10)), tuple(range(70, -1, -10))
 _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _boot_id_cache: str | None = None
