@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from omniq.testing.programs import redis_program
+
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".venv" / "all"
 OLDEST = (3, 11)
@@ -53,13 +55,23 @@ def environment(version: str, python: Path) -> Path:
     return inside
 
 
+def servers_path() -> str:
+    """A PATH on which a Python finds the Redis of this one, where there is no wheel of its own."""
+    return os.pathsep.join([os.environ.get("PATH", ""), str(redis_program().parent)])
+
+
 def main(arguments: list[str]) -> int:
     """Print how it went on each; the exit code says whether it went well on all."""
     went: dict[str, bool] = {}
     for version, python in interpreters().items():
         print(f"== Python {version} ({python})", flush=True)
         tests: list[str | Path] = [environment(version, python), "-m", "pytest", "-q", "-n", "2"]
-        done = subprocess.run([*tests, "--dist", "loadfile", *arguments], cwd=ROOT, check=False)
+        done = subprocess.run(
+            [*tests, "--dist", "loadfile", *arguments],
+            cwd=ROOT,
+            check=False,
+            env={**os.environ, "PATH": servers_path()},
+        )
         went[version] = done.returncode == 0
     for version, well in went.items():
         print(f"Python {version:5} {'passed' if well else 'FAILED'}")

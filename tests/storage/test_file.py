@@ -532,7 +532,7 @@ async def test_a_task_that_another_takes_while_its_limit_is_looked_at_is_still_k
     task = a_task(limits=(Limit(key="one", max_running=1),))
     await storage.enqueue(task)
     loop, gatekeeper = asyncio.get_running_loop(), storage._store.gatekeeper
-    look, taken = gatekeeper.blocking, []
+    look, taken = gatekeeper.blocking, list[Task]()
 
     def look_after_another(gates, now):
         if not taken:
