@@ -38,6 +38,13 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(params=KINDS)
+def kind(request):
+    # Raises what has the test skipped where its program is not installed.
+    request.param()
+    return request.param
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -53,7 +60,6 @@ def wait_until_gone(pid: int, folder: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_server_ends_with_the_process_that_started_it(kind, end):
     with subprocess.Popen(
@@ -71,7 +77,6 @@ def test_a_server_ends_with_the_process_that_started_it(kind, end):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_shared_server_is_started_once_and_ends_with_the_last_who_used_it(kind):
     # Not in pytest's folder, which other users may not enter.
     place = Path(base_folder(), f"omniq-shared-{uuid4().hex}")
@@ -135,7 +140,6 @@ async def test_what_a_durable_postgresql_acknowledged_is_there_after_sigkill_and
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_server_keeps_its_address_over_stop_and_start(kind):
     server: Server = kind()
     with server:
