@@ -20,8 +20,12 @@ async def seeded(folder: Path):
     """An open queue on an SQLite file in that folder, with workers that are at it."""
     async with AsyncTaskQueue(f"sqlite:///{folder}/shop.db?durability=os") as queue:
         await fill(queue)
-        async with queue.worker(concurrency=6, base_retry_delay=0.05, poll_interval=0.1):
-            yield queue
+        async with queue.worker(concurrency=6, base_retry_delay=0.05, poll_interval=0.1) as pool:
+            try:
+                yield queue
+            finally:
+                # One of its tasks takes ten minutes.
+                await pool.stop(cancel_in_flight=True)
 
 
 async def fill(queue: AsyncTaskQueue) -> None:
