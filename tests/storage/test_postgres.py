@@ -151,7 +151,7 @@ async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tas
         undo = (
             "DROP INDEX {schema}.live_retrying, {schema}.finished_badly; "
             "ALTER TABLE {schema}.leases DROP COLUMN paused; "
-            "DELETE FROM {schema}.versions WHERE version = 2"
+            "DELETE FROM {schema}.versions WHERE version > 1"
         )
         await storage._write(lambda db: db.execute(storage._names(undo)))
 
@@ -166,9 +166,9 @@ async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tas
 @pytest.mark.timeout(60)
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 2\n", "")
-    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 2\n", "")
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 2\n", "")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 3\n", "")
+    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 3\n", "")
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 3\n", "")
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")

@@ -223,8 +223,8 @@ class Turns:
             self._may_claim = False
         self._asked_at = self._clock.monotonic()
         self._last_claimed = len(claimed)
-        self._uncounted.set()
         if not claimed:
+            self._uncounted.set()
             if self._events.wants(events.PollEmpty):
                 self._events.emit(events.PollEmpty(owner=self._storage.owner))
             return
@@ -238,6 +238,8 @@ class Turns:
             start(task)
         for task_id in turn.cancelled:
             self._runs.cancel(task_id)
+        # After the tasks, which would have to wait for it otherwise.
+        self._uncounted.set()
 
     # When the storage does not do as it should
 
@@ -333,15 +335,15 @@ class Turns:
             await self._ask_for_claim()
 
     async def _ask_for_claim(self) -> None:
+        """Have a claim made; done when it has begun, and what comes from then on is news to it."""
         was_asked = self._is_asked
+        self._claim_made.clear()
         self._expect_work()
         self._wake.set()
+        await self._claim_made.wait()
         if was_asked:
-            # Not heeded yet, since all slots are busy. Claimed once more afterwards: what was
-            # hinted at meanwhile must not be lost, and a storage that has due work and says so at
-            # once, again and again, must not keep this loop spinning.
-            self._claim_made.clear()
-            await self._claim_made.wait()
+            # Not heeded at once, since all slots were busy. Claimed once more: what was hinted at
+            # meanwhile must not be lost.
             self._expect_work()
             self._wake.set()
 

@@ -21,6 +21,9 @@ from omniq.storage._rows import Row
 _PLACES = ", ".join(f"${number}" for number in range(1, 19))
 _ENQUEUE = f"SELECT * FROM {{schema}}.enqueue({_PLACES})"
 _ENQUEUE_POOLED = f"SELECT * FROM {{schema}}.enqueue_pooled({_PLACES})"
+_ENQUEUE_ONE = "SELECT {{schema}}.enqueue_one({})".format(
+    ", ".join(f"${number}" for number in range(1, 17))
+)
 _COLUMNS = (
     "nonce", "id", "queue", "rank", "func_path", "body", "due", "visible", "created_at", "attempts",
     "repeats", "unique_key", "expires", "result_ttl", "gates",
@@ -38,6 +41,10 @@ async def enqueue(
     is_pooled: bool = False,
 ) -> list[str]:
     """Keep the rows, or raise DuplicateTask or QueueFull; the id that now stands for each."""
+    if len(rows) == 1 and max_pending is None and not is_pooled:
+        (row,) = rows
+        if await db.fetchval(names(_ENQUEUE_ONE), *_line(row), now):
+            return [row.id]
     sql = names(_ENQUEUE_POOLED if is_pooled else _ENQUEUE)
     lines = tables.columns(map(_line, rows), len(_COLUMNS))
     answer = await db.fetchrow(sql, *map(_brief, _COLUMNS, lines), now, max_pending, False)

@@ -78,7 +78,8 @@ class Wakeups:
         self._full_claims = 0
         self._next_due = next_due
         self._is_hungry = True
-        self._nudge()
+        # After the tasks that were claimed have begun, which would have to wait for it otherwise.
+        asyncio.get_running_loop().call_soon(self._nudge)
 
     # Waiting for work
 
