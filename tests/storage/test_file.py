@@ -547,3 +547,24 @@ async def test_a_task_that_another_takes_while_its_limit_is_looked_at_is_still_k
     assert found is not None
     assert (found.status, found.owner) == (TaskStatus.RUNNING, another.owner)
     assert await storage.reserve(1) == []
+
+
+async def test_a_task_that_was_counted_is_still_news_to_whoever_waits(storage, another):
+    assert await storage.reserve(1) == []
+    await another.enqueue(a_task())
+    await storage.stats()
+
+    # By the real clock, which the test's timeout watches.
+    await storage.wait_for_work(3600)
+    assert len(await storage.reserve(1)) == 1
+
+
+async def test_a_task_that_is_counted_while_somebody_waits_ends_the_wait(storage, another):
+    assert await storage.reserve(1) == []
+    for _ in range(20):
+        waiting = asyncio.ensure_future(storage.wait_for_work(3600))
+        await asyncio.sleep(0.01)
+        # Both hear of the task at the same time, and one of them first.
+        await asyncio.gather(another.enqueue(a_task()), *(storage.stats() for _ in range(5)))
+        await waiting
+        assert len(await storage.reserve(1)) == 1

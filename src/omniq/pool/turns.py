@@ -117,6 +117,9 @@ class Turns:
             outcomes = runs.take_finished(self._portion)
             free = self._free_slots()
             claimed = await self._turn(outcomes, free) if outcomes or free else None
+            if claimed:
+                # What was claimed begins before the next turn is prepared.
+                await asyncio.sleep(0)
             if not (runs.active or runs.finished or self._under_way):
                 if self._stop_asked.done():
                     # The others may be waiting for the end of this very turn.
@@ -335,15 +338,15 @@ class Turns:
             await self._ask_for_claim()
 
     async def _ask_for_claim(self) -> None:
-        """Have a claim made; done when it has begun, and what comes from then on is news to it."""
         was_asked = self._is_asked
-        self._claim_made.clear()
         self._expect_work()
         self._wake.set()
-        await self._claim_made.wait()
         if was_asked:
-            # Not heeded at once, since all slots were busy. Claimed once more: what was hinted at
-            # meanwhile must not be lost.
+            # Not heeded yet, since all slots are busy. Claimed once more afterwards: what was
+            # hinted at meanwhile must not be lost, and a storage that has due work and says so at
+            # once, again and again, must not keep this loop spinning.
+            self._claim_made.clear()
+            await self._claim_made.wait()
             self._expect_work()
             self._wake.set()
 

@@ -158,6 +158,8 @@ class FileStorage(BaseStorage):
             return await worker.call(lambda: act(store))
         except OSError as error:
             raise self._wrapped(error) from error
+        finally:
+            self._tell_arrivals(store)
 
     async def _read(self, act: Callable[[Store], T]) -> T:
         """Run a question in the storage's thread."""
@@ -185,11 +187,13 @@ class FileStorage(BaseStorage):
     # Tasks
 
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        _, worker = self._ready()
+        store, worker = self._ready()
         try:
             return await worker.enqueue(Batch(rows))
         except OSError as error:
             raise self._wrapped(error) from error
+        finally:
+            self._tell_arrivals(store)
 
     async def _turn(
         self, owner: str, entries: list[Entry], claim: Claim | None
@@ -204,6 +208,8 @@ class FileStorage(BaseStorage):
             raise
         except OSError as error:
             raise self._wrapped(error) from error
+        finally:
+            self._tell_arrivals(store)
         if store.claimer.expired:
             expired, store.claimer.expired = store.claimer.expired, []
             self._hints.results(expired)
@@ -252,6 +258,11 @@ class FileStorage(BaseStorage):
                 self._waiting -= 1
                 if not self._waiting:
                     self._disarm()
+
+    def _tell_arrivals(self, store: Store) -> None:
+        """Whatever was done may have heard of new tasks in place of whoever waits to hear of them."""
+        if self._waiting and store.ledger.has_arrivals():
+            self._hints.work()
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have changes of the folder looked at, by whichever process, while somebody waits."""
@@ -406,7 +417,7 @@ def _and_flush(store: Store, act: Callable[[Store], T]) -> T:
 def _look_ahead(store: Store) -> tuple[int | None, bool]:
     """When the next task comes due, and whether others have brought some since the last look."""
     store.ledger.refresh()
-    return store.ledger.index.ready.next_due(), store.ledger.has_unread()
+    return store.ledger.index.ready.next_due(), store.ledger.has_arrivals()
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *given: object) -> None:

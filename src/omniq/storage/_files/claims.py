@@ -36,7 +36,7 @@ class Claimer:
         """Claim up to the limit; fewer when a file cannot be read or moved, an error when none can."""
         due_by = now if claim.now is None else claim.now
         ready = self._ledger.index.ready
-        self._ledger.learn_order()
+        self._ledger.meet_arrivals()
         ready.promote(due_by, now)
         lots = ready.lots_with_room(lambda gate: self._gatekeeper.room(gate, now))
         holds_suspect = any(held.live.row.is_suspect for held in self._holdings.of(owner))
@@ -133,10 +133,10 @@ class Claimer:
         """Undo a claim that nobody has seen. The token was not given out, and is used again."""
         if not self._disk.move(claimed.path, task_path(claimed.id)):
             return
-        self._ledger.index.drop(claimed.id)
         if live is None:
-            self._ledger.index.unread[claimed.id] = None
+            self._ledger.index.arrive(claimed.id)
             return
+        self._ledger.index.drop(claimed.id)
         waiter = Waiter.of(live.row)
         waiter.parked = parked
         self._ledger.index.put(waiter, now)

@@ -226,7 +226,7 @@ class Entrance:
                 self._disk.remove_quietly(draft)
         except OSError:
             # It stays, unacknowledged: the caller was told that the call failed.
-            self._ledger.index.unread[task_id] = None
+            self._ledger.index.arrive(task_id)
 
     # What others have left
 

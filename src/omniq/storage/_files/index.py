@@ -24,6 +24,8 @@ class Index:
         self.ready: ReadyQueue[Waiter] = ReadyQueue()
         self.unread: dict[str, None] = {}
         self.running: dict[str, Claimed] = {}
+        self.arrivals = 0
+        """How often a task has come to wait that was not ours before."""
         self._done: dict[str, dict[str, Committed]] = {}
         self._own: set[Event] = set()
         self._inodes: dict[str, int] = {}
@@ -96,6 +98,12 @@ class Index:
 
     # What the folder tells
 
+    def arrive(self, task_id: str) -> None:
+        """The task waits, and what ordering needs to know of it has to be read."""
+        self.drop(task_id)
+        self.unread[task_id] = None
+        self.arrivals += 1
+
     def follow(self, events: Iterable[Event]) -> set[str]:
         """Take note of names that have come and gone, in order; ids of tasks that others touched."""
         own = self._own
@@ -113,8 +121,7 @@ class Index:
 
     def _come(self, name: str) -> str | None:
         if (task_id := id_of(name, ".task")) is not None:
-            self.drop(task_id)
-            self.unread[task_id] = None
+            self.arrive(task_id)
             return task_id
         if (claimed := claimed_of(name)) is not None:
             self._hold(claimed)
@@ -149,6 +156,7 @@ class Index:
                 self._inodes[task_id] = inode
                 if task_id not in known or inodes.get(task_id) != inode:
                     self.unread[task_id] = None
+                    self.arrivals += 1
             elif (claimed := claimed_of(name)) is not None:
                 self.running[claimed.id] = claimed
             elif (committed := committed_of(name)) is not None:

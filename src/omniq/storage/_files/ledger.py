@@ -67,6 +67,7 @@ class Ledger:
         self._unsynced: set[str] = set()
         self._applied: dict[str, Committed] = {}
         self._unreadable: set[str] = set()
+        self._arrivals_met = 0
         self._news: set[str] | None = set()
 
     def close(self) -> None:
@@ -146,9 +147,14 @@ class Ledger:
             else:
                 index.learn(waiter, now)
 
-    def has_unread(self) -> bool:
-        """Whether tasks wait that were not looked at yet, and can be."""
-        return len(self.index.unread) > len(self._unreadable)
+    def meet_arrivals(self) -> None:
+        """A claim looks at all that waits."""
+        self.learn_order()
+        self._arrivals_met = self.index.arrivals
+
+    def has_arrivals(self) -> bool:
+        """Whether tasks have come to wait that no claim has looked at; others may have read them."""
+        return self.index.arrivals != self._arrivals_met
 
     # Reading
 
