@@ -117,9 +117,6 @@ class Turns:
             outcomes = runs.take_finished(self._portion)
             free = self._free_slots()
             claimed = await self._turn(outcomes, free) if outcomes or free else None
-            if claimed:
-                # What was claimed begins before the next turn is prepared.
-                await asyncio.sleep(0)
             if not (runs.active or runs.finished or self._under_way):
                 if self._stop_asked.done():
                     # The others may be waiting for the end of this very turn.
