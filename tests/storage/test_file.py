@@ -568,3 +568,22 @@ async def test_a_task_that_is_counted_while_somebody_waits_ends_the_wait(storage
         await asyncio.gather(another.enqueue(a_task()), *(storage.stats() for _ in range(5)))
         await waiting
         assert len(await storage.reserve(1)) == 1
+
+
+async def test_a_task_whose_last_change_is_not_cleared_away_is_put_back_too(
+    storage, another, clock, no_failpoints
+):
+    """A claim that takes it out, and finds it not due yet, must not lose sight of it."""
+    task = a_task()
+    await storage.enqueue(task)
+    (claimed,) = await another.reserve(1)
+    failpoints.configure("file.record.before_clear=raise:EIO@1")
+    with pytest.raises(StorageError):
+        await another.record(
+            [Released(claimed.id, claimed.token, eta=clock.now() + timedelta(seconds=5))]
+        )
+    failpoints.reset()
+    clock.advance(9)
+
+    assert await storage.reserve(1, now=clock.now() - timedelta(seconds=6)) == []
+    assert [each.id for each in await storage.reserve(1)] == [task.id]

@@ -83,7 +83,7 @@ class Index:
 
     def put_back(self, waiter: Waiter, now: int) -> None:
         """We have taken the task out to look at it, and not claimed it; others may have since."""
-        if not self.is_live(waiter.id):
+        if not (self.is_waiting(waiter.id) or waiter.id in self.running):
             self.ready.put(waiter, now)
 
     def drop(self, task_id: str) -> None:
