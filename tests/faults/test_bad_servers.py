@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -31,8 +32,18 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        # A server's helpers come and go.
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def _with_children(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
     return [pid, *(each for child in children for each in _with_children(int(child)))]
 
 
@@ -43,12 +54,10 @@ async def test_a_server_that_stands_still_for_seconds_is_waited_for(own_server):
     async with open_storage(own_server.url) as storage:
         await storage.enqueue(a_task("before"))
         stopped = _with_children(own_server.pid)
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+        _signal(stopped, signal.SIGSTOP)
         waiting = asyncio.create_task(storage.enqueue(a_task("meanwhile")))
         done, _ = await asyncio.wait([waiting], timeout=2.0)
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        _signal(stopped, signal.SIGCONT)
         await asyncio.wait_for(waiting, 40)
         claimed = sorted(task.id for task in await storage.reserve(5))
 
