@@ -25,8 +25,8 @@ _SHARE = 20
 class Tidying:
     """Counts what one worker claims. It comes by on its own, and nobody waits for it.
 
-    Two at once do it once. A user who does not own the table is not allowed to: then the server's
-    own vacuum has to do.
+    Two at once do it once. A user who neither owns the table nor may MAINTAIN it is not allowed to:
+    then the server's own vacuum has to do.
     """
 
     def __init__(self, link: Link, names: Names, clock: Clock) -> None:
