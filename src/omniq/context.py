@@ -41,10 +41,11 @@ class TaskContext:
     __slots__ = (
         "_book",
         "_host",
+        "_is_stopped",
         "_sleeps",
         "_task",
-        "cancelled",
         "completed",
+        "has_seen_stop",
         "in_transaction",
         "result",
         "timeout",
@@ -57,8 +58,9 @@ class TaskContext:
         self._book: Notebook | None = None
         self._sleeps = 0
         self.timeout = timeout
-        self.cancelled = False
-        """Whether to stop: the task was cancelled, took too long, or lost its lease."""
+        self._is_stopped = False
+        self.has_seen_stop = False
+        """Whether the function was told to stop, and looked: what it returns is not its work."""
         self.warnings: tuple[str, ...] = ()
         """What went wrong in this run without making it fail."""
         self.result: Any = None
@@ -108,6 +110,19 @@ class TaskContext:
             return None
         return self._task.started_at + timedelta(seconds=self.timeout)
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: the task was cancelled, took too long, lost its lease, or the worker ends.
+
+        What a function returns that has seen it is not kept.
+        """
+        self.has_seen_stop = self._is_stopped
+        return self._is_stopped
+
+    @cancelled.setter
+    def cancelled(self, is_stopped: bool) -> None:
+        self._is_stopped = is_stopped
+
     def progress(self, fraction: float, message: str = "") -> None:
         """Say how far the task is, from 0 to 1. Kept soon, and only the newest.
 
@@ -116,7 +131,7 @@ class TaskContext:
         if not 0 <= fraction <= 1:
             raise InvalidTask(f"progress {fraction!r}: expected a number from 0 to 1")
         text = str(message)[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
-        if not self.cancelled:
+        if not self._is_stopped:
             self._host.report(
                 Progress(
                     task_id=self._task.id,
@@ -309,7 +324,7 @@ class TaskContext:
             raise Snooze(left / 1_000_000)
 
     async def _reach(self, use: Callable[[Notebook], Coroutine[Any, Any, T]]) -> T:
-        if self.cancelled:
+        if self._is_stopped:
             # Another run may be under way already.
             raise StaleClaim(self._task.id, self._task.token)
         if self.in_transaction:

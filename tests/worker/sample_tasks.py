@@ -59,8 +59,6 @@ def until_cancelled(ctx: TaskContext, name: str) -> None:
     end = time.monotonic() + PATIENCE
     while not ctx.cancelled and time.monotonic() < end:
         STAGE.gate(name).wait(0.002)
-    # What returns in the very moment in which it is told has done its work, and counts as done.
-    time.sleep(0.05)
     STAGE.note(f"{name} cancelled" if ctx.cancelled else f"{name} forgotten")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from omniq import (
     TaskStatus,
 )
 from omniq.events import ChoreFailed, WorkerStopped
+from omniq.pool.runs import Runs
+from omniq.running.execution import Run
 from omniq.storage import BaseStorage
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
@@ -81,6 +84,29 @@ async def test_cancel_in_flight_gives_what_runs_back_unharmed(
     assert await is_unharmed(queue.storage, handle.id)
     assert await is_unharmed(queue.storage, thread.id)
     await until(lambda: {"async cancelled", "thread cancelled"} <= set(stage.names()))
+
+
+async def test_what_a_thread_returns_that_saw_it_should_stop_is_not_kept(
+    queue: AsyncTaskQueue, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon: it comes back while the event loop has something else to do."""
+    stop = Runs._stop
+
+    def stop_and_be_busy(runs: Runs, run: Run, *given: Any) -> None:
+        stop(runs, run, *given)
+        while "thread cancelled" not in stage.names():
+            time.sleep(0.001)
+        # It has said so, and is about to return.
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Runs, "_stop", stop_and_be_busy)
+    pool = queue.worker()
+    await pool.start()
+    thread = await queue.enqueue(sample_tasks.until_cancelled, "thread")
+    await until(lambda: stage.names() == ["thread"])
+    await pool.stop(cancel_in_flight=True)
+
+    assert await is_unharmed(queue.storage, thread.id)
 
 
 async def test_a_stop_that_runs_out_of_time_says_so_and_gives_back(

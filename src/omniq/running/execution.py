@@ -107,8 +107,8 @@ class Execution:
     async def run(self, run: Run, task_context: TaskContext) -> Outcome:
         """Run the task to its end. Never raises; cancelling it is how the worker stops a run.
 
-        What a function returns counts, also after it was told to stop, unless it was cancelled:
-        a thread that saw `ctx.cancelled` and came back has not done its work.
+        What a function returns counts, also after it was told to stop, unless it was cancelled: one
+        that saw `ctx.cancelled` and came back has not done its work.
         """
         task = run.task
         run.context = task_context
@@ -129,7 +129,7 @@ class Execution:
             if run.stop_reason not in ("lease", "cancelled"):
                 await _save_what_is_done(task_context)
             return self._failure(run, error, callee.rules)
-        if run.stop_reason == "cancelled":
+        if run.stop_reason == "cancelled" or task_context.has_seen_stop:
             return self.failure_of(run)
         return self._success(task, value, task_context.warnings)
 
