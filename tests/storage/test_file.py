@@ -24,6 +24,7 @@ from omniq.storage.file import FileStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
+from tests.worker.stage import until
 
 FAST = Settings(durability="os")
 SAFE = Settings(durability="power")
@@ -563,7 +564,7 @@ async def test_a_task_that_is_counted_while_somebody_waits_ends_the_wait(storage
     assert await storage.reserve(1) == []
     for _ in range(20):
         waiting = asyncio.ensure_future(storage.wait_for_work(3600))
-        await asyncio.sleep(0.01)
+        await until(lambda: storage._waiting)
         # Both hear of the task at the same time, and one of them first.
         await asyncio.gather(another.enqueue(a_task()), *(storage.stats() for _ in range(5)))
         await waiting
