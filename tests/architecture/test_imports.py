@@ -67,7 +67,16 @@ LEVELS = {
     for name in line.split()
 }
 
-DRIVERS = ("asyncpg", "cloudpickle", "cronsim", "cryptography", "psycopg", "redis", "sqlite3")
+DRIVERS = (
+    "asyncpg",
+    "cloudpickle",
+    "cronsim",
+    "cryptography",
+    "hiredis",
+    "psycopg",
+    "redis",
+    "sqlite3",
+)
 FRAMEWORKS = {
     **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "dashboard"),
     **dict.fromkeys(("django", "fastapi", "flask"), "integrations"),

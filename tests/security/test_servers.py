@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -188,3 +190,55 @@ async def test_a_server_that_nobody_vouches_for_is_told_nothing(impostor, url, t
     assert b"canary" not in impostor.heard
     assert impostor.heard == b""
     assert "canary" not in str(refused.value)
+
+
+@asynccontextmanager
+async def behind_tls(redis_url: str, certificate: Path) -> AsyncIterator[str]:
+    """The server's URL behind TLS: with that certificate, and only for those who have one too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    context.load_verify_locations(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    parts = urlsplit(redis_url)
+    served: list[asyncio.Future[tuple[None, None]]] = []
+
+    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+        target.close()
+        with suppress(OSError):
+            await target.wait_closed()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(parts.hostname, parts.port)
+        served.append(asyncio.gather(pass_on(reader, back), pass_on(there, writer)))
+
+    # Whoever hangs up says no goodbye that would have to be waited for.
+    async with await asyncio.start_server(
+        serve, "127.0.0.1", 0, ssl=context, ssl_shutdown_timeout=0.1
+    ) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        yield parts._replace(scheme="rediss", netloc=f":{parts.password}@127.0.0.1:{port}").geturl()
+        await asyncio.gather(*served)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.security("S24")
+async def test_a_redis_server_that_is_vouched_for_is_spoken_to_in_secret(redis_url, certificate):
+    async with behind_tls(redis_url, certificate) as url:
+        theirs = f"{url}&ssl_ca_certs={certificate}"
+        ours = f"{theirs}&ssl_certfile={certificate}"
+        async with open_storage(f"{ours}&ssl_check_hostname=false") as storage:
+            await fill(storage)
+            refused = await use(storage)
+        for unfit in (
+            ours,  # a certificate of another name than 127.0.0.1
+            f"{theirs}&ssl_check_hostname=false",  # without one of our own
+        ):
+            with pytest.raises(StorageError):
+                async with open_storage(unfit):
+                    pass
+
+    assert refused == 0

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.parametrize(
     ("url", "extra", "driver"),
-    [("postgresql://h/db", "postgres", "asyncpg"), ("redis://h", "redis", "redis")],
+    [("postgresql://h/db", "postgres", "asyncpg"), ("redis://h", "redis", "hiredis")],
 )
 def test_a_missing_driver_is_named_with_what_to_install(url, extra, driver):
     code = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -219,13 +218,6 @@ async def test_scripts_may_be_forgotten_at_any_time(storage, admin, clock):
     await live_a_whole_life(storage, clock, before_each_verb=admin.script_flush)
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-async def test_both_protocols_will_do(server, admin, clock, protocol):
-    url = f"{server.url}?protocol={protocol}&prefix=p"
-    async with open_storage(url, clock=clock) as storage:
-        await live_a_whole_life(storage, clock)
-
-
 @pytest.mark.timeout(30)
 async def test_a_store_lives_in_one_slot_of_a_cluster(clock):
     with RedisServer(options={"cluster-enabled": "yes"}) as node:
@@ -334,15 +326,6 @@ async def test_keys_of_somebody_else_are_left_alone(server, admin):
     assert await admin.get("{p}:tasks") == b"not ours"
 
 
-def test_a_missing_driver_is_named_with_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if re.match(r"omniq\.storage\._?redis", name)]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "redis", None)
-
-    with pytest.raises(SettingsError, match=r"pip install 'omniq\[redis\]'"):
-        open_storage("redis://localhost")
-
-
 @pytest.mark.parametrize("prefix", ["", "a{b}", "a b", "x" * 101])
 def test_a_prefix_that_would_break_the_hash_tag_is_refused(prefix):
     with pytest.raises(SettingsError, match="prefix"):
@@ -403,6 +386,71 @@ async def test_an_outcome_that_left_only_a_dead_letter_is_known_to_be_recorded(s
     assert await storage.record([failed, late]) == [True, True]
     assert await storage.record([failed]) == [True]
     assert len(await storage.list_dead()) == 1
+
+
+# The connection
+
+
+async def test_a_socket_on_this_machine_will_do(tmp_path, clock):
+    place = tmp_path / "redis.sock"
+    with RedisServer(options={"unixsocket": str(place), "unixsocketperm": "777"}) as server:
+        async with RedisStorage(f"unix://:{server.password}@{place}", clock=clock) as storage:
+            await live_a_whole_life(storage, clock)
+
+
+async def test_a_database_and_a_name_of_its_own(server, admin):
+    url = server.url.removesuffix("/0")
+    async with RedisStorage(f"{url}/3?client_name=shop") as storage:
+        await storage.enqueue(a_task("a"))
+        client = next(each for each in await admin.client_list() if each["name"] == "shop")
+
+    assert client["db"] == "3"
+    assert await keys_of(admin) == []
+
+
+async def test_calls_at_the_same_time_share_a_connection_and_get_their_own_answers(storage, admin):
+    before = len(await admin.client_list())
+    tasks = some_tasks(map(str, range(50)))
+    await storage.enqueue_many(tasks)
+
+    found = await asyncio.gather(*(storage.get_task(task.id) for task in tasks))
+
+    assert [task and task.id for task in found] == [task.id for task in tasks]
+    assert len(await admin.client_list()) == before
+
+
+async def test_the_answer_to_a_call_that_was_given_up_is_given_to_nobody_else(storage):
+    await storage.enqueue_many(some_tasks("ab"))
+    given_up = asyncio.ensure_future(storage.get_task("a"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+
+    found = await storage.get_task("b")
+
+    assert given_up.cancelled()
+    assert (found and found.id) == "b"
+
+
+async def test_a_connection_that_is_closed_while_nobody_calls_is_made_again(storage, admin):
+    await storage.enqueue(a_task("a"))
+    for client in await admin.client_list():
+        if client["name"].startswith("omniq-"):
+            await admin.client_kill(client["addr"])
+
+    assert await storage.get_task("a") is not None
+
+
+async def test_something_that_is_no_redis_server_is_called_by_its_name():
+    async def answer(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(StorageError, match="is this a Redis server"):
+            async with RedisStorage(f"redis://127.0.0.1:{port}"):
+                pass
 
 
 # Order and size

@@ -69,7 +69,16 @@ def test_importing_omniq_loads_no_driver_and_no_web_or_command_library() -> None
     ).stdout.split()
 
     heavy = {
-        *("sqlite3", "asyncpg", "psycopg", "sqlalchemy", "redis", "cloudpickle", "uvloop"),
+        *(
+            "sqlite3",
+            "asyncpg",
+            "psycopg",
+            "sqlalchemy",
+            "hiredis",
+            "redis",
+            "cloudpickle",
+            "uvloop",
+        ),
         *("typer", "click", "rich", "starlette", "uvicorn", "jinja2", "pytest"),
         *("django", "fastapi", "flask", "opentelemetry", "prometheus_client"),
         # Of the standard library, and slow to import all the same.

@@ -88,10 +88,20 @@ class Hints:
     def _wake(self, topics: Iterable[str]) -> None:
         with self._lock:
             futures = [future for topic in topics for future in self._waiting.pop(topic, ())]
+        here = _running_loop() if futures else None
         for future in futures:
             loop = future.get_loop()
-            if not loop.is_closed():
+            if loop is here:
+                _finish(future)
+            elif not loop.is_closed():
                 loop.call_soon_threadsafe(_finish, future)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _finish(future: asyncio.Future[None]) -> None:

@@ -206,7 +206,7 @@ class Server(ABC):
                 start_new_session=True,
             )
         deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
+        while not ((self._place / "pid").exists() and self._answers()):
             if not self.running or time.monotonic() > deadline:
                 self.kill()
                 raise ServerFailed(f"the server did not start; its log ends so:\n{self._tail()}")

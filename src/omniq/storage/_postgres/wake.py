@@ -104,6 +104,8 @@ class Wakeups:
                     return
                 chore_at = self._not_before if is_new else look_again
                 await self._rest(hint, min(patience, max(0.001, chore_at - clock.monotonic())))
+        # Told once: the claim that follows finds it, and there is no need for another.
+        self._told = False
 
     def _patience(self, deadline: float) -> float:
         """Seconds until there is something to claim, or the wait is over."""

@@ -61,10 +61,13 @@ class Ear:
         while True:
             # A hint less is no harm: whoever waits polls as well.
             with suppress(StorageError):
-                async for channel, text in self._link.listen(self._channels):
-                    self._is_open.set()
-                    pause = _FIRST_PAUSE
-                    self._on_message(channel, text)
-            self._is_open.clear()
+                await self._link.listen(self._channels, self._heard)
+            if self._is_open.is_set():
+                self._is_open.clear()
+                pause = _FIRST_PAUSE
             await SYSTEM_CLOCK.sleep(pause * (0.5 + SYSTEM_CLOCK.random() / 2))
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _heard(self, channel: str, text: str) -> None:
+        self._is_open.set()
+        self._on_message(channel, text)

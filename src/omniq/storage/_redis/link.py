@@ -1,33 +1,30 @@
-"""Connections to a Redis server: few, each call with a deadline, every error in omniq's words.
+"""The connection to a Redis server: one for all calls, every error in omniq's words.
 
-The only file that knows the driver. redis-py would repeat a command whose reply was lost; here
-nothing is sent twice: whoever asked is told whether the server may have done it (`Lost.was_sent`).
+Calls do not wait for each other: each is written as it comes, and the server answers in that
+order. Nothing is sent twice here: whoever asked is told whether the server may have done it
+(`Lost.was_sent`). Only this file knows the driver, which is the parser that reads the replies.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
 
-from redis import exceptions
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+import hiredis
+import msgspec
 
-from omniq.errors import SettingsError, StorageError, StorageRefused
+from omniq.errors import StorageError, StorageRefused
 from omniq.settings import mask_url
-
-CONNECTIONS = 4
-"""Connections of one storage object, at most; `?max_connections=` in the URL says otherwise."""
+from omniq.storage._redis.address import parse
 
 _CONNECT_SECONDS = 5.0
 _REPLY_SECONDS = 10.0
-_READ_SIZE = 1 << 18
+_READ_SIZE = 1 << 16
+_INCOMPLETE = object()
 
 # A peer that went away without a word is noticed after some 25 seconds.
 _KEEPALIVE = {
@@ -69,111 +66,229 @@ def pack(*parts: bytes | str | int, more: int = 0) -> bytes:
 
 
 class Link:
-    """A bounded number of connections to the server at `url`, opened when they are needed."""
+    """A connection to the server at `url`, made when it is needed and again when it was lost."""
 
     def __init__(self, url: str, *, name: str) -> None:
         self._shown_url = mask_url(url)
-        options = _options(url, name)
-        limit = options.pop("max_connections", None)
-        self._kind: type[AbstractConnection] = options.pop("connection_class", Connection)
-        self._options = options
-        self._slots = asyncio.Semaphore(int(limit or CONNECTIONS))
-        self._idle: list[AbstractConnection] = []
+        address = parse(url)
+        self._address = msgspec.structs.replace(address, client_name=address.client_name or name)
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
         self._is_closed = False
 
     async def command(self, *parts: bytes | str | int) -> Any:
         """The server's reply to one command, sent once."""
-        return await self.send([pack(*parts)])
+        return await self.send(pack(*parts))
 
-    async def send(self, packed: list[bytes]) -> Any:
+    async def send(self, packed: bytes) -> Any:
         """The server's reply to a packed command, sent once."""
-        async with self._connection() as connection:
-            try:
-                async with asyncio.timeout(_REPLY_SECONDS):
-                    await connection.send_packed_command(packed, check_health=False)
-                    return await connection.read_response(timeout=math.inf)
-            except BaseException as error:
-                if not isinstance(error, exceptions.ResponseError):
-                    # An unread reply would be taken for the answer to the next command.
-                    await connection.disconnect(nowait=True)
-                if isinstance(error, (exceptions.RedisError, OSError, TimeoutError)):
-                    raise self._told(error, was_sent=True) from error
-                raise
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            connection = await self._connected()
+        try:
+            return await connection.request(packed)
+        except (hiredis.ReplyError, OSError) as error:
+            raise self._told(error, was_sent=True) from error
 
-    async def connect(self, **options: Any) -> AbstractConnection:
-        """A connection of one's own; `options` are the driver's."""
-        connection = self._kind(**{**self._options, **options})
+    async def listen(self, channels: list[str], on_message: Callable[[str, str], None]) -> None:
+        """Give on messages as `(channel, text)`, until the connection fails; first `("", "")`."""
+        heard = 0
+
+        def on_push(reply: Any) -> None:
+            nonlocal heard
+            kind, channel, text = reply
+            if kind == b"subscribe":
+                heard += 1
+                if heard == len(channels):
+                    on_message("", "")
+            elif kind == b"message":
+                on_message(channel.decode(), text.decode())
+
+        connection = await self._connect()
+        try:
+            await connection.listen(pack("SUBSCRIBE", *channels), on_push)
+        except (hiredis.ReplyError, OSError) as error:
+            raise self._told(error, was_sent=False) from error
+        finally:
+            connection.abort()
+
+    async def close(self) -> None:
+        """Hang up; nothing can be sent any more."""
+        self._is_closed = True
+        async with self._connecting:
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _connected(self) -> _Connection:
+        async with self._connecting:
+            if self._is_closed:
+                raise StorageError(f"Redis at {self._shown_url}: this storage is closed")
+            # Another call may have connected while this one waited.
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> _Connection:
+        """A connection on which the server knows who is calling, and for which database."""
+        address = self._address
+        loop = asyncio.get_running_loop()
+        connection = _Connection()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                if address.path:
+                    await loop.create_unix_connection(lambda: connection, address.path)
+                else:
+                    await loop.create_connection(
+                        lambda: connection, address.host, address.port, ssl=address.tls
+                    )
+                greetings: list[tuple[str | int, ...]] = []
+                if address.username or address.password:
+                    user = [address.username] if address.username else []
+                    greetings.append(("AUTH", *user, address.password))
+                if address.database:
+                    greetings.append(("SELECT", address.database))
+                # Last, for not everybody may have a name, and it is only for people to read.
+                greetings.append(("CLIENT", "SETNAME", address.client_name))
+                told = [connection.request(pack(*greeting)) for greeting in greetings]
+                *needed, _ = await asyncio.gather(*told, return_exceptions=True)
+                for reply in needed:
+                    if isinstance(reply, BaseException):
+                        raise reply
         except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if isinstance(error, (exceptions.RedisError, OSError, TimeoutError)):
+            connection.abort()
+            if isinstance(error, (hiredis.ReplyError, OSError)):
                 raise self._told(error, was_sent=False) from error
             raise
         return connection
 
-    async def listen(self, channels: list[str]) -> AsyncIterator[tuple[str, str]]:
-        """Messages as `(channel, text)`, until the connection fails; first `("", "")`: listening."""
-        # In the older protocol messages are plain replies.
-        connection = await self.connect(protocol=2)
-        try:
-            await connection.send_command("SUBSCRIBE", *channels)
-            heard = 0
-            while True:
-                kind, channel, text = await connection.read_response(timeout=math.inf)
-                if kind == b"subscribe":
-                    heard += 1
-                    if heard == len(channels):
-                        yield "", ""
-                elif kind == b"message":
-                    yield channel.decode(), text.decode()
-        except (exceptions.RedisError, OSError) as error:
-            raise self._told(error, was_sent=False) from error
-        finally:
-            await connection.disconnect(nowait=True)
-
-    async def close(self) -> None:
-        """Close what is open; nothing can be sent any more."""
-        self._is_closed = True
-        while self._idle:
-            await self._idle.pop().disconnect()
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AbstractConnection]:
-        async with self._slots:
-            connection = await self._take()
-            try:
-                yield connection
-            finally:
-                if connection.is_connected and not self._is_closed:
-                    self._idle.append(connection)
-                else:
-                    await connection.disconnect(nowait=True)
-
-    async def _take(self) -> AbstractConnection:
-        while self._idle:
-            connection = self._idle.pop()
-            # Something to read before anything was asked: the server has hung up.
-            if connection.is_connected and not await connection.can_read():
-                return connection
-            await connection.disconnect(nowait=True)
-        return await self.connect()
-
     def _told(self, error: Exception, *, was_sent: bool) -> StorageError:
         text = f"Redis at {self._shown_url}: {str(error) or type(error).__name__}"
-        code = _code(error)
-        if code in _REFUSALS or isinstance(error, exceptions.AuthenticationError):
-            return StorageRefused(f"{text}; {_REFUSALS.get(code, _REFUSALS['WRONGPASS'])}")
-        if isinstance(error, exceptions.BusyLoadingError) or code in _UNREADY:
+        if not isinstance(error, hiredis.ReplyError):
+            return Lost(text, was_sent=was_sent)
+        code = _code(str(error))
+        if code in _REFUSALS:
+            return StorageRefused(f"{text}; {_REFUSALS[code]}")
+        if code in _UNREADY:
             return Unready(text)
-        if isinstance(error, exceptions.NoScriptError):
+        if code == "NOSCRIPT":
             return UnknownScript(text)
         if code == "OOM":
             return OutOfMemory(f"{text}; give the server more memory, or keep less")
-        if isinstance(error, exceptions.ResponseError):
-            return StorageError(text)
-        return Lost(text, was_sent=was_sent)
+        return StorageError(text)
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """Requests, and their replies in the same order."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._replies = hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self._buffer = memoryview(bytearray(_READ_SIZE))
+        # Who waits, and until when, in the order of their requests.
+        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_push: Callable[[Any], None] | None = None
+        self._error: Exception = ConnectionError("not connected")
+        self._is_gone = self._loop.create_future()
+        self.is_open = False
+
+    def request(self, packed: bytes) -> asyncio.Future[Any]:
+        """The reply to come. Whoever does not want it any more just lets go of it."""
+        reply = self._loop.create_future()
+        if not self.is_open:
+            reply.set_exception(self._error)
+            return reply
+        deadline = self._loop.time() + _REPLY_SECONDS
+        self._awaited.append((reply, deadline))
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._check_time)
+        self._transport.write(packed)
+        return reply
+
+    async def listen(self, packed: bytes, on_push: Callable[[Any], None]) -> None:
+        """Give on what the server says by itself, until the connection fails."""
+        self._on_push = on_push
+        if self.is_open:
+            self._transport.write(packed)
+            await self._is_gone
+        raise self._error
+
+    def abort(self) -> None:
+        """Hang up at once; whoever waits is told."""
+        self._fail(ConnectionError("the connection was closed"))
+
+    async def close(self) -> None:
+        """Hang up, and come back when nothing is left of it."""
+        if self.is_open:
+            self.abort()
+            await self._is_gone
+
+    def _check_time(self) -> None:
+        """The server answers in order: who waits longest speaks for all."""
+        self._timer = None
+        if self._awaited:
+            _, deadline = self._awaited[0]
+            if self._loop.time() < deadline:
+                self._timer = self._loop.call_at(deadline, self._check_time)
+            else:
+                self._fail(TimeoutError(f"no answer within {_REPLY_SECONDS:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        """What was asked stays without an answer; one that still came would be of no use."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._error = error
+        self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        for reply, _ in self._awaited:
+            if not reply.done():
+                reply.set_exception(error)
+        self._awaited.clear()
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
+        opened: socket.socket = transport.get_extra_info("socket")
+        if opened.family in (socket.AF_INET, socket.AF_INET6):
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                opened.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._replies.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type]
+        try:
+            while (reply := self._replies.gets()) is not _INCOMPLETE:
+                self._take(reply)
+        except hiredis.ProtocolError as error:
+            self._fail(ConnectionError(f"is this a Redis server? {error}"))
+
+    def _take(self, reply: Any) -> None:
+        if self._awaited:
+            waiting, _ = self._awaited.popleft()
+            if waiting.done():
+                return
+            if isinstance(reply, hiredis.ReplyError):
+                waiting.set_exception(reply)
+            else:
+                waiting.set_result(reply)
+        elif isinstance(reply, hiredis.ReplyError):
+            self._fail(reply)
+        elif self._on_push is not None:
+            self._on_push(reply)
+        else:
+            self._fail(ConnectionError("an answer that nobody asked for"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(error or ConnectionError("the server closed the connection"))
+        if not self._is_gone.done():
+            self._is_gone.set_result(None)
 
 
 _REFUSALS = {
@@ -189,47 +304,18 @@ _UNREADY = frozenset(
     ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
 )
 _CODES = {
-    **{code: code for code in (*_REFUSALS, *_UNREADY, "OOM")},
+    **{code: code for code in (*_REFUSALS, *_UNREADY, "OOM", "NOSCRIPT")},
     "DB index is out of range": "NODB",
+    "invalid DB index": "NODB",
+    # What is said to a password where none is set.
+    "AUTH": "WRONGPASS",
     # What servers before Redis 7 say of a key that a script may not touch.
     "The user executing the script": "NOPERM",
 }
-_CODE = re.compile("|".join(rf"\b{code}\b ?" for code in _CODES))
+_CODE = re.compile("|".join(rf"\b{code}\b" for code in _CODES))
 
 
-def _code(error: Exception) -> str:
+def _code(text: str) -> str:
     """What kind of error the server told of. The error of a script has it inside its text."""
-    code = getattr(error, "status_code", None)
-    if code in _CODES:
-        return str(code)
-    found = _CODE.search(str(error))
-    return _CODES[found[0].rstrip()] if found else ""
-
-
-def _options(url: str, name: str) -> dict[str, Any]:
-    """What the driver needs to know of a URL. What the URL says comes first."""
-    scheme, colon, rest = url.partition(":")
-    driver_url = scheme.lower().replace("valkey", "redis") + colon + rest
-    try:
-        given: dict[str, Any] = {**parse_url(driver_url)}
-    except ValueError as error:
-        raise SettingsError(f"storage URL {mask_url(url)}: {error}") from error
-    is_socket = not issubclass(given.get("connection_class", Connection), Connection)
-    keepalive = (
-        {} if is_socket else {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE}
-    )
-    return {
-        "client_name": name,
-        "protocol": 2,
-        "socket_read_size": _READ_SIZE,
-        **keepalive,
-        **given,
-        "decode_responses": False,
-        "driver_info": None,
-        "socket_timeout": None,
-        "socket_connect_timeout": _CONNECT_SECONDS,
-        "retry": Retry(NoBackoff(), 0),
-        "retry_on_error": [],
-        "retry_on_timeout": False,
-        "health_check_interval": 0,
-    }
+    found = _CODE.search(text)
+    return _CODES[found[0]] if found else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,6 +25,7 @@ PATIENCE = 15.0
 """Seconds for which a call goes on trying to reach the server."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_PASSING = (Lost, Unready, UnknownScript)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -107,12 +108,12 @@ class Scripts:
         """The reply to a command that may be sent twice."""
         return await patiently(lambda: self._link.command(*parts))
 
-    def _packed(self, name: str, is_repeat: bool, arguments: tuple[Any, ...]) -> list[bytes]:
+    def _packed(self, name: str, is_repeat: bool, arguments: tuple[Any, ...]) -> bytes:
         start = self._starts.get(name)
         if start is None:
             start = self._starts[name] = self._start(name)
         request = _encode((self._now(), int(is_repeat), *arguments))
-        return [start, b"$%d\r\n" % len(request), request, b"\r\n"]
+        return b"%b$%d\r\n%b\r\n" % (start, len(request), request)
 
     def _start(self, name: str) -> bytes:
         """The beginning of the command, which is the same every time."""
@@ -121,19 +122,23 @@ class Scripts:
         return pack("EVALSHA", known.sha, len(known.keys), *keys, more=1)
 
 
-async def patiently(attempt: Callable[[], Any]) -> Any:
+async def patiently(attempt: Callable[[], Awaitable[Any]]) -> Any:
     """Try until it works, with longer and longer pauses; the last error after `PATIENCE`."""
-    last: StorageError | None = None
+    deadline = asyncio.get_running_loop().time() + PATIENCE
     pause = 0.0
     try:
-        async with asyncio.timeout(PATIENCE):
+        return await attempt()
+    except _PASSING as error:
+        last: StorageError = error
+    try:
+        async with asyncio.timeout_at(deadline):
             while True:
-                try:
-                    return await attempt()
-                except (Lost, Unready, UnknownScript) as error:
-                    last = error
                 # The first time at once: most often only this connection was lost.
                 await SYSTEM_CLOCK.sleep(pause * (0.5 + SYSTEM_CLOCK.random() / 2))
                 pause = min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
+                try:
+                    return await attempt()
+                except _PASSING as error:
+                    last = error
     except TimeoutError as error:
-        raise last or StorageError("Redis does not answer") from error
+        raise last from error

@@ -1,0 +1,87 @@
+"""What the URL of a Redis server says, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from omniq.errors import SettingsError
+from omniq.storage._redis.address import Address, parse
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://", {}),
+        ("redis://host", {"host": "host"}),
+        ("redis://host:7000/", {"host": "host", "port": 7000}),
+        ("redis://host/3", {"host": "host", "database": 3}),
+        ("redis://host/3?db=4", {"host": "host", "database": 4}),
+        ("redis://:p%40ss@host", {"host": "host", "password": "p@ss"}),
+        ("redis://me@host", {"host": "host", "username": "me"}),
+        (
+            "redis://a%2Fb:c@[::1]/1",
+            {"host": "::1", "username": "a/b", "password": "c", "database": 1},
+        ),
+        (
+            "redis://h?username=me&password=p%40ss",
+            {"host": "h", "username": "me", "password": "p@ss"},
+        ),
+        ("valkey://host?client_name=shop", {"host": "host", "client_name": "shop"}),
+        ("unix:///run/redis.sock?db=2", {"path": "/run/redis.sock", "database": 2}),
+        ("unix://:pass@/run/a%20b.sock", {"path": "/run/a b.sock", "password": "pass"}),
+    ],
+)
+def test_what_a_url_says(url, said):
+    assert parse(url) == Address(**said)
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+@pytest.mark.parametrize(
+    ("options", "verify_mode", "check_hostname"),
+    [
+        ("", ssl.CERT_REQUIRED, True),
+        ("?ssl_check_hostname=false", ssl.CERT_REQUIRED, False),
+        ("?ssl_cert_reqs=optional", ssl.CERT_OPTIONAL, True),
+        ("?ssl_cert_reqs=none", ssl.CERT_NONE, False),
+        ("?ssl_cert_reqs=CERT_NONE&ssl_check_hostname=no", ssl.CERT_NONE, False),
+    ],
+)
+def test_a_server_has_to_prove_who_it_is_unless_told_otherwise(
+    scheme, options, verify_mode, check_hostname
+):
+    tls = parse(f"{scheme}://host/0{options}").tls
+
+    assert tls is not None
+    assert (tls.verify_mode, tls.check_hostname) == (verify_mode, check_hostname)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://host", "unknown kind 'http'"),
+        ("redis://host/first", "database 'first': expected a number"),
+        ("redis://host/-1", "database '-1': expected a number"),
+        ("redis://host:port", "port"),
+        ("redis://host:70000", "[Pp]ort"),
+        ("unix://", "names no socket"),
+        ("redis://host?max_connections=4", "unknown option 'max_connections'; known: db"),
+        ("redis://host?ssl_ca_certs=x", "unknown option 'ssl_ca_certs'; known: db"),
+        ("rediss://host?ssl_cert_reqs=maybe", "none, optional or required"),
+        ("rediss://host?ssl_check_hostname=maybe", "true or false"),
+        ("rediss://host?ssl_ca_certs=/not/there", "No such file"),
+        ("rediss://host?ssl_certfile=/not/there", "No such file"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(url, told):
+    with pytest.raises(SettingsError, match=told):
+        parse(url)
+
+
+def test_a_refusal_does_not_tell_the_password():
+    with pytest.raises(SettingsError) as refused:
+        parse("redis://me:canary@host/0?password=canary&nothing=1")
+
+    assert "unknown option 'nothing'" in str(refused.value)
+    assert "canary" not in str(refused.value)
