@@ -78,10 +78,14 @@ class TaskBuilder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         call: CallOptions = NO_OPTIONS,
+        now: datetime | None = None,
     ) -> Task:
-        """The task of this call. The storage checks it once more before it keeps it."""
+        """The task of this call. The storage checks it once more before it keeps it.
+
+        Calls that are made together are made at the same time, `now`.
+        """
         path, said, secrets = self._look_up(func)
-        now = self._clock.now()
+        now = now or self._clock.now()
         if call is not NO_OPTIONS:
             said = {**said, **call.options.given()}
         elif not said and not secrets:

@@ -342,11 +342,12 @@ def check_task(task: Task) -> None:
     Raises `InvalidTask`, naming the field and what it should be.
     """
     check_id(task.id)
-    check_func_path(task.func_path)
-    check_name("queue", task.queue)
-    check_int("priority", task.priority, low=-_MAX_INT - 1)
-    check_int("max_retries", task.max_retries, low=0)
-    check_int("attempts", task.attempts, low=0)
+    shared = task.func_path, task.queue, task.priority, task.max_retries, task.attempts
+    try:
+        _check_shared(*shared)
+    except TypeError:
+        # Nothing that is wanted here cannot be remembered: it is refused where it is looked at.
+        _check_shared.__wrapped__(*shared)
     if task.created_at is None:
         raise InvalidTask("created_at: expected a datetime")
     check_instant("created_at", task.created_at)
@@ -372,6 +373,18 @@ def check_task(task: Task) -> None:
         _check_gates(task)
 
 
+# Remembered, and each type for itself: there are many tasks, and most are of few kinds.
+@lru_cache(maxsize=256, typed=True)
+def _check_shared(
+    func_path: object, queue: object, priority: object, max_retries: object, attempts: object
+) -> None:
+    check_func_path(func_path)
+    check_name("queue", queue)
+    check_int("priority", priority, low=-_MAX_INT - 1)
+    check_int("max_retries", max_retries, low=0)
+    check_int("attempts", attempts, low=0)
+
+
 def _check_gates(task: Task) -> None:
     for limit in task.limits:
         _check_limit(limit)
@@ -392,27 +405,16 @@ def check_id(task_id: object) -> None:
 
 def check_name(field: str, name: object) -> None:
     """Refuse what cannot name a queue or a schedule."""
-    if type(name) is not str or not _is_name(name):
+    if type(name) is not str or not _ID.fullmatch(name):
         raise InvalidTask(
             f"{field} {_short(name)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
             "and do not begin with a dot"
         )
 
 
-# Remembered: there are many tasks and few queues and functions.
-@lru_cache(maxsize=256)
-def _is_name(text: str) -> bool:
-    return _ID.fullmatch(text) is not None
-
-
-@lru_cache(maxsize=256)
-def _is_path(text: str) -> bool:
-    return _FUNC_PATH.fullmatch(text) is not None
-
-
 def check_func_path(path: object) -> None:
     """Refuse what cannot be a dotted path to a function."""
-    if type(path) is not str or len(path) > 512 or not _is_path(path):
+    if type(path) is not str or len(path) > 512 or not _FUNC_PATH.fullmatch(path):
         raise InvalidTask(
             f"func_path {_short(path)}: expected a dotted path such as 'pkg.mod.func'"
         )

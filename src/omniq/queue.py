@@ -198,8 +198,8 @@ class AsyncEnqueuer:
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
         of each call: a tuple, or a single argument that is not a tuple.
         """
-        build = self._builder.build
-        tasks = [build(*each, self._call) for each in _calls(calls, args)]
+        build, now = self._builder.build, self._storage.clock.now()
+        tasks = [build(*each, self._call, now) for each in _calls(calls, args)]
         return [AsyncTaskHandle(self._storage, task_id) for task_id in await self._keep(tasks)]
 
     async def _keep(self, tasks: list[Task]) -> list[str]:

@@ -77,7 +77,7 @@ class MsgspecSerializer:
         metadata = values.carry_dict(task.metadata, "metadata") if task.metadata else task.metadata
         if args is not task.args or kwargs is not task.kwargs or metadata is not task.metadata:
             task = msgspec.structs.replace(task, args=tuple(args), kwargs=kwargs, metadata=metadata)
-        return self._bounded(self._encode(task), f"task {task.id}")
+        return self._bounded(self._encode(task), "task", task.id)
 
     def decode_task(self, data: bytes) -> Task:
         task = self._decode(self._task_decoder.decode, data)
@@ -94,7 +94,7 @@ class MsgspecSerializer:
         value = self._values.carry(result.result, "result")
         if value is not result.result:
             result = msgspec.structs.replace(result, result=value)
-        return self._bounded(self._encode(result), f"result of task {result.task_id}")
+        return self._bounded(self._encode(result), "result of task", result.task_id)
 
     def decode_result(self, data: bytes) -> TaskResult:
         result = self._decode(self._result_decoder.decode, data)
@@ -123,10 +123,10 @@ class MsgspecSerializer:
         except (OverflowError, ArithmeticError) as error:
             raise SerializationError(f"a number in the record is out of range: {error}") from error
 
-    def _bounded(self, data: bytes, what: str) -> bytes:
+    def _bounded(self, data: bytes, what: str, task_id: str) -> bytes:
         if len(data) > self._max_payload:
             raise SerializationError(
-                f"{what} takes {len(data)} bytes, more than max_payload {self._max_payload}; "
+                f"{what} {task_id} takes {len(data)} bytes, more than max_payload {self._max_payload}; "
                 "store the data elsewhere and pass a reference, or raise OMNIQ_MAX_PAYLOAD"
             )
         return data
@@ -265,7 +265,12 @@ class _ValueCodec:
         """The same list or tuple when its items can be taken as they are, else a new list."""
         carried: list[Any] | None = None
         for index, item in enumerate(items):
-            if carried is None and type(item) in _PLAIN:
+            kind = type(item)
+            if carried is None and (
+                kind in _PLAIN
+                or (kind is int and _SMALLEST <= item <= _LARGEST)
+                or (kind is str and item.isascii())
+            ):
                 # Goes as it is: not worth spelling out where it stands.
                 continue
             # Each item is carried once: twice a level would be 2**depth times for the innermost.

@@ -96,6 +96,27 @@ def test_other_durations_are_refused_by_name(seconds):
         check_seconds("interval", seconds)
 
 
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("priority", 1, True),
+        ("priority", 1, 1.0),
+        ("max_retries", 0, False),
+        ("attempts", 0, None),
+        ("queue", "q", ["q"]),
+        ("func_path", "a.b", {}),
+    ],
+)
+def test_a_field_that_was_right_once_is_looked_at_again_when_it_is_of_another_type(
+    field, right, wrong
+):
+    sound = Task(func_path="a.b", id="a", created_at=datetime.now(UTC))
+    check_task(msgspec.structs.replace(sound, **{field: right}))
+
+    with pytest.raises(InvalidTask, match=field):
+        check_task(msgspec.structs.replace(sound, **{field: wrong}))
+
+
 def test_a_hostile_value_is_shown_in_brief():
     with pytest.raises(InvalidTask) as refused:
         check_int("priority", 10**10_000, low=0)
