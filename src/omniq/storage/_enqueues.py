@@ -48,26 +48,35 @@ class Enqueues:
         self._write = write
         self._waiting: deque[_Call] = deque()
         self._is_writing = False
+        self._is_crowded = False
         self._writer: asyncio.Task[None] | None = None
 
     async def add(self, rows: list[Row]) -> list[str]:
         """The ids that now stand for the rows."""
-        if self._is_writing:
+        if self._is_writing or self._is_crowded:
             call = _Call(rows)
             self._waiting.append(call)
+            if not self._is_writing:
+                # Begins when all who are about to ask, those just answered above all, have asked.
+                self._start_writing()
             return await call.answer
         # Alone: without the detour of a task of its own.
         self._is_writing = True
         try:
             return await self._write(rows)
         finally:
-            self._is_writing = bool(self._waiting)
+            self._is_writing = False
             if self._waiting:
-                self._writer = asyncio.get_running_loop().create_task(self._write_waiting())
+                self._start_writing()
+
+    def _start_writing(self) -> None:
+        self._is_writing = True
+        self._writer = asyncio.get_running_loop().create_task(self._write_waiting())
 
     async def _write_waiting(self) -> None:
         try:
             while calls := self._next_calls():
+                self._is_crowded = len(calls) > 1
                 await self._write_together(calls)
         finally:
             self._is_writing = False

@@ -353,6 +353,8 @@ class RedisStorage(RedisKeeping):
     def _on_message(self, channel: str, text: str) -> None:
         if channel != self._scripts.key("awaited"):
             self._has_hint = True
+            if self._nudge is not None:
+                _finish(self._nudge)
             self._hints.work()
         else:
             self._hints.results(text.split(" "))
