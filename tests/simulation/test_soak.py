@@ -92,6 +92,10 @@ def test_the_picture_names_its_axes_and_marks_each_kill():
     assert kills.get("d", "").count("M") == 3
 
 
+def test_what_was_measured_once_has_no_slope():
+    assert Curve([3.0], [50.0], [7], [2]).slope == 0.0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_short_soak_loses_nothing_and_leaves_a_picture(tmp_path):
