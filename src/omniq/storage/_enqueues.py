@@ -42,54 +42,71 @@ class Enqueues:
     `write` keeps all rows it is given or raises, and may be given rows of several calls, never two
     with one id. Each caller gets the answer to its own call: a batch that is refused is written
     anew, call by call. A caller that is cancelled before its rows are on their way enqueues nothing.
+
+    With two `lanes` a write begins while another is under way: the server works on the one while
+    callers prepare the next. They must arrive in the order in which they were begun.
     """
 
-    def __init__(self, write: Callable[[list[Row]], Awaitable[list[str]]]) -> None:
+    def __init__(
+        self, write: Callable[[list[Row]], Awaitable[list[str]]], *, lanes: int = 1
+    ) -> None:
         self._write = write
         self._waiting: deque[_Call] = deque()
-        self._is_writing = False
+        self._free_lanes = self._lanes = lanes
+        self._under_way = 0
         self._is_crowded = False
-        self._writer: asyncio.Task[None] | None = None
+        self._writers: set[asyncio.Task[None]] = set()
 
     async def add(self, rows: list[Row]) -> list[str]:
         """The ids that now stand for the rows."""
-        if self._is_writing or self._is_crowded:
+        if self._is_crowded or self._free_lanes < self._lanes:
             call = _Call(rows)
             self._waiting.append(call)
-            if not self._is_writing:
-                # Begins when all who are about to ask, those just answered above all, have asked.
-                self._start_writing()
+            self._start_writing()
             return await call.answer
         # Alone: without the detour of a task of its own.
-        self._is_writing = True
+        self._free_lanes -= 1
+        self._under_way += 1
         try:
             return await self._write(rows)
         finally:
-            self._is_writing = False
+            self._free_lanes += 1
+            self._under_way -= 1
             if self._waiting:
                 self._start_writing()
 
     def _start_writing(self) -> None:
-        self._is_writing = True
-        self._writer = asyncio.get_running_loop().create_task(self._write_waiting())
+        """It begins when all who are about to ask, those just answered above all, have asked."""
+        if self._free_lanes:
+            self._free_lanes -= 1
+            writer = asyncio.get_running_loop().create_task(self._write_waiting())
+            self._writers.add(writer)
+            writer.add_done_callback(self._writers.discard)
 
     async def _write_waiting(self) -> None:
         try:
             while calls := self._next_calls():
                 self._is_crowded = len(calls) > 1
-                await self._write_together(calls)
-        finally:
-            self._is_writing = False
-            # There are none, unless the event loop is coming to its end.
+                self._under_way += 1
+                try:
+                    await self._write_together(calls)
+                finally:
+                    self._under_way -= 1
+        except BaseException:
+            # The event loop is coming to its end.
             while self._waiting:
                 self._waiting.popleft().answer.cancel()
+            raise
+        finally:
+            self._free_lanes += 1
 
     def _next_calls(self) -> list[_Call]:
-        """Those who have waited longest, as many as fit into one write."""
+        """Those who have waited longest: as many as fit into one write, and as are not for others."""
         calls: list[_Call] = []
         ids: set[str] = set()
         size = 0
-        while self._waiting:
+        left_to_others = len(self._waiting) * (1 - 1 / (self._lanes - self._under_way))
+        while len(self._waiting) > left_to_others:
             call = self._waiting[0]
             own = {row.id for row in call.rows}
             size += call.size

@@ -105,7 +105,8 @@ class RedisStorage(RedisKeeping):
         self._known = KnownRows()
         self._link = Link(self._url, name=f"omniq-{os.getpid()}")
         self._scripts = Scripts(self._link, self._prefix, self._asked_now)
-        self._enqueues = Enqueues(self._insert)
+        # One after the other where it matters who comes first: there may be room for few.
+        self._enqueues = Enqueues(self._insert, lanes=2 if self._max_pending is None else 1)
         self._channel = self._scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self._channel, self._scripts.key("awaited")]
         self._ear = Ear(self._link, channels, self._on_message)
