@@ -61,7 +61,7 @@ end
 -- Keep the rows, in order.
 local function insert(rows)
   local number = redis.call('INCRBY', sequence, #rows) - #rows
-  local first_due = redis.call('ZRANGEBYLEX', delayed, '-', '+', 'LIMIT', 0, 1)[1]
+  local first_due -- looked up for the first row that is not due yet
   local records, at, index, due_now, due_later = {}, {}, {}, {}, {}
   for position, row in ipairs(rows) do
     local id, record, queue, rank, flags, token, key, row_terms, state = unpack(row)
@@ -80,7 +80,8 @@ local function insert(rows)
     else
       due_later[#due_later + 1] = 0
       due_later[#due_later + 1] = due .. 'r' .. member
-      if not first_due or due < first_due then
+      first_due = first_due or redis.call('ZRANGEBYLEX', delayed, '-', '+', 'LIMIT', 0, 1)[1] or '~'
+      if due < first_due then
         -- Whoever waits for the first task to come due has to wait for another one now.
         first_due = due
         wake(queue, 0)
