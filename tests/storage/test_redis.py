@@ -453,6 +453,14 @@ async def test_something_that_is_no_redis_server_is_called_by_its_name():
                 pass
 
 
+@pytest.mark.slow
+async def test_a_server_that_does_not_speak_tls_is_asked_about_it(server):
+    url = server.url.replace("redis://", "rediss://")
+    with pytest.raises(StorageError, match=r"within 5 s; does it speak TLS\?"):
+        async with RedisStorage(url):
+            pass
+
+
 # Order and size
 
 

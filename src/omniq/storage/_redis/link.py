@@ -11,7 +11,8 @@ import asyncio
 import re
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import hiredis
@@ -19,7 +20,7 @@ import msgspec
 
 from omniq.errors import StorageError, StorageRefused
 from omniq.settings import mask_url
-from omniq.storage._redis.address import parse
+from omniq.storage._redis.address import Address, parse
 
 _CONNECT_SECONDS = 5.0
 _REPLY_SECONDS = 10.0
@@ -134,7 +135,7 @@ class Link:
         loop = asyncio.get_running_loop()
         connection = _Connection()
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
+            async with _in_time(address):
                 if address.path:
                     await loop.create_unix_connection(lambda: connection, address.path)
                 else:
@@ -175,6 +176,16 @@ class Link:
         if code == "OOM":
             return OutOfMemory(f"{text}; give the server more memory, or keep less")
         return StorageError(text)
+
+
+@asynccontextmanager
+async def _in_time(address: Address) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            yield
+    except TimeoutError as error:
+        question = "; does it speak TLS?" if address.tls else ""
+        raise TimeoutError(f"no connection within {_CONNECT_SECONDS:g} s{question}") from error
 
 
 class _Connection(asyncio.BufferedProtocol):
