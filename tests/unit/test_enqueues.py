@@ -107,3 +107,23 @@ async def test_after_a_crowd_a_single_caller_is_written_at_once_again():
 
     await store.reply(4)
     assert await last == ["f"]
+
+
+async def test_callers_who_gave_up_keep_nobody_from_being_written():
+    store = Store()
+    enqueues = Enqueues(store.write, lanes=2)
+    first = await ask(enqueues, "abc")
+    await store.reply(0)
+    await store.reply(1)
+    await asyncio.gather(*first)
+    calls = [asyncio.create_task(enqueues.add([a_row(name)])) for name in "defg"]
+    await asyncio.sleep(0)
+    for call in calls[:3]:
+        call.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert store.asked[2:] == [["g"]]
+
+    await store.reply(2)
+    assert await calls[3] == ["g"]
+    assert all(call.cancelled() for call in calls[:3])

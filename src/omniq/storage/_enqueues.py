@@ -106,7 +106,7 @@ class Enqueues:
         ids: set[str] = set()
         size = 0
         left_to_others = len(self._waiting) * (1 - 1 / (self._lanes - self._under_way))
-        while len(self._waiting) > left_to_others:
+        while self._waiting and (not calls or len(self._waiting) > left_to_others):
             call = self._waiting[0]
             own = {row.id for row in call.rows}
             size += call.size
