@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -12,9 +13,11 @@ from redis.asyncio import Redis
 
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import QueueFull, SettingsError, StorageError, StorageRefused
-from omniq.models import BreakerRule, Limit, Progress, Schedule
+from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage
+from omniq.storage._redis import link
+from omniq.storage._redis.link import Unready
 from omniq.storage.redis import RedisStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
@@ -416,7 +419,7 @@ async def test_calls_at_the_same_time_share_a_connection_and_get_their_own_answe
     found = await asyncio.gather(*(storage.get_task(task.id) for task in tasks))
 
     assert [task and task.id for task in found] == [task.id for task in tasks]
-    assert len(await admin.client_list()) == before
+    assert len(await admin.client_list()) <= before
 
 
 async def test_the_answer_to_a_call_that_was_given_up_is_given_to_nobody_else(storage):
@@ -440,17 +443,53 @@ async def test_a_connection_that_is_closed_while_nobody_calls_is_made_again(stor
     assert await storage.get_task("a") is not None
 
 
-async def test_something_that_is_no_redis_server_is_called_by_its_name():
+@pytest.mark.parametrize(
+    ("says", "error", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", StorageError, "is this a Redis server"),
+        (b"-DENIED Redis is running in protected mode\r\n", StorageRefused, "protected mode.*set"),
+        (b"-ERR max number of clients reached\r\n", Unready, "number of clients"),
+        (b"-ERR invalid password\r\n", StorageRefused, "the right user and password"),
+        (b"-ERR unknown command 'AUTH', with args: 'canary'\r\n", StorageRefused, "args: '"),
+    ],
+)
+@pytest.mark.parametrize("user", [":canary@", "me:canary@"])
+async def test_what_a_server_says_instead_of_a_greeting_is_told(says, error, told, user):
     async def answer(reader, writer):
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read(1)
+        writer.write(says)
+        await writer.drain()
         writer.close()
         await writer.wait_closed()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
-        with pytest.raises(StorageError, match="is this a Redis server"):
-            async with RedisStorage(f"redis://127.0.0.1:{port}"):
+        with pytest.raises(error, match=told) as refused:
+            async with RedisStorage(f"redis://{user}127.0.0.1:{port}"):
                 pass
+
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+async def test_a_host_that_cannot_be_one_is_refused(host):
+    with pytest.raises(StorageError):
+        async with RedisStorage(f"redis://{host}"):
+            pass
+
+
+async def test_callers_do_not_wait_for_each_others_attempts_to_reach_a_silent_server(monkeypatch):
+    monkeypatch.setattr(link, "_CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(link, "_TURN_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = link.Link(f"redis://127.0.0.1:{listener.getsockname()[1]}", name="n")
+        calls = [silent.command("PING") for _ in range(100)]
+        async with asyncio.timeout(PATIENCE - 1):
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        await silent.close()
+
+    assert {type(answer) for answer in answers} == {link.Lost}
+    assert not any(answer.was_sent for answer in answers)
 
 
 @pytest.mark.slow
@@ -635,6 +674,22 @@ async def test_a_task_that_ran_and_left_nothing_is_not_enqueued_again(cut_off, a
 
     assert await asyncio.wait_for(enqueuing, PATIENCE) == "a"
     assert await beside.reserve(5) == []
+
+
+async def test_a_claim_is_made_once_also_when_the_server_had_forgotten_its_script(cut_off, admin):
+    proxy, storage, beside = cut_off
+    assert await storage.reserve(1) == []
+    await beside.enqueue_many(some_tasks("ab"))
+    await admin.script_flush()
+    # Unknown, loaded, done: the third reply is that of the claim.
+    proxy.cut("before_reply", at=3)
+
+    claimed = await storage.reserve(1)
+
+    assert proxy.disarm()
+    assert [task.id for task in claimed] == ["a"]
+    waiting = await beside.get_task("b")
+    assert (waiting and waiting.status) is TaskStatus.PENDING
 
 
 @pytest.mark.parametrize("where", ["before_request", "before_reply", "after_reply"])

@@ -126,8 +126,7 @@ class Enqueues:
         except Exception as error:
             is_refused = isinstance(error, StorageRefused) or not isinstance(error, StorageError)
             if len(calls) > 1 and is_refused and isinstance(error, OmniqError):
-                for call in calls:
-                    await self._write_together([call])
+                await self._write_singly(calls)
                 return
             for call in calls:
                 call.fail(error)
@@ -140,3 +139,13 @@ class Enqueues:
             for call in calls:
                 call.tell(ids[start : start + len(call.rows)])
                 start += len(call.rows)
+
+    async def _write_singly(self, calls: list[_Call]) -> None:
+        try:
+            for call in calls:
+                if not call.answer.done():
+                    await self._write_together([call])
+        except BaseException:
+            for call in calls:
+                call.answer.cancel()
+            raise

@@ -121,8 +121,10 @@ class RedisStorage(RedisKeeping):
         self._durability = facts.durability
 
     async def _close(self) -> None:
-        await self._ear.close()
-        await self._link.close()
+        try:
+            await self._ear.close()
+        finally:
+            await self._link.close()
 
     async def close(self) -> None:
         if self._is_open and self._pid != os.getpid():

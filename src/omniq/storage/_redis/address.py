@@ -14,6 +14,10 @@ _KNOWN = (
     "db, username, password, client_name; of rediss:// also ssl_ca_certs, ssl_ca_path, "
     "ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs, ssl_check_hostname"
 )
+_UNREADABLE = (
+    "cannot be read; is the port a number, and is what is special in the password written as %23, "
+    "%2F, %3F, %40?"
+)
 _CHECKS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -41,11 +45,18 @@ def parse(url: str) -> Address:
     try:
         return _parse(url)
     except (ValueError, OSError) as error:
-        raise SettingsError(f"storage URL {mask_url(url)}: {error}") from error
+        # Without what led to it, which may quote the password.
+        raise SettingsError(f"storage URL {mask_url(url)}: {error}") from None
 
 
 def _parse(url: str) -> Address:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 6379
+    except ValueError:
+        raise ValueError(_UNREADABLE) from None
+    if parts.fragment or ("@" in url and "@" not in parts.netloc):
+        raise ValueError(_UNREADABLE)
     scheme = parts.scheme.replace("valkey", "redis")
     if scheme not in ("redis", "rediss", "unix"):
         raise ValueError(f"unknown kind {parts.scheme!r}; known: redis, rediss, unix")
@@ -58,7 +69,7 @@ def _parse(url: str) -> Address:
     username, password = options.pop("username", ""), options.pop("password", "")
     address = Address(
         host=unquote(parts.hostname or "localhost"),
-        port=parts.port or 6379,
+        port=port,
         path=path if scheme == "unix" else "",
         tls=_tls(options) if scheme == "rediss" else None,
         username=unquote(parts.username or "") or username,
@@ -91,8 +102,10 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
         )
     context.check_hostname = _SWITCHES[named] and checks != "none"
     context.verify_mode = _CHECKS[checks]
-    if certfile := options.pop("ssl_certfile", None):
-        context.load_cert_chain(
-            certfile, options.pop("ssl_keyfile", None), options.pop("ssl_password", None)
-        )
+    certfile, keyfile = options.pop("ssl_certfile", None), options.pop("ssl_keyfile", None)
+    password = options.pop("ssl_password", None)
+    if certfile:
+        context.load_cert_chain(certfile, keyfile, password)
+    elif keyfile:
+        raise ValueError("ssl_keyfile: give the certificate of that key too, as ssl_certfile")
     return context

@@ -29,6 +29,7 @@ class Ear:
         self._on_message = on_message
         self._task: asyncio.Task[None] | None = None
         self._is_open = asyncio.Event()
+        self._is_closed = False
 
     @property
     def is_open(self) -> bool:
@@ -37,7 +38,7 @@ class Ear:
 
     async def open(self) -> bool:
         """Begin to listen; whether that has begun by this call."""
-        if self._is_open.is_set():
+        if self._is_open.is_set() or self._is_closed:
             return False
         if self._task is None:
             self._task = asyncio.create_task(self._listen())
@@ -48,7 +49,8 @@ class Ear:
         return self._is_open.is_set()
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, for good."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

@@ -23,6 +23,9 @@ from omniq.settings import mask_url
 from omniq.storage._redis.address import Address, parse
 
 _CONNECT_SECONDS = 5.0
+_TURN_SECONDS = 10.0
+"""For which a call waits at most while others try to connect, and for its own try."""
+
 _REPLY_SECONDS = 10.0
 _READ_SIZE = 1 << 16
 _INCOMPLETE = object()
@@ -103,7 +106,7 @@ class Link:
                 if heard == len(channels):
                     on_message("", "")
             elif kind == b"message":
-                on_message(channel.decode(), text.decode())
+                on_message(channel.decode(), text.decode("utf-8", "replace"))
 
         connection = await self._connect()
         try:
@@ -121,13 +124,15 @@ class Link:
                 await self._connection.close()
 
     async def _connected(self) -> _Connection:
-        async with self._connecting:
-            if self._is_closed:
-                raise StorageError(f"Redis at {self._shown_url}: this storage is closed")
-            # Another call may have connected while this one waited.
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await self._connect()
-            return self._connection
+        try:
+            async with asyncio.timeout(_TURN_SECONDS), self._connecting:
+                # Another call may have connected while this one waited.
+                if self._connection is None or not self._connection.is_open:
+                    self._connection = await self._connect()
+                return self._connection
+        except TimeoutError as error:
+            late = TimeoutError(f"no connection within {_TURN_SECONDS:g} s")
+            raise self._told(late, was_sent=False) from error
 
     async def _connect(self) -> _Connection:
         """A connection on which the server knows who is calling, and for which database."""
@@ -135,6 +140,7 @@ class Link:
         loop = asyncio.get_running_loop()
         connection = _Connection()
         try:
+            self._check_open()
             async with _in_time(address):
                 if address.path:
                     await loop.create_unix_connection(lambda: connection, address.path)
@@ -148,22 +154,30 @@ class Link:
                     greetings.append(("AUTH", *user, address.password))
                 if address.database:
                     greetings.append(("SELECT", address.database))
-                # Last, for not everybody may have a name, and it is only for people to read.
                 greetings.append(("CLIENT", "SETNAME", address.client_name))
                 told = [connection.request(pack(*greeting)) for greeting in greetings]
-                *needed, _ = await asyncio.gather(*told, return_exceptions=True)
-                for reply in needed:
-                    if isinstance(reply, BaseException):
+                for reply in await asyncio.gather(*told, return_exceptions=True):
+                    # Not everybody may have a name, and it is only for people to read.
+                    if isinstance(reply, BaseException) and not _is_about_the_name(reply):
                         raise reply
+            self._check_open()
         except BaseException as error:
             connection.abort()
-            if isinstance(error, (hiredis.ReplyError, OSError)):
+            # A host that cannot be one is found out only when it is asked for.
+            if isinstance(error, (hiredis.ReplyError, OSError, UnicodeError)):
                 raise self._told(error, was_sent=False) from error
             raise
         return connection
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"Redis at {self._shown_url}: this storage is closed")
+
     def _told(self, error: Exception, *, was_sent: bool) -> StorageError:
         text = f"Redis at {self._shown_url}: {str(error) or type(error).__name__}"
+        if self._address.password:
+            # Some servers repeat what they did not understand.
+            text = text.replace(self._address.password, "***")
         if not isinstance(error, hiredis.ReplyError):
             return Lost(text, was_sent=was_sent)
         code = _code(str(error))
@@ -310,20 +324,33 @@ _REFUSALS = {
     "CROSSSLOT": "the keys of a store belong into one slot: is this prefix used by something else?",
     "WRONGTYPE": "something else uses these keys: give this store a `?prefix=` of its own",
     "NODB": "name a database that the server has, such as /0",
+    "DENIED": "the server speaks to nobody from elsewhere without a password: set one there",
 }
 _UNREADY = frozenset(
-    ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+    (
+        *("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"),
+        "MAXCLIENTS",
+    )
 )
 _CODES = {
     **{code: code for code in (*_REFUSALS, *_UNREADY, "OOM", "NOSCRIPT")},
     "DB index is out of range": "NODB",
     "invalid DB index": "NODB",
+    "max number of clients": "MAXCLIENTS",
+    "invalid password": "WRONGPASS",
     # What is said to a password where none is set.
     "AUTH": "WRONGPASS",
     # What servers before Redis 7 say of a key that a script may not touch.
     "The user executing the script": "NOPERM",
 }
 _CODE = re.compile("|".join(rf"\b{code}\b" for code in _CODES))
+
+
+def _is_about_the_name(error: BaseException) -> bool:
+    """Whether a server only does not want to be told who is calling."""
+    return isinstance(error, hiredis.ReplyError) and (
+        "client" in str(error).lower() and _code(str(error)) in ("NOPERM", "")
+    )
 
 
 def _code(text: str) -> str:

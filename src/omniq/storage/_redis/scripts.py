@@ -94,13 +94,14 @@ class Scripts:
         async def attempt() -> Any:
             nonlocal is_repeat
             try:
-                return await self._link.send(self._packed(name, is_repeat, arguments))
+                try:
+                    return await self._link.send(self._packed(name, is_repeat, arguments))
+                except UnknownScript:
+                    await self._link.command("SCRIPT", "LOAD", script(name).text)
+                    return await self._link.send(self._packed(name, is_repeat, arguments))
             except Lost as lost:
                 is_repeat = is_repeat or lost.was_sent
                 raise
-            except UnknownScript:
-                await self._link.command("SCRIPT", "LOAD", script(name).text)
-                return await self._link.send(self._packed(name, is_repeat, arguments))
 
         return await patiently(attempt)
 
