@@ -588,3 +588,57 @@ async def test_a_task_whose_last_change_is_not_cleared_away_is_put_back_too(
 
     assert await storage.reserve(1, now=clock.now() - timedelta(seconds=6)) == []
     assert [each.id for each in await storage.reserve(1)] == [task.id]
+
+
+# Cancelled in the moment of the claim
+
+
+def cancel_at_the_claim(monkeypatch, folder):
+    """Do what a cancellation by another process does, right after the rename that is the claim."""
+
+    def cancel(name):
+        if name == "file.claim.after_rename":
+            (running,) = (folder / "queue").glob("*.running")
+            running.rename(running.with_suffix(".cancelling"))
+
+    monkeypatch.setattr("omniq.storage._files.claims.hit", cancel)
+
+
+@pytest.mark.parametrize("options", [{}, {"limits": (Limit(key="k", max_running=1),)}])
+async def test_a_task_that_is_cancelled_in_the_moment_of_its_claim_ends(
+    storage, another, folder, monkeypatch, options
+):
+    await another.enqueue(a_task("a", **options))
+    cancel_at_the_claim(monkeypatch, folder)
+
+    assert await storage.reserve(1) == []
+
+    ended = await another.get_result("a")
+    assert (ended and ended.status) is TaskStatus.CANCELLED
+    assert names(folder, "queue") == []
+    # Nor is anything left of it that would hold up others.
+    monkeypatch.undo()
+    await another.enqueue(a_task("b", **options))
+    assert [task.id for task in await storage.reserve(1)] == ["b"]
+
+
+async def test_a_claim_that_the_index_was_wrong_about_ends_when_it_is_cancelled_meanwhile(
+    storage, another, folder, monkeypatch
+):
+    await storage.enqueue(a_task("a"))
+    real = storage._store.claimer._ledger.read_held_waiter
+
+    def read(claimed):
+        live = real(claimed)
+        if live is not None and not claimed.is_cancelled:
+            # Not due yet after all; and cancelled before it could be put back.
+            live.row.visible = 2**62
+            (folder / claimed.path).rename(folder / claimed.cancelled().path)
+        return live
+
+    monkeypatch.setattr(storage._store.claimer._ledger, "read_held_waiter", read)
+
+    assert await storage.reserve(1) == []
+
+    ended = await another.get_result("a")
+    assert (ended and ended.status) is TaskStatus.CANCELLED

@@ -121,7 +121,9 @@ class Claimer:
 
     def _read(self, claimed: Claimed) -> Live | None:
         live = self._ledger.read_held_waiter(claimed)
-        if live is not None and live.row.token + 1 != claimed.token:
+        if live is None:
+            self._recorder.end_cancelled(claimed, claimed.started)
+        elif live.row.token + 1 != claimed.token:
             # It went round once more since the index read it. Its name must tell its own token.
             self._give_up(claimed, live, claimed.started)
             return None
@@ -132,6 +134,7 @@ class Claimer:
     ) -> None:
         """Undo a claim that nobody has seen. The token was not given out, and is used again."""
         if not self._disk.move(claimed.path, task_path(claimed.id)):
+            self._recorder.end_cancelled(claimed, now)
             return
         if live is None:
             self._ledger.index.arrive(claimed.id)

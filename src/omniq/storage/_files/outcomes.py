@@ -255,6 +255,19 @@ class Recorder:
             self._ledger.index.drop(row.id)
         return change.holds
 
+    def end_cancelled(self, claimed: Claimed, now: int) -> None:
+        """End a task whose cancellation was asked for in the moment it was claimed.
+
+        Its owner does not know that it holds it, and nobody else would ever take it away.
+        """
+        cancelled = claimed.cancelled()
+        live = self._ledger.read_held_waiter(cancelled)
+        if live is not None:
+            row = copy.copy(live.row)
+            finish = _rows.finish_cancelled(row, now, "cancelled")
+            after = self._ended(row, finish, None, now)
+            self._ledger.commit([self._change(cancelled.path, live.row, after)])
+
     def revive(self, dead: Ended, body: bytes | None, from_start: bool, seq: int, now: int) -> bool:
         """Put a dead letter's task back in the queue. Of many that do so, one gets True."""
         row = copy.copy(dead.row)
