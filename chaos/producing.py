@@ -73,8 +73,10 @@ class Producer:
             await self._storage.retry_dead(task_id)
 
     def _task(self, task_id: str, plan: Plan) -> Task:
+        # The journal's clock first: time that passes in between makes the task late, not early.
+        left = plan.eta - self._journal.now()
         now = self._storage.clock.now()
-        eta = now + timedelta(seconds=plan.eta - self._journal.now()) if plan.eta else None
+        eta = now + timedelta(seconds=left) if plan.eta else None
         return Task(
             id=task_id,
             func_path=WORK,

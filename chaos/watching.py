@@ -31,8 +31,10 @@ class WatchedIdentity(Identity):
 
     def trust(self, owner: str, until: int) -> None:
         super().trust(owner, until)
+        # The journal's clock first: time that passes in between makes the lease shorter, not longer.
+        now = self._journal.now()
         left = (until - self._clock.boot_micros()) / 1e6
-        self._journal.note("lease", owner=owner, until=self._journal.now() + left)
+        self._journal.note("lease", owner=owner, until=now + left)
 
 
 def watch_lease(storage: BaseStorage, journal: Journal) -> None:

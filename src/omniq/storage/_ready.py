@@ -18,6 +18,9 @@ Place = tuple[int, int, int, str]
 """A task's place in a heap: sorts as tasks are to be taken, and ends in the id."""
 
 
+_MANY_STALE = 1_000
+
+
 class Waiting(Protocol):
     """What ordering needs to know of a task."""
 
@@ -65,7 +68,8 @@ class ReadyQueue(Generic[W]):
     """Waiting tasks: those that are due by queue, those that are not, those a gate holds up.
 
     Taking the next one costs O(log n), whatever waits beside it. A task that is put in again, or
-    discarded, leaves a stale place behind that is dropped when it comes to the top.
+    discarded, leaves a stale place behind that is dropped when it comes to the top, or with all
+    others when there are many: whoever never takes anything has no top to look at.
     """
 
     def __init__(self) -> None:
@@ -75,6 +79,7 @@ class ReadyQueue(Generic[W]):
         self._suspects: dict[str, list[Place]] = {}
         self._delayed: list[Place] = []
         self._parked: dict[Lot, list[Place]] = {}
+        self._stale = 0
 
     def put(self, item: W, now: int) -> None:
         """File the task where `take_next` will look for it."""
@@ -94,8 +99,18 @@ class ReadyQueue(Generic[W]):
 
     def discard(self, task_id: str) -> W | None:
         """Forget the task, wherever it is filed."""
-        self._places.pop(task_id, None)
+        if self._places.pop(task_id, None) is not None:
+            self._stale += 1
+            if self._stale > _MANY_STALE + len(self.items):
+                self._drop_stale()
         return self.items.pop(task_id, None)
+
+    def _drop_stale(self) -> None:
+        self._stale = 0
+        heaps = (*self._ready.values(), *self._suspects.values(), *self._parked.values())
+        for heap in (self._delayed, *heaps):
+            heap[:] = [place for place in heap if self._places.get(place[3]) is place]
+            heapq.heapify(heap)
 
     def promote(self, due_by: int, now: int) -> None:
         """Move what has come due to where `take_next` looks."""

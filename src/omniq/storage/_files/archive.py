@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from omniq.clock import to_micros
 from omniq.models import DeadLetter, QueueStats, TaskStatus
 from omniq.storage._files.disk import Disk
 from omniq.storage._files.ledger import Ledger
 from omniq.storage._files.names import committed_of, dead_path, id_of, result_path
-from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, EndedInBrief, NotARecord
+from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, NotARecord
 from omniq.storage._rows import Row
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, counted
 
@@ -22,9 +23,13 @@ _STALE_AFTER = 3600 * 10**9
 """Nanoseconds after which a temporary file belongs to nobody."""
 
 
-class _Known(NamedTuple):
+class Brief(msgspec.Struct, frozen=True, gc=False):
+    """What is remembered of each file, and as little as will do: there may be very many."""
+
     inode: int
-    brief: EndedInBrief
+    status: TaskStatus
+    finished_at: int
+    expires_at: int
 
 
 class Archive:
@@ -33,40 +38,41 @@ class Archive:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._disk: Disk = ledger.disk
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Brief] = {}
 
     # Results
 
-    def results(self) -> dict[str, EndedInBrief]:
+    def results(self) -> dict[str, Brief]:
         """Every task that has ended and is not live again, past its time or not."""
-        found: dict[str, _Known] = {}
+        found: dict[str, Brief] = {}
         for name, inode in self._disk.scan("results"):
             task_id = id_of(name, ".result")
             if task_id is None:
                 continue
             known = self._known.get(task_id)
             if known is None or known.inode != inode:
-                brief = self._read_brief(result_path(task_id), task_id)
-                known = None if brief is None else _Known(inode, brief)
+                known = self._read_brief(result_path(task_id), task_id, inode)
             if known is not None:
                 found[task_id] = known
         self._known = found
         self._ledger.refresh()
         is_live = self._ledger.index.is_live
-        return {task_id: known.brief for task_id, known in found.items() if not is_live(task_id)}
+        return {task_id: known for task_id, known in found.items() if not is_live(task_id)}
 
-    def _read_brief(self, path: str, task_id: str) -> EndedInBrief | None:
+    def _read_brief(self, path: str, task_id: str, inode: int) -> Brief | None:
         try:
             data = self._disk.read(path)
-            brief = None if data is None else ENDED_IN_BRIEF.decode(data)
-            if brief is not None and brief.row.id != task_id:
-                raise NotARecord(f"the record of another task, {brief.row.id}")
+            if data is None:
+                return None
+            ended = ENDED_IN_BRIEF.decode(data)
+            if ended.row.id != task_id:
+                raise NotARecord(f"the record of another task, {ended.row.id}")
         except NotARecord as error:
             self._disk.quarantine(path, str(error))
             return None
-        return brief
+        return Brief(inode, ended.row.status, ended.finished_at, ended.expires_at)
 
-    def purge(self, is_old: Callable[[EndedInBrief], bool]) -> int:
+    def purge(self, is_old: Callable[[Brief], bool]) -> int:
         """Forget tasks that have ended; how many."""
         old = [task_id for task_id, brief in self.results().items() if is_old(brief)]
         return sum(self._forget(task_id, is_old) for task_id in old)
@@ -78,12 +84,12 @@ class Archive:
             return False
         return self._forget(task_id, lambda brief: brief.expires_at > now)
 
-    def _forget(self, task_id: str, is_old: Callable[[EndedInBrief], bool]) -> bool:
+    def _forget(self, task_id: str, is_old: Callable[[Brief], bool]) -> bool:
         # Taken away first and looked at then: it may be a newer one than the one we judged.
         path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
         if not self._disk.move(path, aside):
             return False
-        brief = self._read_brief(aside, task_id)
+        brief = self._read_brief(aside, task_id, 0)
         is_gone = brief is not None and is_old(brief)
         if brief is not None and not is_gone:
             self._disk.link(aside, path)
@@ -129,7 +135,7 @@ class Archive:
         oldest: dict[str, int] = {}
         for brief in self.results().values():
             if brief.expires_at > now:
-                by_status[brief.row.status] += 1
+                by_status[brief.status] += 1
         for status, queue, due in self._live():
             by_status[status] += 1
             by_queue[queue] = by_queue.get(queue, 0) + 1
