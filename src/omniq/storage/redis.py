@@ -370,7 +370,7 @@ class RedisStorage(RedisKeeping):
         deadline = self._clock.monotonic() + timeout
         with self._hints.listen_for_work() as hint:
             # Whoever waits again has just asked for a claim, which should not have to wait for this.
-            await asyncio.sleep(0)
+            await self._clock.sleep(0)
             while not (self._has_hint or hint.done()):
                 patience = min(deadline - self._clock.monotonic(), self._until_next_event())
                 if patience <= 0:

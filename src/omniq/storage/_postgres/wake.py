@@ -90,7 +90,7 @@ class Wakeups:
         look_again = inf
         with self._hints.listen_for_work() as hint:
             # Whoever waits again has just asked for a claim, which should not have to wait for this.
-            await asyncio.sleep(0)
+            await self._clock.sleep(0)
             while not (self._told or hint.done()):
                 is_new = self._is_hungry and "work" not in self._holds
                 if is_new and clock.monotonic() >= self._not_before:
