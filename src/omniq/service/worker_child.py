@@ -8,6 +8,7 @@ import signal as signals
 import socket
 import sys
 import threading
+from contextlib import suppress
 from io import BufferedReader
 from typing import NoReturn
 
@@ -54,11 +55,17 @@ def _run(briefing: Briefing, sock: socket.socket, orders: BufferedReader) -> NoR
             listeners=plan.listeners,
         )
         threading.Thread(target=_obey, args=(worker, orders), daemon=True).start()
-        code = worker.run(on_ready=lambda: sock.sendall(READY))
+        code = worker.run(on_ready=lambda: _report_ready(sock))
     except OmniqError as error:
         console.leave(console.complain(error))
     # Replaced by the supervisor, as whatever ends unasked.
     console.leave(_RECYCLE if worker.wants_restart else code, at_once=worker.was_cut_off)
+
+
+def _report_ready(sock: socket.socket) -> None:
+    # A supervisor that is gone by now is heard of by `_obey`, and what runs is given back.
+    with suppress(OSError):
+        sock.sendall(READY)
 
 
 def _obey(worker: Worker, orders: BufferedReader) -> None:
