@@ -1,4 +1,4 @@
-"""How the calls of many become few writes, on the order they came in, with one lane and with two."""
+"""How the calls of many become few writes, in the order they came, with one lane and with two."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ async def ask(enqueues, names):
     return calls
 
 
+async def after_a_crowd(lanes):
+    """Three callers have been served, two of them together."""
+    store = Store()
+    enqueues = Enqueues(store.write, lanes=lanes)
+    calls = await ask(enqueues, "abc")
+    await store.reply(0)
+    await store.reply(1)
+    await asyncio.gather(*calls)
+    return store, enqueues
+
+
 async def test_with_one_lane_whoever_comes_later_waits_and_is_written_together():
     store = Store()
     enqueues = Enqueues(store.write)
@@ -75,12 +86,7 @@ async def test_with_two_lanes_a_write_begins_while_another_is_under_way_and_no_t
 
 @pytest.mark.parametrize(("lanes", "shares"), [(1, ["defghi"]), (2, ["def", "ghi"])])
 async def test_a_crowd_is_gathered_before_it_is_written_each_lane_with_its_share(lanes, shares):
-    store = Store()
-    enqueues = Enqueues(store.write, lanes=lanes)
-    calls = await ask(enqueues, "abc")
-    await store.reply(0)
-    await store.reply(1)
-    await asyncio.gather(*calls)
+    store, enqueues = await after_a_crowd(lanes)
 
     calls = await ask(enqueues, "defghi")
     assert store.asked[2:] == [list(share) for share in shares]
@@ -91,15 +97,11 @@ async def test_a_crowd_is_gathered_before_it_is_written_each_lane_with_its_share
 
 
 async def test_after_a_crowd_a_single_caller_is_written_at_once_again():
-    store = Store()
-    enqueues = Enqueues(store.write, lanes=2)
-    calls = await ask(enqueues, "abc")
-    await store.reply(0)
-    await store.reply(1)
+    store, enqueues = await after_a_crowd(lanes=2)
     for number, name in enumerate("de", start=2):
-        calls += await ask(enqueues, name)
+        calls = await ask(enqueues, name)
         await store.reply(number)
-    await asyncio.gather(*calls)
+        await asyncio.gather(*calls)
 
     last = asyncio.create_task(enqueues.add([a_row("f")]))
     await asyncio.sleep(0)
@@ -110,12 +112,7 @@ async def test_after_a_crowd_a_single_caller_is_written_at_once_again():
 
 
 async def test_callers_who_gave_up_keep_nobody_from_being_written():
-    store = Store()
-    enqueues = Enqueues(store.write, lanes=2)
-    first = await ask(enqueues, "abc")
-    await store.reply(0)
-    await store.reply(1)
-    await asyncio.gather(*first)
+    store, enqueues = await after_a_crowd(lanes=2)
     calls = [asyncio.create_task(enqueues.add([a_row(name)])) for name in "defg"]
     await asyncio.sleep(0)
     for call in calls[:3]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from omniq import (
     TaskStatus,
     log,
 )
+from omniq.service import worker_child
 from omniq.service.serving import Plan, Serving
 from omniq.service.supervisor import Worker
 from omniq.settings import Settings
@@ -338,3 +340,10 @@ def test_a_crew_that_was_told_to_stop_before_it_began_ends(storage):
 
     assert ended.wait(5)
     assert serving.join(5)
+
+
+def test_a_supervisor_that_is_gone_is_no_reason_to_die_before_all_is_given_back():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        worker_child._report_ready(ours)

@@ -148,18 +148,7 @@ class Link:
                     await loop.create_connection(
                         lambda: connection, address.host, address.port, ssl=address.tls
                     )
-                greetings: list[tuple[str | int, ...]] = []
-                if address.username or address.password:
-                    user = [address.username] if address.username else []
-                    greetings.append(("AUTH", *user, address.password))
-                if address.database:
-                    greetings.append(("SELECT", address.database))
-                greetings.append(("CLIENT", "SETNAME", address.client_name))
-                told = [connection.request(pack(*greeting)) for greeting in greetings]
-                for reply in await asyncio.gather(*told, return_exceptions=True):
-                    # Not everybody may have a name, and it is only for people to read.
-                    if isinstance(reply, BaseException) and not _is_about_the_name(reply):
-                        raise reply
+                await _greet(connection, address)
             self._check_open()
         except BaseException as error:
             connection.abort()
@@ -200,6 +189,22 @@ async def _in_time(address: Address) -> AsyncIterator[None]:
     except TimeoutError as error:
         question = "; does it speak TLS?" if address.tls else ""
         raise TimeoutError(f"no connection within {_CONNECT_SECONDS:g} s{question}") from error
+
+
+async def _greet(connection: _Connection, address: Address) -> None:
+    """Say who is calling, and for which database, in one round trip."""
+    greetings: list[tuple[str | int, ...]] = []
+    if address.username or address.password:
+        user = [address.username] if address.username else []
+        greetings.append(("AUTH", *user, address.password))
+    if address.database:
+        greetings.append(("SELECT", address.database))
+    greetings.append(("CLIENT", "SETNAME", address.client_name))
+    told = [connection.request(pack(*greeting)) for greeting in greetings]
+    for reply in await asyncio.gather(*told, return_exceptions=True):
+        # Not everybody may have a name, and it is only for people to read.
+        if isinstance(reply, BaseException) and not _is_about_the_name(reply):
+            raise reply
 
 
 class _Connection(asyncio.BufferedProtocol):
