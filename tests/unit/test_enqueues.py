@@ -124,3 +124,37 @@ async def test_callers_who_gave_up_keep_nobody_from_being_written():
     await store.reply(2)
     assert await calls[3] == ["g"]
     assert all(call.cancelled() for call in calls[:3])
+
+
+def test_at_the_end_of_the_event_loop_nobody_is_left_waiting():
+    async def leave():
+        store = Store()
+        enqueues = Enqueues(store.write)
+        calls = await ask(enqueues, "abc")
+        await store.reply(0)
+        calls += await ask(enqueues, "d")
+        assert store.asked == [["a"], ["b", "c"]]
+        return calls
+
+    first, *others = asyncio.run(leave())
+    assert first.result() == ["a"]
+    assert all(call.cancelled() for call in others)
+
+
+async def test_whoever_waits_hears_of_a_writer_that_was_cancelled():
+    store = Store()
+    enqueues = Enqueues(store.write)
+    before = asyncio.all_tasks()
+    calls = await ask(enqueues, "abc")
+    await store.reply(0)
+    calls += await ask(enqueues, "d")
+    (writer,) = asyncio.all_tasks() - before - set(calls)
+    writer.cancel()
+
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert answers[0] == ["a"]
+    assert [type(answer) for answer in answers[1:]] == [asyncio.CancelledError] * 3
+
+    again = await ask(enqueues, "e")
+    await store.reply(2)
+    assert await asyncio.gather(*again) == [["e"]]
