@@ -590,6 +590,43 @@ async def test_a_task_whose_last_change_is_not_cleared_away_is_put_back_too(
     assert [each.id for each in await storage.reserve(1)] == [task.id]
 
 
+# Counted and listed while it moves on
+
+
+def move_on_after_the_results_were_read(storage, another, monkeypatch, outcomes):
+    """Have another record the outcomes as soon as `storage` has read what has ended."""
+    loop, disk = asyncio.get_running_loop(), storage._store.disk
+    scan, left = disk.scan, list(outcomes)
+
+    def scan_before_it_moves(folder):
+        found = scan(folder)
+        if folder == "results" and left:
+            asyncio.run_coroutine_threadsafe(another.record([left.pop()]), loop).result()
+        return found
+
+    monkeypatch.setattr(disk, "scan", scan_before_it_moves)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_a_task_that_moves_on_meanwhile_is_counted_and_listed_once(
+    storage, another, monkeypatch, is_over
+):
+    await storage.enqueue_many(some_tasks("abcde"))
+    claimed = await another.reserve(5)
+    outcomes = [
+        Succeeded(task.id, task.token, a_result(task)) if is_over else Released(task.id, task.token)
+        for task in claimed
+    ]
+    move_on_after_the_results_were_read(storage, another, monkeypatch, outcomes)
+
+    for moved in (1, 3):
+        counted = await storage.stats()
+        assert sum(counted.by_status.values()) == 5
+        assert counted.by_status[TaskStatus.SUCCESS] == (moved if is_over else 0)
+        listed = await storage.list_tasks()
+        assert [task.id for task in listed] == list("abcde")
+
+
 # Cancelled in the moment of the claim
 
 

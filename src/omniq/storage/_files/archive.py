@@ -15,7 +15,7 @@ from omniq.models import DeadLetter, QueueStats, TaskStatus
 from omniq.storage._files.disk import Disk
 from omniq.storage._files.ledger import Ledger
 from omniq.storage._files.names import committed_of, dead_path, id_of, result_path
-from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, NotARecord
+from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, Live, NotARecord
 from omniq.storage._rows import Row
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, counted
 
@@ -129,33 +129,54 @@ class Archive:
     # Listing
 
     def stats(self, now: int) -> QueueStats:
-        """How much of what there is."""
+        """How much of what there is, each task counted once, also those that move on meanwhile."""
         by_status = dict.fromkeys(TaskStatus, 0)
         by_queue: dict[str, int] = {}
         oldest: dict[str, int] = {}
-        for brief in self.results().values():
+        known = self._live_ids()
+        ended = self.results()
+        for brief in ended.values():
             if brief.expires_at > now:
                 by_status[brief.status] += 1
-        for status, queue, due in self._live():
+        live = self._live()
+        for task_id in known:
+            if task_id in ended or task_id in live:
+                continue
+            found = self._ledger.find(task_id)
+            if isinstance(found, Live):
+                live[task_id] = found.row.status, found.row.queue, None
+            elif found is not None:
+                by_status[found.row.status] += 1
+        for task_id, (status, queue, due) in live.items():
+            if task_id in ended:
+                continue
             by_status[status] += 1
             by_queue[queue] = by_queue.get(queue, 0) + 1
             if due is not None:
                 oldest[queue] = min(due, oldest.get(queue, due))
         return counted(by_status, by_queue, oldest, now=now, dead=len(self.dead_ids()))
 
-    def _live(self) -> Iterator[tuple[TaskStatus, str, int | None]]:
+    def _live_ids(self) -> set[str]:
+        """To be asked for before the results: a task that ends in between is not to be missed."""
+        self._ledger.refresh()
+        index = self._ledger.index
+        return {*index.waiting_ids(), *index.running, *(each.id for each in index.committed())}
+
+    def _live(self) -> dict[str, tuple[TaskStatus, str, int | None]]:
         """Status and queue of every live task; when it became due, of those that wait."""
         ledger = self._ledger
         for committed in ledger.index.committed():
             ledger.carry_out(committed)
         ledger.refresh()
         ledger.learn_order()
+        found: dict[str, tuple[TaskStatus, str, int | None]] = {}
         for waiter in ledger.index.ready.items.values():
-            yield waiter.status, waiter.queue, waiter.due
+            found[waiter.id] = waiter.status, waiter.queue, waiter.due
         for claimed in list(ledger.index.running.values()):
             live = ledger.read_claimed(claimed)
             if live is not None:
-                yield live.row.status, live.row.queue, None
+                found[claimed.id] = live.row.status, live.row.queue, None
+        return found
 
     def page(self, query: TaskQuery, now: int) -> list[Row]:
         """The rows of a page, live and ended together, in id order."""
@@ -174,12 +195,13 @@ class Archive:
 
     def _ids(self, now: int) -> set[str]:
         """The ids of all tasks, live and ended."""
+        live = self._live_ids()
         ended = self.results()
-        index = self._ledger.index
-        ids = {task_id for task_id, brief in ended.items() if brief.expires_at > now}
-        ids.update(index.waiting_ids(), index.running)
-        ids.update(committed.id for committed in index.committed())
-        return ids
+        return {
+            *live,
+            *(task_id for task_id, brief in ended.items() if brief.expires_at > now),
+            *self._live_ids(),
+        }
 
     def _matching(self, ids: Iterable[str], query: TaskQuery | ScanQuery) -> Iterator[Row]:
         for task_id in ids:
