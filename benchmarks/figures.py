@@ -41,7 +41,7 @@ class Bench:
     def enqueue(self, figure: str) -> Measured:
         """Tasks a second. Half the time is enough: there is no worker that has to get going."""
         with self.store.fresh():
-            producer = self._producer(figure, seconds=self.scale.seconds / 2)
+            producer = self.producer(figure, seconds=self.scale.seconds / 2)
             return {figure: producer.answer()}
 
     def drain(self, processes: int = 1) -> Measured:
@@ -57,15 +57,15 @@ class Bench:
         self, count: int | None = None, seconds: float | None = None, *, how: str = "fill"
     ) -> int:
         """Queue so many tasks, by the quickest way the peer has; how many it came to."""
-        return int(self._producer(how, count, seconds).answer())
+        return int(self.producer(how, count, seconds).answer())
 
     def latency(self) -> Measured:
         with self.store.fresh():
-            producer = self._producer("latency", self.scale.latencies, seconds=20)
+            producer = self.producer("latency", self.scale.latencies, seconds=20)
             producer.await_line()
             try:
                 with Workers(self.python, self.peer, self.store) as workers:
-                    self._await_mark(workers)
+                    self.await_mark(workers)
                     time.sleep(REST_SECONDS)
                     resident = workers.resident_megabytes()
                     producer.go()
@@ -88,7 +88,7 @@ class Bench:
         with Workers(
             self.python, self.peer, self.store, processes, is_patient=is_patient
         ) as workers:
-            self._await_mark(workers)
+            self.await_mark(workers)
             began, seen = time.monotonic(), marks.ran(among)
             worker, server = workers.cpu_seconds(), self._server_seconds()
             while (ran := marks.ran(among)) < count and time.monotonic() < began + seconds:
@@ -107,14 +107,14 @@ class Bench:
             "ran": ran,
         }
 
-    def _producer(
+    def producer(
         self, figure: str, count: int | None = None, seconds: float | None = None
     ) -> Producer:
         count = self.scale.tasks if count is None else count
         seconds = self.scale.seconds if seconds is None else seconds
         return Producer(self.python, self.peer, self.store, figure, count, seconds)
 
-    def _await_mark(self, workers: Workers) -> None:
+    def await_mark(self, workers: Workers) -> None:
         until = time.monotonic() + FIRST_MARK_SECONDS
         while not self.store.marks.ran(CAPACITY):
             workers.check()

@@ -44,6 +44,10 @@ class Producer:
                 text=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def answer(self) -> Any:
         """What it found, once it has ended."""
         try:
@@ -119,15 +123,15 @@ class Workers:
             raise Failed(_tail(self._store.folder / "worker.log"))
 
     def cpu_seconds(self) -> float:
-        return sum(cpu_seconds(pid) for pid in self._pids())
+        return sum(cpu_seconds(pid) for pid in self.pids())
 
     def resident_megabytes(self) -> float:
         pages = 0
-        for pid in self._pids():
+        for pid in self.pids():
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * PAGE / 1e6
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
         return [pid for process in self._processes for pid in family(process.pid)]
 
 
