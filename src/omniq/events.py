@@ -374,6 +374,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         # Replaced as a whole, never changed in place: `emit` walks it without the lock.
         self._subscribers: tuple[_Subscriber, ...] = ()
+        self._kinds: frozenset[type[Event]] | None = frozenset()
 
     @property
     def active(self) -> bool:
@@ -382,9 +383,8 @@ class Dispatcher:
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens to such events; hot paths ask before they build one."""
-        return any(
-            subscriber.kinds is None or kind in subscriber.kinds for subscriber in self._subscribers
-        )
+        kinds = self._kinds
+        return kinds is None or kind in kinds
 
     def subscribe(
         self, listener: Callable[[Event], object], kinds: Collection[type[Event]] | None = None
@@ -394,15 +394,19 @@ class Dispatcher:
         """
         subscriber = _Subscriber(listener, None if kinds is None else frozenset(kinds))
         with self._lock:
-            self._subscribers = (*self._subscribers, subscriber)
+            self._replace((*self._subscribers, subscriber))
 
         def unsubscribe() -> None:
             with self._lock:
-                self._subscribers = tuple(
-                    other for other in self._subscribers if other is not subscriber
-                )
+                self._replace([other for other in self._subscribers if other is not subscriber])
 
         return unsubscribe
+
+    def _replace(self, subscribers: Collection[_Subscriber]) -> None:
+        self._subscribers = tuple(subscribers)
+        asked_for = [each.kinds for each in subscribers if each.kinds is not None]
+        is_all = len(asked_for) < len(subscribers)
+        self._kinds = None if is_all else frozenset().union(*asked_for)
 
     def has(self, listener: Callable[[Event], object]) -> bool:
         """Whether that listener is subscribed."""

@@ -81,13 +81,12 @@ class MsgspecSerializer:
 
     def decode_task(self, data: bytes) -> Task:
         task = self._decode(self._task_decoder.decode, data)
-        for name, value in (
-            ("args", task.args),
-            ("kwargs", task.kwargs),
-            ("metadata", task.metadata),
-        ):
-            if value:
-                self._values.check_depth(value, name)
+        if task.args:
+            self._values.check_depth(task.args, "args")
+        if task.kwargs:
+            self._values.check_depth(task.kwargs, "kwargs")
+        if task.metadata:
+            self._values.check_depth(task.metadata, "metadata")
         return task
 
     def encode_result(self, result: TaskResult) -> bytes:
