@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -357,7 +358,7 @@ async def test_a_file_that_could_not_be_synced_is_not_enqueued(folder, clock, mo
     async with FileStorage(folder, settings=SAFE, clock=clock) as storage:
         monkeypatch.setattr(os, "fsync", fail_once)
         with pytest.raises(StorageError):
-            await storage.enqueue_many(some_tasks("abc"))
+            await storage.enqueue_many(some_tasks("abc", args=["large" * 2000]))
 
         assert names(folder, "queue") == names(folder, "tmp") == []
         assert await storage.enqueue_many(some_tasks("abc")) == ["a", "b", "c"]
@@ -462,7 +463,70 @@ async def test_enqueues_that_gather_share_a_barrier(folder, monkeypatch):
         calls = Calls(monkeypatch)
         await asyncio.gather(*(storage.enqueue(a_task(f"task-{n}")) for n in range(50)))
 
-    assert calls.synced < 50 + 25, "one sync for each file, and far less than one for each folder"
+    assert calls.synced < 25, "far less than one for each task"
+
+
+# Files of many tasks
+
+
+async def test_a_batch_is_one_file_with_a_name_for_each_task(folder, clock, monkeypatch):
+    async with FileStorage(folder, settings=SAFE, clock=clock) as storage:
+        calls = Calls(monkeypatch)
+        await storage.enqueue_many(some_tasks("abcdefgh"))
+        assert calls.synced == 2, "the file, and the folder of its names"
+        assert inodes(folder, "queue", "abcdefgh", "task") == 1
+
+        tasks = await storage.reserve(8)
+        calls.synced = 0
+        await storage.record([Succeeded(task.id, task.token, a_result(task)) for task in tasks])
+        assert calls.synced == 3, "the file, and two folders"
+
+    assert inodes(folder, "results", "abcdefgh", "result") == 1
+    assert names(folder, "queue") == names(folder, "tmp") == []
+
+
+async def test_records_that_are_large_have_files_of_their_own(storage, folder):
+    await storage.enqueue_many(some_tasks("abc", args=["large" * 4000]))
+
+    assert inodes(folder, "queue", "abc", "task") == 3
+    assert [task.args for task in await storage.reserve(3)] == [("large" * 4000,)] * 3
+
+
+async def test_what_becomes_of_one_task_of_a_batch_is_nothing_to_the_others(storage, folder, clock):
+    ids = [f"task-{number}" for number in range(100)]
+    await storage.enqueue_many([a_task(task_id, max_retries=1) for task_id in ids])
+    assert inodes(folder, "queue", ids, "task") < 10
+    held = {task.id: task for task in await storage.reserve(100)}
+    assert list(held) == ids
+    await storage.cancel("task-1")
+    await storage.record(
+        [
+            Succeeded("task-0", 1, a_result(held["task-0"])),
+            Failed("task-2", 1, an_error()),
+            Released("task-3", 1),
+        ]
+    )
+
+    assert (await storage.get_result("task-0")).status is TaskStatus.SUCCESS
+    assert (await storage.get_dead("task-2")).task_id == "task-2"
+    assert [task.id for task in await storage.reserve(5)] == ["task-3"]
+    assert await storage.delete_task("task-0")
+    assert await storage.get_result("task-0") is None
+    assert await storage.retry_dead("task-2")
+    assert len(await storage.list_tasks(limit=200)) == 99
+
+
+async def test_what_others_bring_in_one_file_is_claimed_and_counted(storage, another, folder):
+    await another.enqueue_many(some_tasks("abc"))
+
+    assert (await storage.stats()).by_status[TaskStatus.PENDING] == 3
+    assert [task.id for task in await storage.reserve(2)] == ["a", "b"]
+    assert [task.id for task in await another.reserve(2)] == ["c"]
+
+
+def inodes(folder: Path, where: str, ids: Iterable[str], ending: str) -> int:
+    """How many files these names belong to."""
+    return len({os.stat(folder / where / f"{task_id}.{ending}").st_ino for task_id in ids})
 
 
 # Hints and their loss

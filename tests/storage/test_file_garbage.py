@@ -13,7 +13,7 @@ from omniq.models import Schedule, Task, TaskResult, TaskStatus
 from omniq.settings import Settings
 from omniq.storage._files.disk import FOLDERS
 from omniq.storage._files.names import Claimed
-from omniq.storage._files.records import LIVE, Live
+from omniq.storage._files.records import LIVE, Kind, Live, frame
 from omniq.storage._rows import Row
 from omniq.storage.file import FileStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -41,6 +41,9 @@ CONTENTS = {
     "of a later version": flipped(WHOLE, 4),
     "of another kind": flipped(WHOLE, 5),
     "text": b"not a record at all, but long enough to be one\n" * 3,
+    "of many, cut off": frame(Kind.GATHERED, b"\nx 0 99\n") + WHOLE[:-7],
+    "of many in one of many": frame(Kind.GATHERED, b"\nx 0 99\n")
+    + frame(Kind.GATHERED, b"\nx 0 9\n"),
     "of another task": WHOLE.replace(b"\xa1x", b"\xa1y"),
 }
 
@@ -214,7 +217,8 @@ async def test_what_is_set_aside_says_where_it_was_and_why(folder, clock):
 @pytest.mark.parametrize("at", [0, 4, 5, 9, 14, 40])
 async def test_a_bit_that_flips_while_the_task_waits_sets_it_aside(at, folder, clock):
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
-        await storage.enqueue_many(some_tasks("ab"))
+        for task in some_tasks("ab"):
+            await storage.enqueue(task)
         path = folder / "queue" / "a.task"
         path.write_bytes(flipped(path.read_bytes(), at))
 
@@ -224,10 +228,53 @@ async def test_a_bit_that_flips_while_the_task_waits_sets_it_aside(at, folder, c
     assert len(quarantined(folder)) == 2
 
 
+async def test_a_bit_that_flips_in_a_file_of_many_sets_one_of_them_aside(folder, clock):
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        await storage.enqueue_many(some_tasks("abc"))
+        path = folder / "queue" / "b.task"
+        data = path.read_bytes()
+        assert data == (folder / "queue" / "a.task").read_bytes()
+        path.write_bytes(flipped(data, len(data) // 2))
+
+        assert [task.id for task in await storage.reserve(5)] == ["a", "c"]
+
+    assert [name.split(".")[1] for name in quarantined(folder)] == ["b", "b"]
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 9, 14, 20])
+async def test_a_bit_that_flips_in_the_head_of_a_file_of_many_sets_them_all_aside(
+    at, folder, clock
+):
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        await storage.enqueue_many(some_tasks("abc"))
+        await storage.enqueue(a_task("d"))
+        path = folder / "queue" / "b.task"
+        path.write_bytes(flipped(path.read_bytes(), at))
+
+        assert [task.id for task in await storage.reserve(5)] == ["d"]
+
+    assert len(quarantined(folder)) == 6
+
+
+@pytest.mark.parametrize(
+    "lines", [b"", b"\nx", b"\nx ", b"\nx 0\n", b"\nx a b\n", b"\nx 0 9 9\n", b"\ny 0 9\n"]
+)
+async def test_a_file_of_many_that_does_not_say_where_its_records_are_is_set_aside(
+    lines, folder, clock
+):
+    (folder / "queue" / "x.task").write_bytes(frame(Kind.GATHERED, lines) + WHOLE)
+
+    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
+        assert await storage.reserve(1) == []
+
+    assert len(quarantined(folder)) == 2
+
+
 async def test_a_bit_that_flips_while_the_task_is_held_by_one_who_died_sets_it_aside(folder, clock):
     doomed = FileStorage(folder, settings=Settings(durability="os"), clock=clock)
     await doomed.open()
-    await doomed.enqueue_many(some_tasks("ab"))
+    for task in some_tasks("ab"):
+        await doomed.enqueue(task)
     held = {task.id: task for task in await doomed.reserve(2)}
     assert held["a"].started_at is not None
     started = int(held["a"].started_at.timestamp()) * 1_000_000

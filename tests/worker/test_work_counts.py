@@ -43,8 +43,7 @@ class Work:
 
 DRAINED = {
     "memory": Work(thread_hops=20),
-    # A file for each task, forced to the disk when it comes and when it goes.
-    "file": Work(fsyncs=2 * TASKS + 200, thread_hops=200),
+    "file": Work(fsyncs=200, thread_hops=200),
     "sqlite": Work(transactions=60, thread_hops=80),
     "postgres": Work(round_trips=80, transactions=150, thread_hops=20),
     "redis": Work(round_trips=60, thread_hops=20),
@@ -53,14 +52,14 @@ DRAINED = {
 
 ENQUEUED = {
     "memory": Work(),
-    "file": Work(fsyncs=TASKS + 200, thread_hops=TASKS + 50),
+    "file": Work(fsyncs=150, thread_hops=TASKS + 50),
     "sqlite": Work(transactions=60, thread_hops=80),
     "postgres": Work(round_trips=60, transactions=150),
     "redis": Work(round_trips=60),
 }
 """Enqueued one by one, by 100 callers at the same time."""
 
-# Where there is no such place, a slow disk is waited for 2,000 times.
+# Where there is no such place, a slow disk is waited for some hundred times.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 BACKENDS = [name for name in DRAINED if importlib.util.find_spec(f"omniq.storage.{name}")]

@@ -61,7 +61,7 @@ class Archive:
 
     def _read_brief(self, path: str, task_id: str, inode: int) -> Brief | None:
         try:
-            data = self._disk.read(path)
+            data = self._disk.read_record(path, task_id)
             if data is None:
                 return None
             ended = ENDED_IN_BRIEF.decode(data)

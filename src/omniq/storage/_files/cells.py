@@ -76,7 +76,7 @@ class Cells(Generic[T]):
         nonce, after = self._disk.nonce(), Version(before.number + 1, value)
         part, over = f"{cell}/{after.number}.{nonce}.part", f"{cell}/{before.number}.{nonce}.over"
         try:
-            self._disk.write([(part, self._codec.encode(value))], lasting=self._is_lasting)
+            self._disk.write(part, self._codec.encode(value), lasting=self._is_lasting)
         except FileNotFoundError:
             return None
         if not self._disk.move(f"{cell}/{before.number}", over):
@@ -97,7 +97,7 @@ class Cells(Generic[T]):
         self._disk.make_folder(draft)
         try:
             data = self._codec.encode(value)
-            self._disk.write([(f"{draft}/{first}", data)], lasting=self._is_lasting)
+            self._disk.write(f"{draft}/{first}", data, lasting=self._is_lasting)
             if self._is_lasting:
                 self._disk.sync(draft)
             # A folder can be renamed onto an empty one only: of many that create a cell, one does.

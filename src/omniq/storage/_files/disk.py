@@ -1,7 +1,7 @@
 """System calls on the store's folder: what is atomic, and what is durable when it returns.
 
 Every path is relative to the store's folder, through one file descriptor. Two steps decide races:
-`move` (rename: of many that move one file, one succeeds) and `place` (link: of many that create one
+`move` (rename: of many that move one file, one succeeds) and `link` (of many that create one
 name, one succeeds). Nothing here waits for another process.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from omniq.errors import StorageError
 from omniq.storage._access import refuse_shared
+from omniq.storage._files.gathered import pick
 from omniq.storage._files.records import HEADER_SIZE, NotARecord, declared_size
 
 FOLDERS = (
@@ -102,6 +103,11 @@ class Disk:
         finally:
             os.close(fd)
 
+    def read_record(self, path: str, task_id: str) -> bytes | None:
+        """The record of that task out of a file that may hold those of others too."""
+        data = self.read(path)
+        return None if data is None else pick(data, task_id)
+
     def exists(self, path: str) -> bool:
         """Whether something has that name."""
         return os.access(path, os.F_OK, dir_fd=self._fd, follow_symlinks=False)
@@ -143,20 +149,30 @@ class Disk:
 
     # Writing
 
-    def write(self, files: Sequence[tuple[str, bytes]], *, lasting: bool = True) -> None:
-        """Create the files, with one barrier for all; when it fails, none of them is left.
+    def write(self, path: str, data: bytes, *, lasting: bool = True) -> None:
+        """Create a file; when it fails, none is left.
 
         What is not `lasting` may be empty after a power cut, whatever was asked for.
         """
-        is_synced = self.is_durable and lasting
+        self._write([((path,), data)], is_synced=self.is_durable and lasting)
+
+    def write_all(self, files: Sequence[tuple[Sequence[str], bytes]]) -> None:
+        """Create files with one or more names each, and one barrier for all; all or none is left."""
+        self._write(files, is_synced=self.is_durable)
+
+    def _write(self, files: Sequence[tuple[Sequence[str], bytes]], *, is_synced: bool) -> None:
         created: list[str] = []
         waiting: list[int] = []
         try:
-            for path, data in files:
+            for (path, *others), data in files:
                 fd = self._create(path, waiting)
                 created.append(path)
                 waiting.append(fd)
                 _write_whole(fd, data)
+                # Before the sync: it makes the names last together with what they stand for.
+                for other in others:
+                    os.link(path, other, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                    created.append(other)
                 if not is_synced:
                     os.close(waiting.pop())
                     continue
@@ -184,7 +200,7 @@ class Disk:
     def replace(self, path: str, data: bytes, *, lasting: bool = True) -> None:
         """Put a file in the place of another, whole, whether there was one or not."""
         temporary = f"tmp/{self.nonce()}.tmp"
-        self.write([(temporary, data)], lasting=lasting)
+        self.write(temporary, data, lasting=lasting)
         try:
             os.rename(temporary, path, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except BaseException:
@@ -230,13 +246,6 @@ class Disk:
             return False
         return True
 
-    def place(self, source: str, target: str) -> bool:
-        """Rename unless the target's name is taken; False when it is."""
-        if not self.link(source, target):
-            return False
-        self.remove_quietly(source)
-        return True
-
     def remove(self, path: str) -> bool:
         """Remove a file. False when it is not there."""
         try:
@@ -264,14 +273,14 @@ class Disk:
         if self.move(path, target):
             with suppress(OSError):
                 note = f"{path}: {why}\n".encode("utf-8", "backslashreplace")
-                self.write([(f"{target}.reason", note)])
+                self.write(f"{target}.reason", note)
 
     # Asking the file system
 
     def _test(self) -> None:
         """Refuse a file system without the two steps that everything rests on."""
         source, target = f"tmp/{self.nonce()}.tmp", f"tmp/{self.nonce()}.tmp"
-        self.write([(source, b"")])
+        self.write(source, b"")
         try:
             if not self.link(source, target) or self.link(source, target):
                 raise StorageError(f"{self.root}: this file system cannot link files exclusively")

@@ -1,6 +1,6 @@
 """How tasks get into the queue folder: whole, durable, once.
 
-    tmp/<id>.<nonce>.tmp      written and synced; means nothing
+    tmp/<nonce>.tmp           written and synced; means nothing
     tmp/<id>.task.tmp         linked: of many that enqueue one id, one goes on; not claimable yet
     queue/<id>.task           renamed: enqueued
 
@@ -19,6 +19,7 @@ import msgspec
 from omniq.errors import DuplicateTask, OmniqError, QueueFull
 from omniq.failpoints import hit
 from omniq.storage._files.disk import Disk
+from omniq.storage._files.gathered import gather
 from omniq.storage._files.ledger import Ledger
 from omniq.storage._files.names import dead_path, id_of, intent_path, result_path, task_path
 from omniq.storage._files.records import LIVE, Live, NotARecord, Waiter
@@ -36,6 +37,7 @@ class Batch(msgspec.Struct):
     ids: list[str] = msgspec.field(default_factory=list)
     fresh: list[Row] = msgspec.field(default_factory=list)
     drafts: dict[str, str] = msgspec.field(default_factory=dict)
+    """Where the record of each task has been written, perhaps together with those of others."""
     intents: set[str] = msgspec.field(default_factory=set)
     published: list[str] = msgspec.field(default_factory=list)
     error: Exception | None = None
@@ -79,10 +81,14 @@ class Entrance:
                 more += len(batch.fresh)
             except (OmniqError, OSError) as error:
                 batch.error = error
-        self._write([batch for batch in batches if batch.error is None])
-        for batch in batches:
-            if batch.error is None:
-                self._admit(batch)
+        try:
+            self._write([batch for batch in batches if batch.error is None])
+            for batch in batches:
+                if batch.error is None:
+                    self._admit(batch)
+        finally:
+            for draft in {draft for batch in batches for draft in batch.drafts.values()}:
+                self._disk.remove_quietly(draft)
         try:
             self._ledger.touch("queue")
             self._ledger.flush()
@@ -134,14 +140,19 @@ class Entrance:
 
     def _write(self, batches: list[Batch]) -> None:
         now = self._ledger.clock.micros()
-        files: list[tuple[str, bytes]] = []
-        for batch in batches:
-            for row in batch.fresh:
-                row.seq = self._sequence.next(now)
-                batch.drafts[row.id] = f"tmp/{row.id}.{self._disk.nonce()}.tmp"
-                files.append((batch.drafts[row.id], LIVE.encode(Live(row))))
+        rows = [row for batch in batches for row in batch.fresh]
+        for row in rows:
+            row.seq = self._sequence.next(now)
+        files: list[tuple[tuple[str], bytes]] = []
+        drafts: dict[str, str] = {}
+        for ids, data in gather((row.id, LIVE.encode(Live(row))) for row in rows):
+            draft = f"tmp/{self._disk.nonce()}.tmp"
+            files.append(((draft,), data))
+            drafts.update(dict.fromkeys(ids, draft))
         try:
-            self._disk.write(files)
+            self._disk.write_all(files)
+            for batch in batches:
+                batch.drafts = drafts
         except OSError as error:
             if len(batches) == 1:
                 batches[0].error = error
@@ -166,11 +177,9 @@ class Entrance:
 
     def _announce(self, batch: Batch) -> None:
         for row in batch.fresh:
-            draft = batch.drafts.pop(row.id)
-            if self._disk.place(draft, intent_path(row.id)):
+            if self._disk.link(batch.drafts[row.id], intent_path(row.id)):
                 batch.intents.add(row.id)
                 continue
-            self._disk.remove_quietly(draft)
             rival = self._read_intent(row.id)
             if rival is None or rival.row.nonce != row.nonce:
                 raise DuplicateTask(row.id)
@@ -211,8 +220,6 @@ class Entrance:
             batch.intents.discard(row.id)
 
     def _withdraw(self, batch: Batch) -> None:
-        for draft in batch.drafts.values():
-            self._disk.remove_quietly(draft)
         for task_id in batch.intents:
             self._disk.remove_quietly(intent_path(task_id))
         for task_id in batch.published:
@@ -250,7 +257,7 @@ class Entrance:
     def _read_intent(self, task_id: str) -> Live | None:
         path = intent_path(task_id)
         try:
-            data = self._disk.read(path)
+            data = self._disk.read_record(path, task_id)
             return None if data is None else LIVE.decode(data)
         except NotARecord as error:
             self._disk.quarantine(path, str(error))

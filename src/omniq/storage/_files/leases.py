@@ -83,7 +83,7 @@ class Leases:
             if before is None:
                 if not is_first:
                     break
-                self._disk.write([(after.path, b"")], lasting=False)
+                self._disk.write(after.path, b"", lasting=False)
                 return after
             if before == after or self._disk.move(before.path, after.path):
                 return after

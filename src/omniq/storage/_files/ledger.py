@@ -16,6 +16,7 @@ from omniq.clock import Clock
 from omniq.failpoints import hit
 from omniq.storage import _rows
 from omniq.storage._files.disk import Disk
+from omniq.storage._files.gathered import gather
 from omniq.storage._files.index import Index
 from omniq.storage._files.names import (
     Claimed,
@@ -197,7 +198,7 @@ class Ledger:
         self, path: str, decode: Callable[[bytes], T], task_id: str, id_of: Callable[[T], str]
     ) -> T | None:
         try:
-            data = self.disk.read(path)
+            data = self.disk.read_record(path, task_id)
             if data is None:
                 return None
             record = decode(data)
@@ -271,16 +272,14 @@ class Ledger:
 
     def prepare(self, changes: Sequence[Change]) -> None:
         """Write the parts. Until `decide` they mean nothing."""
-        parts = [(change.committed.part, _encode(change.after)) for change in changes]
-        self.disk.write(parts)
-        try:
-            for change in changes:
-                if isinstance(change.after, Ended) and change.after.letter is not None:
-                    self.disk.link(change.committed.part, change.committed.dead_part)
-        except BaseException:
-            for change in changes:
-                self.drop_parts(change)
-            raise
+        by_id = {change.committed.id: change for change in changes}
+        records = ((task_id, _encode(change.after)) for task_id, change in by_id.items())
+        self.disk.write_all(
+            [
+                ([name for task_id in ids for name in _parts(by_id[task_id])], data)
+                for ids, data in gather(records)
+            ]
+        )
 
     def decide(self, change: Change) -> None:
         """Make a prepared change if its source is still there; drop it if not."""
@@ -297,9 +296,8 @@ class Ledger:
 
     def drop_parts(self, change: Change) -> None:
         """Forget a change that was prepared and is not wanted any more."""
-        self.disk.remove_quietly(change.committed.part)
-        if isinstance(change.after, Ended) and change.after.letter is not None:
-            self.disk.remove_quietly(change.committed.dead_part)
+        for part in _parts(change):
+            self.disk.remove_quietly(part)
 
     def carry_out(self, committed: Committed) -> None:
         """Finish a change that somebody made and perhaps did not live to finish."""
@@ -307,7 +305,7 @@ class Ledger:
             return
         hit("file.recover.before_part")
         try:
-            data = self.disk.read(committed.part)
+            data = self.disk.read_record(committed.part, committed.id)
             if data is not None:
                 self._put_in_place(committed, decode_part(data))
             else:
@@ -371,6 +369,14 @@ class Ledger:
             self.disk.remove_quietly(committed.path)
             self.index.clear(committed)
         self._applied.clear()
+
+
+def _parts(change: Change) -> list[str]:
+    """The names of the record to be: a dead letter's has two."""
+    after, committed = change.after, change.committed
+    if isinstance(after, Ended) and after.letter is not None:
+        return [committed.part, committed.dead_part]
+    return [committed.part]
 
 
 def _encode(record: Live | Ended) -> bytes:

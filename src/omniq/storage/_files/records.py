@@ -47,6 +47,7 @@ class Kind(IntEnum):
     HOLDERS = 6
     CHECKPOINT = 7
     PROGRESS = 8
+    GATHERED = 9
 
 
 class Live(msgspec.Struct, omit_defaults=True):
@@ -175,9 +176,7 @@ class Codec(Generic[T]):
 
     def encode(self, value: T) -> bytes:
         """The file's contents."""
-        payload = encode_internal(value)
-        header = _HEADER.pack(_MAGIC, VERSION, self._kind, 0, len(payload))
-        return header + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
+        return frame(self._kind, encode_internal(value))
 
     def decode(self, data: bytes) -> T:
         """What `encode` was given; `NotARecord` when these are not such contents."""
@@ -188,6 +187,12 @@ class Codec(Generic[T]):
             return self._decode(payload)
         except SerializationError as error:
             raise NotARecord(str(error)) from error
+
+
+def frame(kind: Kind, payload: bytes) -> bytes:
+    """A whole record: the payload behind its header."""
+    header = _HEADER.pack(_MAGIC, VERSION, kind, 0, len(payload))
+    return header + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
 
 
 def declared_size(start: bytes) -> int:

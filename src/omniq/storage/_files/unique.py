@@ -61,16 +61,18 @@ class UniqueKeys:
         """Whether the holder is live, and still the task that took the key, not one of the same id."""
         # In the order in which a task goes from one to the next, so that none is missed.
         on_its_way = (
-            self._read(path) for path in (holder.via, intent_path(holder.task_id)) if path
+            self._read(path, holder.task_id)
+            for path in (holder.via, intent_path(holder.task_id))
+            if path
         )
         if any(live is not None and live.row.unique == key for live in on_its_way):
             return True
         found = self._ledger.find_live(holder.task_id)
         return found is not None and found.row.unique == key
 
-    def _read(self, path: str) -> Live | None:
+    def _read(self, path: str, task_id: str) -> Live | None:
         with suppress(NotARecord):
-            data = self._disk.read(path)
+            data = self._disk.read_record(path, task_id)
             return None if data is None else LIVE.decode(data)
         return None
 
