@@ -24,7 +24,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from omniq.models import Task
+from omniq.outcomes import Failed, Outcome, Retried, Succeeded
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
 from tests.faults.audit import Report, audit
@@ -289,8 +291,32 @@ async def _use_at_random(
                 tasks = [new_task(next(ids)) for _ in range(rng.randint(2, 20))]
                 await log.call("enqueue", [t.id for t in tasks], storage.enqueue_many(tasks))
             case _:
-                for task in await log.claim(storage.reserve(rng.randint(1, 6))):
+                claimed = await log.claim(storage.reserve(rng.randint(1, 12)))
+                if rng.random() < 0.5:
+                    await _finish_together(storage, log, claimed, rng)
+                    continue
+                for task in claimed:
                     await _finish_at_random(storage, log, task.id, rng)
+
+
+async def _finish_together(
+    storage: BaseStorage, log: Log, tasks: Sequence[Task], rng: random.Random
+) -> None:
+    outcomes: list[tuple[str, Outcome]] = []
+    for task in tasks:
+        error = new_error(task.id)
+        choices: list[tuple[str, Outcome]] = [
+            ("mark_done", Succeeded(task.id, task.token, new_result(task.id))),
+            ("mark_failed", Failed(task.id, task.token, error)),
+            ("mark_retry", Retried(task.id, task.token, error, eta=datetime.now(UTC))),
+        ]
+        outcomes.append(rng.choice(choices))
+    for verb, outcome in outcomes:
+        log.note("try", verb, [outcome.task_id])
+    recorded = await storage.record([outcome for _, outcome in outcomes])
+    for (verb, outcome), is_recorded in zip(outcomes, recorded, strict=True):
+        if is_recorded:
+            log.note("ok", verb, [outcome.task_id])
 
 
 async def _finish_at_random(

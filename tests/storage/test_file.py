@@ -20,6 +20,9 @@ from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage import open_storage
+from omniq.storage._files.disk import Disk
+from omniq.storage._files.gathered import gather
+from omniq.storage._files.listed import ListedRecords
 from omniq.storage._files.watch import Watch
 from omniq.storage.file import FileStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -522,6 +525,40 @@ async def test_what_others_bring_in_one_file_is_claimed_and_counted(storage, ano
     assert (await storage.stats()).by_status[TaskStatus.PENDING] == 3
     assert [task.id for task in await storage.reserve(2)] == ["a", "b"]
     assert [task.id for task in await another.reserve(2)] == ["c"]
+
+
+async def test_a_file_of_many_tasks_is_read_once_by_whoever_finds_it(folder, clock, monkeypatch):
+    ids = [f"task-{number}" for number in range(400)]
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        await storage.enqueue_many([a_task(task_id) for task_id in ids])
+        files = inodes(folder, "queue", ids, "task")
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        calls = Calls(monkeypatch)
+        held = await storage.reserve(1)
+        assert calls.opened < files + 20
+        held += await storage.reserve(400)
+        await storage.record([Succeeded(task.id, task.token, a_result(task)) for task in held])
+        files = inodes(folder, "results", ids, "result")
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        calls.opened = 0
+        assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 400
+        assert calls.opened < files + 20
+
+
+def test_a_name_that_is_of_another_file_than_it_was_listed_with_is_read_anew(folder):
+    disk = Disk(folder, is_durable=False, session="s")
+    disk.open()
+    ((_, both),) = gather([("a", b"record of a"), ("b", b"record of b")])
+    disk.write("tmp/a", both)
+    disk.write("tmp/c", b"record of c, alone in its file")
+    listed = ListedRecords(disk)
+    (inode, _) = disk.read_file("tmp/a") or (0, b"")
+
+    assert listed.read("tmp/a", "a", inode) == b"record of a"
+    assert listed.read("tmp/gone", "b", inode) == b"record of b", "known from the same file"
+    assert listed.read("tmp/c", "c", inode) == b"record of c, alone in its file"
+    assert listed.read("tmp/gone", "c", inode) is None
+    disk.close()
 
 
 def inodes(folder: Path, where: str, ids: Iterable[str], ending: str) -> int:

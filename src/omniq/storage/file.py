@@ -12,6 +12,8 @@ Correctness rests on two system calls: rename (of many that move one file, one s
     workers/, unique/, gates/, schedules/, paused/, notes/    see the modules of `_files`
     corrupt/                                        what was not a record, and a note saying why
 
+Names are of one task each; what is written together is in one file with many names (`_files.gathered`).
+
 Every change of a task goes the same way, whoever makes it: an outcome, a retry, a cancellation, a
 lost worker, a dead letter's return. What a crash after each step leaves, and what follows from it:
 

@@ -14,6 +14,7 @@ from omniq.clock import to_micros
 from omniq.models import DeadLetter, QueueStats, TaskStatus
 from omniq.storage._files.disk import Disk
 from omniq.storage._files.ledger import Ledger
+from omniq.storage._files.listed import ListedRecords
 from omniq.storage._files.names import committed_of, dead_path, id_of, result_path
 from omniq.storage._files.records import ENDED_IN_BRIEF, Ended, Live, NotARecord
 from omniq.storage._rows import Row
@@ -45,23 +46,31 @@ class Archive:
     def results(self) -> dict[str, Brief]:
         """Every task that has ended and is not live again, past its time or not."""
         found: dict[str, Brief] = {}
+        unread: list[tuple[int, str]] = []
         for name, inode in self._disk.scan("results"):
             task_id = id_of(name, ".result")
             if task_id is None:
                 continue
             known = self._known.get(task_id)
-            if known is None or known.inode != inode:
-                known = self._read_brief(result_path(task_id), task_id, inode)
-            if known is not None:
+            if known is not None and known.inode == inode:
                 found[task_id] = known
+            else:
+                unread.append((inode, task_id))
+        listed = ListedRecords(self._disk)
+        for inode, task_id in sorted(unread):
+            brief = self._read_brief(result_path(task_id), task_id, inode, listed)
+            if brief is not None:
+                found[task_id] = brief
         self._known = found
         self._ledger.refresh()
         is_live = self._ledger.index.is_live
         return {task_id: known for task_id, known in found.items() if not is_live(task_id)}
 
-    def _read_brief(self, path: str, task_id: str, inode: int) -> Brief | None:
+    def _read_brief(
+        self, path: str, task_id: str, inode: int, listed: ListedRecords
+    ) -> Brief | None:
         try:
-            data = self._disk.read_record(path, task_id)
+            data = listed.read(path, task_id, inode)
             if data is None:
                 return None
             ended = ENDED_IN_BRIEF.decode(data)
@@ -89,7 +98,7 @@ class Archive:
         path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
         if not self._disk.move(path, aside):
             return False
-        brief = self._read_brief(aside, task_id, 0)
+        brief = self._read_brief(aside, task_id, 0, ListedRecords(self._disk))
         is_gone = brief is not None and is_old(brief)
         if brief is not None and not is_gone:
             self._disk.link(aside, path)

@@ -87,6 +87,11 @@ class Disk:
 
     def read(self, path: str) -> bytes | None:
         """The file's contents; None when it is not there; `NotARecord` when it is no regular file."""
+        found = self.read_file(path)
+        return None if found is None else found[1]
+
+    def read_file(self, path: str) -> tuple[int, bytes] | None:
+        """The file's inode number and its contents."""
         try:
             fd = os.open(path, _READ, dir_fd=self._fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -99,7 +104,7 @@ class Disk:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise NotARecord("not a regular file")
-            return _read_whole(fd, facts.st_size)
+            return facts.st_ino, _read_whole(fd, facts.st_size)
         finally:
             os.close(fd)
 

@@ -18,11 +18,14 @@ _PREFIX = len("queue/")
 
 
 class Index:
-    """Tasks by where their file is. `unread` are waiting tasks whose order is not known yet."""
+    """Tasks by where their file is.
+
+    `unread` are waiting tasks whose order is not known yet, with the inode where it is known.
+    """
 
     def __init__(self) -> None:
         self.ready: ReadyQueue[Waiter] = ReadyQueue()
-        self.unread: dict[str, None] = {}
+        self.unread: dict[str, int] = {}
         self.running: dict[str, Claimed] = {}
         self.arrivals = 0
         """How often a task has come to wait that was not ours before."""
@@ -101,7 +104,7 @@ class Index:
     def arrive(self, task_id: str) -> None:
         """The task waits, and what ordering needs to know of it has to be read."""
         self.drop(task_id)
-        self.unread[task_id] = None
+        self.unread[task_id] = 0
         self.arrivals += 1
 
     def follow(self, events: Iterable[Event]) -> set[str]:
@@ -155,7 +158,7 @@ class Index:
                 waiting.add(task_id)
                 self._inodes[task_id] = inode
                 if task_id not in known or inodes.get(task_id) != inode:
-                    self.unread[task_id] = None
+                    self.unread[task_id] = inode
                     self.arrivals += 1
             elif (claimed := claimed_of(name)) is not None:
                 self.running[claimed.id] = claimed

@@ -8,6 +8,8 @@ change. Moving the part to its place is left for whoever comes by, and can be do
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +20,7 @@ from omniq.storage import _rows
 from omniq.storage._files.disk import Disk
 from omniq.storage._files.gathered import gather
 from omniq.storage._files.index import Index
+from omniq.storage._files.listed import ListedRecords
 from omniq.storage._files.names import (
     Claimed,
     Committed,
@@ -134,11 +137,13 @@ class Ledger:
     def learn_order(self) -> None:
         """Read what ordering needs to know of every waiting task that was not read yet."""
         index, now = self.index, self.clock.micros()
-        for task_id in list(index.unread):
+        listed = ListedRecords(self.disk)
+        for task_id, inode in sorted(index.unread.items(), key=itemgetter(1)):
             if task_id in self._unreadable:
                 continue
+            read = partial(listed.read, inode=inode)
             try:
-                waiter = self._read(task_path(task_id), decode_waiter, task_id, _id_of_waiter)
+                waiter = self._read(task_path(task_id), decode_waiter, task_id, _id_of_waiter, read)
             except PermissionError:
                 # Not ours, or not now. It is not in the way of others; the next scan tries again.
                 self._unreadable.add(task_id)
@@ -195,10 +200,15 @@ class Ledger:
         return ended
 
     def _read(
-        self, path: str, decode: Callable[[bytes], T], task_id: str, id_of: Callable[[T], str]
+        self,
+        path: str,
+        decode: Callable[[bytes], T],
+        task_id: str,
+        id_of: Callable[[T], str],
+        read: Callable[[str, str], bytes | None] | None = None,
     ) -> T | None:
         try:
-            data = self.disk.read_record(path, task_id)
+            data = (read or self.disk.read_record)(path, task_id)
             if data is None:
                 return None
             record = decode(data)
