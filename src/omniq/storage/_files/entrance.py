@@ -152,7 +152,7 @@ class Entrance:
         try:
             self._disk.write_all(files)
             for batch in batches:
-                batch.drafts = drafts
+                batch.drafts = {row.id: drafts[row.id] for row in batch.fresh}
         except OSError as error:
             if len(batches) == 1:
                 batches[0].error = error
