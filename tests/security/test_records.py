@@ -177,7 +177,7 @@ async def fuzz_store(url: str, rounds: int, seed: int) -> int:
 @pytest.mark.security("S04")
 @pytest.mark.fault("F73")
 async def test_a_store_with_a_fuzzed_value_is_used_or_refuses_but_never_crashes(store_url):
-    assert await fuzz_store(store_url, 20, seed=3) > 0
+    assert await fuzz_store(store_url, 20, seed=5) > 0
 
 
 @pytest.mark.deep

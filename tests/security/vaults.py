@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,6 +17,8 @@ import redis
 from omniq.errors import OmniqError
 from omniq.models import Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Retried, Succeeded
+from omniq.storage._files.gathered import pick
+from omniq.storage._files.records import Kind, NotARecord, declared_size, frame
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task, an_error
 
@@ -54,26 +54,56 @@ class Vault(ABC):
 
 
 class FileVault(Vault):
-    """Payloads, each behind a header that is right: a checksum is no secret."""
+    """Payloads, each behind a header that is right: a checksum is no secret.
 
-    _header = struct.Struct(">4sBBHI")
+    Of a file of many tasks, under each of its names the record that the name stands for, and then
+    the lines that say where each record is.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.root = Path(urlsplit(url).path)
 
     def addresses(self) -> list[Address]:
-        return [(path,) for path in sorted(self.root.rglob("*")) if self._is_record(path)]
+        found: list[Address] = []
+        for path in sorted(self.root.rglob("*")):
+            if not self._is_record(path):
+                continue
+            found.append((path, False))
+            if path.read_bytes()[5] == Kind.GATHERED:
+                found.append((path, True))
+        return found
 
     def read(self, address: Address) -> bytes:
-        data: bytes = address[0].read_bytes()
-        return data[16:]
+        path, is_lines = address
+        data: bytes = path.read_bytes()
+        if is_lines and data[5] == Kind.GATHERED:
+            return data[16 : declared_size(data)]
+        return self._own(path)[16:]
 
     def write(self, address: Address, data: bytes) -> None:
-        path = address[0]
-        kind = path.read_bytes()[5]
-        header = self._header.pack(b"omnq", 1, kind, 0, len(data))
-        path.write_bytes(header + struct.pack(">I", zlib.crc32(data, zlib.crc32(header))) + data)
+        path, is_lines = address
+        before: bytes = path.read_bytes()
+        if is_lines and before[5] == Kind.GATHERED:
+            path.write_bytes(frame(Kind.GATHERED, data) + before[declared_size(before) :])
+            return
+        own = self._own(path)
+        kind = Kind(own[5]) if own.startswith(b"omnq\1") and len(own) > 16 else Kind.LIVE
+        # A file of its own from now on: this is about what one name stands for.
+        path.unlink()
+        path.write_bytes(frame(kind, data))
+
+    def _own(self, path: Path) -> bytes:
+        data = path.read_bytes()
+        if data[5] != Kind.GATHERED:
+            return data
+        lines = data[16 : declared_size(data)].decode(errors="replace").split("\n")
+        ids = [line.split(" ")[0] for line in lines]
+        own = [task_id for task_id in ids if task_id and path.name.startswith(f"{task_id}.")]
+        try:
+            return pick(data, own[0])
+        except (IndexError, NotARecord):
+            return data
 
     def save(self) -> Callable[[], None]:
         kept = {path: path.read_bytes() for path in self.root.rglob("*") if _is_plain(path)}
