@@ -35,7 +35,9 @@ class Numbers:
         """Take over what the newer run has measured, and what it says about itself."""
         servers = {**self.about.get("servers", {}), **newer.about.get("servers", {})}
         versions = {**self.about.get("versions", {}), **newer.about.get("versions", {})}
-        self.about = {**newer.about, "servers": servers, "versions": versions}
+        measured = {**self.measured(), **newer.measured()}
+        about = {"servers": servers, "versions": versions, "measured": measured}
+        self.about = {**newer.about, **about}
         for store, subjects in newer._values.items():
             for subject, figures in subjects.items():
                 self._values.setdefault(store, {}).setdefault(subject, {}).update(figures)
@@ -45,6 +47,12 @@ class Numbers:
             if not newer.values(*name.split(" ", maxsplit=2))
         }
         self.failures = {**kept, **newer.failures}
+
+    def measured(self) -> dict[str, str]:
+        """When and on which machine each store was measured last."""
+        where = f"{self.about.get('date', '?')}, {self.about.get('machine', '?')}"
+        known: dict[str, str] = self.about.get("measured", {})
+        return {store: known.get(store, where) for store in self._values}
 
     def subjects(self, store: str) -> list[str]:
         return list(self._values.get(store, {}))

@@ -47,6 +47,8 @@ def page(numbers: Numbers, peers: dict[str, Peer]) -> str:
 def _setting(numbers: Numbers) -> Iterator[str]:
     about = numbers.about
     yield f"- **When:** {about.get('date', '?')}, load {about.get('load', '?')} at the start"
+    if len({*numbers.measured().values()}) > 1:
+        yield "- **Not in one run:** each store says when and where it was measured"
     if "note" in about:
         yield f"- **Note:** {about['note']}"
     yield f"- **Machine:** {about.get('machine', '?')}"
@@ -116,7 +118,7 @@ def _stores(numbers: Numbers, peers: dict[str, Peer]) -> Iterator[str]:
         if not subjects:
             continue
         order = [*(name for name in peers if name in subjects), *(set(subjects) - set(peers))]
-        yield f"### {store}\n\n{ABOUT[store]}\n"
+        yield f"### {store}\n\n{ABOUT[store]} Measured {numbers.measured()[store]}.\n"
         yield f"| | {' | '.join(COLUMNS.values())} | keeps |"
         yield "|---" * (len(COLUMNS) + 2) + "|"
         for subject in sorted(order, key=lambda name: _rank(numbers, store, name)):

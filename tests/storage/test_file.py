@@ -461,6 +461,28 @@ async def test_a_claim_costs_the_same_among_20_000_tasks_as_among_20(folder, mon
     assert costs[0][1] <= 5 * 2, "a claim opens its own file, and the list of paused queues"
 
 
+async def test_to_look_for_dead_workers_does_not_list_the_queue_each_time(
+    folder, clock, monkeypatch
+):
+    async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        await storage.enqueue_many(some_tasks("abc"))
+        await storage.give_back_abandoned()
+        listed: list[str] = []
+        scan = Disk.scan
+
+        def noting(disk: Disk, where: str) -> list[tuple[str, int]]:
+            listed.append(where)
+            return scan(disk, where)
+
+        monkeypatch.setattr(Disk, "scan", noting)
+        for _ in range(5):
+            await storage.give_back_abandoned()
+        assert "queue" not in listed
+        clock.advance(61)
+        await storage.give_back_abandoned()
+        assert listed.count("queue") == 1
+
+
 async def test_enqueues_that_gather_share_a_barrier(folder, monkeypatch):
     async with FileStorage(folder, settings=SAFE) as storage:
         calls = Calls(monkeypatch)

@@ -7,6 +7,7 @@ change. Moving the part to its place is left for whoever comes by, and can be do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -46,6 +47,9 @@ T = TypeVar("T")
 _TRIES = 50
 """How often a reader follows a task that is moved on under its eyes."""
 
+_RESCAN_AFTER = 60.0
+"""Seconds. A folder of a hundred thousand names takes most of one to read."""
+
 
 class Change(msgspec.Struct):
     """A task's next record. It holds once the file `source` has been renamed to `committed`."""
@@ -68,6 +72,7 @@ class Ledger:
         self._is_watched = watched
         self._is_scanned = False
         self._scanned_at = -1
+        self._rescanned_at = -math.inf
         self._unsynced: set[str] = set()
         self._applied: dict[str, Committed] = {}
         self._unreadable: set[str] = set()
@@ -95,6 +100,13 @@ class Ledger:
         self.rescan()
         return None
 
+    def recheck(self) -> None:
+        """Learn what has changed, and once a minute from the folder itself, whatever the watch says."""
+        if self.clock.monotonic() - self._rescanned_at > _RESCAN_AFTER:
+            self.rescan()
+        else:
+            self.refresh()
+
     def rescan(self) -> None:
         """Read the names of the whole queue folder."""
         if self._is_watched and self.watch is None:
@@ -110,6 +122,7 @@ class Ledger:
             self.index.replace(self.disk.scan("queue"))
             self._scanned_at = changed_at if is_settled else -1
         self._is_scanned = True
+        self._rescanned_at = self.clock.monotonic()
         self._unreadable.clear()
         self._news = None
 

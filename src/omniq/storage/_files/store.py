@@ -200,7 +200,7 @@ class Store:
     def give_back(self, max_crashes: int) -> list[GivenBack]:
         """Finish what was left unfinished, fence owners whose lease has ended, take what they held."""
         self.entrance.complete_abandoned()
-        self.ledger.rescan()
+        self.ledger.recheck()
         for committed in self.ledger.index.committed():
             self.ledger.carry_out(committed)
         # The claims were read first: an owner that comes into being only now is not among them.
