@@ -408,6 +408,9 @@ class FileStorage(BaseStorage):
         now = self._clock.micros()
         return await self._read(lambda store: store.archive.stats(now))
 
+    async def count_waiting(self) -> int:
+        return await self._read(lambda store: store.count_waiting())
+
 
 def _and_flush(store: Store, act: Callable[[Store], T]) -> T:
     """The answer; a question may have finished what somebody else had begun."""

@@ -14,7 +14,7 @@ import msgspec
 from omniq.clock import Clock, from_micros
 from omniq.errors import DuplicateTask, LeaseLost
 from omniq.failpoints import hit
-from omniq.models import DeadLetter, Progress, Schedule, WorkerInfo
+from omniq.models import DeadLetter, Progress, Schedule, TaskStatus, WorkerInfo
 from omniq.serialization import Serializer
 from omniq.storage._files.archive import Archive
 from omniq.storage._files.claims import Claimer
@@ -25,6 +25,7 @@ from omniq.storage._files.leases import Lease, Leases
 from omniq.storage._files.ledger import Ledger
 from omniq.storage._files.names import Claimed, dead_path
 from omniq.storage._files.outcomes import EncodeFinish, Holdings, Recorder
+from omniq.storage._files.records import Live
 from omniq.storage._files.schedules import Schedules
 from omniq.storage._files.unique import UniqueKeys
 from omniq.storage._rows import Row
@@ -248,6 +249,22 @@ class Store:
     def _held_by(self, owner: str) -> dict[str, int]:
         running = self.ledger.index.running.values()
         return {claimed.id: claimed.token for claimed in running if claimed.owner == owner}
+
+    def count_waiting(self) -> int:
+        """How many live tasks do not run: nobody holds them, or their owner is about to put them back."""
+        ledger = self.ledger
+        ledger.refresh()
+        for committed in ledger.index.committed():
+            ledger.carry_out(committed)
+        count = ledger.index.waiting
+        for claimed in list(ledger.index.running.values()):
+            held = self.holdings.held.get(claimed.id)
+            if held is not None and held.claimed.token == claimed.token:
+                live: Live | None = held.live
+            else:
+                live = ledger.read_claimed(claimed)
+            count += live is not None and live.row.status is TaskStatus.RETRYING
+        return count
 
     # Beside the task
 
