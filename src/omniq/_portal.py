@@ -60,11 +60,11 @@ class Portal:
         call = _Call(coroutine)
         try:
             self._submit(call)
-        except Exception:
-            # Never started; without this Python warns that nobody awaited it.
-            coroutine.close()
+            return call.result()
+        except BaseException:
+            # An interrupt may come at any point, also when the loop has just been told to begin.
+            call.give_up()
             raise
-        return call.wait()
 
     def close(self) -> None:
         """Cancel what still runs and stop the loop. May be called again, and after a fork."""
@@ -187,23 +187,26 @@ class _Call(Generic[_T]):
     def submit(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the loop begin, from any thread. The caller's context variables go along."""
         self._loop = loop
-        loop.call_soon_threadsafe(self._start)
-
-    def wait(self) -> _T:
-        """Block the calling thread until it is done."""
         try:
-            return self._outcome.result()
-        except BaseException:
-            if not self._outcome.done():
-                self._cancel_and_wait()
+            loop.call_soon_threadsafe(self._start)
+        except RuntimeError:
+            self._loop = None
             raise
 
-    def _cancel_and_wait(self) -> None:
-        if self._loop is not None:
+    def result(self) -> _T:
+        """Block the calling thread until it is done."""
+        return self._outcome.result()
+
+    def give_up(self) -> None:
+        """Cancel it and wait for its clean-up, unless it has ended."""
+        if self._loop is None:
+            # Never started; without this Python warns that nobody awaited it.
+            self._coroutine.close()
+        elif not self._outcome.done():
             # The loop may have been closed in between: then the call has ended as well.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._cancel)
-        futures.wait([self._outcome])
+            futures.wait([self._outcome])
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -212,6 +215,10 @@ class _Call(Generic[_T]):
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:
+            # Interrupted before the loop was told to begin: nobody will.
+            self._coroutine.close()
+            self._outcome.cancel()
 
     async def _run(self) -> None:
         try:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from typing import Any
 
 import aiosqlite
 import asyncpg
@@ -150,6 +151,25 @@ def test_an_interrupt_of_the_waiting_thread_cancels_the_coroutine_and_waits_for_
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         portal.run(for_ever(started, cleaned_up))
+
+    assert cleaned_up == ["yes"]
+    assert portal.run(answer()) == 42
+
+
+def test_an_interrupt_right_after_the_start_cancels_the_coroutine_as_well(portal, monkeypatch):
+    started = threading.Event()
+    cleaned_up: list[str] = []
+    submit = portal._submit
+
+    def interrupted(call: Any) -> None:
+        submit(call)
+        started.wait()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(portal, "_submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            portal.run(for_ever(started, cleaned_up))
 
     assert cleaned_up == ["yes"]
     assert portal.run(answer()) == 42
