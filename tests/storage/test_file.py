@@ -580,6 +580,8 @@ def test_a_name_that_is_of_another_file_than_it_was_listed_with_is_read_anew(fol
     assert listed.read("tmp/gone", "b", inode) == b"record of b", "known from the same file"
     assert listed.read("tmp/c", "c", inode) == b"record of c, alone in its file"
     assert listed.read("tmp/gone", "c", inode) is None
+    (inode, _) = disk.read_file("tmp/c") or (0, b"")
+    assert listed.read("tmp/a", "b", inode) == b"record of b", "a file of one task is nobody else's"
     disk.close()
 
 

@@ -56,10 +56,9 @@ def _file(together: list[tuple[str, bytes]]) -> tuple[list[str], bytes]:
 
 def pick(data: bytes, task_id: str) -> bytes:
     """The record of that task out of a file's contents; all of them if it is a file of its own."""
-    if len(data) < HEADER_SIZE or data[5] != Kind.GATHERED:
+    if not _is_gathered(data):
         return data
-    end = declared_size(data)
-    _, lines = unframe(data[:end])
+    end, lines = _head(data)
     before = lines.find(f"\n{task_id} ".encode())
     if before < 0:
         raise NotARecord("it holds records of other tasks only")
@@ -69,3 +68,29 @@ def pick(data: bytes, task_id: str) -> bytes:
     except ValueError as error:
         raise NotARecord("its lines cannot be read") from error
     return data[end + start : end + start + size]
+
+
+def split(data: bytes) -> dict[str, bytes]:
+    """The records of all tasks in a file's contents, by id; none if it is a file of its own."""
+    if not _is_gathered(data):
+        return {}
+    end, lines = _head(data)
+    found: dict[str, bytes] = {}
+    try:
+        for line in lines.decode("ascii").strip("\n").split("\n"):
+            task_id, start, size = line.split(" ")
+            found[task_id] = data[end + int(start) : end + int(start) + int(size)]
+    except ValueError as error:
+        raise NotARecord("its lines cannot be read") from error
+    return found
+
+
+def _is_gathered(data: bytes) -> bool:
+    return len(data) >= HEADER_SIZE and data[5] == Kind.GATHERED
+
+
+def _head(data: bytes) -> tuple[int, bytes]:
+    """Where the records begin, and the lines that say where each of them is."""
+    end = declared_size(data)
+    _, lines = unframe(data[:end])
+    return end, lines
