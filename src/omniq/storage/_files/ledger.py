@@ -7,7 +7,6 @@ change. Moving the part to its place is left for whoever comes by, and can be do
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -70,9 +69,8 @@ class Ledger:
         self.notes = Notes(disk, clock)
         self.watch: Watch | None = None
         self._is_watched = watched
-        self._is_scanned = False
         self._scanned_at = -1
-        self._rescanned_at = -math.inf
+        self._rescanned_at: float | None = None
         self._unsynced: set[str] = set()
         self._applied: dict[str, Committed] = {}
         self._unreadable: set[str] = set()
@@ -88,21 +86,23 @@ class Ledger:
 
     def refresh(self) -> set[str] | None:
         """Learn what has changed; ids of tasks that were touched, None when it may be any."""
-        if self.watch is not None and self._is_scanned:
+        is_scanned = self._rescanned_at is not None
+        if self.watch is not None and is_scanned:
             events = self.watch.read()
             if events is not None:
                 touched = self.index.follow(events)
                 if touched and self._news is not None:
                     self._news |= touched
                 return touched
-        elif self._is_scanned and not self._may_have_changed():
+        elif is_scanned and not self._may_have_changed():
             return set()
         self.rescan()
         return None
 
     def recheck(self) -> None:
         """Learn what has changed, and once a minute from the folder itself, whatever the watch says."""
-        if self.clock.monotonic() - self._rescanned_at > _RESCAN_AFTER:
+        before = self._rescanned_at
+        if before is None or self.clock.monotonic() - before > _RESCAN_AFTER:
             self.rescan()
         else:
             self.refresh()
@@ -121,7 +121,6 @@ class Ledger:
             is_settled = self.disk.disk_time() > changed_at
             self.index.replace(self.disk.scan("queue"))
             self._scanned_at = changed_at if is_settled else -1
-        self._is_scanned = True
         self._rescanned_at = self.clock.monotonic()
         self._unreadable.clear()
         self._news = None
