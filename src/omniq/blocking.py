@@ -213,7 +213,7 @@ class Enqueuer:
     def enqueue_many(
         self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
     ) -> list[TaskHandle[Any]]:
-        """Keep many calls with one round trip and one durability barrier; all or none.
+        """Keep many calls with few round trips and one durability barrier; all or none.
 
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
         of each call: a tuple, or a single argument that is not a tuple.

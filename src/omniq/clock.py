@@ -29,6 +29,15 @@ def to_micros(instant: datetime) -> int:
     >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
     1000000
     """
+    if instant.tzinfo is UTC:
+        return _utc_to_micros(instant)
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+# Remembered, since the tasks of one batch have times in common. Only here: in a zone whose clocks
+# are put back, the two times of that hour count as equal.
+@lru_cache(maxsize=256)
+def _utc_to_micros(instant: datetime) -> int:
     return (instant - _EPOCH) // _MICROSECOND
 
 
@@ -159,11 +168,8 @@ class _Ids:
                 self._start = encode_id(self._millis, tail)[:18]
             low = tail & _LOW
             return (
-                self._start
-                + _PAIRS[low >> 30]
-                + _PAIRS[low >> 20 & 1023]
-                + _PAIRS[low >> 10 & 1023]
-                + _PAIRS[low & 1023]
+                f"{self._start}{_PAIRS[low >> 30]}{_PAIRS[low >> 20 & 1023]}"
+                f"{_PAIRS[low >> 10 & 1023]}{_PAIRS[low & 1023]}"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import traceback as traceback_module
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Literal
@@ -442,7 +442,7 @@ def check_int(field: str, value: object, *, low: int) -> None:
 
 def check_instant(field: str, value: object) -> None:
     """Refuse datetimes without a time zone."""
-    if value is None:
+    if value is None or (type(value) is datetime and value.tzinfo is UTC):
         return
     if not isinstance(value, datetime):
         raise InvalidTask(f"{field} {_short(value)}: expected a datetime")

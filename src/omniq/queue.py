@@ -193,22 +193,22 @@ class AsyncEnqueuer:
     async def enqueue_many(
         self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
     ) -> list[AsyncTaskHandle[Any]]:
-        """Keep many calls with one round trip and one durability barrier; all or none.
+        """Keep many calls with few round trips and one durability barrier; all or none.
 
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
         of each call: a tuple, or a single argument that is not a tuple.
         """
         build, now = self._builder.build, self._storage.clock.now()
-        tasks = [build(*each, self._call, now) for each in _calls(calls, args)]
+        tasks = (build(*each, self._call, now) for each in _calls(calls, args))
         return [AsyncTaskHandle(self._storage, task_id) for task_id in await self._keep(tasks)]
 
-    async def _keep(self, tasks: list[Task]) -> list[str]:
+    async def _keep(self, tasks: Iterable[Task]) -> list[str]:
         if self._around is None:
             return await self._write(tasks)
-        with self._around(tasks) as surrounded:
+        with self._around(list(tasks)) as surrounded:
             return await self._write(surrounded)
 
-    def _write(self, tasks: list[Task]) -> Coroutine[Any, Any, list[str]]:
+    def _write(self, tasks: Iterable[Task]) -> Coroutine[Any, Any, list[str]]:
         if self.connection is None:
             return self._storage.enqueue_many(tasks)
         return self._storage.enqueue_within(self.connection, tasks)

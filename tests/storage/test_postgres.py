@@ -12,11 +12,12 @@ import asyncpg
 import pytest
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.errors import LeaseLost, SettingsError, StorageError, StorageRefused
+from omniq.errors import InvalidTask, LeaseLost, SettingsError, StorageError, StorageRefused
 from omniq.models import TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.storage import open_storage
 from omniq.storage._postgres import migration, statements, tidying
+from omniq.storage._postgres.enqueue import PART
 from omniq.storage.postgres import PostgresStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.contract._suite import claim_one, ids
@@ -458,6 +459,68 @@ async def test_an_enqueue_that_leaves_no_record_is_not_made_again_when_its_reply
             await storage.enqueue(a_task("a", result_ttl=0.0))
 
         assert ids(await other.list_tasks()) == ["a", "warm-up"]
+
+
+LARGE = [f"n{number}" for number in range(2 * PART + 1)]
+REQUESTS = {"begin": 1, "first part": 2, "second part": 3, "last part": 4, "commit": 5}
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+@pytest.mark.parametrize("where", ["before_request", "before_reply"])
+@pytest.mark.fault("F03")
+async def test_a_large_batch_whose_connection_was_lost_is_enqueued_once(
+    schema, proxy, where, request_
+):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue_many(some_tasks(f"warm-{name}" for name in LARGE))
+        proxy.cut(where, REQUESTS[request_])
+        assert await storage.enqueue_many(some_tasks(LARGE, priority=1)) == LARGE
+
+        assert proxy.disarm()
+        assert ids(await storage.reserve(len(LARGE))) == LARGE
+        assert await storage.count_waiting() == len(LARGE)
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"), [("before_request", []), ("before_reply", LARGE)], ids=["not done", "done"]
+)
+async def test_a_large_batch_that_leaves_no_record_is_not_made_again_when_its_commit_was_lost(
+    schema, proxy, where, kept
+):
+    async with behind(proxy, schema) as storage, schema.another() as other:
+        await storage.enqueue_many(some_tasks(f"warm-{name}" for name in LARGE))
+        proxy.cut(where, REQUESTS["commit"])
+        with pytest.raises(StorageError):
+            await storage.enqueue_many(some_tasks(LARGE, priority=1, result_ttl=0.0))
+
+        claimed = ids(await other.reserve(len(LARGE)))
+        assert [name for name in claimed if not name.startswith("warm-")] == kept
+
+
+async def test_a_large_batch_with_a_bad_task_is_refused_even_when_its_connection_was_lost(
+    schema, proxy
+):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue_many(some_tasks(f"warm-{name}" for name in LARGE))
+        proxy.cut("before_reply", REQUESTS["first part"])
+        with pytest.raises(InvalidTask):
+            # Refused while the part before it is on its way.
+            await storage.enqueue_many([*some_tasks(LARGE[:PART]), a_task("bad", max_retries=-1)])
+
+        assert await storage.count_waiting() == len(LARGE)
+
+
+async def test_a_large_batch_is_not_kept_when_its_caller_gives_up(schema, proxy):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue(a_task("before"))
+        proxy.delay(0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.25):
+                await storage.enqueue_many(some_tasks(LARGE))
+        proxy.delay(0)
+
+        assert await storage.count_waiting() == 1
+        assert await storage.enqueue(a_task("after")) == "after"
 
 
 async def test_a_claim_whose_reply_was_lost_gives_the_same_tasks_and_no_more(schema, proxy):

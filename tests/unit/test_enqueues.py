@@ -12,7 +12,7 @@ from omniq.testing.builders import a_task
 
 
 def a_row(name):
-    return row_of(a_task(name), b"", now=0, default_ttl=1.0, nonce="n")
+    return row_of(a_task(name), b"", now=0, default_ttl=1_000_000, nonce="n")
 
 
 class Store:

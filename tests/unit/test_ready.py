@@ -10,7 +10,7 @@ ALL = Wanted(None, (), True)
 
 
 def put(ready, number, **options):
-    row = row_of(a_task(f"t{number}", **options), b"", now=0, default_ttl=1.0, nonce="n")
+    row = row_of(a_task(f"t{number}", **options), b"", now=0, default_ttl=1_000_000, nonce="n")
     row.seq = number
     ready.put(row, 1)
 

@@ -31,7 +31,7 @@ ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *LETTING_GO_KINDS, "kept")
 
 def a_row(task_id: str = "a", **fields) -> Row:
     task = a_task(task_id, created_at=from_micros(NOW), **fields)
-    return _rows.row_of(task, b"body", now=NOW, default_ttl=60, nonce="n")
+    return _rows.row_of(task, b"body", now=NOW, default_ttl=60_000_000, nonce="n")
 
 
 def a_claimed_row(task_id: str = "a", owner: str = "me", **fields) -> Row:

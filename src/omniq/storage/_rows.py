@@ -116,9 +116,9 @@ class FinishedRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result: bytes
 
 
-def row_of(task: Task, body: bytes, *, now: int, default_ttl: float, nonce: str) -> Row:
+def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -> Row:
     """The row of a task that is about to be enqueued."""
-    ttl = default_ttl if task.result_ttl is None else task.result_ttl
+    ttl = default_ttl if task.result_ttl is None else seconds_to_micros(task.result_ttl)
     return Row(
         id=task.id,
         nonce=nonce,
@@ -133,7 +133,7 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: float, nonce: str)
         repeats=task.interval is not None or task.cron is not None,
         unique=task.unique,
         expires=None if task.expires is None else to_micros(task.expires),
-        result_ttl=seconds_to_micros(ttl),
+        result_ttl=ttl,
         gates=gates_of(task),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from types import TracebackType
@@ -200,20 +200,18 @@ class BaseStorage(Keeping):
         return (await self.enqueue_many((task,)))[0]
 
     async def enqueue_many(self, tasks: Iterable[Task], *, nonce: str | None = None) -> list[str]:
-        """Keep many tasks with one round trip and one durability barrier; their ids, in order.
+        """Keep many tasks with few round trips and one durability barrier; their ids, in order.
 
         E7. Refused as a whole: if one is bad, taken, or too many, none is written.
         E8. A second call with the same `nonce` is the repeat of a call whose reply was lost: what
             it finds enqueued by the first counts as done. Without one, every call is a new one.
         E9. A batch keeps its order: tasks of equal priority and eta are claimed in it.
         """
-        rows = self._rows_for(tasks, nonce)
-        if not rows:
-            return []
         hit("enqueue.before")
-        enqueued = await self._enqueue(rows)
+        enqueued = await self._enqueue_all(self._rows_for(tasks, nonce))
         hit("enqueue.after")
-        self._hints.work()
+        if enqueued:
+            self._hints.work()
         return enqueued
 
     async def enqueue_within(
@@ -227,7 +225,7 @@ class BaseStorage(Keeping):
             raises `InvalidTask`; so does a backend whose `capabilities` have no transactions.
         """
         self._check_transactions()
-        rows = self._rows_for(tasks, nonce)
+        rows = list(self._rows_for(tasks, nonce))
         return await self._enqueue_within(connection, rows) if rows else []
 
     # Claim
@@ -584,6 +582,11 @@ class BaseStorage(Keeping):
     @abstractmethod
     async def _wait_for_work(self, timeout: float) -> None: ...
 
+    async def _enqueue_all(self, rows: Iterator[Row]) -> list[str]:
+        """`_enqueue` of rows that are being made: for a backend that can begin with the first."""
+        made = list(rows)
+        return await self._enqueue(made) if made else []
+
     async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
         """`_enqueue` on the caller's connection. Only for backends that have transactions."""
         raise AssertionError(f"{self.capabilities.name} says it has transactions")
@@ -608,12 +611,12 @@ class BaseStorage(Keeping):
                 "sqlite:// and postgresql:// have"
             )
 
-    def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> list[Row]:
-        """The rows of tasks that are about to be enqueued, all of them checked."""
+    def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
+        """The rows of tasks that are about to be enqueued, each of them checked when it is made."""
         self._check_open()
         now = self._clock.micros()
         fresh = self._clock.new_id() if nonce is None else nonce
-        rows: list[Row] = []
+        default_ttl = seconds_to_micros(self._settings.result_ttl)
         ids: set[str] = set()
         for task in tasks:
             self._check_task(task)
@@ -621,10 +624,7 @@ class BaseStorage(Keeping):
                 raise DuplicateTask(task.id)
             ids.add(task.id)
             body = self._serializer.encode_task(task)
-            rows.append(
-                row_of(task, body, now=now, default_ttl=self._settings.result_ttl, nonce=fresh)
-            )
-        return rows
+            yield row_of(task, body, now=now, default_ttl=default_ttl, nonce=fresh)
 
     def _entry(self, outcome: Outcome) -> Entry:
         match outcome:

@@ -14,7 +14,7 @@ from datetime import datetime
 
 import msgspec
 
-from omniq.clock import Clock, to_micros
+from omniq.clock import Clock, seconds_to_micros, to_micros
 from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed
 from omniq.firing import check_schedule
 from omniq.models import (
@@ -209,7 +209,7 @@ class Keeping(Inspection):
                 task,
                 self._serializer.encode_task(task),
                 now=self._clock.micros(),
-                default_ttl=self._settings.result_ttl,
+                default_ttl=seconds_to_micros(self._settings.result_ttl),
                 nonce=f"schedule:{schedule.id}",
             )
         fired = await self._fire_schedule(schedule, advanced, row)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -251,12 +252,32 @@ class PostgresStorage(Kept):
     # Enqueue
 
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        # A repeat knows what the first call enqueued by what is on record of it: a task that keeps
-        # no record may have run and gone meanwhile.
-        if all(row.result_ttl > 0 for row in rows):
+        if _keep_a_record(rows):
             self._check_open()
             return await self._enqueues.add(rows)
         return await self._insert(rows, is_repeatable=False)
+
+    async def _enqueue_all(self, rows: Iterator[Row]) -> list[str]:
+        made = list(islice(rows, enqueueing.PART))
+        if len(made) < enqueueing.PART:
+            return await self._enqueue(made) if made else []
+        batch = enqueueing.Batch(made, rows)
+        try:
+            return await self._write(
+                lambda db: enqueueing.enqueue_in_parts(
+                    db,
+                    self._names,
+                    batch,
+                    self._given_now(),
+                    self._max_pending,
+                    self._clock,
+                    is_pooled=self._target.poll_only,
+                )
+            )
+        except Indeterminate:
+            if not _keep_a_record(batch.all()):
+                raise
+            return await self._enqueue(batch.all())
 
     async def _insert(self, rows: list[Row], *, is_repeatable: bool) -> list[str]:
         return await self._write(
@@ -277,7 +298,7 @@ class PostgresStorage(Kept):
             self._server.store, rows, self._given_now(), self._max_pending
         )
         answer = await within.call(connection, self._names("{schema}.enqueue_text"), request)
-        return enqueueing.ids_of(answer, self._max_pending)
+        return enqueueing.ids_of(answer, self._max_pending) or [row.id for row in rows]
 
     # Record and claim
 
@@ -454,3 +475,11 @@ class PostgresStorage(Kept):
         async with self._wakeups.awaiting(task_id) as is_pushed:
             self._longest_pause = _PUSHED_PAUSE if is_pushed else BaseStorage._longest_pause
             return await super().wait_for_result(task_id, timeout)
+
+
+def _keep_a_record(rows: list[Row]) -> bool:
+    """Whether a repeat would know what the first call enqueued by what is on record of it.
+
+    A task that keeps no record may have run and gone meanwhile.
+    """
+    return all(row.result_ttl > 0 for row in rows)

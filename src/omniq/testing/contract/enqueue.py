@@ -108,6 +108,13 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str]] = {
 }
 """What may not be enqueued, and what the refusal says, word for word on every backend."""
 
+_MANY = 600
+"""More than a backend may want to keep in one go."""
+
+
+def _many() -> list[str]:
+    return [f"n{number}" for number in range(_MANY)]
+
 
 async def _is_untouched(storage: BaseStorage) -> bool:
     counted = await storage.stats()
@@ -364,6 +371,47 @@ class EnqueueContract(Slice):
             await storage.enqueue_many(some_tasks("aba"))
 
         assert await _is_untouched(storage)
+
+    @promise("E7")
+    @pytest.mark.parametrize(
+        ("last", "error"),
+        [
+            ({"id": "bad", "max_retries": -1}, InvalidTask),
+            ({"id": "bad", "args": (object(),)}, SerializationError),
+            ({"id": "taken"}, DuplicateTask),
+            ({"id": "n0"}, DuplicateTask),
+        ],
+        ids=["bad", "not encodable", "taken", "twice"],
+    )
+    async def test_a_large_batch_is_refused_as_a_whole_for_its_last_task(
+        self, storage: BaseStorage, last: dict[str, Any], error: type[Exception]
+    ) -> None:
+        await storage.enqueue(a_task("taken"))
+
+        with pytest.raises(error):
+            await storage.enqueue_many([*some_tasks(_many()), a_task(**last)])
+        assert ids(await storage.list_tasks()) == ["taken"]
+        assert await storage.enqueue(a_task("n0")) == "n0"
+
+    @promise("E7", "E5")
+    async def test_a_large_batch_that_does_not_fit_is_refused_as_a_whole(
+        self, open_another: OpenAnother
+    ) -> None:
+        storage = await open_another(max_pending=_MANY)
+
+        with pytest.raises(QueueFull):
+            await storage.enqueue_many(some_tasks([*_many(), "one-too-many"]))
+        assert await _is_untouched(storage)
+        assert await storage.enqueue_many(some_tasks(_many())) == _many()
+
+    @promise("E9", "E3")
+    async def test_a_large_batch_is_claimed_in_its_order_and_takes_a_unique_key_once(
+        self, storage: BaseStorage
+    ) -> None:
+        tasks = [a_task("first", unique="key"), *some_tasks(_many()), a_task("last", unique="key")]
+
+        assert await storage.enqueue_many(tasks) == ["first", *_many(), "first"]
+        assert ids(await storage.reserve(_MANY + 2)) == ["first", *_many()]
 
     async def test_an_empty_batch_is_nothing(self, storage: BaseStorage) -> None:
         assert await storage.enqueue_many([]) == []
