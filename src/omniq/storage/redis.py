@@ -172,6 +172,11 @@ class RedisStorage(RedisKeeping):
         nonce = raw(rows[0].nonce.encode("utf-8", "surrogatepass"))
         fresh = [records.new_row(row) for row in rows]
         try:
+            if len(rows) == 1 and not is_brief and self._max_pending is None:
+                (row,) = rows
+                is_plain = not (row.visible or row.unique or row.gates or row.expires is not None)
+                if is_plain and await self._run("enqueue_one", *fresh[0][:6]) == 1:
+                    return [row.id]
             answer, *ids = await self._run(
                 "enqueue", nonce, self._max_pending or 0, fresh, int(is_brief)
             )
