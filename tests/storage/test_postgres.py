@@ -27,6 +27,9 @@ from tests.storage.postgres_stores import Schema
 PATIENCE = 8.0
 """Seconds of real time after which something that should have happened has not."""
 
+LARGE = [f"n{number}" for number in range(2 * PART + 1)]
+"""The ids of a batch that goes out in three parts."""
+
 
 @pytest.fixture(scope="module")
 def module_schema(postgres_server_url: str) -> Iterator[Schema]:
@@ -423,6 +426,12 @@ async def test_without_a_session_of_its_own_everything_works_by_polling(schema):
         assert prepared == []
 
 
+async def test_a_large_batch_needs_no_session_of_its_own_either(schema):
+    async with schema.another(poll_only=True) as storage:
+        assert await storage.enqueue_many(some_tasks(LARGE)) == LARGE
+        assert ids(await storage.reserve(len(LARGE))) == LARGE
+
+
 # Lost connections and lost replies
 
 
@@ -461,7 +470,6 @@ async def test_an_enqueue_that_leaves_no_record_is_not_made_again_when_its_reply
         assert ids(await other.list_tasks()) == ["a", "warm-up"]
 
 
-LARGE = [f"n{number}" for number in range(2 * PART + 1)]
 REQUESTS = {"begin": 1, "first part": 2, "second part": 3, "last part": 4, "commit": 5}
 
 
