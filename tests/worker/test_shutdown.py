@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from contextlib import suppress
@@ -22,6 +23,7 @@ from omniq.events import ChoreFailed, WorkerStopped
 from omniq.pool.runs import Runs
 from omniq.running.execution import Run
 from omniq.storage import BaseStorage
+from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
@@ -399,3 +401,24 @@ async def test_a_step_of_the_end_that_fails_is_heard_and_the_rest_is_done(store:
 
     assert [event.chore for event in told] == ["retire"]
     assert not storage.is_open
+
+
+async def test_nobody_is_told_of_a_start_that_failed_after_its_caller_had_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Gone(MemoryStorage):
+        async def _open(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise StorageError("cut off") from None
+
+    starting = asyncio.create_task(AsyncWorkerPool(Gone()).start())
+    await a_while(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    del starting
+    gc.collect()
+
+    assert caplog.messages == []

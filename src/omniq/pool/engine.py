@@ -201,7 +201,8 @@ class Engine:
                 self._started.set_exception(
                     PoolStopped("the pool was stopped before it had started")
                 )
-                self._started.exception()
+            # Whoever waited for it may have given up: nobody else needs to hear of it.
+            self._started.exception()
             if not self._stop_asked.done():
                 self._stop_asked.set_result(None)
 
