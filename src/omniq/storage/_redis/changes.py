@@ -7,18 +7,20 @@ by then, the script leaves it alone, and the change is worked out anew from what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from omniq.models import TaskStatus
 from omniq.outcomes import Outcome, Succeeded
 from omniq.storage import _rows
 from omniq.storage._redis.records import (
     STATUS_LETTERS,
+    SUCCEEDED,
     Kept,
     ended_place,
     grave_of,
     live_place,
     state_of,
+    succeeded_place,
+    times_of,
 )
 from omniq.storage._redis.scripts import raw
 from omniq.storage._rows import Finish, Row, Settled
@@ -85,13 +87,23 @@ class Changes:
         return (row.id, before, place, "", ended, more), Kept(row, after, finished)
 
 
+class _Group(NamedTuple):
+    """Plain endings that have all but the task in common."""
+
+    numbers: list[int]
+    values: list[Any]
+    """Of each: id, place before, place, what it ended with."""
+
+    times: str
+    """When they ended and when that is forgotten, as the end of their place."""
+
+
 class Plan:
     """Changes on their way to the script: plain endings in groups, and all others in order."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self._groups: dict[tuple[Any, ...], list[Any]] = {}
-        self._endings: list[tuple[int, list[Any], int]] = []
+        self._groups: dict[tuple[str, str, bool, str, int, int], _Group] = {}
         self._others: list[int] = []
 
     def add(self, number: int, change: Change, before: str, after: Kept, is_only: bool) -> None:
@@ -100,41 +112,43 @@ class Plan:
             self._others.append(number)
             self.changes.append(change)
             return
-        self._add_ending(number, change, before, after.row, after.finished.finished_at)
+        row = after.row
+        group = self._group(row, before, STATUS_LETTERS[row.status], after.finished.finished_at)
+        group.numbers.append(number)
+        group.values.extend((change[0], change[1], change[2], change[4]))
 
     def add_success(self, number: int, kept: Kept, result: bytes, now: int) -> None:
         """Plan the end of the only entry about a task that did well, and that nothing waits for."""
         row = kept.row
-        before = STATUS_LETTERS[row.status]
-        row.status, row.settled = TaskStatus.SUCCESS, row.token
-        place = ended_place(row, kept.place, now) if row.result_ttl else ""
-        ended = raw(state_of(row, result)) if place else ""
-        self._add_ending(number, (row.id, kept.place, place, "", ended), before, row, now)
+        group = self._group(row, STATUS_LETTERS[row.status], SUCCEEDED, now)
+        row.settled = row.token
+        group.numbers.append(number)
+        if row.result_ttl:
+            place = succeeded_place(row, kept.place, group.times)
+            ended = raw(state_of(row, result))
+            group.values.extend((row.id, kept.place, place, ended))
+        else:
+            group.values.extend((row.id, kept.place, "", ""))
 
-    def _add_ending(self, number: int, change: Change, before: str, row: Row, now: int) -> None:
-        key = (
-            row.queue, before, int(row.is_suspect), STATUS_LETTERS[row.status],
-            str(now), now + row.result_ttl if row.result_ttl else 0,
-        )  # fmt: skip
-        group = self._groups.setdefault(key, [])
-        self._endings.append((number, group, len(group) // 4))
-        group += (change[0], change[1], change[2], change[4])
+    def _group(self, row: Row, before: str, status: str, now: int) -> _Group:
+        key = (row.queue, before, row.is_suspect, status, now, row.result_ttl)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group([], [], times_of(row, now))
+        return group
 
     @property
     def groups(self) -> list[tuple[Any, ...]]:
         """Plain endings, see `end_group` in `lua/settling.lua`."""
-        return [(*key, group) for key, group in self._groups.items()]
+        return [
+            (queue, before, int(suspect), status, str(now), now + ttl if ttl else 0, group.values)
+            for (queue, before, suspect, status, now, ttl), group in self._groups.items()
+        ]
 
     def codes(self, text: str) -> dict[int, str]:
         """What became of each entry, from what the script says of groups and changes in order."""
-        starts: dict[int, int] = {}
-        position = 0
-        for group in self._groups.values():
-            starts[id(group)] = position
-            position += len(group) // 4
-        found = {number: text[starts[id(group)] + at] for number, group, at in self._endings}
-        found.update(zip(self._others, text[position:], strict=True))
-        return found
+        numbers = [number for group in self._groups.values() for number in group.numbers]
+        return dict(zip([*numbers, *self._others], text, strict=True))
 
 
 class Recording:

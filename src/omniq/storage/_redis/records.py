@@ -26,6 +26,7 @@ STATUS_LETTERS = {
     TaskStatus.FAILED: "f",
     TaskStatus.CANCELLED: "c",
 }
+SUCCEEDED = STATUS_LETTERS[TaskStatus.SUCCESS]
 STATUSES = {letter: status for status, letter in STATUS_LETTERS.items()}
 
 
@@ -161,9 +162,22 @@ def live_place(row: Row, claim_id: str = "") -> str:
 
 def ended_place(row: Row, before: str, now: int) -> str:
     """Where a row belongs that has just ended at `before`: ending does not change its order."""
-    start = len(row.queue) + 2
-    order = before[start : start + 54]
-    return f"f{row.queue}/{order}{_flags(row)}{row.token}/{now}/{now + row.result_ttl}"
+    return f"f{before[1 : _end_of_order(row)]}{_flags(row)}{row.token}/{times_of(row, now)}"
+
+
+def succeeded_place(row: Row, before: str, times: str) -> str:
+    """`ended_place` of a held row that did well: of its flags, the first and the last have changed."""
+    order = _end_of_order(row)
+    return f"f{before[1:order]}{SUCCEEDED}{before[order + 1 : order + 5]}1{row.token}/{times}"
+
+
+def times_of(row: Row, now: int) -> str:
+    """The end of the place of a row that has ended."""
+    return f"{now}/{now + row.result_ttl}"
+
+
+def _end_of_order(row: Row) -> int:
+    return len(row.queue) + 56
 
 
 def state_of(row: Row, result: bytes = b"") -> bytes:
@@ -232,14 +246,15 @@ def read_letter(grave: bytes) -> DeadLetter:
 
 
 def _row(task_id: str, place: str, record: bytes, state: _State | None) -> Row:
-    queue, core, *rest = place[1:].split("/", 4)
+    parts = place.split("/", 4)
+    core = parts[1]
     func_path, nonce, fixed = _read_record(record)
     due = int(core[20:38]) - _ZERO
     row = Row(
         id=task_id,
         seq=int(core[38:54]),
         nonce=nonce,
-        queue=queue,
+        queue=parts[0][1:],
         priority=fixed.priority,
         func_path=func_path,
         body=fixed.body,
@@ -260,9 +275,9 @@ def _row(task_id: str, place: str, record: bytes, state: _State | None) -> Row:
         row.attempts, row.crashes, row.releases = state.attempts, state.crashes, state.releases
         row.settled, row.started_at, row.history = state.settled, state.started_at, state.history
     if place[0] == "h":
-        row.owner, row.started_at = rest[0], int(rest[1])
+        row.owner, row.started_at = parts[2], int(parts[3])
     elif place[0] == "p":
-        row.parked = rest[0].replace("%2F", "/").replace("%25", "%")
+        row.parked = parts[2].replace("%2F", "/").replace("%25", "%")
     return row
 
 

@@ -28,6 +28,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PASSING = (Lost, Unready, UnknownScript)
 
 _encode = msgspec.msgpack.Encoder().encode
+_SHORT = [bytes((0xA0 | size,) if size < 32 else (0xD9, size)) for size in range(256)]
+"""What comes before text of that size."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -65,10 +67,8 @@ def _header(source: str, name: str) -> list[str]:
 def raw(data: bytes) -> msgspec.Raw:
     """Bytes as the scripts can read them: the server's decoder knows no binary type."""
     size = len(data)
-    if size < 32:
-        return msgspec.Raw(bytes((0xA0 | size,)) + data)
     if size < 256:
-        return msgspec.Raw(bytes((0xD9, size)) + data)
+        return msgspec.Raw(_SHORT[size] + data)
     if size < 65_536:
         return msgspec.Raw(b"\xda" + size.to_bytes(2, "big") + data)
     return msgspec.Raw(b"\xdb" + size.to_bytes(4, "big") + data)
