@@ -442,6 +442,7 @@ def check_int(field: str, value: object, *, low: int) -> None:
 
 def check_instant(field: str, value: object) -> None:
     """Refuse datetimes without a time zone."""
+    # Most are of this zone, which need not be asked for its offset.
     if value is None or (type(value) is datetime and value.tzinfo is UTC):
         return
     if not isinstance(value, datetime):

@@ -201,7 +201,7 @@ class RedisStorage(RedisKeeping):
                 recording.learn(await self._read(unread))
             plan = recording.plan(self._changes())
             codes, is_partial = "", False
-            if plan.groups or plan.changes or wish is not None:
+            if wish is not None or not plan.is_empty:
                 codes, taken, is_partial = await self._take_turn(owner, plan, wish)
                 claimed.update((kept.row.id, kept) for kept in taken)
             recording.take(codes)

@@ -138,6 +138,11 @@ class Plan:
         return group
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the script to change."""
+        return not (self._groups or self.changes)
+
+    @property
     def groups(self) -> list[tuple[Any, ...]]:
         """Plain endings, see `end_group` in `lua/settling.lua`."""
         return [
