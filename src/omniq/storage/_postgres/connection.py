@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import asyncpg
 
 from omniq.clock import Clock
-from omniq.errors import OmniqError, SettingsError, StorageError, StorageRefused
+from omniq.errors import OmniqError, SettingsError, StorageClosed, StorageError, StorageRefused
 from omniq.settings import mask_url
 
 _T = TypeVar("_T")
@@ -95,6 +95,8 @@ _IN_THE_WAY = (
 _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    # The driver has lost its way on this connection.
+    asyncpg.InternalClientError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
@@ -198,6 +200,7 @@ class Link:
         self._purpose = purpose
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
+        self._is_closed = False
 
     @property
     def is_busy(self) -> bool:
@@ -254,6 +257,7 @@ class Link:
 
     async def _connected(self) -> Connection:
         """The connection, made anew where it was lost; waits a little for a server that restarts."""
+        self._check_open()
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         self._drop()
@@ -262,14 +266,20 @@ class Link:
         while True:
             try:
                 self._connection = await self._target.connect(self._purpose)
+                self._check_open()
                 return self._connection
-            except StorageRefused:
+            except (StorageRefused, StorageClosed):
                 raise
             except StorageError:
                 if clock.monotonic() >= deadline:
                     raise
             await clock.sleep(_pause(attempt, clock))
             attempt += 1
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            self._drop()
+            raise StorageClosed(f"{self._target}: this storage was closed")
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -278,7 +288,9 @@ class Link:
             self._connection = None
 
     async def close(self) -> None:
-        """Say goodbye if the server listens."""
+        """Say goodbye if the server listens, after the call that is under way; no other begins."""
+        self._is_closed = True
+        await settle(self._lock)
         connection, self._connection = self._connection, None
         await close(connection)
 
@@ -287,6 +299,13 @@ def _pause(attempt: int, clock: Clock) -> float:
     """Seconds to wait: longer each time, and by chance, so that many do not come back at once."""
     longest: float = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 10))
     return longest * (0.5 + clock.random() / 2)
+
+
+async def settle(lock: asyncio.Lock) -> None:
+    """Wait a little for those who have the lock, or have asked for it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECONDS), lock:
+            pass
 
 
 async def close(connection: Connection | None) -> None:
@@ -306,6 +325,7 @@ class Spares:
         self._target = target
         self._slots = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
+        self._is_closed = False
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
@@ -321,11 +341,14 @@ class Spares:
             except BaseException:
                 await close(connection)
                 raise
-            if not connection.is_closed():
+            if self._is_closed:
+                await close(connection)
+            elif not connection.is_closed():
                 self._idle.append(connection)
 
     async def close(self) -> None:
-        """Close those that nobody has."""
+        """Close those that nobody has; the others when they come back."""
+        self._is_closed = True
         while self._idle:
             await close(self._idle.pop())
 

@@ -14,10 +14,17 @@ from math import inf
 from typing import Any
 
 from omniq.clock import Clock
-from omniq.errors import StorageError
+from omniq.errors import StorageClosed, StorageError
 from omniq.storage._hints import Hints
 from omniq.storage._postgres import statements
-from omniq.storage._postgres.connection import Connection, Target, close, is_driver_error, is_lost
+from omniq.storage._postgres.connection import (
+    Connection,
+    Target,
+    close,
+    is_driver_error,
+    is_lost,
+    settle,
+)
 from omniq.storage._postgres.statements import Names
 
 _LOOK_AGAIN = 0.02
@@ -45,6 +52,7 @@ class Wakeups:
         self._names = Names(target.schema)
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
+        self._is_closed = False
         self._failures = 0
         # Behind a pooler there is nobody to listen to.
         self._not_before = inf if target.poll_only else 0.0
@@ -188,7 +196,7 @@ class Wakeups:
     async def _connected(self) -> Connection | None:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        if self._clock.monotonic() < self._not_before:
+        if self._is_closed or self._clock.monotonic() < self._not_before:
             return None
         try:
             connection = await self._target.connect("listener")
@@ -205,8 +213,10 @@ class Wakeups:
     async def _begin_to_listen(self, connection: Connection) -> None:
         try:
             await connection.add_listener(statements.channel(self._target.schema), self._hear)
+            if self._is_closed:
+                raise StorageClosed(f"{self._target}: this storage was closed")
         except BaseException:
-            # Also when cancelled: nobody else knows of this connection yet.
+            # Also when cancelled or closed: nobody else knows of this connection yet.
             connection.terminate()
             raise
 
@@ -249,11 +259,12 @@ class Wakeups:
 
     async def close(self) -> None:
         """Stop listening, for good."""
-        self._not_before = inf
+        self._is_closed = True
         for chore in list(self._chores):
             chore.cancel()
             with suppress(asyncio.CancelledError):
                 await chore
+        await settle(self._lock)
         connection, self._connection = self._connection, None
         await close(connection)
         self._nudge()

@@ -18,7 +18,7 @@ from typing import Any, cast
 import hiredis
 import msgspec
 
-from omniq.errors import StorageError, StorageRefused
+from omniq.errors import StorageClosed, StorageError, StorageRefused
 from omniq.settings import mask_url
 from omniq.storage._redis.address import Address, parse
 
@@ -160,7 +160,7 @@ class Link:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StorageError(f"Redis at {self._shown_url}: this storage is closed")
+            raise StorageClosed(f"Redis at {self._shown_url}: this storage was closed")
 
     def _told(self, error: Exception, *, was_sent: bool) -> StorageError:
         text = f"Redis at {self._shown_url}: {str(error) or type(error).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omniq.errors import LeaseLost, StorageClosed
+from omniq.errors import LeaseLost, StaleClaim, StorageClosed
 from omniq.models import Progress, Schedule, TaskStatus
 from omniq.outcomes import Released
 from omniq.storage.base import BaseStorage
@@ -87,6 +88,23 @@ class LifecycleContract(Slice):
 
         assert await _refused_by(storage) == list(EVERY_USE)
         assert await _refused_by(twin) == list(EVERY_USE)
+
+    @promise("O1")
+    async def test_what_is_under_way_when_it_is_closed_is_done_or_refused(
+        self, storage: BaseStorage
+    ) -> None:
+        unexpected: list[Exception] = []
+        for turns in range(20):
+            uses = [asyncio.create_task(_error_of(use(storage))) for use in EVERY_USE.values()]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await storage.close()
+            unexpected += filter(None, await asyncio.gather(*uses))
+            await storage.open()
+        # What was left open is complained of here, and not in whichever test comes next.
+        gc.collect()
+
+        assert unexpected == []
 
     @promise("O2")
     async def test_every_opening_is_a_new_owner(
@@ -230,6 +248,17 @@ class LifecycleContract(Slice):
             await storage.open()
 
         assert ids(await storage.list_tasks()) == ["t0", "t1", "t2"]
+
+
+async def _error_of(use: Awaitable[Any]) -> Exception | None:
+    """The error that it ends with, unless the storage is closed or has never heard of the claim."""
+    try:
+        await use
+    except (StorageClosed, LeaseLost, StaleClaim):
+        return None
+    except Exception as error:
+        return error
+    return None
 
 
 async def _refused_by(storage: BaseStorage) -> list[str]:
