@@ -380,6 +380,14 @@ async def test_run_until_empty_that_is_cancelled_stops_the_pool(
     assert await handle.status() is TaskStatus.PENDING
 
 
+async def test_a_burst_that_begins_while_a_claim_is_under_way_ends_without_a_poll(
+    store: Store,
+) -> None:
+    storage = FaultyStorage(store.another())
+    storage.delay("reserve", seconds=0.2)
+    await AsyncWorkerPool(storage, poll_interval=30).run_until_empty()
+
+
 # Submitting
 
 

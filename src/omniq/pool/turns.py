@@ -129,7 +129,10 @@ class Turns:
                     elif claimed is not None:
                         continue
             # Not only when woken: it may have been another who was, when there was no slot free.
-            if not (runs.finished or (self._may_claim and self._free_slots())):
+            if runs.finished or (self._may_claim and self._free_slots()):
+                continue
+            # Whoever asked for a last claim meanwhile may have woken one who had no slot for it.
+            if self._drained is drained:
                 await self._wake.wait()
 
     def until_drained(self) -> asyncio.Future[None]:
