@@ -162,10 +162,9 @@ class PostgresStorage(Kept):
         await self._wakeups.close()
         await self._lending.close()
         await self._tidying.close()
-        await self._reader.close()
-        await self._counter.close()
-        await self._second_writer.close()
-        await self._writer.close()
+        # At once: each waits a little for a server that does not answer.
+        links = (self._reader, self._counter, self._second_writer, self._writer)
+        await asyncio.gather(*(link.close() for link in links))
 
     def _check_open(self) -> None:
         super()._check_open()
