@@ -60,7 +60,9 @@ def _note(folder: str, *facts: object) -> None:
 def runs_in(folder: Path) -> Iterator[Run]:
     """Every run that was written down."""
     for path in folder.glob("*.notes"):
-        notes = [json.loads(line) for line in path.read_text().splitlines()]
+        # Without what comes after the last end of a line: that one is being written.
+        lines = path.read_text().rpartition("\n")[0].splitlines()
+        notes = [json.loads(line) for line in lines]
         ends = {key: at for key, claimed, at in notes if not claimed}
         for key, claimed, at in notes:
             if claimed:
