@@ -168,6 +168,10 @@ class Target:
         kind = StorageRefused if isinstance(error, (*_REFUSED, ValueError)) else StorageError
         return kind(f"{self}: {text}")
 
+    def closed(self) -> StorageClosed:
+        """What whoever was still waiting for a connection is told."""
+        return StorageClosed(f"{self}: this storage was closed during the call")
+
 
 def _set_up(connection: Connection) -> None:
     """Have the system find out when the other side has gone without a word; read in small pieces."""
@@ -279,7 +283,7 @@ class Link:
     def _check_open(self) -> None:
         if self._is_closed:
             self._drop()
-            raise StorageClosed(f"{self._target}: this storage was closed")
+            raise self._target.closed()
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -314,7 +318,7 @@ async def close(connection: Connection | None) -> None:
         return
     try:
         await connection.close(timeout=_CLOSE_SECONDS)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+    except (asyncpg.PostgresError, *_LOST):
         connection.terminate()
 
 

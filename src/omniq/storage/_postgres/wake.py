@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from omniq.clock import Clock
-from omniq.errors import StorageClosed, StorageError
+from omniq.errors import StorageError
 from omniq.storage._hints import Hints
 from omniq.storage._postgres import statements
 from omniq.storage._postgres.connection import (
@@ -214,7 +214,7 @@ class Wakeups:
         try:
             await connection.add_listener(statements.channel(self._target.schema), self._hear)
             if self._is_closed:
-                raise StorageClosed(f"{self._target}: this storage was closed")
+                raise self._target.closed()
         except BaseException:
             # Also when cancelled or closed: nobody else knows of this connection yet.
             connection.terminate()

@@ -160,7 +160,9 @@ class Link:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StorageClosed(f"Redis at {self._shown_url}: this storage was closed")
+            raise StorageClosed(
+                f"Redis at {self._shown_url}: this storage was closed during the call"
+            )
 
     def _told(self, error: Exception, *, was_sent: bool) -> StorageError:
         text = f"Redis at {self._shown_url}: {str(error) or type(error).__name__}"
