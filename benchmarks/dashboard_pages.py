@@ -32,8 +32,8 @@ from omniq.dashboard import Access, create_app
 from omniq.models import Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from omniq.settings import Settings
-from omniq.storage._urls import open_storage
 from omniq.storage.base import BaseStorage
+from omniq.storage.urls import open_storage
 from omniq.testing.clock import ManualClock
 from omniq.testing.servers import PostgresServer, RedisServer
 

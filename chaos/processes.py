@@ -29,7 +29,7 @@ from chaos.watching import watch_lease, watch_pool
 from chaos.work import Plan, tick
 from omniq import failpoints
 from omniq.errors import OmniqError, StorageError
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
 
 LEASE, POLL = 1.0, 0.1

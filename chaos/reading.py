@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from chaos.history import Journal
-from omniq.firing import task_id_at
 from omniq.models import Schedule, Task, TaskResult
+from omniq.scheduling.due_times import task_id_at
 from omniq.storage.base import BaseStorage
 
 _PAGE = 500

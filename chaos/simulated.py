@@ -27,7 +27,7 @@ from chaos.verdict import Verdict
 from chaos.watching import watch_lease, watch_pool
 from chaos.work import Plan, tick
 from omniq.errors import InvalidTask, OmniqError, StorageError
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
 from omniq.testing.faults import Verb
 from omniq.testing.simulation import Faults, Process, Reply, Simulation

@@ -8,7 +8,7 @@ from chaos.history import Journal
 from omniq import events
 from omniq.clock import to_micros
 from omniq.storage.base import BaseStorage
-from omniq.storage.terms import Identity
+from omniq.storage.types import Identity
 from omniq.worker import AsyncWorkerPool
 
 _OUTCOMES: dict[type[Any], str] = {

@@ -5,7 +5,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import strategies
 
-from omniq.testing.programs import ServerMissing
+from omniq.testing.server_programs import ServerMissing
 
 pytest_plugins = ["omniq.testing.plugin"]
 

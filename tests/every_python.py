@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from omniq.testing.programs import redis_program
+from omniq.testing.server_programs import redis_program
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".venv" / "all"

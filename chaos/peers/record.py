@@ -14,7 +14,7 @@ import msgspec
 
 from chaos.peers.counting import Count
 from chaos.peers.roster import PEERS, Peer, Profile
-from omniq.testing.programs import postgres_install, redis_program
+from omniq.testing.server_programs import postgres_install, redis_program
 
 RESULTS = Path(__file__).parent / "results.json"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from omniq.classify import ErrorRules
-from omniq.context import TaskContext, current_task
 from omniq.errors import (
     CircuitOpen,
     ClaimError,
@@ -33,8 +31,6 @@ from omniq.errors import (
     TaskFailed,
     TaskNotFound,
 )
-from omniq.functions import task
-from omniq.marking import Secret
 from omniq.models import (
     Attempt,
     BreakerRule,
@@ -53,32 +49,37 @@ from omniq.models import (
 )
 from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
-from omniq.signals import Discard, Retry, Snooze
+from omniq.tasks.context import TaskContext, current_task
+from omniq.tasks.control import Discard, Retry, Snooze
+from omniq.tasks.error_rules import ErrorRules
+from omniq.tasks.functions import task
+from omniq.tasks.secret_parameters import Secret
 
 if TYPE_CHECKING:
-    from omniq.blocking import TaskHandle, TaskQueue
-    from omniq.breaker import BreakerState, CircuitBreaker
-    from omniq.health import BreakerInfo, Health, StuckTask
-    from omniq.pool.tally import PoolStats
-    from omniq.queue import AsyncTaskHandle, AsyncTaskQueue
-    from omniq.service.supervisor import Worker
+    from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.queue.async_queue import AsyncTaskQueue
+    from omniq.queue.blocking_queue import TaskQueue
+    from omniq.storage.health import BreakerInfo, Health, StuckTask
+    from omniq.tasks.handle import AsyncTaskHandle, TaskHandle
     from omniq.worker import AsyncWorkerPool, WorkerPool
+    from omniq.worker.pool_stats import PoolStats
+    from omniq.worker.process.supervisor import Worker
 else:
     # Imported when first asked for: a process that only runs tasks needs neither queues nor
     # pools, and starts in half the time without them.
     _LATER = {
-        "AsyncTaskHandle": "omniq.queue",
-        "AsyncTaskQueue": "omniq.queue",
+        "AsyncTaskHandle": "omniq.tasks.handle",
+        "AsyncTaskQueue": "omniq.queue.async_queue",
         "AsyncWorkerPool": "omniq.worker",
-        "BreakerInfo": "omniq.health",
-        "BreakerState": "omniq.breaker",
-        "CircuitBreaker": "omniq.breaker",
-        "Health": "omniq.health",
-        "PoolStats": "omniq.pool.tally",
-        "StuckTask": "omniq.health",
-        "TaskHandle": "omniq.blocking",
-        "TaskQueue": "omniq.blocking",
-        "Worker": "omniq.service.supervisor",
+        "BreakerInfo": "omniq.storage.health",
+        "BreakerState": "omniq.circuit_breaker",
+        "CircuitBreaker": "omniq.circuit_breaker",
+        "Health": "omniq.storage.health",
+        "PoolStats": "omniq.worker.pool_stats",
+        "StuckTask": "omniq.storage.health",
+        "TaskHandle": "omniq.tasks.handle",
+        "TaskQueue": "omniq.queue.blocking_queue",
+        "Worker": "omniq.worker.process.supervisor",
         "WorkerPool": "omniq.worker",
     }
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
-from omniq._loops import run_to_the_end
+from omniq._event_loop import run_to_the_end
 from omniq.errors import InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")

@@ -8,11 +8,12 @@ import traceback as traceback_module
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK
+from omniq.cron import check_cron
 from omniq.errors import InvalidTask
 from omniq.retry import Backoff
 
@@ -24,6 +25,7 @@ MAX_TRACEBACK = 32_768
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MAX_INT = 2**63 - 1
+_SHORTEST_INTERVAL = 0.01
 
 
 class TaskStatus(StrEnum):
@@ -374,6 +376,39 @@ def check_task(task: Task) -> None:
 
 
 # Remembered, and each type for itself: there are many tasks, and most are of few kinds.
+def check_schedule(schedule: Schedule) -> None:
+    """Refuse a schedule that could not be fired as it says. Raises `InvalidTask`."""
+    check_name("schedule id", schedule.id)
+    timings = (schedule.cron, schedule.interval, schedule.at)
+    if sum(timing is not None for timing in timings) > 1:
+        raise InvalidTask(f"schedule {schedule.id}: give one of cron, interval and at")
+    if schedule.tz is not None and schedule.cron is None:
+        raise InvalidTask("tz: only a cron expression has a time zone")
+    if schedule.cron is not None:
+        check_cron(schedule.cron, schedule.tz)
+    check_seconds("interval", schedule.interval, above_zero=True)
+    if schedule.interval is not None and schedule.interval < _SHORTEST_INTERVAL:
+        raise InvalidTask(f"interval: must be at least {_SHORTEST_INTERVAL} seconds")
+    for field in ("at", "start", "end", "next_at", "last_at"):
+        check_instant(field, getattr(schedule, field))
+    if schedule.start and schedule.end and schedule.end < schedule.start:
+        raise InvalidTask(f"schedule {schedule.id}: its end is before its start")
+    _check_policies(schedule)
+
+
+def _check_policies(schedule: Schedule) -> None:
+    if schedule.missed not in get_args(MissedPolicy):
+        raise InvalidTask(f"missed {schedule.missed!r}: expected one of {get_args(MissedPolicy)}")
+    if schedule.overlap not in get_args(OverlapPolicy):
+        raise InvalidTask(
+            f"overlap {schedule.overlap!r}: expected one of {get_args(OverlapPolicy)}"
+        )
+    check_int("max_missed", schedule.max_missed, low=1)
+    check_seconds("jitter", schedule.jitter)
+    if schedule.task.cron is not None or schedule.task.interval is not None:
+        raise InvalidTask(f"schedule {schedule.id}: its task must not repeat by itself")
+
+
 @lru_cache(maxsize=256, typed=True)
 def _check_shared(
     func_path: object, queue: object, priority: object, max_retries: object, attempts: object

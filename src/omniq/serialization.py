@@ -21,8 +21,8 @@ import msgspec
 
 from omniq.errors import SerializationError, SettingsError
 from omniq.models import Task, TaskError, TaskResult
-from omniq.sealing import RESULT, TASK, Seal, SealedSerializer
 from omniq.settings import Settings
+from omniq.signing import RESULT, TASK, Seal, SealedSerializer
 
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 DEFAULT_MAX_DEPTH = 64

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from omniq.storage import base, inspection, keeping
+from omniq.storage import base, inspection, side_data
 from omniq.testing.contract import StorageContract
 from omniq.testing.contract._suite import Slice
 
@@ -18,7 +18,7 @@ _PROMISE = re.compile(r"^\s*([A-Z]\d+)\. ", re.MULTILINE)
 def _made() -> list[str]:
     """The numbers in the docstrings of the contract."""
     numbers = []
-    for module in (base, keeping, inspection):
+    for module in (base, side_data, inspection):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 numbers += _PROMISE.findall(ast.get_docstring(node) or "")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from omniq.operate.overview import Overview
+from omniq.operations.overview import Overview
 from tests.cli.terminal import PATIENCE, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]

@@ -19,7 +19,7 @@ from omniq import AsyncTaskQueue, Settings
 from omniq.errors import StorageError
 from omniq.storage import open_storage
 from omniq.testing.builders import a_task
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 from tests.security.conftest import vault_of
 from tests.security.vaults import PostgresVault

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omniq.testing.programs import ServerMissing
+from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 from tests.acceptance.command import WorkerCommand
 

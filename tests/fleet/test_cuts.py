@@ -20,7 +20,7 @@ from omniq.models import Task, TaskStatus
 from omniq.outcomes import Outcome, Released, Retried, Succeeded
 from omniq.storage import BaseStorage, open_storage
 from omniq.testing.builders import a_result, an_error
-from omniq.testing.proxy import Cut, FaultProxy
+from omniq.testing.fault_proxy import Cut, FaultProxy
 from tests.fleet import fleet_tasks as tasks
 
 T = TypeVar("T")

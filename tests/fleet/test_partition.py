@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omniq import AsyncTaskQueue
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 from tests.fleet.fleet_tasks import hold_at_first, note
 from tests.fleet.traces import Trace, traces
 from tests.worker.stage import until

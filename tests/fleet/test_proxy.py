@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 
 
 class Shouter:

@@ -10,7 +10,7 @@ import pytest
 
 from omniq import AsyncTaskQueue, AsyncWorkerPool
 from omniq.storage import open_storage
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 from tests.fleet import fleet_tasks as tasks
 
 pytestmark = pytest.mark.timeout(30)

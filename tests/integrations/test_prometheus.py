@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from omniq import AsyncTaskQueue, PermanentError, TaskQueue, TaskStatus
-from omniq.integrations.figures import Figures
 from omniq.integrations.prometheus import Counters, StoreFigures
+from omniq.integrations.storage_metrics import Figures
 from omniq.storage import open_storage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage

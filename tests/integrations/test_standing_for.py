@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from omniq.errors import ForbiddenFunction, SettingsError
-from omniq.functions import FunctionCache
-from omniq.service.supervisor import Worker
+from omniq.tasks.functions import FunctionCache
+from omniq.worker.process.supervisor import Worker
 
 
 class Wrapped:

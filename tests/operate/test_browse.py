@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omniq.operate.browse import TaskFilter, browse
+from omniq.operations.find_tasks import TaskFilter, browse
 from omniq.storage import inspection
 from omniq.testing.builders import a_task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from omniq.operate import bulk
+from omniq.operations import bulk_actions
 from omniq.outcomes import Failed, Succeeded
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 
@@ -20,8 +20,10 @@ async def test_retrying_all_dead_letters_says_how_far_it_is(storage, worker):
     await kill(other, count=50)
     told: list[tuple[int, int]] = []
 
-    ids = await bulk.dead_ids(storage)
-    done = await bulk.retry_dead(storage, ids, on_progress=lambda n, of: told.append((n, of)))
+    ids = await bulk_actions.dead_ids(storage)
+    done = await bulk_actions.retry_dead(
+        storage, ids, on_progress=lambda n, of: told.append((n, of))
+    )
 
     assert (done.done, done.refused) == (50, {})
     assert told == [(32, 50), (50, 50)]
@@ -34,7 +36,7 @@ async def test_one_that_cannot_be_retried_is_refused_with_its_reason_and_stays(s
     await kill(other, count=2)
     await storage.enqueue(a_task("c", unique="k"))
 
-    done = await bulk.retry_dead(storage, ["a", "b", "nobody"])
+    done = await bulk_actions.retry_dead(storage, ["a", "b", "nobody"])
 
     assert done.done == 1
     assert "c" in done.refused["a"]
@@ -47,7 +49,7 @@ async def test_cancelling_says_why_not(storage, worker):
     await storage.enqueue_many(some_tasks("ab"))
     await kill(other, count=1)
 
-    done = await bulk.cancel_tasks(storage, ["a", "b", "nobody"])
+    done = await bulk_actions.cancel_tasks(storage, ["a", "b", "nobody"])
 
     assert done.done == 1
     assert done.refused == {"a": "ended already: failed", "nobody": "no such task on record"}
@@ -63,7 +65,7 @@ async def test_a_purge_forgets_what_is_old_and_nothing_else(storage, worker, clo
     await storage.enqueue(a_task("waiting", created_at=clock.now()))
     told: list[tuple[int, int]] = []
 
-    count = await bulk.purge(
+    count = await bulk_actions.purge(
         storage,
         clock.now() - timedelta(minutes=5),
         on_progress=lambda done, total: told.append((done, total)),
@@ -71,7 +73,7 @@ async def test_a_purge_forgets_what_is_old_and_nothing_else(storage, worker, clo
 
     assert count == 5
     assert told[-1][0] == told[-1][1]
-    assert [task.id async for task in bulk.all_tasks(storage)] == [
+    assert [task.id async for task in bulk_actions.all_tasks(storage)] == [
         *(f"t{number}" for number in range(5, 10)),
         "waiting",
     ]
@@ -83,9 +85,9 @@ async def test_purging_dead_letters_leaves_results_alone(storage, worker, clock)
     await kill(other, count=1)
     clock.advance(60)
 
-    assert await bulk.purge(storage, clock.now(), dead=True) == 1
+    assert await bulk_actions.purge(storage, clock.now(), dead=True) == 1
     assert await storage.get_task("a") is not None
-    assert await bulk.purge(storage, clock.now(), dead=True) == 0
+    assert await bulk_actions.purge(storage, clock.now(), dead=True) == 0
 
 
 async def test_deleting_takes_what_has_ended_with_its_letter_and_says_why_not(storage, worker):
@@ -95,11 +97,11 @@ async def test_deleting_takes_what_has_ended_with_its_letter_and_says_why_not(st
     (task,) = await other.reserve(1)
     await other.record([Succeeded(task.id, task.token, a_result(task))])
 
-    done = await bulk.delete_tasks(storage, ["a", "b", "c", "nobody"])
+    done = await bulk_actions.delete_tasks(storage, ["a", "b", "c", "nobody"])
 
     assert done.done == 2
     assert done.refused == {"c": "has not ended: pending", "nobody": "no such task on record"}
-    assert [task.id async for task in bulk.all_tasks(storage)] == ["c"]
+    assert [task.id async for task in bulk_actions.all_tasks(storage)] == ["c"]
     assert await storage.list_dead() == []
 
 
@@ -108,5 +110,5 @@ async def test_a_letter_whose_record_has_expired_can_be_deleted(storage, worker)
     await storage.enqueue(a_task("a", result_ttl=0))
     await kill(other, count=1)
 
-    assert (await bulk.delete_tasks(storage, ["a"])).done == 1
+    assert (await bulk_actions.delete_tasks(storage, ["a"])).done == 1
     assert await storage.list_dead() == []

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from omniq.errors import StorageError
-from omniq.operate.counting import Counting
-from omniq.operate.overview import Overlook
+from omniq.operations.background_count import Counting
+from omniq.operations.overview import Overlook
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock

@@ -8,12 +8,12 @@ import pytest
 
 from omniq.errors import TaskNotFound
 from omniq.models import Task, TaskStatus
-from omniq.operate.details import task_detail
-from omniq.operate.overview import Overlook, queue_lines
-from omniq.operate.recent import newest_dead, newest_tasks
+from omniq.operations.newest import newest_dead, newest_tasks
+from omniq.operations.overview import Overlook, queue_lines
+from omniq.operations.task_detail import task_detail
 from omniq.outcomes import Failed, Retried, Succeeded
-from omniq.records import plain
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.to_json import plain
 
 
 async def test_a_first_look_knows_no_rates_and_a_second_one_does(storage, worker, clock):

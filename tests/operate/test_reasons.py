@@ -8,7 +8,7 @@ import pytest
 
 from omniq.errors import TaskNotFound
 from omniq.models import BreakerRule, Limit, Progress
-from omniq.operate.reasons import Reason, explain
+from omniq.operations.explain import Reason, explain
 from omniq.outcomes import Cancelled, Failed, Released, Retried, Succeeded
 from omniq.testing.builders import a_result, a_task, an_error
 

@@ -7,8 +7,8 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from omniq.testing.machine import machine_for
-from omniq.testing.sides import OpenStore
+from omniq.testing.state_machine import machine_for
+from omniq.testing.state_machine_stores import OpenStore
 
 
 def play(open_store: OpenStore, *, games: int, moves: int) -> None:

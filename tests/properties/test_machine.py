@@ -14,7 +14,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.clock import ManualClock
-from omniq.testing.sides import MemoryStore, OpenStore
+from omniq.testing.state_machine_stores import MemoryStore, OpenStore
 from tests.properties.games import play
 
 # Every game has a store of its own: in memory a folder costs nothing, and durability is not at stake.

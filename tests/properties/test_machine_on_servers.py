@@ -16,7 +16,7 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.redis import RedisStorage
 from omniq.testing.clock import ManualClock
-from omniq.testing.sides import OpenStore
+from omniq.testing.state_machine_stores import OpenStore
 from tests.properties.games import play
 from tests.storage.postgres_stores import Schema
 

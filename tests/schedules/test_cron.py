@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from omniq import task
+from omniq.cron import cron_times, describe_cron, next_cron
 from omniq.errors import InvalidTask
-from omniq.schedule import cron_times, describe_cron, next_cron
 from tests.schedules import oracle
 
 PAIRS, DEEP_PAIRS, PAIRS_PER_ZONE = 100, 2_000, 4

@@ -12,12 +12,12 @@ import pytest
 from omniq import AsyncTaskQueue, TaskStatus
 from omniq.errors import StorageError
 from omniq.events import ChoreFailed, Dispatcher, Event, ScheduleFired, ScheduleMissed
-from omniq.firing import task_at, task_id_at
 from omniq.models import Schedule, Task
-from omniq.pool.scheduling import Scheduling
+from omniq.scheduling.due_times import task_at, task_id_at
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_result
 from omniq.testing.clock import ManualClock
+from omniq.worker.schedule_loop import Scheduling
 from tests.schedules import sample_tasks
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

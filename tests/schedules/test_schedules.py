@@ -13,9 +13,9 @@ import pytest
 from omniq import AsyncTaskQueue, InvalidTask, ScheduleNotFound, TaskQueue, task
 from omniq.events import Dispatcher
 from omniq.models import Schedule
-from omniq.pool.scheduling import Scheduling
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
+from omniq.worker.schedule_loop import Scheduling
 from tests.schedules import sample_tasks
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -15,8 +15,8 @@ from omniq import AsyncTaskQueue, log
 from omniq.cli import main
 from omniq.clock import to_micros
 from omniq.dashboard import Access, create_app
-from omniq.dashboard.access import Role, Sessions
-from omniq.dashboard.stream import MOST_LISTENERS
+from omniq.dashboard.authentication import Role, Sessions
+from omniq.dashboard.live_stream import MOST_LISTENERS
 from omniq.errors import SettingsError
 from omniq.models import Progress, TaskError
 from omniq.outcomes import Failed

@@ -13,8 +13,8 @@ from omniq.errors import StorageError, StorageRefused
 from omniq.models import Schedule
 from omniq.settings import Settings
 from omniq.storage import open_storage
-from omniq.storage._access import refuse_shared
 from omniq.storage.base import BaseStorage
+from omniq.storage.permissions import refuse_shared
 from omniq.testing.builders import a_result, a_task, an_error
 
 NOBODY = 65_534

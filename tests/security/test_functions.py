@@ -10,9 +10,9 @@ import pytest
 
 from omniq import AsyncTaskQueue
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask, OmniqError
-from omniq.functions import FunctionCache
 from omniq.models import TaskStatus
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.functions import FunctionCache
 from omniq.testing.builders import a_task
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ async def test_a_path_that_must_not_run_ends_as_a_dead_letter_or_is_refused_at_o
 SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-import omniq.worker, omniq.running.execution, omniq.functions
+import omniq.worker.pool, omniq.worker.executors.execution, omniq.tasks.functions
 from tests.security import sample_tasks
 from omniq import AsyncTaskQueue
 from omniq.storage.memory import MemoryStorage

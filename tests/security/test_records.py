@@ -20,8 +20,8 @@ import pytest
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import OmniqError, SerializationError
 from omniq.models import Task
-from omniq.sealing import Seal, SealedSerializer
 from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
+from omniq.signing import Seal, SealedSerializer
 from omniq.storage import open_storage
 from omniq.testing.builders import a_result, a_task
 from tests.security.conftest import vault_of

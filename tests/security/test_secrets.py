@@ -13,7 +13,7 @@ from loguru import logger
 
 from omniq import AsyncTaskQueue, log
 from omniq.errors import OmniqError
-from omniq.operate.redaction import REDACTED, redacted, restored, without_secrets
+from omniq.operations.redaction import REDACTED, redacted, restored, without_secrets
 from omniq.settings import Settings, mask_url
 from omniq.storage import open_storage
 from omniq.storage.memory import MemoryStorage

@@ -10,9 +10,9 @@ import pytest
 from omniq import AsyncTaskQueue
 from omniq.errors import SerializationError, SettingsError
 from omniq.models import TaskStatus
-from omniq.sealing import RESULT, TASK, Seal, SealedSerializer
 from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, serializer_for
 from omniq.settings import Settings
+from omniq.signing import RESULT, TASK, Seal, SealedSerializer
 from omniq.storage import open_storage
 from omniq.testing.builders import a_result, a_task
 from tests.security import sample_tasks

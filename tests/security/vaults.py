@@ -17,9 +17,9 @@ import redis
 from omniq.errors import OmniqError
 from omniq.models import Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Retried, Succeeded
-from omniq.storage._files.gathered import pick
-from omniq.storage._files.records import Kind, NotARecord, declared_size, frame
 from omniq.storage.base import BaseStorage
+from omniq.storage.file.encoding import Kind, NotARecord, declared_size, frame
+from omniq.storage.file.shared_file import pick
 from omniq.testing.builders import a_result, a_task, an_error
 
 Address = tuple[Any, ...]

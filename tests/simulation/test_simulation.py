@@ -13,7 +13,7 @@ import pytest
 from omniq import AsyncWorkerPool, StorageError, TaskStatus
 from omniq.testing.builders import a_task
 from omniq.testing.simulation import Faults, Process, Simulation, current_machine
-from omniq.testing.virtual import Deadlock
+from omniq.testing.virtual_time import Deadlock
 
 HOUR = 3600.0
 

@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import psycopg
 
-from omniq.storage._postgres import migration
-from omniq.storage.postgres import PostgresStorage
+from omniq.storage.postgres import PostgresStorage, migrations
 
 _TABLES = (
     "live", "finished", "dead", "newest", "progress", "checkpoints", "schedules", "paused", "gates",
@@ -22,7 +21,7 @@ class Schema:
         self.url = server_url
         self.name = f"t_{uuid4().hex[:16]}"
         self._connection = psycopg.connect(server_url, autocommit=True)
-        self.execute(migration.sql(self.name))
+        self.execute(migrations.sql(self.name))
 
     def another(self, **options: object) -> PostgresStorage:
         """An unopened storage object on it."""

@@ -20,11 +20,11 @@ from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage import open_storage
-from omniq.storage._files.disk import Disk
-from omniq.storage._files.gathered import gather
-from omniq.storage._files.listed import ListedRecords
-from omniq.storage._files.watch import Watch
 from omniq.storage.file import FileStorage
+from omniq.storage.file.filesystem import Disk
+from omniq.storage.file.listed_records import ListedRecords
+from omniq.storage.file.shared_file import gather
+from omniq.storage.file.wakeups import Watch
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
@@ -763,7 +763,7 @@ def cancel_at_the_claim(monkeypatch, folder):
             (running,) = (folder / "queue").glob("*.running")
             running.rename(running.with_suffix(".cancelling"))
 
-    monkeypatch.setattr("omniq.storage._files.claims.hit", cancel)
+    monkeypatch.setattr("omniq.storage.file.claim.hit", cancel)
 
 
 @pytest.mark.parametrize("options", [{}, {"limits": (Limit(key="k", max_running=1),)}])

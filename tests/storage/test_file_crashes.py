@@ -13,8 +13,8 @@ import pytest
 
 from omniq.models import TaskResult, TaskStatus
 from omniq.settings import Settings
-from omniq.storage._files.names import claimed_of, committed_of, id_of
 from omniq.storage.file import FileStorage
+from omniq.storage.file.file_names import claimed_of, committed_of, id_of
 from tests.storage.file_victim import NextBoot
 
 PASSES = {

@@ -11,11 +11,11 @@ import pytest
 
 from omniq.models import Schedule, Task, TaskResult, TaskStatus
 from omniq.settings import Settings
-from omniq.storage._files.disk import FOLDERS
-from omniq.storage._files.names import Claimed
-from omniq.storage._files.records import LIVE, Kind, Live, frame
-from omniq.storage._rows import Row
 from omniq.storage.file import FileStorage
+from omniq.storage.file.encoding import LIVE, Kind, Live, frame
+from omniq.storage.file.file_names import Claimed
+from omniq.storage.file.filesystem import FOLDERS
+from omniq.storage.row_rules import Row
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 

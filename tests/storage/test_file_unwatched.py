@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from omniq.settings import Settings
-from omniq.storage._files.watch import Watch
 from omniq.storage.file import FileStorage
+from omniq.storage.file.wakeups import Watch
 from omniq.testing.contract import (
     CancelContract,
     ClaimContract,

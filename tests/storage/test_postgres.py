@@ -16,12 +16,11 @@ from omniq.errors import InvalidTask, LeaseLost, SettingsError, StorageError, St
 from omniq.models import TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.storage import open_storage
-from omniq.storage._postgres import migration, statements, tidying
-from omniq.storage._postgres.enqueue import PART
-from omniq.storage.postgres import PostgresStorage
+from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
+from omniq.storage.postgres.enqueue import PART
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.contract._suite import claim_one, ids
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 from tests.storage.postgres_stores import Schema
 
 PATIENCE = 8.0
@@ -143,7 +142,7 @@ async def test_what_waiting_cannot_help_is_refused(postgres_server_url, change, 
 def test_every_migration_has_a_number_of_its_own():
     numbers = [name[:4] for name in statements.migrations()]
 
-    assert numbers == [f"{number:04}" for number in range(1, migration.NEWEST + 1)]
+    assert numbers == [f"{number:04}" for number in range(1, migrations.NEWEST + 1)]
 
 
 async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tasks(postgres_url):
@@ -160,7 +159,7 @@ async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tas
 
     with pytest.raises(StorageRefused, match=r"at version 1.*run 'omniq schema upgrade'"):
         await storage.open()
-    assert await storage.upgrade_schema() == (1, migration.NEWEST)
+    assert await storage.upgrade_schema() == (1, migrations.NEWEST)
     async with storage:
         await storage.renew()
         assert await storage.pause_worker(storage.owner)
@@ -230,7 +229,7 @@ async def test_both_writers_plan_alike(schema):
 
 
 async def test_what_many_claims_leave_behind_is_tidied_away(schema, monkeypatch):
-    monkeypatch.setattr(tidying, "CLAIMS", 100)
+    monkeypatch.setattr(vacuum, "CLAIMS", 100)
     async with schema.another() as storage:
         await storage.enqueue_many([a_task() for _ in range(150)])
         before = _vacuums(schema)
@@ -244,7 +243,7 @@ async def test_what_many_claims_leave_behind_is_tidied_away(schema, monkeypatch)
 
 
 async def test_a_user_who_may_not_tidy_works_all_the_same(schema, monkeypatch):
-    monkeypatch.setattr(tidying, "CLAIMS", 1)
+    monkeypatch.setattr(vacuum, "CLAIMS", 1)
     name, password = f"guest_{schema.name}", "guest"
     everything = f'ON ALL {{}} IN SCHEMA "{schema.name}" TO {name}'
     schema.execute(

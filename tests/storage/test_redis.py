@@ -16,12 +16,11 @@ from omniq.errors import QueueFull, SettingsError, StorageError, StorageRefused
 from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage
-from omniq.storage._redis import link
-from omniq.storage._redis.link import Unready
-from omniq.storage.redis import RedisStorage
+from omniq.storage.redis import RedisStorage, connection
+from omniq.storage.redis.connection import Unready
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 from omniq.testing.servers import RedisServer
 
 PATIENCE = 5.0
@@ -479,16 +478,16 @@ async def test_a_host_that_cannot_be_one_is_refused(host):
 
 
 async def test_callers_do_not_wait_for_each_others_attempts_to_reach_a_silent_server(monkeypatch):
-    monkeypatch.setattr(link, "_CONNECT_SECONDS", 0.05)
-    monkeypatch.setattr(link, "_TURN_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_TURN_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        silent = link.Link(f"redis://127.0.0.1:{listener.getsockname()[1]}", name="n")
+        silent = connection.Link(f"redis://127.0.0.1:{listener.getsockname()[1]}", name="n")
         calls = [silent.command("PING") for _ in range(100)]
         async with asyncio.timeout(PATIENCE - 1):
             answers = await asyncio.gather(*calls, return_exceptions=True)
         await silent.close()
 
-    assert all(isinstance(answer, link.Lost) and not answer.was_sent for answer in answers)
+    assert all(isinstance(answer, connection.Lost) and not answer.was_sent for answer in answers)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The gates of `lua/gates.lua` are those of `omniq.storage._gates`: same moves, same states."""
+"""The gates of `lua/gates.lua` are those of `omniq.gate_rules`: same moves, same states."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from redis import Redis
 
+from omniq import gate_rules
+from omniq.gate_rules import Gate, GateState
 from omniq.serialization import internal_decoder
-from omniq.storage import _gates
-from omniq.storage._gates import Gate, GateState
-from omniq.storage._redis.scripts import compose, raw
+from omniq.storage.redis.scripts import compose, raw
 
 MAIN = """
 -- Play moves on one gate: { what, at, task, token, effect, size, span } each.
@@ -55,15 +55,15 @@ def play_here(kind: Any, moves: list[Move]) -> list[tuple[str, GateState]]:
         told: object = ""
         match what:
             case "enter":
-                _gates.enter(gate, state, task, token, at)
+                gate_rules.enter(gate, state, task, token, at)
             case "leave":
-                _gates.leave(gate, state, task, token, effect, at, "Why")
+                gate_rules.leave(gate, state, task, token, effect, at, "Why")
             case "room":
-                told = _gates.room(gate, state, at)
+                told = gate_rules.room(gate, state, at)
             case "ask_again_at":
-                told = _gates.ask_again_at(gate, state, at)
+                told = gate_rules.ask_again_at(gate, state, at)
             case "blocking":
-                told = "blocked" if _gates.blocking((gate,), {"k": state}, at) else ""
+                told = "blocked" if gate_rules.blocking((gate,), {"k": state}, at) else ""
         seen.append((str(told), _decode(msgspec.msgpack.encode(state))))
     return seen
 

@@ -21,9 +21,8 @@ from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskResult, TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.settings import Settings
-from omniq.storage._sqlite import claim, connection, leases, reading, tables
-from omniq.storage._sqlite.connection import statement
-from omniq.storage.sqlite import SQLiteStorage
+from omniq.storage.sqlite import SQLiteStorage, claim, connection, leases, queries, tables
+from omniq.storage.sqlite.connection import statement
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
 
@@ -666,14 +665,14 @@ async def test_a_store_of_version_1_is_brought_up_to_date_with_what_it_holds(pat
 async def test_a_count_holds_up_no_other_read(storage, monkeypatch):
     """A count of a large store takes a second; a page must not wait for it."""
     began, may_end = threading.Event(), threading.Event()
-    count = reading.read_stats
+    count = queries.read_stats
 
     def slow(*given):
         began.set()
         assert may_end.wait(10)
         return count(*given)
 
-    monkeypatch.setattr(reading, "read_stats", slow)
+    monkeypatch.setattr(queries, "read_stats", slow)
     await storage.enqueue(Task(id="a", func_path="m.f"))
     counting = asyncio.create_task(storage.stats())
     await asyncio.to_thread(began.wait, 10)

@@ -22,7 +22,7 @@ from omniq import (
     TaskError,
     TransientError,
 )
-from omniq.classify import StepMark, explain, path_of_rule, rules_at
+from omniq.tasks.error_rules import StepMark, explain, path_of_rule, rules_at
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CLAIM = ("t1", 1)

@@ -12,7 +12,7 @@ from omniq import log
 from omniq.cli import main
 from omniq.errors import InvalidTask, ScheduleNotFound, SettingsError, StorageError, TaskNotFound
 from omniq.events import ChoreFailed
-from omniq.service import console
+from omniq.worker.process import console
 
 
 class Gone(io.StringIO):

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from omniq.storage._enqueues import Enqueues
-from omniq.storage._rows import row_of
+from omniq.storage.enqueue_batcher import Enqueues
+from omniq.storage.row_rules import row_of
 from omniq.testing.builders import a_task
 
 

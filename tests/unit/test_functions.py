@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
-from omniq.functions import FunctionCache, options_of, path_of, resolve, task
+from omniq.tasks.functions import FunctionCache, options_of, path_of, resolve, task
 
 HERE = __name__
 
@@ -206,7 +206,7 @@ class TestPathOf:
 
 class TestMain:
     SCRIPT = (
-        "from omniq.functions import path_of, resolve\n"
+        "from omniq.tasks.functions import path_of, resolve\n"
         "def send(): ...\n"
         "if __name__ == '__main__':\n"
         "    path = path_of(send)\n"

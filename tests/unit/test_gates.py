@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniq import gate_rules
+from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState
 from omniq.models import BreakerRule, Limit
-from omniq.storage import _gates
-from omniq.storage._gates import FOREVER, BreakerState, Gate, GateState
 from omniq.testing.builders import a_task
 
 RUNNING = Gate("running:k", "running", 2)
@@ -19,7 +19,7 @@ BREAKER = Gate("breaker:b", "breaker", 2, 100)
 def an_open_breaker(opened_at: int = 0) -> GateState:
     state = GateState()
     for number in range(BREAKER.size):
-        _gates.leave(BREAKER, state, f"t{number}", 1, "failure", opened_at, "Timeout")
+        gate_rules.leave(BREAKER, state, f"t{number}", 1, "failure", opened_at, "Timeout")
     return state
 
 
@@ -29,17 +29,17 @@ def test_a_task_has_a_gate_for_each_breaker_and_limit():
         limits=(Limit(key="k", max_running=3), Limit(key="k", rate=5, per=60)),
     )
 
-    assert _gates.gates_of(task) == (
+    assert gate_rules.gates_of(task) == (
         Gate("breaker:b", "breaker", 4, 2_500_000),
         Gate("running:k", "running", 3),
         Gate("rate:k", "rate", 5, 60_000_000),
     )
-    assert _gates.gates_of(a_task()) == ()
+    assert gate_rules.gates_of(a_task()) == ()
 
 
 @given(st.integers(1, 10**7), st.floats(0.001, 10_000))
 def test_a_high_rate_is_kept_with_a_short_log_and_never_exceeded(rate, per):
-    (gate,) = _gates.gates_of(a_task(limits=(Limit(key="k", rate=rate, per=per),)))
+    (gate,) = gate_rules.gates_of(a_task(limits=(Limit(key="k", rate=rate, per=per),)))
 
     assert gate.size <= 1000
     assert gate.size / gate.span <= rate / round(per * 1_000_000) * (1 + 1e-9)
@@ -47,16 +47,16 @@ def test_a_high_rate_is_kept_with_a_short_log_and_never_exceeded(rate, per):
 
 def test_a_running_limit_counts_those_who_are_in():
     state = GateState()
-    _gates.enter(RUNNING, state, "a", 1, 0)
-    _gates.enter(RUNNING, state, "b", 1, 0)
+    gate_rules.enter(RUNNING, state, "a", 1, 0)
+    gate_rules.enter(RUNNING, state, "b", 1, 0)
 
-    assert _gates.room(RUNNING, state, 0) == 0
-    assert _gates.ask_again_at(RUNNING, state, 0) == FOREVER
-    _gates.leave(RUNNING, state, "a", 7, "success", 0)
-    assert _gates.room(RUNNING, state, 0) == 0
-    _gates.leave(RUNNING, state, "a", 1, "success", 0)
-    _gates.leave(RUNNING, state, "a", 1, "success", 0)
-    assert _gates.room(RUNNING, state, 0) == 1
+    assert gate_rules.room(RUNNING, state, 0) == 0
+    assert gate_rules.ask_again_at(RUNNING, state, 0) == FOREVER
+    gate_rules.leave(RUNNING, state, "a", 7, "success", 0)
+    assert gate_rules.room(RUNNING, state, 0) == 0
+    gate_rules.leave(RUNNING, state, "a", 1, "success", 0)
+    gate_rules.leave(RUNNING, state, "a", 1, "success", 0)
+    assert gate_rules.room(RUNNING, state, 0) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -68,14 +68,14 @@ def test_no_span_has_more_starts_than_the_rate_and_none_is_refused_without_need(
     for step in steps:
         now += step
         free = size - len([start for start in starts if start > now - gate.span])
-        assert _gates.room(gate, state, now) == free
+        assert gate_rules.room(gate, state, now) == free
         if free:
-            _gates.enter(gate, state, "t", 1, now)
+            gate_rules.enter(gate, state, "t", 1, now)
             starts.append(now)
         else:
-            again = _gates.ask_again_at(gate, state, now)
-            assert _gates.room(gate, state, again - 1) == 0
-            assert _gates.room(gate, state, again) > 0
+            again = gate_rules.ask_again_at(gate, state, now)
+            assert gate_rules.room(gate, state, again - 1) == 0
+            assert gate_rules.room(gate, state, again) > 0
 
     for start in starts:
         assert sum(start <= other < start + gate.span for other in starts) <= size
@@ -91,8 +91,8 @@ def test_no_span_has_more_starts_when_claims_overtake_each_other(size, steps):
     for step, late in steps:
         clock += step
         now = clock - late
-        if _gates.room(gate, state, now):
-            _gates.enter(gate, state, "t", 1, now)
+        if gate_rules.room(gate, state, now):
+            gate_rules.enter(gate, state, "t", 1, now)
             starts.append(now)
 
     for start in starts:
@@ -102,70 +102,70 @@ def test_no_span_has_more_starts_when_claims_overtake_each_other(size, steps):
 def test_a_clock_that_was_set_back_does_not_block_a_rate_for_long():
     state = GateState()
     for _ in range(RATE.size):
-        _gates.enter(RATE, state, "t", 1, 1_000_000)
-    assert _gates.room(RATE, state, 500) == RATE.size
-    _gates.enter(RATE, state, "t", 1, 500)
+        gate_rules.enter(RATE, state, "t", 1, 1_000_000)
+    assert gate_rules.room(RATE, state, 500) == RATE.size
+    gate_rules.enter(RATE, state, "t", 1, 500)
 
-    assert _gates.room(RATE, state, 500 + RATE.span) == RATE.size
+    assert gate_rules.room(RATE, state, 500 + RATE.span) == RATE.size
 
 
 def test_a_breaker_opens_after_so_many_failures_in_a_row():
     state = GateState()
-    _gates.leave(BREAKER, state, "a", 1, "failure", 0)
-    _gates.leave(BREAKER, state, "b", 1, "success", 0)
-    _gates.leave(BREAKER, state, "c", 1, "failure", 0)
+    gate_rules.leave(BREAKER, state, "a", 1, "failure", 0)
+    gate_rules.leave(BREAKER, state, "b", 1, "success", 0)
+    gate_rules.leave(BREAKER, state, "c", 1, "failure", 0)
     assert state.breaker is BreakerState.CLOSED
-    _gates.leave(BREAKER, state, "d", 1, "neither", 0)
-    _gates.leave(BREAKER, state, "e", 1, "failure", 5, "Timeout")
+    gate_rules.leave(BREAKER, state, "d", 1, "neither", 0)
+    gate_rules.leave(BREAKER, state, "e", 1, "failure", 5, "Timeout")
 
     assert (state.breaker, state.opened_at, state.reason) == (BreakerState.OPEN, 5, "Timeout")
-    assert _gates.room(BREAKER, state, 104) == 0
-    assert _gates.ask_again_at(BREAKER, state, 6) == 105
-    assert _gates.room(BREAKER, state, 105) == 1
+    assert gate_rules.room(BREAKER, state, 104) == 0
+    assert gate_rules.ask_again_at(BREAKER, state, 6) == 105
+    assert gate_rules.room(BREAKER, state, 105) == 1
 
 
 def test_a_half_open_breaker_has_one_probe_at_a_time():
     state = an_open_breaker()
-    _gates.enter(BREAKER, state, "probe", 1, 100)
+    gate_rules.enter(BREAKER, state, "probe", 1, 100)
 
     assert state.breaker is BreakerState.HALF_OPEN
-    assert _gates.room(BREAKER, state, 10_000) == 0
-    assert _gates.ask_again_at(BREAKER, state, 10_000) == FOREVER
+    assert gate_rules.room(BREAKER, state, 10_000) == 0
+    assert gate_rules.ask_again_at(BREAKER, state, 10_000) == FOREVER
 
 
 def test_a_probe_that_succeeds_closes_the_breaker():
     state = an_open_breaker()
-    _gates.enter(BREAKER, state, "probe", 1, 100)
-    _gates.leave(BREAKER, state, "probe", 1, "success", 120)
+    gate_rules.enter(BREAKER, state, "probe", 1, 100)
+    gate_rules.leave(BREAKER, state, "probe", 1, "success", 120)
 
     assert (state.breaker, state.failures, state.reason) == (BreakerState.CLOSED, 0, "")
-    assert _gates.room(BREAKER, state, 120) == FOREVER
+    assert gate_rules.room(BREAKER, state, 120) == FOREVER
 
 
 def test_a_probe_that_fails_opens_it_again_for_as_long():
     state = an_open_breaker()
-    _gates.enter(BREAKER, state, "probe", 1, 100)
-    _gates.leave(BREAKER, state, "probe", 1, "failure", 120, "Timeout")
+    gate_rules.enter(BREAKER, state, "probe", 1, 100)
+    gate_rules.leave(BREAKER, state, "probe", 1, "failure", 120, "Timeout")
 
     assert (state.breaker, state.wake_at) == (BreakerState.OPEN, 220)
 
 
 def test_a_probe_without_an_answer_lets_the_next_one_in_at_once():
     state = an_open_breaker()
-    _gates.enter(BREAKER, state, "probe", 1, 100)
-    _gates.leave(BREAKER, state, "probe", 1, "neither", 120)
+    gate_rules.enter(BREAKER, state, "probe", 1, 100)
+    gate_rules.leave(BREAKER, state, "probe", 1, "neither", 120)
 
     assert (state.breaker, state.reason) == (BreakerState.OPEN, "Timeout")
-    assert _gates.room(BREAKER, state, 120) == 1
+    assert gate_rules.room(BREAKER, state, 120) == 1
 
 
 @pytest.mark.parametrize("effect", ["success", "failure", "neither"])
 def test_whoever_is_not_the_probe_changes_nothing_about_a_breaker_that_is_not_closed(effect):
     state = an_open_breaker()
-    _gates.leave(BREAKER, state, "late", 1, effect, 50)
+    gate_rules.leave(BREAKER, state, "late", 1, effect, 50)
     assert (state.breaker, state.opened_at) == (BreakerState.OPEN, 0)
-    _gates.enter(BREAKER, state, "probe", 1, 100)
-    _gates.leave(BREAKER, state, "late", 1, effect, 110)
+    gate_rules.enter(BREAKER, state, "probe", 1, 100)
+    gate_rules.leave(BREAKER, state, "late", 1, effect, 110)
 
     assert state.breaker is BreakerState.HALF_OPEN
     assert state.holders == [("probe", 1)]
@@ -174,13 +174,13 @@ def test_whoever_is_not_the_probe_changes_nothing_about_a_breaker_that_is_not_cl
 def test_the_first_gate_without_room_blocks_and_is_told_when_to_ask_again():
     states = {RUNNING.key: GateState(), RATE.key: GateState()}
     gates = (RUNNING, RATE)
-    assert _gates.blocking(gates, states, 0) is None
+    assert gate_rules.blocking(gates, states, 0) is None
     for _ in range(RATE.size):
-        _gates.enter(RATE, states[RATE.key], "t", 1, 5)
+        gate_rules.enter(RATE, states[RATE.key], "t", 1, 5)
 
-    assert _gates.blocking(gates, states, 6) is RATE
+    assert gate_rules.blocking(gates, states, 6) is RATE
     assert states[RATE.key].wake_at == 15
     for token in (1, 2):
-        _gates.enter(RUNNING, states[RUNNING.key], "t", token, 5)
-    assert _gates.blocking(gates, states, 6) is RUNNING
+        gate_rules.enter(RUNNING, states[RUNNING.key], "t", token, 5)
+    assert gate_rules.blocking(gates, states, 6) is RUNNING
     assert states[RUNNING.key].wake_at == FOREVER

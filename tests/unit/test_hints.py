@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from omniq.storage._hints import Hints
+from omniq.storage.wakeups import Hints
 
 
 async def test_work_wakes_everybody_who_waits_for_work():

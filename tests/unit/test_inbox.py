@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from omniq.service.inbox import Inbox
+from omniq.worker.process.inbox import Inbox
 
 
 def test_messages_come_in_order():

@@ -9,8 +9,8 @@ import pytest
 
 from omniq.errors import InvalidTask
 from omniq.models import BreakerRule
-from omniq.options import TaskOptions, check_options
 from omniq.retry import LinearBackoff
+from omniq.tasks.options import TaskOptions, check_options
 
 
 def test_nothing_given_is_nothing_kept():

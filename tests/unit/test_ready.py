@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omniq.storage._ready import ReadyQueue, Wanted
-from omniq.storage._rows import Row, row_of
+from omniq.storage.ready_queue import ReadyQueue, Wanted
+from omniq.storage.row_rules import Row, row_of
 from omniq.testing.builders import a_task
 
 ALL = Wanted(None, (), True)

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from omniq.errors import SettingsError
-from omniq.storage._redis.address import Address, parse
+from omniq.storage.redis.address import Address, parse
 
 
 @pytest.mark.parametrize(

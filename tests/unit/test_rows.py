@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from omniq.clock import from_micros
 from omniq.models import LEGAL_TRANSITIONS, TaskStatus
 from omniq.outcomes import Rescheduled, Retried, Succeeded
-from omniq.storage import _rows
-from omniq.storage._rows import MAX_HISTORY, Row
+from omniq.storage import row_rules
+from omniq.storage.row_rules import MAX_HISTORY, Row
 from omniq.testing.builders import (
     FINAL_KINDS,
     LETTING_GO_KINDS,
@@ -31,17 +31,17 @@ ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *LETTING_GO_KINDS, "kept")
 
 def a_row(task_id: str = "a", **fields) -> Row:
     task = a_task(task_id, created_at=from_micros(NOW), **fields)
-    return _rows.row_of(task, b"body", now=NOW, default_ttl=60_000_000, nonce="n")
+    return row_rules.row_of(task, b"body", now=NOW, default_ttl=60_000_000, nonce="n")
 
 
 def a_claimed_row(task_id: str = "a", owner: str = "me", **fields) -> Row:
     row = a_row(task_id, **fields)
-    _rows.claim(row, owner, NOW)
+    row_rules.claim(row, owner, NOW)
     return row
 
 
 def as_task(row: Row):
-    return _rows.task_of(row, a_task(row.id))
+    return row_rules.task_of(row, a_task(row.id))
 
 
 def test_a_task_without_an_eta_is_due_now_and_visible_at_any_time():
@@ -88,25 +88,25 @@ def test_an_outcome_belongs_to_one_owner_and_one_token(kind):
     row = a_claimed_row()
     outcome = an_outcome(kind, as_task(row), LATER)
 
-    assert _rows.is_current(row, outcome, "me")
-    assert not _rows.is_current(row, outcome, "you")
+    assert row_rules.is_current(row, outcome, "me")
+    assert not row_rules.is_current(row, outcome, "you")
     row.token += 1
-    assert not _rows.is_current(row, outcome, "me")
+    assert not row_rules.is_current(row, outcome, "me")
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_settled_outcome_is_known_as_recorded_until_the_next_claim(kind):
     row = a_claimed_row()
     outcome = an_outcome(kind, as_task(row), LATER)
-    assert not _rows.was_recorded(row, outcome)
-    settled = _rows.settle(row, outcome, NOW)
+    assert not row_rules.was_recorded(row, outcome)
+    settled = row_rules.settle(row, outcome, NOW)
     if settled.finish is not None:
-        row = _rows.finished_row(row, settled.finish, b"", NOW).row
+        row = row_rules.finished_row(row, settled.finish, b"", NOW).row
 
-    assert _rows.was_recorded(row, outcome) == (kind != "kept")
+    assert row_rules.was_recorded(row, outcome) == (kind != "kept")
     if kind in LETTING_GO_KINDS:
-        _rows.claim(row, "you", NOW)
-        assert not _rows.was_recorded(row, outcome)
+        row_rules.claim(row, "you", NOW)
+        assert not row_rules.was_recorded(row, outcome)
 
 
 @given(st.lists(st.sampled_from([*ALL_KINDS, "lost"]), max_size=40))
@@ -115,16 +115,16 @@ def test_every_walk_of_a_task_is_legal_and_its_token_only_grows(steps):
     for step in steps:
         before, token = row.status, row.token
         if row.owner is None:
-            _rows.claim(row, "me", NOW)
+            row_rules.claim(row, "me", NOW)
             assert row.token == token + 1
             before = TaskStatus.RUNNING
         if row.status is TaskStatus.RETRYING and step == "succeeded":
             # A run that was told to have failed does not succeed afterwards.
             continue
         if step == "lost":
-            ((_, settled),) = _rows.give_back([row], NOW, 3)
+            ((_, settled),) = row_rules.give_back([row], NOW, 3)
         else:
-            settled = _rows.settle(row, an_outcome(step, as_task(row), LATER), NOW)
+            settled = row_rules.settle(row, an_outcome(step, as_task(row), LATER), NOW)
         if settled.finish is not None:
             assert settled.finish.status in LEGAL_TRANSITIONS[before]
             return
@@ -136,8 +136,8 @@ def test_every_walk_of_a_task_is_legal_and_its_token_only_grows(steps):
 def test_attempts_count_the_failures_and_the_history_keeps_the_first_and_the_newest(steps):
     row = a_row()
     for step in steps:
-        _rows.claim(row, "me", NOW)
-        _rows.settle(row, an_outcome(step, as_task(row), LATER), NOW)
+        row_rules.claim(row, "me", NOW)
+        row_rules.settle(row, an_outcome(step, as_task(row), LATER), NOW)
     failures = steps.count("retried")
     numbers = [attempt.number for attempt in row.history]
 
@@ -150,8 +150,8 @@ def test_attempts_count_the_failures_and_the_history_keeps_the_first_and_the_new
 def test_a_failure_that_was_kept_is_charged_once_however_it_ends():
     for last in ("kept", "retried", "failed"):
         row = a_claimed_row()
-        first = _rows.settle(row, an_outcome("kept", as_task(row), LATER), NOW)
-        second = _rows.settle(row, an_outcome(last, as_task(row), LATER), NOW)
+        first = row_rules.settle(row, an_outcome("kept", as_task(row), LATER), NOW)
+        second = row_rules.settle(row, an_outcome(last, as_task(row), LATER), NOW)
 
         assert (row.attempts, len(row.history)) == (1, 1)
         assert (first.effect, second.effect) == ("failure", "neither")
@@ -161,7 +161,7 @@ def test_a_failure_that_was_kept_is_charged_once_however_it_ends():
 def test_a_cancelled_run_that_would_come_back_ends(kind):
     row = a_claimed_row()
     row.cancel_requested = True
-    settled = _rows.settle(row, an_outcome(kind, as_task(row), LATER), NOW)
+    settled = row_rules.settle(row, an_outcome(kind, as_task(row), LATER), NOW)
 
     assert settled.finish is not None
     assert settled.finish.status is TaskStatus.CANCELLED
@@ -171,19 +171,19 @@ def test_a_cancelled_run_that_would_come_back_ends(kind):
 def test_a_repeating_task_starts_afresh_after_a_success():
     row = a_claimed_row(interval=60)
     row.attempts, row.crashes = 2, 1
-    settled = _rows.settle(row, Succeeded("a", 1, a_result(a_task("a")), LATER), NOW)
+    settled = row_rules.settle(row, Succeeded("a", 1, a_result(a_task("a")), LATER), NOW)
 
     assert settled.finish is None
     assert settled.result is not None
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
     moved = Rescheduled("a", 1, from_micros(NOW))
-    assert _rows.is_current(row, moved, "me")
-    assert not _rows.is_current(row, Retried("a", 1, an_error()), "me")
+    assert row_rules.is_current(row, moved, "me")
+    assert not row_rules.is_current(row, Retried("a", 1, an_error()), "me")
 
 
 def test_a_dead_owner_is_charged_with_all_it_ran_when_none_is_suspect():
     rows = [a_claimed_row("a"), a_claimed_row("b")]
-    _rows.give_back(rows, NOW, 3)
+    row_rules.give_back(rows, NOW, 3)
 
     assert [(row.crashes, row.attempts, row.status) for row in rows] == [
         (1, 1, TaskStatus.RETRYING)
@@ -194,7 +194,7 @@ def test_a_dead_owner_is_charged_with_all_it_ran_when_none_is_suspect():
 def test_only_the_suspect_is_charged_when_there_is_one():
     rows = [a_claimed_row("suspect"), a_claimed_row("bystander")]
     rows[0].crashes = 1
-    _rows.give_back(rows, NOW, 3)
+    row_rules.give_back(rows, NOW, 3)
 
     assert [row.crashes for row in rows] == [2, 0]
     assert (rows[1].status, rows[1].attempts, rows[1].history) == (TaskStatus.PENDING, 0, ())
@@ -203,7 +203,7 @@ def test_only_the_suspect_is_charged_when_there_is_one():
 def test_too_many_crashes_are_a_dead_letter():
     row = a_claimed_row()
     row.crashes = 2
-    ((_, settled),) = _rows.give_back([row], NOW, 3)
+    ((_, settled),) = row_rules.give_back([row], NOW, 3)
 
     assert settled.finish is not None
     assert settled.finish.dead is not None
@@ -213,17 +213,17 @@ def test_too_many_crashes_are_a_dead_letter():
 
 def test_a_held_retry_is_not_charged_for_the_loss_of_its_owner():
     row = a_claimed_row()
-    _rows.settle(row, Retried("a", 1, an_error()), NOW)
-    _rows.give_back([row], NOW + 5, 3)
+    row_rules.settle(row, Retried("a", 1, an_error()), NOW)
+    row_rules.give_back([row], NOW + 5, 3)
 
     assert (row.attempts, row.crashes, row.owner, row.due) == (1, 0, None, NOW + 5)
 
 
 def test_a_revived_row_forgets_its_failures_and_keeps_its_token():
     row = a_claimed_row()
-    _rows.settle(row, an_outcome("failed", as_task(row), LATER), NOW)
+    row_rules.settle(row, an_outcome("failed", as_task(row), LATER), NOW)
     before = copy.copy(row)
-    _rows.revive(row, NOW + 9, body=b"edited")
+    row_rules.revive(row, NOW + 9, body=b"edited")
 
     assert (row.status, row.attempts, row.history, row.settled) == (TaskStatus.PENDING, 0, (), 0)
     assert (row.token, row.seq, row.due, row.body) == (before.token, before.seq, NOW + 9, b"edited")
@@ -232,16 +232,16 @@ def test_a_revived_row_forgets_its_failures_and_keeps_its_token():
 def test_expiry_is_reached_at_its_instant():
     row = a_row(expires=from_micros(NOW) + timedelta(microseconds=5))
 
-    assert not _rows.is_expired(row, NOW + 4)
-    assert _rows.is_expired(row, NOW + 5)
-    assert not _rows.is_expired(a_row(), 2**62)
+    assert not row_rules.is_expired(row, NOW + 4)
+    assert row_rules.is_expired(row, NOW + 5)
+    assert not row_rules.is_expired(a_row(), 2**62)
 
 
 def test_a_live_row_has_a_result_only_while_it_retries():
     row = a_claimed_row()
-    assert _rows.retrying_result(row) is None
-    _rows.settle(row, Retried("a", 1, an_error("first")), NOW)
-    result = _rows.retrying_result(row)
+    assert row_rules.retrying_result(row) is None
+    row_rules.settle(row, Retried("a", 1, an_error("first")), NOW)
+    result = row_rules.retrying_result(row)
 
     assert result is not None
     assert (result.status, result.error, result.attempts) == (
@@ -256,6 +256,6 @@ def test_a_lost_worker_says_nothing_to_the_breakers(crashes_before):
     row = a_claimed_row()
     row.crashes = crashes_before
 
-    ((_, settled),) = _rows.give_back([row], NOW, 3)
+    ((_, settled),) = row_rules.give_back([row], NOW, 3)
 
     assert settled.effect == "neither"

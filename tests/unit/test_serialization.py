@@ -25,7 +25,7 @@ from omniq.serialization import (
     serializer_for,
 )
 from omniq.settings import Settings
-from omniq.storage._rows import Row
+from omniq.storage.row_rules import Row
 from omniq.testing.builders import a_result, a_task, an_error
 
 KEY, OTHER_KEY = b"k" * 16, b"o" * 16

@@ -22,13 +22,13 @@ from omniq import (
     TaskStatus,
     log,
 )
-from omniq.service import worker_child
-from omniq.service.serving import Plan, Serving
-from omniq.service.supervisor import Worker
 from omniq.settings import Settings
 from omniq.storage.memory import MemoryStorage
-from omniq.storage.terms import Capabilities
+from omniq.storage.types import Capabilities
 from omniq.testing.faults import FaultyStorage
+from omniq.worker.process import worker_child
+from omniq.worker.process.pool_process import Plan, Serving
+from omniq.worker.process.supervisor import Worker
 from tests.unit import worker_tasks
 
 if TYPE_CHECKING:

@@ -153,7 +153,7 @@ async def test_an_export_is_json_and_has_the_call_and_every_attempt(queue):
 
 
 async def test_an_export_of_many_letters_goes_page_by_page(memory_queue, monkeypatch):
-    monkeypatch.setattr("omniq.dead._PAGE", 3)
+    monkeypatch.setattr("omniq.queue.dead_letters._PAGE", 3)
     for _ in range(8):
         await bury(memory_queue, guarded_tasks.fail, "boom")
 

@@ -16,11 +16,11 @@ from omniq import (
     TaskQueue,
 )
 from omniq.events import Dispatcher, Event, TaskStuck, WorkerStalled
-from omniq.health import ENDLESS, GRACE, OVERDUE
 from omniq.outcomes import Released
-from omniq.pool.lookout import Lookout
+from omniq.storage.health import ENDLESS, GRACE, OVERDUE
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
+from omniq.worker.fleet_alerts import Lookout
 from tests.worker import guarded_tasks, hostile_tasks
 from tests.worker.stage import until
 

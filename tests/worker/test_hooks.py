@@ -6,8 +6,8 @@ import pytest
 
 from omniq import AsyncTaskQueue, InvalidTask, TaskStatus
 from omniq.events import Event, HookFailed, TaskDead
-from omniq.options import check_options
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.options import check_options
 from omniq.testing.clock import ManualClock
 from tests.worker import guarded_tasks
 from tests.worker.stage import a_while, until

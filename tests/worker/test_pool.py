@@ -70,7 +70,7 @@ def test_the_pool_knows_the_contract_and_no_backend(module):
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
     of_storage = {name for name in imported if name.startswith("omniq.storage")}
-    assert of_storage <= {"omniq.storage.base", "omniq.storage.terms"}
+    assert of_storage <= {"omniq.storage.base", "omniq.storage.types"}
 
 
 @pytest.mark.parametrize("module", POOL)

@@ -16,9 +16,9 @@ import pytest
 from loguru import logger
 
 from omniq import AsyncTaskQueue, Task, TaskFailed, TaskQueue, TaskStatus, log
-from omniq.service.supervisor import Worker
 from omniq.storage import BaseStorage
 from omniq.testing.faults import FaultyStorage
+from omniq.worker.process.supervisor import Worker
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.stage import Stage, a_while, blocking_until, until

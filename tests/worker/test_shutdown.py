@@ -20,11 +20,11 @@ from omniq import (
     TaskStatus,
 )
 from omniq.events import ChoreFailed, WorkerStopped
-from omniq.pool.runs import Runs
-from omniq.running.execution import Run
 from omniq.storage import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
+from omniq.worker.executors.execution import Run
+from omniq.worker.running_tasks import Runs
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.stage import Stage, a_while, until

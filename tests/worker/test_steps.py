@@ -18,14 +18,14 @@ from omniq import (
     events,
 )
 from omniq.events import Dispatcher, StepSkipped
-from omniq.functions import FunctionCache
-from omniq.pool.hooks import Hooks
-from omniq.pool.lookout import Lookout
-from omniq.pool.maintenance import Maintenance
-from omniq.steps import read_checkpoint
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.functions import FunctionCache
+from omniq.tasks.steps import read_checkpoint
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
+from omniq.worker.failure_hooks import Hooks
+from omniq.worker.fleet_alerts import Lookout
+from omniq.worker.maintenance import Maintenance
 from tests.worker import step_tasks as tasks
 from tests.worker.conftest import Store
 from tests.worker.stage import until

@@ -8,8 +8,8 @@ import pytest
 
 from omniq import Task, WorkerPool
 from omniq.events import Event, LoopBlocked, WorkerStuck
-from omniq.functions import path_of
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.functions import path_of
 from tests.worker import hostile_tasks as tasks
 from tests.worker.stage import until
 from tests.worker.test_leases import _result

@@ -22,7 +22,7 @@ import loguru
 import pytest
 
 from omniq import AsyncTaskQueue
-from omniq.testing.proxy import FaultProxy
+from omniq.testing.fault_proxy import FaultProxy
 
 TASKS = 1_000
 CALLERS = CONCURRENCY = 100

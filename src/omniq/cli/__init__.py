@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from omniq.errors import OmniqError
-from omniq.service import console
+from omniq.worker.process import console
 
 _INTERRUPTED = 130
 
@@ -39,15 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str], *, is_own_process: bool) -> int:
     # Here and not above: Ctrl-C while this is being imported is no reason for a traceback.
-    from omniq.cli import orders
+    from omniq.cli import worker_exec
 
-    given = orders.handed_on() if is_own_process else None
+    given = worker_exec.handed_on() if is_own_process else None
     if given is not None:
         given.obey()
     answer = _understand(arguments)
-    if isinstance(answer, orders.Orders):
+    if isinstance(answer, worker_exec.Orders):
         if is_own_process:
-            orders.hand_on(answer)
+            worker_exec.hand_on(answer)
         answer.obey()
     return answer if isinstance(answer, int) else 0
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.options import Url
-from omniq.cli.session import CommandFailed, with_queue
-from omniq.queue import AsyncTaskQueue
-from omniq.service import console
+from omniq.cli.queue_session import CommandFailed, with_queue
+from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
+from omniq.worker.process import console
 
 
 def dashboard(
@@ -36,8 +36,8 @@ def dashboard(
     OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, people sign in instead.
     """
     try:
-        from omniq.dashboard.access import Access
-        from omniq.dashboard.serving import check_host, serve
+        from omniq.dashboard.authentication import Access
+        from omniq.dashboard.server import check_host, serve
     except ImportError as error:
         raise CommandFailed(
             f"the dashboard needs {error.name}: pip install 'omniq[dashboard]'"
@@ -55,5 +55,5 @@ def dashboard(
 
 def _say(link: str) -> None:
     """A link alone on its line, whatever the width of the terminal, and seen at once in a pipe."""
-    screen.say(link)
+    output.say(link)
     console.flush()

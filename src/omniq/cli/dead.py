@@ -11,17 +11,17 @@ from typing import Annotated, Any, TextIO, TypedDict
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.options import Json, Limit, Url, Yes
-from omniq.cli.session import CommandFailed, with_queue
+from omniq.cli.parsing import away, count_of, error_line, json_value, seconds_of
+from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.cli.tasks import check_choice, retry_letters, task_page
-from omniq.cli.words import away, count_of, error_line, json_value, seconds_of
 from omniq.errors import InvalidTask
-from omniq.operate import bulk
-from omniq.operate.details import task_detail
-from omniq.operate.recent import newest_dead
-from omniq.queue import AsyncTaskQueue
-from omniq.service import console
+from omniq.operations import bulk_actions
+from omniq.operations.newest import newest_dead
+from omniq.operations.task_detail import task_detail
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.worker.process import console
 
 app = typer.Typer(name="dead", help="Look at tasks that failed for good, and put them right.")
 
@@ -60,16 +60,16 @@ def list_(
             found = await here.storage.list_dead(**chosen, limit=limit, after=after)
         if as_json:
             for letter in found:
-                screen.dump(letter)
+                output.dump(letter)
             return
         if not found:
-            screen.note("no dead letters")
+            output.note("no dead letters")
             return
         now = here.storage.clock.now()
         rows = [
             (
                 letter.task_id,
-                screen.text(letter.failure_reason, "red"),
+                output.text(letter.failure_reason, "red"),
                 letter.task_type,
                 away(letter.last_failure, now),
                 error_line(letter.error_details),
@@ -79,7 +79,7 @@ def list_(
             for letter in found
         ]
         columns = ("id", "reason", "function", "failed", "error", ">runs", "queue")
-        screen.show(screen.Listing(columns, rows))
+        output.show(output.Listing(columns, rows))
 
     with_queue(url, work)
 
@@ -97,9 +97,9 @@ def show(
             raise CommandFailed(f"{task_id}: no such dead letter", console.NOT_FOUND)
         detail = await task_detail(here.storage, task_id)
         if as_json:
-            screen.dump(detail)
+            output.dump(detail)
         else:
-            screen.show(*task_page(detail, here.storage.clock.now()))
+            output.show(*task_page(detail, here.storage.clock.now()))
 
     with_queue(url, work)
 
@@ -140,13 +140,13 @@ def retry(
                 ids[0], args=other_args, kwargs=other_kwargs, from_start=from_start
             ):
                 raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
-            screen.report(bulk.BulkReport(1, {}), "back in the queue", as_json)
+            output.report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
             return
-        chosen = ids or await bulk.dead_ids(
+        chosen = ids or await bulk_actions.dead_ids(
             here.storage, **_chosen(here, task_type, reason, since, until)
         )
         if every:
-            screen.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
+            output.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
         await retry_letters(here, chosen, from_start, as_json)
 
     with_queue(url, work)
@@ -164,10 +164,10 @@ def delete(
     async def work(here: AsyncTaskQueue) -> None:
         if len(ids) == 1 and await here.dead.get(ids[0]) is None:
             raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
-        screen.confirm(f"Delete {count_of(len(ids), 'dead letter')} for good?", yes)
-        with screen.bar("deleting") as progress:
-            done = await bulk.delete_dead(here.storage, ids, on_progress=progress)
-        screen.report(done, "deleted", as_json)
+        output.confirm(f"Delete {count_of(len(ids), 'dead letter')} for good?", yes)
+        with output.bar("deleting") as progress:
+            done = await bulk_actions.delete_dead(here.storage, ids, on_progress=progress)
+        output.report(done, "deleted", as_json)
 
     with_queue(url, work)
 
@@ -185,11 +185,11 @@ def purge(
     seconds = seconds_of("--older-than", older_than) or 0.0
 
     async def work(here: AsyncTaskQueue) -> None:
-        screen.confirm(f"Forget all dead letters older than {older_than} for good?", yes)
+        output.confirm(f"Forget all dead letters older than {older_than} for good?", yes)
         before = here.storage.clock.now() - timedelta(seconds=seconds)
-        with screen.bar("purging") as progress:
-            count = await bulk.purge(here.storage, before, dead=True, on_progress=progress)
-        screen.report(bulk.BulkReport(count, {}), "dead letters forgotten", as_json)
+        with output.bar("purging") as progress:
+            count = await bulk_actions.purge(here.storage, before, dead=True, on_progress=progress)
+        output.report(bulk_actions.BulkReport(count, {}), "dead letters forgotten", as_json)
 
     with_queue(url, work)
 
@@ -209,13 +209,13 @@ def export(
 
     async def work(here: AsyncTaskQueue) -> None:
         chosen = _chosen(here, task_type, reason, since, until)
-        total, count = len(await bulk.dead_ids(here.storage, **chosen)), 0
-        with screen.bar("exporting") as progress, _destination(file) as stream:
+        total, count = len(await bulk_actions.dead_ids(here.storage, **chosen)), 0
+        with output.bar("exporting") as progress, _destination(file) as stream:
             async for record in here.dead.export(**chosen):
-                screen.dump(record, stream)
+                output.dump(record, stream)
                 count += 1
                 progress(count, total)
-        screen.note(f"{count_of(count, 'dead letter')} exported")
+        output.note(f"{count_of(count, 'dead letter')} exported")
 
     with_queue(url, work)
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from omniq.cli import demo_tasks, screen
-from omniq.cli.session import CommandFailed
+from omniq.cli import demo_tasks, output
+from omniq.cli.queue_session import CommandFailed
 from omniq.clock import SYSTEM_CLOCK
-from omniq.functions import path_of
 from omniq.models import TaskResult, TaskStatus, WorkerInfo
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.tasks.functions import path_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,15 +65,15 @@ def demo(
             raise CommandFailed(f"--keep {keep}: {error.strerror}") from error
         asyncio.run(_Stage(keep.resolve()).play())
         url = f"sqlite:///{keep.resolve()}/demo.db"
-        screen.say("")
-        screen.say("Look around:")
+        output.say("")
+        output.say("Look around:")
         for command in ("stats", "tasks list", "dead list", "schedules list"):
-            screen.say(f"  omniq {command} --url {url}")
+            output.say(f"  omniq {command} --url {url}")
         return
     with tempfile.TemporaryDirectory(prefix="omniq-demo-") as folder:
         asyncio.run(_Stage(Path(folder)).play())
-    screen.say("")
-    screen.say("Nothing is left behind. To look around in it: omniq demo --keep ./omniq-demo")
+    output.say("")
+    output.say("Nothing is left behind. To look around in it: omniq demo --keep ./omniq-demo")
 
 
 class _Scene(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class _Stage:
         began = SYSTEM_CLOCK.monotonic()
         async with AsyncTaskQueue(self._url) as queue:
             ids = await self._enqueue(queue)
-            screen.say(f"{len(ids)} tasks are safe on disk. Starting {_WORKERS} workers.")
+            output.say(f"{len(ids)} tasks are safe on disk. Starting {_WORKERS} workers.")
             with self._workers() as workers:
                 await self._watch(queue, set(ids), workers)
             results = {task_id: await queue.get_result(task_id) for task_id in ids}
@@ -151,7 +151,7 @@ class _Stage:
         from rich.live import Live
 
         deadline = SYSTEM_CLOCK.monotonic() + _PATIENCE
-        with Live(console=screen.terminal(), refresh_per_second=10) as live:
+        with Live(console=output.terminal(), refresh_per_second=10) as live:
             while SYSTEM_CLOCK.monotonic() < deadline:
                 scene = await self._look(queue, ids)
                 live.update(_picture(scene))
@@ -212,19 +212,19 @@ class _Stage:
             for kind, how, _ in _MIX
         ]
         columns = ("kind", ">enqueued", ">succeeded", ">in a later run", ">dead", ">lost", "how")
-        screen.show("", screen.Listing(columns, rows))
+        output.show("", output.Listing(columns, rows))
         steps = Counter(words[1] for words in self._lines() if words[0] == _DOCUMENT)
         counted = ", ".join(f"{step} ×{steps[step]}" for step in demo_tasks.STEPS)
-        screen.say("")
+        output.say("")
         if not self._killed:
             raise CommandFailed("nobody was killed: this machine is too busy to aim; try again")
-        screen.say(f"{self._killed}; the others took over when its lease of {_LEASE:g} s ended.")
-        screen.say(f"Its steps: {counted}. What was done before the kill was not done again.")
-        screen.say(f"A schedule enqueued a heartbeat every second meanwhile: {fired}.")
+        output.say(f"{self._killed}; the others took over when its lease of {_LEASE:g} s ended.")
+        output.say(f"Its steps: {counted}. What was done before the kill was not done again.")
+        output.say(f"A schedule enqueued a heartbeat every second meanwhile: {fired}.")
         redone = [step for step in demo_tasks.STEPS if steps[step] > 1]
         if lost or len(steps) < len(demo_tasks.STEPS) or len(redone) > 1:
             raise CommandFailed(f"{len(lost)} tasks lost, steps {counted}: this must not happen")
-        screen.say(f"{len(results)} tasks, 0 lost, {seconds:.1f} s in all.")
+        output.say(f"{len(results)} tasks, 0 lost, {seconds:.1f} s in all.")
 
 
 def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
@@ -247,22 +247,22 @@ def _picture(scene: _Scene) -> RenderableType:
     full = done * _BAR // scene.total
     count = Text.assemble(("█" * full, "green"), "░" * (_BAR - full), f" {done}/{scene.total}")
     states = Text("   ").join(
-        Text.assemble(screen.status_text(status), f" {scene.by_status[status]}")
+        Text.assemble(output.status_text(status), f" {scene.by_status[status]}")
         for status in TaskStatus
     )
     held = "   ".join(f"{worker.pid} holds {len(worker.running)}" for worker in scene.workers)
-    return screen.facts(
+    return output.facts(
         [
             ("done", count),
             ("tasks", states),
             ("workers", held),
             (_DOCUMENT, " → ".join(scene.steps)),
-            ("", screen.text(scene.killed, "bold red")),
+            ("", output.text(scene.killed, "bold red")),
         ]
     )
 
 
-def _row(kind: str, how: str, results: Sequence[TaskResult | None]) -> tuple[screen.Cell, ...]:
+def _row(kind: str, how: str, results: Sequence[TaskResult | None]) -> tuple[output.Cell, ...]:
     statuses = Counter(result.status for result in results if result is not None)
     later = sum(
         result is not None and result.status is TaskStatus.SUCCESS and result.attempts > 1
@@ -275,7 +275,7 @@ def _row(kind: str, how: str, results: Sequence[TaskResult | None]) -> tuple[scr
         statuses[TaskStatus.SUCCESS],
         later,
         statuses[TaskStatus.FAILED],
-        screen.text(lost, "bold red" if lost else "bold green"),
+        output.text(lost, "bold red" if lost else "bold green"),
         how,
     )
 

@@ -6,9 +6,9 @@ import hashlib
 import os
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.context import TaskContext
-from omniq.functions import task
 from omniq.models import PermanentError, TransientError
+from omniq.tasks.context import TaskContext
+from omniq.tasks.functions import task
 
 STEPS = ("render", "upload", "index", "announce")
 STEP_SECONDS = 0.7

@@ -12,11 +12,11 @@ import typer
 
 from omniq.cli.options import Url
 from omniq.models import Task
-from omniq.operate.promises import Finding, promises_of
-from omniq.service import console
+from omniq.operations.doctor import Finding, promises_of
 from omniq.settings import Settings, mask_url
 from omniq.storage import BaseStorage, open_storage
-from omniq.storage._urls import storage_url
+from omniq.storage.urls import storage_url
+from omniq.worker.process import console
 
 _ROUND_TRIPS = 5
 _QUEUE = "omniq-doctor"

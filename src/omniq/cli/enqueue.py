@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.options import Json, Url
-from omniq.cli.orders import make_current_folder_importable
-from omniq.cli.session import CommandFailed, with_queue
-from omniq.cli.words import instant_of, json_value, named_values, seconds_of
+from omniq.cli.parsing import instant_of, json_value, named_values, seconds_of
+from omniq.cli.queue_session import CommandFailed, with_queue
+from omniq.cli.worker_exec import make_current_folder_importable
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
-from omniq.functions import resolve
 from omniq.models import TaskResult, TaskStatus, check_func_path
-from omniq.queue import AsyncTaskQueue, EnqueueOptions
-from omniq.schedules import check_call
+from omniq.queue.async_queue import AsyncTaskQueue, EnqueueOptions
+from omniq.scheduling.schedules import check_call
+from omniq.tasks.functions import resolve
 
 
 def enqueue(
@@ -103,10 +103,10 @@ def enqueue(
     async def work(here: AsyncTaskQueue) -> None:
         handle = await here.options(**options).enqueue(function, *values, **named)
         if patience is None:
-            screen.dump({"id": handle.id}) if as_json else screen.say(handle.id)
+            output.dump({"id": handle.id}) if as_json else output.say(handle.id)
             return
         if not as_json:
-            screen.note(handle.id)
+            output.note(handle.id)
         show_result(handle.id, await here.get_result(handle.id, patience), patience, as_json)
 
     with_queue(url, work, creates=True)
@@ -127,7 +127,7 @@ def function_at(path: str) -> Callable[..., Any] | str:
             # The module is here and does not have it.
             raise InvalidTask(str(error)) from error
         if not error.elsewhere:
-            screen.note(f"{error}; enqueued without the options of its @task")
+            output.note(f"{error}; enqueued without the options of its @task")
         return path
 
 
@@ -138,9 +138,9 @@ def show_result(task_id: str, result: TaskResult | None, patience: float, as_jso
             f"task {task_id} has not ended within {patience:g} s; see omniq explain {task_id}"
         )
     if as_json:
-        screen.dump(result)
+        output.dump(result)
     elif result.status is TaskStatus.SUCCESS:
-        screen.show(screen.value_text(result.result))
+        output.show(output.value_text(result.result))
     if result.status is not TaskStatus.SUCCESS:
         error = result.error
         why = result.reason or "" if error is None else f"{error.error_type}: {error.message}"

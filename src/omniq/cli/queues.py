@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.options import Json, Url
-from omniq.cli.session import CommandFailed, with_queue
-from omniq.cli.words import away
-from omniq.health import breakers_of, live_workers
+from omniq.cli.parsing import away
+from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import WorkerInfo
-from omniq.operate.overview import queue_lines
-from omniq.queue import AsyncTaskQueue
-from omniq.service import console
+from omniq.operations.overview import queue_lines
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.storage.health import breakers_of, live_workers
+from omniq.worker.process import console
 
 app = typer.Typer(name="queues", help="Look at queues, pause and resume them.")
 
@@ -29,23 +29,23 @@ def list_(url: Url = None, as_json: Json = False) -> None:
         lines = await queue_lines(here.storage)
         if as_json:
             for line in lines:
-                screen.dump(line)
+                output.dump(line)
         elif lines:
             rows = [
                 (
                     line.name,
                     line.waiting,
                     line.running,
-                    screen.text("paused", "yellow") if line.paused else screen.text("open"),
-                    screen.text(line.workers, "" if line.workers else "red"),
+                    output.text("paused", "yellow") if line.paused else output.text("open"),
+                    output.text(line.workers, "" if line.workers else "red"),
                 )
                 for line in lines
             ]
-            screen.show(
-                screen.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
+            output.show(
+                output.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
             )
         else:
-            screen.note("no queues: nothing waits or runs")
+            output.note("no queues: nothing waits or runs")
 
     with_queue(url, work)
 
@@ -57,7 +57,7 @@ def pause(names: Names, url: Url = None) -> None:
     async def work(here: AsyncTaskQueue) -> None:
         for name in names:
             await here.storage.pause_queue(name)
-            screen.say(f"paused: {name}")
+            output.say(f"paused: {name}")
 
     with_queue(url, work, creates=True)
 
@@ -69,7 +69,7 @@ def resume(names: Names, url: Url = None) -> None:
     async def work(here: AsyncTaskQueue) -> None:
         for name in names:
             await here.storage.resume_queue(name)
-            screen.say(f"resumed: {name}")
+            output.say(f"resumed: {name}")
 
     with_queue(url, work, creates=True)
 
@@ -89,10 +89,10 @@ def list_workers(context: typer.Context, url: Url = None, as_json: Json = False)
         found = await live_workers(here.storage)
         if as_json:
             for worker in found:
-                screen.dump(worker)
+                output.dump(worker)
             return
         if not found:
-            screen.note("no worker is alive; start one: omniq worker MODULE")
+            output.note("no worker is alive; start one: omniq worker MODULE")
             return
         now = here.storage.clock.now()
         rows = [
@@ -108,15 +108,15 @@ def list_workers(context: typer.Context, url: Url = None, as_json: Json = False)
             for worker in found
         ]
         columns = ("worker", ">busy", "state", "process", "queues", "heartbeat", "started")
-        screen.show(screen.Listing(columns, rows))
+        output.show(output.Listing(columns, rows))
 
     with_queue(url, work)
 
 
-def _state(worker: WorkerInfo) -> screen.Cell:
+def _state(worker: WorkerInfo) -> output.Cell:
     if worker.stalled:
-        return screen.text("stalled", "red")
-    return screen.text("paused", "yellow") if worker.paused else screen.text("alive", "green")
+        return output.text("stalled", "red")
+    return output.text("paused", "yellow") if worker.paused else output.text("alive", "green")
 
 
 @workers.command("pause")
@@ -126,7 +126,7 @@ def pause_workers(ids: Workers, url: Url = None) -> None:
     async def work(here: AsyncTaskQueue) -> None:
         for worker_id in ids:
             _check_alive(worker_id, await here.storage.pause_worker(worker_id))
-            screen.say(f"paused: {worker_id}")
+            output.say(f"paused: {worker_id}")
 
     with_queue(url, work)
 
@@ -138,7 +138,7 @@ def resume_workers(ids: Workers, url: Url = None) -> None:
     async def work(here: AsyncTaskQueue) -> None:
         for worker_id in ids:
             _check_alive(worker_id, await here.storage.resume_worker(worker_id))
-            screen.say(f"resumed: {worker_id}")
+            output.say(f"resumed: {worker_id}")
 
     with_queue(url, work)
 
@@ -155,16 +155,16 @@ def breakers(url: Url = None, as_json: Json = False) -> None:
         found = await breakers_of(here.storage)
         if as_json:
             for breaker in found:
-                screen.dump(breaker)
+                output.dump(breaker)
             return
         if not found:
-            screen.note("no breaker has been used yet")
+            output.note("no breaker has been used yet")
             return
         now = here.storage.clock.now()
         rows = [
             (
                 breaker.name,
-                screen.text(breaker.state, "green" if breaker.state == "closed" else "red"),
+                output.text(breaker.state, "green" if breaker.state == "closed" else "red"),
                 breaker.failures,
                 away(breaker.opened_at, now),
                 breaker.reason,
@@ -173,6 +173,6 @@ def breakers(url: Url = None, as_json: Json = False) -> None:
             for breaker in found
         ]
         columns = ("breaker", "state", ">failures", "opened", "because of", "probed by")
-        screen.show(screen.Listing(columns, rows))
+        output.show(output.Listing(columns, rows))
 
     with_queue(url, work)

@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.enqueue import function_at
 from omniq.cli.options import Json, Url, Yes
-from omniq.cli.session import CommandFailed, with_queue
-from omniq.cli.words import away, count_of, instant_of, json_value, moment, named_values, seconds_of
+from omniq.cli.parsing import (
+    away,
+    count_of,
+    instant_of,
+    json_value,
+    moment,
+    named_values,
+    seconds_of,
+)
+from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import MissedPolicy, OverlapPolicy, Schedule
-from omniq.operate.redaction import without_secrets
-from omniq.queue import AsyncTaskQueue
-from omniq.schedules import ScheduleOptions
-from omniq.service import console
+from omniq.operations.redaction import without_secrets
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.scheduling.schedules import ScheduleOptions
+from omniq.worker.process import console
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,12 +41,12 @@ def list_(url: Url = None, as_json: Json = False) -> None:
         found = await here.schedules.list()
         if as_json:
             for schedule in found:
-                screen.dump(schedule)
+                output.dump(schedule)
         elif found:
             now = here.storage.clock.now()
-            screen.show(screen.Listing(_COLUMNS, [_row(each, now) for each in found]))
+            output.show(output.Listing(_COLUMNS, [_row(each, now) for each in found]))
         else:
-            screen.note("no schedules")
+            output.note("no schedules")
 
     with_queue(url, work)
 
@@ -46,7 +54,7 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 _COLUMNS = ("schedule", "when", "next", "function", "state", "last", "missed", "overlap")
 
 
-def _row(schedule: Schedule, now: datetime) -> tuple[screen.Cell, ...]:
+def _row(schedule: Schedule, now: datetime) -> tuple[output.Cell, ...]:
     state = "paused" if schedule.paused else "over" if schedule.next_at is None else "active"
     colour = {"paused": "yellow", "over": "dim", "active": "green"}[state]
     return (
@@ -54,7 +62,7 @@ def _row(schedule: Schedule, now: datetime) -> tuple[screen.Cell, ...]:
         timing(schedule),
         "" if schedule.paused else away(schedule.next_at, now),
         schedule.task.func_path,
-        screen.text(state, colour),
+        output.text(state, colour),
         away(schedule.last_at, now),
         schedule.missed,
         schedule.overlap,
@@ -83,15 +91,15 @@ def show(
         schedule = await _found(here, schedule_id)
         upcoming = await here.schedules.upcoming(schedule_id, count)
         if as_json:
-            screen.dump({"schedule": schedule, "upcoming": upcoming})
+            output.dump({"schedule": schedule, "upcoming": upcoming})
             return
         task = without_secrets(schedule.task)
-        pairs: list[tuple[str, screen.Cell]] = [
+        pairs: list[tuple[str, output.Cell]] = [
             ("schedule", schedule.id),
             ("when", timing(schedule)),
             ("function", task.func_path),
-            ("arguments", screen.value_text(task.args) if task.args else ""),
-            ("keywords", screen.value_text(task.kwargs) if task.kwargs else ""),
+            ("arguments", output.value_text(task.args) if task.args else ""),
+            ("keywords", output.value_text(task.kwargs) if task.kwargs else ""),
             ("queue", task.queue),
             ("state", "paused" if schedule.paused else ""),
             ("from code", "yes" if schedule.declared else ""),
@@ -104,7 +112,7 @@ def show(
         ]
         now = here.storage.clock.now()
         times = [("next", f"{moment(at)} ({away(at, now)})") for at in upcoming]
-        screen.show(screen.facts([*pairs, *times]))
+        output.show(output.facts([*pairs, *times]))
 
     with_queue(url, work)
 
@@ -183,10 +191,10 @@ def add(
             schedule_id, function, args=values, kwargs=named, **options
         )
         if as_json:
-            screen.dump(schedule)
+            output.dump(schedule)
         else:
             now = here.storage.clock.now()
-            screen.say(
+            output.say(
                 f"{schedule.id}: {timing(schedule)}, next {moment(schedule.next_at)} "
                 f"({away(schedule.next_at, now)})"
             )
@@ -200,7 +208,7 @@ def pause(schedule_id: Id, url: Url = None) -> None:
 
     async def work(here: AsyncTaskQueue) -> None:
         await here.schedules.pause(schedule_id)
-        screen.say(f"paused: {schedule_id}")
+        output.say(f"paused: {schedule_id}")
 
     with_queue(url, work)
 
@@ -211,7 +219,7 @@ def resume(schedule_id: Id, url: Url = None) -> None:
 
     async def work(here: AsyncTaskQueue) -> None:
         schedule = await here.schedules.resume(schedule_id)
-        screen.say(f"resumed: {schedule_id}, next {moment(schedule.next_at)}")
+        output.say(f"resumed: {schedule_id}, next {moment(schedule.next_at)}")
 
     with_queue(url, work)
 
@@ -222,7 +230,7 @@ def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
 
     async def work(here: AsyncTaskQueue) -> None:
         handle = await here.schedules.trigger(schedule_id)
-        screen.dump({"id": handle.id}) if as_json else screen.say(handle.id)
+        output.dump({"id": handle.id}) if as_json else output.say(handle.id)
 
     with_queue(url, work)
 
@@ -233,9 +241,9 @@ def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
 
     async def work(here: AsyncTaskQueue) -> None:
         await _found(here, schedule_id)
-        screen.confirm(f"Delete schedule {schedule_id}?", yes)
+        output.confirm(f"Delete schedule {schedule_id}?", yes)
         await here.schedules.delete(schedule_id)
-        screen.say(f"deleted: {schedule_id}")
+        output.say(f"deleted: {schedule_id}")
 
     with_queue(url, work)
 
@@ -257,9 +265,9 @@ def backfill(
         handles = await here.schedules.backfill(schedule_id, first, last)
         if as_json:
             for handle in handles:
-                screen.dump({"id": handle.id})
+                output.dump({"id": handle.id})
         else:
-            screen.say(f"enqueued: {count_of(len(handles), 'task')}")
+            output.say(f"enqueued: {count_of(len(handles), 'task')}")
 
     with_queue(url, work)
 

@@ -11,7 +11,7 @@ from omniq.cli.options import Url
 from omniq.errors import SettingsError
 from omniq.settings import Settings, mask_url
 from omniq.storage import open_storage
-from omniq.storage._urls import storage_url
+from omniq.storage.urls import storage_url
 
 app = typer.Typer(name="schema", help="Set up a PostgreSQL database, and keep it up to date.")
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omniq.cli import screen
-from omniq.cli.keys import quit_key
+from omniq.cli import output
+from omniq.cli.keyboard import quit_key
 from omniq.cli.options import Json, Url
-from omniq.cli.session import with_queue
-from omniq.cli.words import away, error_line, moment, span
+from omniq.cli.parsing import away, error_line, moment, span
+from omniq.cli.queue_session import with_queue
 from omniq.errors import StorageError
 from omniq.models import TaskStatus
-from omniq.operate.overview import Overlook, Overview, Spread
-from omniq.queue import AsyncTaskQueue
+from omniq.operations.overview import Overlook, Overview, Spread
+from omniq.queue.async_queue import AsyncTaskQueue
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -43,9 +43,9 @@ def stats(
             with quit_key() as pressed:
                 await (_stream if as_json else _live)(here, overlook, interval, pressed)
         elif as_json:
-            screen.dump(await overlook.look())
+            output.dump(await overlook.look())
         else:
-            screen.show(page(await overlook.look()))
+            output.show(page(await overlook.look()))
 
     with_queue(url, work)
 
@@ -54,7 +54,7 @@ async def _stream(
     here: AsyncTaskQueue, overlook: Overlook, interval: float, pressed: asyncio.Future[None]
 ) -> None:
     while not pressed.done():
-        screen.dump(await overlook.look())
+        output.dump(await overlook.look())
         sys.stdout.flush()
         await here.storage.clock.wait(pressed, interval)
 
@@ -64,13 +64,13 @@ async def _live(
 ) -> None:
     from rich.live import Live
 
-    with Live(console=screen.terminal(), screen=True, auto_refresh=False) as live:
+    with Live(console=output.terminal(), screen=True, auto_refresh=False) as live:
         while not pressed.done():
             try:
                 shown: RenderableType = page(await overlook.look(), is_live=True)
             except StorageError as error:
                 # The view outlives a restart of the server.
-                shown = screen.block(f"the storage does not answer, trying again: {error}")
+                shown = output.block(f"the storage does not answer, trying again: {error}")
             live.update(shown, refresh=True)
             await here.storage.clock.wait(pressed, interval)
 
@@ -93,19 +93,19 @@ def page(overview: Overview, *, is_live: bool = False) -> Group:
 
 def _head(overview: Overview, is_live: bool) -> RenderableType:
     how = "  q quits" if is_live else ""
-    return screen.text(f"omniq on {overview.storage}  {moment(overview.at)}{how}", "bold")
+    return output.text(f"omniq on {overview.storage}  {moment(overview.at)}{how}", "bold")
 
 
 def _numbers(overview: Overview) -> RenderableType:
     from rich.text import Text
 
     counts = Text("   ").join(
-        Text.assemble(screen.status_text(status), f" {overview.by_status[status]:,}")
+        Text.assemble(output.status_text(status), f" {overview.by_status[status]:,}")
         for status in TaskStatus
     )
-    pairs: list[tuple[str, screen.Cell]] = [
+    pairs: list[tuple[str, output.Cell]] = [
         ("tasks", counts),
-        ("dead letters", screen.text(f"{overview.dead:,}", "red" if overview.dead else "")),
+        ("dead letters", output.text(f"{overview.dead:,}", "red" if overview.dead else "")),
         ("oldest due", span(overview.oldest_due_age) if overview.oldest_due_age else "none waits"),
     ]
     if overview.rates is not None:
@@ -118,7 +118,7 @@ def _numbers(overview: Overview) -> RenderableType:
             )
         )
     pairs += [("wait", _spread(overview.wait)), ("run", _spread(overview.run))]
-    return screen.facts(pairs)
+    return output.facts(pairs)
 
 
 def _spread(spread: Spread | None) -> str:
@@ -133,12 +133,12 @@ def _queues(overview: Overview) -> RenderableType:
             line.name,
             f"{line.waiting:,}",
             f"{line.running:,}",
-            screen.text("paused", "yellow") if line.paused else screen.text("open"),
-            screen.text(line.workers, "" if line.workers else "red"),
+            output.text("paused", "yellow") if line.paused else output.text("open"),
+            output.text(line.workers, "" if line.workers else "red"),
         )
         for line in overview.queues
     ]
-    return screen.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
+    return output.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
 
 
 def _workers(overview: Overview) -> RenderableType:
@@ -146,28 +146,28 @@ def _workers(overview: Overview) -> RenderableType:
         (
             worker.id,
             f"{len(worker.running)}/{worker.concurrency or '?'}",
-            screen.text("stalled", "red") if worker.stalled else screen.text("alive", "green"),
+            output.text("stalled", "red") if worker.stalled else output.text("alive", "green"),
             f"{worker.host}:{worker.pid}",
             ", ".join(worker.queues) or "all",
             away(worker.last_heartbeat, overview.at),
         )
         for worker in overview.workers
     ]
-    return screen.Listing(("worker", ">busy", "state", "process", "queues", "heartbeat"), rows)
+    return output.Listing(("worker", ">busy", "state", "process", "queues", "heartbeat"), rows)
 
 
 def _breakers(overview: Overview) -> RenderableType:
     rows = [
         (
             breaker.name,
-            screen.text(breaker.state, "red"),
+            output.text(breaker.state, "red"),
             away(breaker.opened_at, overview.at),
             breaker.reason,
         )
         for breaker in overview.breakers
         if breaker.state != "closed"
     ]
-    return screen.Listing(("breaker", "state", "opened", "because of"), rows)
+    return output.Listing(("breaker", "state", "opened", "because of"), rows)
 
 
 def _failures(overview: Overview) -> RenderableType:
@@ -181,4 +181,4 @@ def _failures(overview: Overview) -> RenderableType:
         )
         for letter in overview.failures
     ]
-    return screen.Listing(("newest failures", "function", "reason", "when", "error"), rows)
+    return output.Listing(("newest failures", "function", "reason", "when", "error"), rows)

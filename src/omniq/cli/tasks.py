@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.options import Json, Limit, Url, Yes
-from omniq.cli.session import CommandFailed, with_queue
-from omniq.cli.words import away, count_of, moment, span
+from omniq.cli.parsing import away, count_of, moment, span
+from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import Attempt, Task, TaskStatus
-from omniq.operate import bulk
-from omniq.operate.details import TaskDetail, task_detail
-from omniq.operate.recent import newest_tasks
-from omniq.operate.redaction import without_secrets
-from omniq.queue import AsyncTaskQueue
-from omniq.service import console
+from omniq.operations import bulk_actions
+from omniq.operations.newest import newest_tasks
+from omniq.operations.redaction import without_secrets
+from omniq.operations.task_detail import TaskDetail, task_detail
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.worker.process import console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,19 +50,19 @@ def list_(
 
     async def work(here: AsyncTaskQueue) -> None:
         if every and as_json:
-            async for task in bulk.all_tasks(
+            async for task in bulk_actions.all_tasks(
                 here.storage, status=status, queue=queue, func_path=func, after=after or ""
             ):
-                screen.dump(task)
+                output.dump(task)
             return
         tasks = await _chosen(here, status, queue, func, limit, after, every)
         if as_json:
             for task in tasks:
-                screen.dump(task)
+                output.dump(task)
         elif tasks:
-            screen.show(_table(tasks, here.storage.clock.now()))
+            output.show(_table(tasks, here.storage.clock.now()))
         else:
-            screen.note("no tasks")
+            output.note("no tasks")
 
     with_queue(url, work)
 
@@ -80,7 +80,7 @@ async def _chosen(
     if every:
         return [
             task
-            async for task in bulk.all_tasks(
+            async for task in bulk_actions.all_tasks(
                 storage, status=status, queue=queue, func_path=func, after=after or ""
             )
         ]
@@ -95,7 +95,7 @@ def _table(tasks: list[Task], now: datetime) -> RenderableType:
     rows = [
         (
             task.id,
-            screen.status_text(task.status),
+            output.status_text(task.status),
             task.func_path,
             task.queue,
             away(task.created_at, now),
@@ -106,7 +106,7 @@ def _table(tasks: list[Task], now: datetime) -> RenderableType:
         for task in tasks
     ]
     columns = ("id", "status", "function", "queue", "enqueued", "due", ">failed", ">priority")
-    return screen.Listing(columns, rows)
+    return output.Listing(columns, rows)
 
 
 @app.command()
@@ -120,9 +120,9 @@ def show(
     async def work(here: AsyncTaskQueue) -> None:
         detail = await task_detail(here.storage, task_id)
         if as_json:
-            screen.dump(detail)
+            output.dump(detail)
         else:
-            screen.show(*task_page(detail, here.storage.clock.now()))
+            output.show(*task_page(detail, here.storage.clock.now()))
 
     with_queue(url, work)
 
@@ -130,20 +130,20 @@ def show(
 def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     """All there is to know about a task, for people."""
     task, result = detail.task, detail.result
-    page = [screen.facts([*_identity(task, now), *_running(detail)])]
+    page = [output.facts([*_identity(task, now), *_running(detail)])]
     if task.status is TaskStatus.SUCCESS and result is not None:
-        page += ["", screen.facts([("result", screen.value_text(result.result))])]
+        page += ["", output.facts([("result", output.value_text(result.result))])]
         if result.warnings:
-            page.append(screen.facts([("warning", warning) for warning in result.warnings]))
+            page.append(output.facts([("warning", warning) for warning in result.warnings]))
     elif result is not None and result.reason:
-        page += ["", screen.facts([("because", result.reason)])]
+        page += ["", output.facts([("because", result.reason)])]
     if detail.steps:
-        done = [(step.name, screen.value_text(step.result)) for step in detail.steps]
-        page += ["", screen.Listing(("step done", "result"), done)]
+        done = [(step.name, output.value_text(step.result)) for step in detail.steps]
+        page += ["", output.Listing(("step done", "result"), done)]
     for attempt in detail.attempts:
         page += ["", *_attempt(attempt)]
     rows = [(moment(each.at), each.what, each.detail) for each in detail.timeline]
-    page += ["", screen.Listing(("time", "what", ""), rows)]
+    page += ["", output.Listing(("time", "what", ""), rows)]
     if detail.dead is not None:
         page += ["", f"Run it again: omniq dead retry {task.id}"]
     elif not task.status.is_final:
@@ -151,17 +151,17 @@ def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     return page
 
 
-def _identity(task: Task, now: datetime) -> list[tuple[str, screen.Cell]]:
+def _identity(task: Task, now: datetime) -> list[tuple[str, output.Cell]]:
     safe = without_secrets(task)
     return [
         ("id", task.id),
-        ("status", screen.status_text(task.status)),
+        ("status", output.status_text(task.status)),
         ("function", task.func_path),
         ("queue", task.queue),
         ("priority", task.priority),
-        ("arguments", screen.value_text(safe.args) if task.args else ""),
-        ("keywords", screen.value_text(safe.kwargs) if task.kwargs else ""),
-        ("metadata", screen.value_text(task.metadata) if task.metadata else ""),
+        ("arguments", output.value_text(safe.args) if task.args else ""),
+        ("keywords", output.value_text(safe.kwargs) if task.kwargs else ""),
+        ("metadata", output.value_text(task.metadata) if task.metadata else ""),
         ("enqueued", f"{moment(task.created_at)} ({away(task.created_at, now)})"),
         ("retries", f"{task.attempts} failed of {task.max_retries + 1} runs at most"),
         ("crashes", task.crashes or ""),
@@ -170,12 +170,12 @@ def _identity(task: Task, now: datetime) -> list[tuple[str, screen.Cell]]:
         ("repeats", task.cron or (f"every {span(task.interval)}" if task.interval else "")),
         ("unique", task.unique or ""),
         ("schedule", task.schedule_id or ""),
-        ("limits", screen.value_text(task.limits) if task.limits else ""),
+        ("limits", output.value_text(task.limits) if task.limits else ""),
         ("breakers", ", ".join(rule.name for rule in task.breakers)),
     ]
 
 
-def _running(detail: TaskDetail) -> list[tuple[str, screen.Cell]]:
+def _running(detail: TaskDetail) -> list[tuple[str, output.Cell]]:
     task, progress = detail.task, detail.progress
     return [
         ("worker", task.owner or ""),
@@ -189,14 +189,14 @@ def _attempt(attempt: Attempt) -> list[RenderableType]:
     error = attempt.error
     head = f"run {attempt.number} {attempt.outcome} at {moment(attempt.finished_at)}"
     if error is None:
-        return [screen.text(head, "bold")]
+        return [output.text(head, "bold")]
     shown: list[RenderableType] = [
-        screen.text(f"{head}: {error.error_type}: {error.message}", "bold"),
+        output.text(f"{head}: {error.error_type}: {error.message}", "bold"),
     ]
     if error.traceback:
-        shown.append(screen.block(error.traceback))
+        shown.append(output.block(error.traceback))
     if error.recovery_hint:
-        shown.append(screen.text(f"hint: {error.recovery_hint}"))
+        shown.append(output.text(f"hint: {error.recovery_hint}"))
     return shown
 
 
@@ -219,12 +219,12 @@ def cancel(
     async def work(here: AsyncTaskQueue) -> None:
         chosen = ids or await _ids(here, status, queue, func, ended=False)
         if every:
-            screen.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
+            output.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
         elif len(chosen) == 1 and await here.get_task(chosen[0]) is None:
             raise CommandFailed(f"task {chosen[0]}: no such task on record", console.NOT_FOUND)
-        with screen.bar("cancelling") as progress:
-            done = await bulk.cancel_tasks(here.storage, chosen, on_progress=progress)
-        screen.report(done, "cancelled", as_json)
+        with output.bar("cancelling") as progress:
+            done = await bulk_actions.cancel_tasks(here.storage, chosen, on_progress=progress)
+        output.report(done, "cancelled", as_json)
 
     with_queue(url, work)
 
@@ -239,7 +239,9 @@ async def _ids(
 ) -> list[str]:
     return [
         task.id
-        async for task in bulk.all_tasks(here.storage, status=status, queue=queue, func_path=func)
+        async for task in bulk_actions.all_tasks(
+            here.storage, status=status, queue=queue, func_path=func
+        )
         if task.status.is_final is ended
     ]
 
@@ -263,10 +265,10 @@ def delete(
     async def work(here: AsyncTaskQueue) -> None:
         chosen = ids or await _ids(here, status, queue, func, ended=True)
         if every:
-            screen.confirm(f"Delete {count_of(len(chosen), 'task')} for good?", yes)
-        with screen.bar("deleting") as progress:
-            done = await bulk.delete_tasks(here.storage, chosen, on_progress=progress)
-        screen.report(done, "deleted", as_json)
+            output.confirm(f"Delete {count_of(len(chosen), 'task')} for good?", yes)
+        with output.bar("deleting") as progress:
+            done = await bulk_actions.delete_tasks(here.storage, chosen, on_progress=progress)
+        output.report(done, "deleted", as_json)
 
     with_queue(url, work)
 
@@ -293,9 +295,11 @@ async def retry_letters(
         if task is None:
             raise CommandFailed(f"task {ids[0]}: no such task on record", console.NOT_FOUND)
         raise CommandFailed(f"task {ids[0]} is {task.status}, not a dead letter: nothing to retry")
-    with screen.bar("retrying") as progress:
-        done = await bulk.retry_dead(here.storage, ids, from_start=from_start, on_progress=progress)
-    screen.report(done, "back in the queue", as_json)
+    with output.bar("retrying") as progress:
+        done = await bulk_actions.retry_dead(
+            here.storage, ids, from_start=from_start, on_progress=progress
+        )
+    output.report(done, "back in the queue", as_json)
 
 
 def check_choice(ids: list[str] | None, every: bool, is_filtered: bool) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omniq.cli import screen
+from omniq.cli import output
 from omniq.cli.options import Json, Url, Yes
-from omniq.cli.session import with_queue
-from omniq.cli.words import away, count_of, moment, seconds_of
-from omniq.operate import bulk
-from omniq.operate.reasons import Explanation, Reason
-from omniq.operate.reasons import explain as explain_task
-from omniq.queue import AsyncTaskQueue
+from omniq.cli.parsing import away, count_of, moment, seconds_of
+from omniq.cli.queue_session import with_queue
+from omniq.operations import bulk_actions
+from omniq.operations.explain import Explanation, Reason
+from omniq.operations.explain import explain as explain_task
+from omniq.queue.async_queue import AsyncTaskQueue
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,21 +30,21 @@ def explain(
     async def work(here: AsyncTaskQueue) -> None:
         explanation = await explain_task(here.storage, task_id)
         if as_json:
-            screen.dump(explanation)
+            output.dump(explanation)
         else:
-            screen.show(*_page(explanation, here.storage.clock.now()))
+            output.show(*_page(explanation, here.storage.clock.now()))
 
     with_queue(url, work)
 
 
 def _page(explanation: Explanation, now: datetime) -> list[RenderableType]:
-    head = screen.text(f"{explanation.task_id} {explanation.func_path} ", "bold")
-    head.append_text(screen.status_text(explanation.status))
+    head = output.text(f"{explanation.task_id} {explanation.func_path} ", "bold")
+    head.append_text(output.status_text(explanation.status))
     page: list[RenderableType] = [head]
     for number, reason in enumerate(explanation.reasons, start=1):
-        page.append(screen.line(f"  {number}. {reason.text}{_when(reason, now)}"))
+        page.append(output.line(f"  {number}. {reason.text}{_when(reason, now)}"))
         if reason.hint:
-            page.append(screen.line(f"     → {reason.hint}"))
+            page.append(output.line(f"     → {reason.hint}"))
     return page
 
 
@@ -71,17 +71,19 @@ def purge(
 
     async def work(here: AsyncTaskQueue) -> None:
         also = " and all dead letters" if dead else ""
-        screen.confirm(f"Forget all tasks that ended more than {older_than} ago{also}?", yes)
+        output.confirm(f"Forget all tasks that ended more than {older_than} ago{also}?", yes)
         before = here.storage.clock.now() - timedelta(seconds=seconds)
         letters = 0
-        with screen.bar("purging") as progress:
-            count = await bulk.purge(here.storage, before, on_progress=progress)
+        with output.bar("purging") as progress:
+            count = await bulk_actions.purge(here.storage, before, on_progress=progress)
             if dead:
-                letters = await bulk.purge(here.storage, before, dead=True, on_progress=progress)
+                letters = await bulk_actions.purge(
+                    here.storage, before, dead=True, on_progress=progress
+                )
         if as_json:
-            screen.dump({"tasks": count, "dead": letters})
+            output.dump({"tasks": count, "dead": letters})
         else:
             also = f", {count_of(letters, 'dead letter')}" if dead else ""
-            screen.say(f"forgotten: {count_of(count, 'task')}{also}")
+            output.say(f"forgotten: {count_of(count, 'task')}{also}")
 
     with_queue(url, work)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from omniq.cli.options import Url
-from omniq.cli.orders import Orders
+from omniq.cli.worker_exec import Orders
 
 
 def worker(

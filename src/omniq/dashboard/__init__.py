@@ -3,7 +3,7 @@
 `create_app(queue)` gives an ASGI application. Nobody gets in until `access` says who may.
 """
 
-from omniq.dashboard.access import Access, Role
 from omniq.dashboard.app import create_app
+from omniq.dashboard.authentication import Access, Role
 
 __all__ = ["Access", "Role", "create_app"]

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from omniq.dashboard.desk import Desk
+from omniq.dashboard.app_state import Desk
 from omniq.errors import InvalidTask, OmniqError, ScheduleNotFound, TaskNotFound
 from omniq.models import TaskStatus, check_name
-from omniq.operate import bulk
-from omniq.operate.redaction import restored
-from omniq.operate.words import count_of
+from omniq.operations import bulk_actions
+from omniq.operations.formatting import count_of
+from omniq.operations.redaction import restored
 
 MOST_IDS = 500
 _MOST_AT_ONCE = 10_000
@@ -112,17 +112,17 @@ class Action(msgspec.Struct, frozen=True):
 
 
 async def retry(desk: Desk, told: Retried) -> Done:
-    report = await bulk.retry_dead(desk.storage, told.ids, from_start=told.from_start)
+    report = await bulk_actions.retry_dead(desk.storage, told.ids, from_start=told.from_start)
     return _reported(report, "put back in the queue")
 
 
 async def cancel(desk: Desk, told: Some) -> Done:
-    report = await bulk.cancel_tasks(desk.storage, told.ids, reason="by an operator")
+    report = await bulk_actions.cancel_tasks(desk.storage, told.ids, reason="by an operator")
     return _reported(report, "cancelled")
 
 
 async def delete(desk: Desk, told: Some) -> Done:
-    return _reported(await bulk.delete_tasks(desk.storage, told.ids), "deleted")
+    return _reported(await bulk_actions.delete_tasks(desk.storage, told.ids), "deleted")
 
 
 async def retry_edited(desk: Desk, told: Edited) -> Done:
@@ -139,12 +139,14 @@ async def retry_edited(desk: Desk, told: Edited) -> Done:
 
 
 async def retry_group(desk: Desk, told: Group) -> Done:
-    report = await bulk.retry_dead(desk.storage, await _of_group(desk, told))
+    report = await bulk_actions.retry_dead(desk.storage, await _of_group(desk, told))
     return _reported(report, "put back in the queue")
 
 
 async def delete_group(desk: Desk, told: Group) -> Done:
-    return _reported(await bulk.delete_dead(desk.storage, await _of_group(desk, told)), "deleted")
+    return _reported(
+        await bulk_actions.delete_dead(desk.storage, await _of_group(desk, told)), "deleted"
+    )
 
 
 async def pause_queue(desk: Desk, told: OfQueue) -> Done:
@@ -168,7 +170,7 @@ async def purge_queue(desk: Desk, told: Purge) -> Done:
             status=status, queue=told.queue, limit=_MOST_AT_ONCE - len(ids)
         )
         ids += [task.id for task in tasks]
-    report = await bulk.cancel_tasks(desk.storage, ids, reason="the queue was purged")
+    report = await bulk_actions.cancel_tasks(desk.storage, ids, reason="the queue was purged")
     done = _reported(report, "cancelled")
     if len(ids) == _MOST_AT_ONCE:
         return msgspec.structs.replace(done, message=f"{done.message}; there may be more")
@@ -279,11 +281,11 @@ def outcome_of(error: OmniqError) -> str:
 
 
 async def _of_group(desk: Desk, group: Group) -> list[str]:
-    ids = await bulk.dead_ids(desk.storage, task_type=group.function, reason=group.reason)
+    ids = await bulk_actions.dead_ids(desk.storage, task_type=group.function, reason=group.reason)
     return ids[:_MOST_AT_ONCE]
 
 
-def _reported(report: bulk.BulkReport, verb: str) -> Done:
+def _reported(report: bulk_actions.BulkReport, verb: str) -> Done:
     message = f"{count_of(report.done, 'task')} {verb}"
     if report.refused:
         why = next(iter(report.refused.values()))

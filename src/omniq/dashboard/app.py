@@ -15,11 +15,12 @@ from starlette.routing import Route
 
 from omniq import log
 from omniq.dashboard import api, pages
-from omniq.dashboard.access import Access, TooManyGuesses, is_token
 from omniq.dashboard.actions import ACTIONS
-from omniq.dashboard.deeds import form_of
-from omniq.dashboard.desk import Desk, desk_of
-from omniq.dashboard.doorway import (
+from omniq.dashboard.app_state import Desk, desk_of
+from omniq.dashboard.authentication import Access, TooManyGuesses, is_token
+from omniq.dashboard.authorization import form_of
+from omniq.dashboard.live_stream import stream
+from omniq.dashboard.middleware import (
     HEADERS,
     Doorway,
     client_of,
@@ -30,7 +31,6 @@ from omniq.dashboard.doorway import (
 )
 from omniq.dashboard.openapi import document
 from omniq.dashboard.rendering import environment, page
-from omniq.dashboard.stream import stream
 from omniq.errors import (
     DuplicateTask,
     InvalidTask,
@@ -42,7 +42,7 @@ from omniq.errors import (
     TaskNotFound,
 )
 from omniq.events import Dispatcher
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
 
 _STATIC = {
     "style.css": "text/css",

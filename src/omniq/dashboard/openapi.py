@@ -9,8 +9,8 @@ import msgspec
 
 from omniq.dashboard.actions import ACTIONS, Done
 from omniq.dashboard.api import ENDPOINTS, Endpoint
-from omniq.dashboard.deeds import TOKEN_HEADER
-from omniq.dashboard.doorway import COOKIE
+from omniq.dashboard.authorization import TOKEN_HEADER
+from omniq.dashboard.middleware import COOKIE
 from omniq.models import TaskStatus
 
 _ID = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"}

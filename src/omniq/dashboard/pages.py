@@ -12,20 +12,20 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from omniq.dashboard import actions, questions
+from omniq.dashboard import actions, queries
+from omniq.dashboard.app_state import desk_of
+from omniq.dashboard.authorization import change, form_of
 from omniq.dashboard.charts import Chart, Series, chart, stacked
-from omniq.dashboard.deeds import change, form_of
-from omniq.dashboard.desk import desk_of
-from omniq.dashboard.doorway import visitor_of
+from omniq.dashboard.middleware import visitor_of
 from omniq.dashboard.rendering import page
 from omniq.dashboard.sampler import Look, Point
 from omniq.models import Schedule, TaskStatus
-from omniq.operate.details import TaskDetail, task_detail
-from omniq.operate.promises import promises_of
-from omniq.operate.reasons import explain
-from omniq.operate.redaction import redacted, without_secrets
-from omniq.operate.words import count_of
-from omniq.records import plain
+from omniq.operations.doctor import promises_of
+from omniq.operations.explain import explain
+from omniq.operations.formatting import count_of
+from omniq.operations.redaction import redacted, without_secrets
+from omniq.operations.task_detail import TaskDetail, task_detail
+from omniq.to_json import plain
 
 _SPANS = (60.0, 180.0, 300.0, 600.0, 900.0)
 _STEPS_SHOWN = 100
@@ -138,11 +138,11 @@ def problems(look: Look) -> list[tuple[str, str]]:
 async def tasks(request: Request) -> Response:
     """Tasks, filtered and paged, to act on some of them."""
     desk = desk_of(request)
-    question = questions.asked(questions.TasksQuestion, request.query_params.multi_items())
+    question = queries.asked(queries.TasksQuestion, request.query_params.multi_items())
     found, look, functions = await asyncio.gather(
-        questions.answer_tasks(desk, question),
+        queries.answer_tasks(desk, question),
         desk.sampler.current(),
-        questions.learnt_functions(desk),
+        queries.learnt_functions(desk),
     )
     given = {name: text for name, text in request.query_params.items() if text and name != "cursor"}
     return page(
@@ -209,15 +209,15 @@ def _through_json(value: Any) -> Any:
 async def dead(request: Request) -> Response:
     """Dead letters by what killed them, and the letters of one group."""
     desk = desk_of(request)
-    question = questions.asked(questions.DeadQuestion, request.query_params.multi_items())
-    letters = await questions.answer_dead(desk, question)
+    question = queries.asked(queries.DeadQuestion, request.query_params.multi_items())
+    letters = await queries.answer_dead(desk, question)
     given = {name: text for name, text in request.query_params.items() if text and name != "after"}
     is_full = len(letters) == question.limit
     return page(
         request,
         "dead.html",
         question=question,
-        groups=await questions.answer_groups(desk),
+        groups=await queries.answer_groups(desk),
         letters=letters,
         more=urlencode({**given, "after": letters[-1].task_id}) if is_full else None,
     )
@@ -227,14 +227,14 @@ async def workers(request: Request) -> Response:
     """Who works, on what, and who does not get on."""
     desk = desk_of(request)
     await desk.sampler.current()
-    return page(request, "workers.html", views=await questions.answer_workers(desk))
+    return page(request, "workers.html", views=await queries.answer_workers(desk))
 
 
 async def schedules(request: Request) -> Response:
     """What fires when."""
     desk = desk_of(request)
     await desk.sampler.current()
-    return page(request, "schedules.html", views=await questions.answer_schedules(desk))
+    return page(request, "schedules.html", views=await queries.answer_schedules(desk))
 
 
 async def queues(request: Request) -> Response:

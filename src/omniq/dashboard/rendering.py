@@ -11,10 +11,10 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from omniq.dashboard.desk import desk_of
-from omniq.dashboard.doorway import Visitor
-from omniq.operate.words import away, count_of, error_line, span
-from omniq.records import plain
+from omniq.dashboard.app_state import desk_of
+from omniq.dashboard.middleware import Visitor
+from omniq.operations.formatting import away, count_of, error_line, span
+from omniq.to_json import plain
 
 _LONGEST_VALUE = 20_000
 

@@ -18,7 +18,7 @@ from omniq.errors import OmniqError, StorageClosed
 from omniq.events import ChoreFailed
 from omniq.log import write
 from omniq.models import Schedule, TaskStatus
-from omniq.operate.overview import Overlook, Overview
+from omniq.operations.overview import Overlook, Overview
 from omniq.storage.base import BaseStorage
 
 PERIOD = 2.0

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any, TypeVar, Unpack
 
 from omniq.errors import ShutdownTimeout
-from omniq.queue import AsyncTaskQueue
-from omniq.worker import AsyncWorkerPool, PoolOptions
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.worker.pool import AsyncWorkerPool, PoolOptions
 
 A = TypeVar("A")
 

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from omniq.errors import OmniqError, SettingsError
-from omniq.integrations.figures import Figures
+from omniq.integrations.storage_metrics import Figures
 from omniq.models import TaskStatus
-from omniq.service.supervisor import Worker
+from omniq.worker.process.supervisor import Worker
 
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _TEXT = "text/plain; charset=utf-8"

@@ -15,7 +15,7 @@ from fastapi import Depends
 from fastapi.requests import HTTPConnection
 
 from omniq.integrations.asgi import lifespan
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
 
 __all__ = ["Queue", "lifespan", "queue_of"]
 

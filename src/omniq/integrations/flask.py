@@ -21,8 +21,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from flask import Flask
 
-from omniq.blocking import TaskQueue
 from omniq.errors import SettingsError
+from omniq.queue.blocking_queue import TaskQueue
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,12 +30,12 @@ from opentelemetry.trace import (
 )
 
 from omniq import events
-from omniq.blocking import TaskQueue
 from omniq.clock import to_micros
-from omniq.context import TaskContext, current_task
 from omniq.events import Event
 from omniq.models import Task
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.queue.blocking_queue import TaskQueue
+from omniq.tasks.context import TaskContext, current_task
 
 _METADATA = "otel"
 _MOST_OPEN = 100_000

@@ -16,10 +16,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from omniq import events
-from omniq.context import current_task
 from omniq.errors import OmniqError
 from omniq.events import Event, TaskEvent
-from omniq.integrations.figures import Figures
+from omniq.integrations.storage_metrics import Figures
+from omniq.tasks.context import current_task
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
 

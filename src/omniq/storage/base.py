@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros, seconds_to_micros, to_micros
+from omniq.cron import next_run
 from omniq.errors import (
     DuplicateTask,
     InvalidTask,
@@ -50,13 +51,12 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
-from omniq.schedule import next_run
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
-from omniq.storage._hints import Hints
-from omniq.storage._rows import Finish, Row, row_of, task_of
-from omniq.storage.keeping import Keeping, check_now
-from omniq.storage.terms import Claim, Entry, GivenBack, Identity, Renewal
+from omniq.storage.row_rules import Finish, Row, row_of, task_of
+from omniq.storage.side_data import Keeping, check_now
+from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
+from omniq.storage.wakeups import Hints
 
 
 class BaseStorage(Keeping):

@@ -12,6 +12,7 @@ import msgspec
 
 from omniq.clock import from_micros, to_micros
 from omniq.errors import InvalidTask, SerializationError
+from omniq.gate_rules import GateState
 from omniq.models import (
     Attempt,
     DeadLetter,
@@ -27,8 +28,7 @@ from omniq.models import (
     check_int,
 )
 from omniq.serialization import Serializer
-from omniq.storage._gates import GateState
-from omniq.storage._rows import FinishedRow, Row, check_body, retrying_result, task_of
+from omniq.storage.row_rules import FinishedRow, Row, check_body, retrying_result, task_of
 
 MAX_PAGE = 10_000
 MOST_LOOKED_AT = 10_000

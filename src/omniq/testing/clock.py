@@ -7,6 +7,7 @@ import heapq
 import random
 from datetime import UTC, datetime, timedelta
 
+from omniq._futures import finish
 from omniq.clock import encode_id, from_micros, to_micros
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -34,7 +35,7 @@ class ManualClock:
         while self._sleepers and self._sleepers[0][0] <= self._boot_micros:
             _, _, future = heapq.heappop(self._sleepers)
             if not future.done():
-                future.get_loop().call_soon_threadsafe(_finish, future)
+                future.get_loop().call_soon_threadsafe(finish, future)
 
     def jump(self, by: timedelta) -> None:
         """Set the wall clock, forward or back, as an administrator or NTP would."""
@@ -92,8 +93,3 @@ class ManualClock:
         self._ids += 1
         deadline = self._boot_micros + round(seconds * 1_000_000)
         heapq.heappush(self._sleepers, (deadline, self._ids, future))
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 
 from omniq.errors import StorageError, StorageRefused
+from omniq.gate_rules import GateState
 from omniq.models import (
     DeadLetter,
     Progress,
@@ -28,11 +29,10 @@ from omniq.models import (
     WorkerInfo,
     check_int,
 )
-from omniq.storage._gates import GateState
-from omniq.storage._rows import FinishedRow, Row
 from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
-from omniq.storage.terms import Capabilities, Claim, Entry, GivenBack, Renewal
+from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.types import Capabilities, Claim, Entry, GivenBack, Renewal
 
 Verb = Literal[
     "open",

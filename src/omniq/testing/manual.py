@@ -18,14 +18,14 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
-from omniq.blocking import TaskQueue
-from omniq.context import TaskContext
 from omniq.errors import StorageRefused
-from omniq.functions import path_of
 from omniq.models import Task, TaskStatus
-from omniq.queue import AsyncTaskQueue
+from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.queue.blocking_queue import TaskQueue
 from omniq.settings import Settings
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.context import TaskContext
+from omniq.tasks.functions import path_of
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage, Verb
 from omniq.worker import AsyncWorkerPool

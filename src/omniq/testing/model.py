@@ -15,9 +15,9 @@ from omniq.errors import DuplicateTask, LeaseLost, QueueFull, StaleClaim
 from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
-from omniq.storage.terms import GivenBack, Renewal
+from omniq.storage.types import GivenBack, Renewal
 from omniq.testing.clock import ManualClock
-from omniq.testing.model_book import RETRYING, RUNNING, Book, Record
+from omniq.testing.model_tasks import RETRYING, RUNNING, Book, Record
 
 
 @dataclass

@@ -9,7 +9,7 @@ import msgspec
 
 from omniq.models import Attempt, DeadLetter, QueueStats, TaskResult, TaskStatus
 from omniq.testing.model import Model
-from omniq.testing.model_book import Record
+from omniq.testing.model_tasks import Record
 
 
 def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from uuid import uuid4
 import pytest
 
 from omniq._portal import Portal
-from omniq.testing.programs import ServerMissing
+from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import PostgresServer, RedisServer, Server, base_folder
 
 _S = TypeVar("_S", bound=Server)

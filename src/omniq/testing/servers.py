@@ -40,8 +40,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from omniq.testing import keeper
-from omniq.testing.programs import postgres_install, reachable, redis_program
+from omniq.testing import server_process
+from omniq.testing.server_programs import postgres_install, reachable, redis_program
 
 _START_SECONDS = 30.0
 _USER = "omniq"
@@ -117,7 +117,7 @@ class Server(ABC):
     def kill(self) -> None:
         """End it with SIGKILL, all its processes at once."""
         if self.running and self._keeper is not None:
-            keeper.kill_with_children(self.pid)
+            server_process.kill_with_children(self.pid)
             self._keeper.wait()
 
     def restart(self) -> None:
@@ -199,7 +199,7 @@ class Server(ABC):
         # A session of its own: Ctrl-C is for the tests, the keeper sees them end.
         with self._log.open("ab") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, json.dumps(plan)],
+                [sys.executable, "-I", "-S", server_process.__file__, json.dumps(plan)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

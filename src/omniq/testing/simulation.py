@@ -33,14 +33,14 @@ from unittest import mock
 import msgspec
 
 from omniq.errors import StorageError
-from omniq.pool import engine
-from omniq.pool.heartbeat import Heartbeat
 from omniq.settings import Settings
-from omniq.storage._hints import Hints
 from omniq.storage.memory import MemoryStorage
-from omniq.storage.terms import Capabilities
+from omniq.storage.types import Capabilities
+from omniq.storage.wakeups import Hints
 from omniq.testing.faults import FaultyStorage, Verb
-from omniq.testing.virtual import Machine, VirtualLoop, current_machine
+from omniq.testing.virtual_time import Machine, VirtualLoop, current_machine
+from omniq.worker import pool_runtime
+from omniq.worker.heartbeat import Heartbeat
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ class Simulation:
 
     def run(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
         """Play the scenario to its end, and stop every machine. Once."""
-        with mock.patch.object(engine, "Heartbeat", HeartOnTheLoop):
+        with mock.patch.object(pool_runtime, "Heartbeat", HeartOnTheLoop):
             return self.loop.run_as_world(self._play(scenario))
 
     async def _play(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:

@@ -21,11 +21,11 @@ from django.db import connections
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from omniq.blocking import Enqueuer, TaskQueue
-from omniq.functions import options_of
-from omniq.integrations.django.running import runnable
+from omniq.integrations.django.task_call import runnable
 from omniq.models import Attempt, Task, TaskStatus
-from omniq.queue import EnqueueOptions
+from omniq.queue.async_queue import EnqueueOptions
+from omniq.queue.blocking_queue import Enqueuer, TaskQueue
+from omniq.tasks.functions import options_of
 
 FRAMEWORK = "django.tasks" if django.VERSION >= (6,) else "django_tasks"
 

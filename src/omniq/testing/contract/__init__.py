@@ -23,7 +23,7 @@ from omniq.testing.contract._suite import OpenAnother, Slice, opener, promise
 from omniq.testing.contract.cancel import CancelContract
 from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
-from omniq.testing.contract.dead import DeadLetterContract
+from omniq.testing.contract.dead_letters import DeadLetterContract
 from omniq.testing.contract.enqueue import EnqueueContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 import pytest
 
 from omniq.errors import InvalidTask
+from omniq.gate_rules import BreakerState
 from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Snoozed, Succeeded
-from omniq.storage._gates import BreakerState
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
     FINAL_KINDS,

@@ -10,9 +10,9 @@ from django.utils.module_loading import module_has_submodule
 
 from omniq.errors import OmniqError
 from omniq.integrations.django import backend as tasks
-from omniq.service import console
-from omniq.service.supervisor import Worker
 from omniq.settings import Settings
+from omniq.worker.process import console
+from omniq.worker.process.supervisor import Worker
 
 
 class Command(BaseCommand):
@@ -36,7 +36,7 @@ class Command(BaseCommand):
         try:
             worker = Worker(
                 self._url(options["backend"]),
-                ["omniq.integrations.django.ready", *(options["modules"] or _modules())],
+                ["omniq.integrations.django.setup", *(options["modules"] or _modules())],
                 options["concurrency"],
                 options["processes"],
                 queues=None if queues is None else [name.strip() for name in queues.split(",")],

@@ -1,0 +1,37 @@
+"""Durations as callers write them: seconds or `timedelta` in, checked seconds out."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import overload
+
+from omniq.errors import InvalidTask
+from omniq.models import check_seconds
+
+Duration = float | timedelta
+"""Seconds, or a `timedelta`."""
+
+
+@overload
+def seconds_of(name: str, value: Duration, *, above_zero: bool = False) -> float: ...
+@overload
+def seconds_of(name: str, value: Duration | None, *, above_zero: bool = False) -> float | None: ...
+def seconds_of(name: str, value: Duration | None, *, above_zero: bool = False) -> float | None:
+    """The duration in seconds; None stays None. Raises `InvalidTask` for any other value.
+
+    >>> seconds_of("timeout", timedelta(minutes=1))
+    60.0
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    check_seconds(name, seconds, above_zero=above_zero)
+    return None if seconds is None else float(seconds)
+
+
+def instant_before(name: str, value: Duration | datetime, now: datetime) -> datetime:
+    """A datetime as it is, or a duration as the instant that long before `now`."""
+    if isinstance(value, datetime):
+        return value
+    seconds = seconds_of(name, value)
+    if seconds is None:
+        raise InvalidTask(f"{name}: expected a datetime or a duration")
+    return now - timedelta(seconds=seconds)

@@ -1,0 +1,63 @@
+"""How a storage is, read from any thread, and not more often than is useful."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Self
+
+from omniq._portal import Portal
+from omniq.errors import StorageError
+from omniq.models import QueueStats, WorkerInfo
+from omniq.storage import BaseStorage
+from omniq.storage.health import live_workers
+
+_FRESH = 2.0
+_PATIENCE = 5.0
+
+
+class Figures:
+    """The numbers of a storage, over a connection of its own. They are at most two seconds old."""
+
+    def __init__(self, storage: BaseStorage) -> None:
+        self._clock = storage.clock
+        self._storage = storage.twin()
+        self._portal = Portal()
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._newest: tuple[QueueStats, list[WorkerInfo]] | None = None
+
+    def read(self) -> tuple[QueueStats, list[WorkerInfo]]:
+        """How much there is of what, and who works. Raises `StorageError` when nobody answers."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._newest is None or now - self._read_at > _FRESH:
+                self._newest = self._portal.run(self._ask())
+                self._read_at = now
+            return self._newest
+
+    async def _ask(self) -> tuple[QueueStats, list[WorkerInfo]]:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                if not self._storage.is_open:
+                    await self._storage.open()
+                return await self._storage.stats(), await live_workers(self._storage)
+        except TimeoutError as error:
+            raise StorageError(f"the storage did not answer in {_PATIENCE:g} s") from error
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._portal.run(self._storage.close())
+        self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,1 +1,0 @@
-"""The parts of the file backend; `omniq.storage.file` puts them together."""

@@ -1,1 +1,0 @@
-"""The parts of the Redis backend; `omniq.storage.redis` puts them together."""

@@ -1,1 +1,0 @@
-"""The parts of the SQLite backend; `omniq.storage.sqlite` puts them together."""

@@ -1,0 +1,3 @@
+"""PLACEHOLDER file"""
+
+from omniq.storage.file.storage import FileStorage as FileStorage

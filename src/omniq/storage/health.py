@@ -1,0 +1,180 @@
+"""What is wrong with a queue right now, as far as its storage can tell: judged by whoever asks.
+
+Nothing is kept for it. A worker is stalled when it says so itself, from the thread that keeps its
+lease while its event loop is blocked, or when its lease lasts and its heartbeat is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import msgspec
+
+from omniq.clock import from_micros
+from omniq.gate_rules import BreakerState, GateState
+from omniq.models import Task, TaskStatus, WorkerInfo
+from omniq.storage.base import BaseStorage
+
+OVERDUE = timedelta(seconds=10)
+"""A heartbeat that is so old is late: a pool's heart beats at least every two seconds."""
+
+GRACE = timedelta(seconds=10)
+"""How long a run may outlast its timeout before it is stuck: its worker needs a while to stop it."""
+
+ENDLESS = timedelta(hours=1)
+"""When a run without a timeout counts as stuck."""
+
+_BREAKER = "breaker:"
+
+
+class BreakerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A circuit breaker that the fleet shares. `probe` is the task that tries it now, if one does.
+
+    `opened_at` and `reason`, the type of the last error, are there while it is not closed.
+    """
+
+    name: str
+    state: BreakerState
+    failures: int = 0
+    reason: str = ""
+    opened_at: datetime | None = None
+    probe: str | None = None
+
+
+class StuckTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that runs for longer than it may. `deliveries`: how often it has been claimed."""
+
+    task_id: str
+    func_path: str
+    queue: str
+    owner: str
+    attempt: int
+    deliveries: int
+    seconds: float
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator wants to know first.
+
+    `oldest_due_age` is in seconds. `paused` are the paused queues that hold tasks, and how many.
+    """
+
+    workers: int
+    waiting: int
+    oldest_due_age: float
+    stalled: tuple[WorkerInfo, ...]
+    stuck: tuple[StuckTask, ...]
+    breakers: tuple[BreakerInfo, ...]
+    paused: dict[str, int]
+    dead: int
+
+    @property
+    def problems(self) -> list[str]:
+        """What needs somebody, in words; empty when all is well. Dead letters count as a problem."""
+        found = [f"worker {worker.id} is stalled" for worker in self.stalled]
+        found += [
+            f"task {task.task_id} of {task.func_path} has run for {task.seconds:.0f} s"
+            for task in self.stuck
+        ]
+        found += [
+            f"breaker {breaker.name} is {breaker.state}: {breaker.reason or 'no reason kept'}"
+            for breaker in self.breakers
+        ]
+        found += [
+            f"queue {queue} is paused and holds {count} tasks"
+            for queue, count in self.paused.items()
+        ]
+        if self.waiting and not self.workers:
+            found.append(f"{self.waiting} tasks wait and there is no worker")
+        if self.dead:
+            found.append(f"{self.dead} dead letters wait for somebody")
+        return found
+
+
+async def health_of(storage: BaseStorage) -> Health:
+    """How the queue in that storage is. Some reads for each running task, and a few more."""
+    counted = await storage.stats()
+    workers = await live_workers(storage)
+    paused = await storage.paused_queues()
+    breakers = await breakers_of(storage)
+    return Health(
+        workers=len(workers),
+        waiting=counted.by_status[TaskStatus.PENDING] + counted.by_status[TaskStatus.RETRYING],
+        oldest_due_age=counted.oldest_due_age,
+        stalled=tuple(worker for worker in workers if worker.stalled),
+        stuck=tuple(await _stuck_at(storage, workers)),
+        breakers=tuple(each for each in breakers if each.state is not BreakerState.CLOSED),
+        paused={name: count for name, count in counted.by_queue.items() if name in paused},
+        dead=counted.dead,
+    )
+
+
+async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
+    """Workers with a lease, those with a late heartbeat marked as stalled.
+
+    Whoever claims without a pool (`concurrency` 0) has no heart to beat.
+    """
+    now = storage.clock.now()
+    return [
+        msgspec.structs.replace(worker, stalled=True)
+        if worker.concurrency and now - worker.last_heartbeat > OVERDUE
+        else worker
+        for worker in await storage.workers()
+    ]
+
+
+async def _stuck_at(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> list[StuckTask]:
+    now = storage.clock.now()
+    held = [task_id for worker in workers for task_id in worker.running]
+    tasks = [await storage.get_task(task_id) for task_id in held]
+    return [
+        as_stuck(task, now)
+        for task in tasks
+        if task is not None and stuck_from(task, storage.settings.default_timeout) <= now
+    ]
+
+
+def stuck_from(task: Task, default_timeout: float | None) -> datetime:
+    """When a task that runs counts as stuck; never, when it does not run."""
+    if task.status is not TaskStatus.RUNNING or task.started_at is None:
+        return datetime.max.replace(tzinfo=task.created_at.tzinfo)
+    timeout = default_timeout if task.timeout is None else task.timeout
+    limit = ENDLESS if timeout is None else timedelta(seconds=timeout) + GRACE
+    return task.started_at + limit
+
+
+def as_stuck(task: Task, now: datetime) -> StuckTask:
+    """What is told of a stuck task."""
+    began = task.started_at or now
+    return StuckTask(
+        task_id=task.id,
+        func_path=task.func_path,
+        queue=task.queue,
+        owner=task.owner or "",
+        attempt=task.attempts + 1,
+        deliveries=task.token,
+        seconds=(now - began).total_seconds(),
+    )
+
+
+async def breakers_of(storage: BaseStorage) -> list[BreakerInfo]:
+    """Every breaker that a task has named and a worker has asked, by name."""
+    return [
+        _breaker(key.removeprefix(_BREAKER), state)
+        for key, state in sorted((await storage.gates()).items())
+        if key.startswith(_BREAKER)
+    ]
+
+
+def _breaker(name: str, state: GateState) -> BreakerInfo:
+    if state.breaker is BreakerState.CLOSED:
+        return BreakerInfo(name=name, state=state.breaker, failures=state.failures)
+    return BreakerInfo(
+        name=name,
+        state=state.breaker,
+        failures=state.failures,
+        reason=state.reason,
+        opened_at=from_micros(state.opened_at),
+        probe=state.holders[0][0] if state.holders else None,
+    )

@@ -1,0 +1,3 @@
+"""PLACEHOLDER memory"""
+
+from omniq.storage.memory.storage import MemoryStorage as MemoryStorage

@@ -1,0 +1,3 @@
+"""PLACEHOLDER postgres"""
+
+from omniq.storage.postgres.storage import PostgresStorage as PostgresStorage

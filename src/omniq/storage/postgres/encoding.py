@@ -1,0 +1,150 @@
+"""Rows as the tables hold them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from omniq.clock import to_micros
+from omniq.gate_rules import Gate
+from omniq.models import Attempt, DeadLetter, TaskStatus
+from omniq.serialization import encode_internal, lenient_decoder
+from omniq.storage.row_rules import FinishedRow, Row
+
+STATUSES = tuple(TaskStatus)
+"""The statuses by their numbers in the tables."""
+
+NUMBERS = {status: number for number, status in enumerate(STATUSES)}
+
+_decode_gates = lenient_decoder(tuple[Gate, ...], None)
+_decode_history = lenient_decoder(tuple[Attempt, ...], ())
+
+_SHARED = (
+    "id, seq, nonce, queue, rank, func_path, due, visible, created_at, status, attempts, crashes, "
+    "releases, token, settled, started_at, cancel_requested, repeats, unique_key, expires, "
+    "result_ttl, gates, history, "
+)
+LIVE = f"{_SHARED} body, owner, parked, attached"
+LIVE_WITHOUT_BODY = f"{_SHARED} ''::bytea AS body, owner, parked, attached"
+ENDED = f"{_SHARED} body, NULL::text AS owner, NULL::text AS parked, false AS attached"
+"""Columns that `stored_of` expects, of `live` and of the other tables."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A row, and whether something is attached to it that has to go when it ends."""
+
+    row: Row
+    attached: bool
+
+
+def stored_of(record: Sequence[Any]) -> Stored:
+    """A row from the columns above. More columns may follow them."""
+    (
+        task_id, seq, nonce, queue, rank, func_path, due, visible, created_at, status, attempts,
+        crashes, releases, token, settled, started_at, cancel_requested, repeats, unique, expires,
+        result_ttl, gates, history, body, owner, parked, attached, *_,
+    ) = record  # fmt: skip
+    limits = _decode_gates(gates) if gates else ()
+    row = Row(
+        id=task_id,
+        seq=seq,
+        nonce=nonce,
+        queue=queue,
+        priority=~rank,
+        func_path=func_path,
+        # A task whose limits are unknown must not run: without a body it cannot.
+        body=b"" if limits is None else body,
+        due=due,
+        visible=visible,
+        created_at=created_at,
+        status=STATUSES[status],
+        attempts=attempts,
+        crashes=crashes,
+        releases=releases,
+        token=token,
+        settled=settled,
+        owner=owner,
+        started_at=started_at,
+        cancel_requested=cancel_requested,
+        repeats=repeats,
+        unique=unique,
+        expires=expires,
+        result_ttl=result_ttl,
+        gates=limits or (),
+        parked=parked,
+        history=_decode_history(history) if history else (),
+    )
+    return Stored(row, attached)
+
+
+def claimed_of(record: Sequence[Any], owner: str) -> Row:
+    """A row that `turn` has claimed: what a run and its outcome need of it."""
+    (
+        _, _, _, _, task_id, seq, queue, rank, func_path, body, due, visible, attempts, crashes,
+        releases, token, started_at, cancel_requested, repeats, expires, history,
+    ) = record  # fmt: skip
+    return Row(
+        id=task_id,
+        seq=seq,
+        queue=queue,
+        priority=~rank,
+        func_path=func_path,
+        body=body,
+        due=due,
+        visible=visible,
+        created_at=0,
+        status=TaskStatus.RUNNING,
+        attempts=attempts,
+        crashes=crashes,
+        releases=releases,
+        token=token,
+        owner=owner,
+        started_at=started_at,
+        cancel_requested=cancel_requested,
+        repeats=repeats,
+        expires=expires,
+        history=_decode_history(history) if history else (),
+    )
+
+
+def history_of(row: Row) -> bytes | None:
+    """The column `history`."""
+    return encode_internal(row.history) if row.history else None
+
+
+def columns(lines: Iterable[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    """The lines as columns, for parameters that are arrays.
+
+    >>> columns([(1, "a"), (2, "b")], 2)
+    [[1, 2], ['a', 'b']]
+    """
+    turned = [list(column) for column in zip(*lines, strict=True)]
+    return turned or [[] for _ in range(width)]
+
+
+def saved(row: Row, attached: bool, claim_id: str | None) -> tuple[Any, ...]:
+    """A line for the function `save`."""
+    return (
+        row.id, row.due, row.visible, NUMBERS[row.status], row.attempts, row.crashes, row.releases,
+        row.token, row.settled, row.owner, row.started_at, row.cancel_requested, row.parked,
+        _lot(row), attached, history_of(row), claim_id,
+    )  # fmt: skip
+
+
+def ended(finished: FinishedRow, letter: DeadLetter | None) -> tuple[Any, ...]:
+    """A line for the function `finish`."""
+    row = finished.row
+    grave: tuple[bytes | None, int | None, str | None] = (None, None, None)
+    if letter is not None:
+        grave = (encode_internal(letter), to_micros(letter.last_failure), letter.failure_reason)
+    return (
+        row.id, NUMBERS[row.status], row.attempts, row.crashes, row.settled, history_of(row),
+        finished.result, *grave,
+    )  # fmt: skip
+
+
+def _lot(row: Row) -> str | None:
+    # The name of a queue has no slash in it.
+    return None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.parked}"

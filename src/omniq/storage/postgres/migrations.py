@@ -1,0 +1,149 @@
+"""The store's tables and functions: made, brought up to date, and checked before use."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omniq.errors import StorageRefused
+from omniq.storage.postgres import statements
+from omniq.storage.postgres.connection import Connection, Target, close, is_driver_error, is_missing
+from omniq.storage.postgres.statements import Names
+
+NEWEST = len(statements.migrations())
+"""The version of the schema that this code works with."""
+
+_OLDEST_SERVER = 13
+
+
+class Server(msgspec.Struct, frozen=True):
+    """What is asked of a server when a storage is opened."""
+
+    version: int
+    store: str
+    fsync: str
+    synchronous_commit: str
+    full_page_writes: str
+
+    @property
+    def survives_power_cut(self) -> bool:
+        """Whether what it has acknowledged is on the disk."""
+        return (
+            self.fsync == "on"
+            and self.full_page_writes == "on"
+            and self.synchronous_commit != "off"
+        )
+
+
+_LOOK = (
+    "SELECT max(version), (SELECT id::text FROM {schema}.store), current_setting('fsync'), "
+    "current_setting('synchronous_commit'), current_setting('full_page_writes') "
+    "FROM {schema}.versions"
+)
+
+
+async def look(db: Connection, names: Names) -> Server:
+    """The version of the schema, and what the server promises."""
+    return Server(*await db.fetchrow(names(_LOOK)))
+
+
+def check(target: Target, version: int) -> None:
+    """Raise `StorageRefused` when the schema is not the one that this code works with."""
+    where = f"{target}, schema {target.schema}"
+    if version == 0:
+        raise StorageRefused(f"{where}: is not set up; run 'omniq schema install'")
+    if version > NEWEST:
+        raise StorageRefused(
+            f"{where}: is at version {version}, and this omniq knows versions up to {NEWEST}; "
+            "use a newer omniq"
+        )
+    if version < NEWEST:
+        raise StorageRefused(
+            f"{where}: is at version {version}, and this omniq needs {NEWEST}; "
+            "run 'omniq schema upgrade'"
+        )
+
+
+async def read_version(target: Target) -> int:
+    """The version of the schema; 0 when there is none."""
+    db = await target.connect("schema")
+    try:
+        return await _version(db, target.schema)
+    finally:
+        await close(db)
+
+
+async def _version(db: Connection, schema: str) -> int:
+    names = Names(schema)
+    if await db.fetchval("SELECT to_regclass($1)", names("{schema}.versions")) is None:
+        return 0
+    version: int = await db.fetchval(
+        names("SELECT coalesce(max(version), 0) FROM {schema}.versions")
+    )
+    return version
+
+
+async def upgrade(target: Target) -> int:
+    """Bring the schema to the newest version, in one transaction; the version it was at before.
+
+    Safe when many do it at once: they wait for each other.
+    """
+    db = await target.connect("schema")
+    names = Names(target.schema)
+    try:
+        async with db.transaction():
+            await db.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"omniq {target.schema}"
+            )
+            _check_server(db, target)
+            if await db.fetchval("SELECT to_regnamespace($1)", f'"{target.schema}"') is None:
+                await db.execute(names("CREATE SCHEMA {schema}"))
+            before = await _version(db, target.schema)
+            if before > NEWEST:
+                check(target, before)
+            if before < NEWEST:
+                await _apply(db, target.schema, before)
+            return before
+    except Exception as error:
+        if is_driver_error(error):
+            raise target.wrapped(error) from error
+        raise
+    finally:
+        await close(db)
+
+
+async def _apply(db: Connection, schema: str, before: int) -> None:
+    names = Names(schema)
+    if before == 0:
+        await db.execute(names(_VERSIONS))
+    for version, name in enumerate(statements.migrations()[before:], start=before + 1):
+        await db.execute(statements.migration(schema, name))
+        await db.execute(names("INSERT INTO {schema}.versions VALUES ($1)"), version)
+    await db.execute(statements.functions(schema))
+
+
+_VERSIONS = (
+    "CREATE TABLE {schema}.versions (version int PRIMARY KEY, "
+    "applied_at timestamptz NOT NULL DEFAULT now())"
+)
+
+
+def _check_server(db: Connection, target: Target) -> None:
+    version = db.get_server_version()
+    if version.major < _OLDEST_SERVER:
+        raise StorageRefused(
+            f"{target}: is PostgreSQL {version.major}; {_OLDEST_SERVER} or newer is needed"
+        )
+
+
+def sql(schema: str) -> str:
+    """All that `upgrade` would do to an empty database, to be read or run by hand."""
+    names = Names(schema)
+    parts = [names("CREATE SCHEMA IF NOT EXISTS {schema};"), names(_VERSIONS + ";")]
+    for version, name in enumerate(statements.migrations(), start=1):
+        parts.append(statements.migration(schema, name))
+        parts.append(names(f"INSERT INTO {{schema}}.versions VALUES ({version});"))
+    parts.append(statements.functions(schema))
+    return "\n".join(("BEGIN;", *parts, "COMMIT;")) + "\n"
+
+
+__all__ = ["NEWEST", "Server", "check", "is_missing", "look", "read_version", "sql", "upgrade"]

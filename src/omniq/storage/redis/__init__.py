@@ -1,0 +1,3 @@
+"""PLACEHOLDER redis"""
+
+from omniq.storage.redis.storage import RedisStorage as RedisStorage

@@ -1,0 +1,156 @@
+"""What a Redis server is and promises: asked once when a storage opens, and by `omniq doctor`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from omniq.errors import StorageError, StorageRefused
+from omniq.storage.types import Durability
+
+OLDEST = (6, 2)
+
+Ask = Callable[..., Awaitable[Any]]
+"""Sends a command and gives its reply."""
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that decide what an acknowledged write survives, and whether omniq can run."""
+
+    product: str
+    version: str
+    appendonly: bool
+    appendfsync: str
+    """Empty where the server does not tell."""
+    maxmemory_policy: str
+    role: str
+    is_cluster: bool
+    is_loading: bool
+    last_write_failed: str
+    """What could not be written the last time the server tried; empty when all is well."""
+
+    @property
+    def durability(self) -> Durability:
+        """What an acknowledged write survives."""
+        if not self.appendonly:
+            return "none"
+        return "power" if self.appendfsync == "always" else "os"
+
+
+async def read_facts(ask: Ask) -> ServerFacts:
+    """Ask the server what it is. Works without the right to read its configuration."""
+    info = _parse_info(await ask("INFO"))
+    config = {
+        **await _config(ask, "maxmemory-policy"),
+        **await _config(ask, "append*"),
+    }
+    failed = [
+        what
+        for what, field in (
+            ("snapshot", "rdb_last_bgsave_status"),
+            ("AOF write", "aof_last_write_status"),
+            ("AOF rewrite", "aof_last_bgrewrite_status"),
+        )
+        if info.get(field, "ok") != "ok"
+    ]
+    return ServerFacts(
+        product="Valkey" if "valkey_version" in info else "Redis",
+        version=info.get("valkey_version") or info.get("redis_version", ""),
+        appendonly=config.get("appendonly", "") == "yes" or info.get("aof_enabled") == "1",
+        appendfsync=config.get("appendfsync", ""),
+        maxmemory_policy=config.get("maxmemory-policy") or info.get("maxmemory_policy", ""),
+        role=info.get("role", ""),
+        is_cluster=info.get("cluster_enabled") == "1",
+        is_loading=info.get("loading") == "1",
+        last_write_failed=", ".join(failed),
+    )
+
+
+def check(facts: ServerFacts) -> None:
+    """Refuse a server on which the promises do not hold."""
+    if not _is_new_enough(facts):
+        raise StorageRefused(
+            f"{facts.product} {facts.version} is too old; omniq needs Redis 6.2 or newer, or Valkey"
+        )
+    if facts.maxmemory_policy not in ("noeviction", ""):
+        raise StorageRefused(
+            f"{facts.product} may throw tasks away (maxmemory-policy {facts.maxmemory_policy}); "
+            "set it with: CONFIG SET maxmemory-policy noeviction"
+        )
+    if facts.role in ("slave", "replica"):
+        raise StorageRefused(f"this {facts.product} is a replica; name its primary in the URL")
+
+
+def report(facts: ServerFacts) -> list[tuple[str, str, str]]:
+    """`(name, value, verdict)` of what matters; a verdict is "ok", "warn: …" or "bad: …"."""
+    fsync = facts.appendfsync or "unknown"
+    return [
+        (
+            "version",
+            f"{facts.product} {facts.version}",
+            "ok" if _is_new_enough(facts) else "bad: omniq needs Redis 6.2 or newer, or Valkey",
+        ),
+        (
+            "appendonly",
+            "yes" if facts.appendonly else "no",
+            "ok"
+            if facts.appendonly
+            else "warn: a restart of the server loses every task; set appendonly yes",
+        ),
+        (
+            "appendfsync",
+            fsync,
+            "ok"
+            if fsync == "always"
+            else "warn: a power cut may lose what was acknowledged in the last second or more; "
+            "set appendfsync always",
+        ),
+        (
+            "maxmemory-policy",
+            facts.maxmemory_policy or "unknown",
+            "ok"
+            if facts.maxmemory_policy == "noeviction"
+            else "bad: the server may throw tasks away; set maxmemory-policy noeviction",
+        ),
+        (
+            "role",
+            facts.role or "unknown",
+            "ok" if facts.role == "master" else "bad: only the primary can be written to",
+        ),
+        ("cluster", "yes" if facts.is_cluster else "no", "ok"),
+        (
+            "persistence",
+            facts.last_write_failed or "ok",
+            f"bad: the last {facts.last_write_failed} failed; see the server's log"
+            if facts.last_write_failed
+            else "ok",
+        ),
+    ]
+
+
+async def _config(ask: Ask, pattern: str) -> dict[str, str]:
+    try:
+        reply = await ask("CONFIG", "GET", pattern)
+    except StorageError:
+        # Managed servers do not allow it; INFO has most of it.
+        return {}
+    if isinstance(reply, dict):
+        return {_text(name): _text(value) for name, value in reply.items()}
+    return {_text(name): _text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+
+def _parse_info(text: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _is_new_enough(facts: ServerFacts) -> bool:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", facts.version)[:2])
+    return numbers >= OLDEST

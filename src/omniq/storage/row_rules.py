@@ -1,0 +1,413 @@
+"""A task as a storage keeps it, and every change it may go through. Pure: no clock, no input or output.
+
+Backends differ in how they find, lock and keep rows; what a claim, an outcome, a cancellation or a
+lost worker does to one is written here, once. Instants are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, assert_never
+
+import msgspec
+
+from omniq.clock import from_micros, seconds_to_micros, to_micros
+from omniq.errors import SerializationError
+from omniq.gate_rules import Effect, Gate, gates_of
+from omniq.models import (
+    Attempt,
+    DeadLetter,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskStatus,
+)
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Rescheduled,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+
+Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
+"""Microseconds since 1970 that a `datetime` can hold; a damaged record may say anything."""
+
+MAX_HISTORY = 25
+"""Attempts kept of one task: the first, and the newest ones."""
+
+
+class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """The authoritative record of a task that has not ended. Mutable, and private to storages.
+
+    `due` orders tasks; `visible` decides whether a given `now` sees them (0 for a task without an
+    eta: it is due whatever time the caller says it is). `settled` is the token of the last claim
+    that ended by an outcome of its own owner, so that a repeated outcome is known from a late one.
+    """
+
+    id: str
+    seq: int = 0
+    nonce: str = ""
+    queue: str
+    priority: int
+    func_path: str
+    body: bytes = b""
+    due: Instant
+    visible: Instant
+    created_at: Instant
+    status: TaskStatus = TaskStatus.PENDING
+    attempts: int = 0
+    crashes: int = 0
+    releases: int = 0
+    token: int = 0
+    settled: int = 0
+    owner: str | None = None
+    started_at: Instant = 0
+    cancel_requested: bool = False
+    repeats: bool = False
+    unique: str | None = None
+    expires: Instant | None = None
+    result_ttl: int = 0
+    gates: tuple[Gate, ...] = ()
+    parked: str | None = None
+    history: tuple[Attempt, ...] = ()
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sorts rows as they are to be claimed."""
+        return (-self.priority, self.due, self.seq)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a worker died while it held the task: it may be the one that kills workers."""
+        return self.crashes > 0
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """How a task ended. `dead` is set when it also becomes a dead letter."""
+
+    status: TaskStatus
+    result: TaskResult
+    dead: DeadLetter | None = None
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What recording an outcome came to, besides the changed row.
+
+    `result` is to be kept although the task goes on (an interval's newest run). `effect` is what
+    the task's circuit breakers are told.
+    """
+
+    finish: Finish | None = None
+    result: TaskResult | None = None
+    effect: Effect = "neither"
+    reason: str = ""
+
+
+class FinishedRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is kept of a task that has ended, until `expires_at`. `result` is encoded."""
+
+    row: Row
+    finished_at: int
+    expires_at: int
+    result: bytes
+
+
+def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -> Row:
+    """The row of a task that is about to be enqueued."""
+    ttl = default_ttl if task.result_ttl is None else seconds_to_micros(task.result_ttl)
+    return Row(
+        id=task.id,
+        nonce=nonce,
+        queue=task.queue,
+        priority=task.priority,
+        func_path=task.func_path,
+        body=body,
+        due=now if task.eta is None else to_micros(task.eta),
+        visible=0 if task.eta is None else to_micros(task.eta),
+        created_at=to_micros(task.created_at),
+        attempts=task.attempts,
+        repeats=task.interval is not None or task.cron is not None,
+        unique=task.unique,
+        expires=None if task.expires is None else to_micros(task.expires),
+        result_ttl=ttl,
+        gates=gates_of(task),
+    )
+
+
+def check_body(row: Row, task: Task) -> None:
+    """Refuse a body that was enqueued as something else than what its row says.
+
+    A body may be signed and a row is not: a signed call must not be run under another id, from
+    another queue, or after the time until which it was meant to be run.
+    """
+    is_same = (task.id, task.func_path, task.queue) == (row.id, row.func_path, row.queue)
+    if task.expires is not None:
+        expires = to_micros(task.expires)
+        # A claim need not bring along how long the task is good for; it was good when claimed.
+        is_same = is_same and (
+            expires > row.started_at if row.expires is None else expires == row.expires
+        )
+    if not is_same:
+        raise SerializationError(
+            f"task {row.id}: what was enqueued as task {task.id} of {task.func_path}, queue "
+            f"{task.queue}, does not belong here"
+        )
+
+
+def task_of(row: Row, task: Task) -> Task:
+    """The task as its row says it is now; `task` is what was enqueued."""
+    try:
+        eta = from_micros(row.due)
+        started_at = from_micros(row.started_at) if row.started_at else None
+    except OverflowError as error:
+        raise SerializationError(f"task {row.id}: a time in its record is none") from error
+    return msgspec.structs.replace(
+        task,
+        eta=eta,
+        status=row.status,
+        attempts=row.attempts,
+        crashes=row.crashes,
+        releases=row.releases,
+        token=row.token,
+        owner=row.owner,
+        started_at=started_at,
+        cancel_requested=row.cancel_requested,
+    )
+
+
+def claim(row: Row, owner: str, now: int) -> None:
+    """PENDING or RETRYING → RUNNING, with an owner and the next token."""
+    row.status = TaskStatus.RUNNING
+    row.owner = owner
+    row.token += 1
+    row.started_at = now
+    row.parked = None
+
+
+def is_current(row: Row, outcome: Outcome, owner: str) -> bool:
+    """Whether the outcome belongs to the claim that holds the task now."""
+    if row.token != outcome.token:
+        return False
+    if row.owner == owner:
+        return True
+    # The next run of an interval task may be moved by whoever has just finished the last one.
+    return (
+        isinstance(outcome, Rescheduled)
+        and row.repeats
+        and row.owner is None
+        and row.settled == outcome.token
+    )
+
+
+def was_recorded(row: Row, outcome: Outcome) -> bool:
+    """Whether this outcome's claim has ended by an outcome already: a repeat after a lost reply."""
+    return row.owner is None and row.token == outcome.token == row.settled
+
+
+def settle(row: Row, outcome: Outcome, now: int) -> Settled:
+    """Apply what a run came to. The caller has checked `is_current`."""
+    if row.cancel_requested and isinstance(outcome, Retried | Snoozed | Released | Rescheduled):
+        # It was cancelled while it ran, and would otherwise run again.
+        return Settled(finish=finish_cancelled(row, now, "cancelled while running", by_owner=True))
+    # A failed run counts once, also for its breakers, however often it is told.
+    failure: Effect = "failure" if row.status is TaskStatus.RUNNING else "neither"
+    match outcome:
+        case Succeeded():
+            return _settle_success(row, outcome, now)
+        case Retried():
+            if row.status is TaskStatus.RUNNING:
+                _add_attempt(row, outcome.error, "failed", now)
+                row.attempts += 1
+                row.status = TaskStatus.RETRYING
+            if outcome.eta is not None:
+                _let_go(row, to_micros(outcome.eta))
+            return Settled(effect=failure, reason=outcome.error.error_type)
+        case Rescheduled():
+            if row.status is TaskStatus.RUNNING:
+                row.status = TaskStatus.PENDING
+            _let_go(row, to_micros(outcome.eta))
+            return Settled()
+        case Failed():
+            finish = _finish_failed(
+                row, outcome.error, outcome.reason, "failed", now, by_owner=True
+            )
+            return Settled(finish=finish, effect=failure, reason=outcome.error.error_type)
+        case Snoozed():
+            row.status = TaskStatus.PENDING
+            _let_go(row, to_micros(outcome.eta))
+            return Settled()
+        case Released():
+            row.status = TaskStatus.PENDING
+            row.releases += outcome.unknown_function
+            if outcome.eta is None:
+                _let_go(row, row.due, visible=row.visible)
+            else:
+                _let_go(row, to_micros(outcome.eta))
+            return Settled()
+        case Cancelled():
+            return Settled(finish=finish_cancelled(row, now, outcome.reason, by_owner=True))
+        case _:
+            assert_never(outcome)
+
+
+def _settle_success(row: Row, outcome: Succeeded, now: int) -> Settled:
+    if outcome.next_eta is None or row.cancel_requested:
+        row.settled = row.token
+        finish = Finish(status=TaskStatus.SUCCESS, result=outcome.result)
+        return Settled(finish=finish, effect="success")
+    row.status = TaskStatus.PENDING
+    row.attempts = 0
+    row.crashes = 0
+    row.history = ()
+    _let_go(row, to_micros(outcome.next_eta))
+    return Settled(result=outcome.result, effect="success")
+
+
+def _let_go(row: Row, due: int, *, visible: int | None = None) -> None:
+    row.settled = row.token
+    row.owner = None
+    row.due = due
+    row.visible = due if visible is None else visible
+
+
+def _add_attempt(row: Row, error: TaskError, outcome: str, now: int) -> None:
+    attempt = Attempt(
+        number=row.attempts + 1,
+        token=row.token,
+        owner=row.owner,
+        started_at=from_micros(row.started_at) if row.started_at else None,
+        finished_at=from_micros(now),
+        outcome=outcome,
+        error=error,
+    )
+    history = (*row.history, attempt)
+    if len(history) > MAX_HISTORY:
+        history = (history[0], *history[-MAX_HISTORY + 1 :])
+    row.history = history
+
+
+def _finish_failed(
+    row: Row, error: TaskError, reason: str, outcome: str, now: int, *, by_owner: bool
+) -> Finish:
+    # A failure that was already charged by mark_failed(will_retry=True) is not charged again.
+    if row.status is TaskStatus.RUNNING:
+        _add_attempt(row, error, outcome, now)
+        row.attempts += 1
+    row.settled = row.token if by_owner else 0
+    result = TaskResult(
+        task_id=row.id,
+        status=TaskStatus.FAILED,
+        error=error,
+        attempts=row.attempts,
+        started_at=from_micros(row.started_at) if row.started_at else None,
+        finished_at=from_micros(now),
+        reason=reason,
+    )
+    letter = DeadLetter(
+        task_id=row.id,
+        task_type=row.func_path,
+        failure_reason=reason,
+        attempt_count=row.attempts,
+        first_failure=row.history[0].finished_at,
+        last_failure=from_micros(now),
+        error_details=error.traceback or f"{error.error_type}: {error.message}",
+        queue=row.queue,
+    )
+    return Finish(status=TaskStatus.FAILED, result=result, dead=letter)
+
+
+def finish_cancelled(row: Row, now: int, reason: str, *, by_owner: bool = False) -> Finish:
+    """Any live state → CANCELLED."""
+    row.settled = row.token if by_owner else 0
+    ran = row.status is TaskStatus.RUNNING
+    result = TaskResult(
+        task_id=row.id,
+        status=TaskStatus.CANCELLED,
+        attempts=row.attempts + ran,
+        started_at=from_micros(row.started_at) if ran else None,
+        finished_at=from_micros(now),
+        reason=reason,
+    )
+    return Finish(status=TaskStatus.CANCELLED, result=result)
+
+
+def is_expired(row: Row, now: int) -> bool:
+    """Whether the task's `expires` has passed before it was claimed."""
+    return row.expires is not None and row.expires <= now
+
+
+def give_back(rows: Sequence[Row], now: int, max_crashes: int) -> list[tuple[Row, Settled]]:
+    """Take everything from an owner that is dead; `rows` is all it held.
+
+    When it held a suspect, only the suspects are charged with the crash: the others were bystanders.
+    """
+    running = [row for row in rows if row.status is TaskStatus.RUNNING]
+    charged = {row.id for row in running if row.is_suspect} or {row.id for row in running}
+    return [(row, _give_back_one(row, row.id in charged, now, max_crashes)) for row in rows]
+
+
+def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int) -> Settled:
+    if row.cancel_requested:
+        return Settled(finish=finish_cancelled(row, now, "cancelled while running"))
+    if is_charged:
+        lost = TaskError(
+            f"worker {row.owner} was lost while it ran the task",
+            error_type="WorkerLost",
+            timestamp=from_micros(now),
+        )
+        row.crashes += 1
+        if row.crashes >= max_crashes:
+            # No word to the breakers: a dead worker says nothing about what its task depends on.
+            return Settled(
+                finish=_finish_failed(row, lost, "crashed", "crashed", now, by_owner=False)
+            )
+        _add_attempt(row, lost, "crashed", now)
+        row.attempts += 1
+        row.status = TaskStatus.RETRYING
+    elif row.status is TaskStatus.RUNNING:
+        row.status = TaskStatus.PENDING
+    if row.status is TaskStatus.RETRYING:
+        row.due = now
+    row.visible = 0
+    row.owner = None
+    row.settled = 0
+    return Settled()
+
+
+def revive(row: Row, now: int, *, body: bytes | None = None) -> None:
+    """A dead letter's row back to PENDING: no failures, the token goes on from where it was."""
+    row.status = TaskStatus.PENDING
+    row.owner = None
+    row.attempts = row.crashes = row.releases = row.settled = row.started_at = 0
+    row.cancel_requested = False
+    row.history = ()
+    row.parked = None
+    row.due, row.visible = now, 0
+    if body is not None:
+        row.body = body
+
+
+def finished_row(row: Row, finish: Finish, result: bytes, now: int) -> FinishedRow:
+    """What is kept of a row that has ended."""
+    row.status = finish.status
+    row.owner = None
+    return FinishedRow(row=row, finished_at=now, expires_at=now + row.result_ttl, result=result)
+
+
+def retrying_result(row: Row) -> TaskResult | None:
+    """What a live task can say of its newest run: that it failed and will run again, or nothing."""
+    if row.status is not TaskStatus.RETRYING or not row.history:
+        return None
+    newest = row.history[-1]
+    return TaskResult(
+        task_id=row.id,
+        status=TaskStatus.RETRYING,
+        error=newest.error,
+        attempts=row.attempts,
+        started_at=newest.started_at,
+        finished_at=newest.finished_at,
+    )

@@ -1,0 +1,328 @@
+"""What a storage keeps beside the queue: results, dead letters, checkpoints, progress, schedules.
+
+The second part of the contract, for operators and for tasks that resume. `base` has the first: to
+enqueue, claim and record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+
+import msgspec
+
+from omniq.clock import Clock, seconds_to_micros, to_micros
+from omniq.cron import next_cron
+from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed
+from omniq.models import (
+    Progress,
+    Schedule,
+    Task,
+    check_id,
+    check_instant,
+    check_key,
+    check_name,
+    check_schedule,
+    check_task,
+)
+from omniq.settings import Settings
+from omniq.storage.inspection import Inspection
+from omniq.storage.row_rules import Row, row_of
+from omniq.storage.types import Capabilities
+from omniq.storage.wakeups import Hints
+
+
+class Keeping(Inspection):
+    """Verbs for what is kept beside the queue. Each numbered promise holds on every backend."""
+
+    _clock: Clock
+    _settings: Settings
+    _hints: Hints
+    _is_open: bool
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this backend promises beyond the contract."""
+
+    @property
+    @abstractmethod
+    def owner(self) -> str:
+        """The id under which this object claims; fresh at every opening and after every fencing."""
+
+    # Retention
+
+    async def purge_results(self, older_than: datetime) -> int:
+        """Forget tasks that finished before that instant; how many.
+
+        T1. Only finished tasks go; nothing that waits or runs, and no dead letter.
+        T2. Their ids are free again.
+        """
+        self._check_open()
+        check_now("older_than", older_than)
+        return await self._purge_results(to_micros(older_than))
+
+    async def purge_expired(self) -> int:
+        """Forget finished tasks whose `result_ttl` has passed; how many.
+
+        T3. A record past its `result_ttl` is not given out, purged or not.
+        T4. `result_ttl=0` keeps nothing of a task that ended, but for its dead letter.
+        """
+        self._check_open()
+        return await self._purge_expired()
+
+    async def delete_task(self, task_id: str) -> bool:
+        """Forget a finished task; False when there is no such record.
+
+        T5. Nothing that waits or runs is touched, nor any other task, nor a dead letter.
+        """
+        self._check_open()
+        check_id(task_id)
+        return await self._delete_task(task_id)
+
+    # Dead letters
+
+    async def retry_dead(
+        self, task_id: str, *, task: Task | None = None, from_start: bool = False
+    ) -> bool:
+        """Put a dead letter's task back in the queue; False when there is no such letter.
+
+        `task` is the same call with other arguments. `from_start` drops its checkpoint.
+
+        D1. The same id, PENDING, due now, attempts 0; the letter and the old result are gone.
+        D2. One atomic step: of two that retry at once, one gets True.
+        D3. When it cannot be enqueued (queue full, unique key taken), the letter stays.
+        """
+        self._check_open()
+        check_id(task_id)
+        body = None
+        if task is not None:
+            self._check_task(task)
+            letter = await self.get_dead(task_id)
+            if letter is None:
+                return False
+            if (task.id, task.func_path, task.queue) != (
+                task_id,
+                letter.task_type,
+                letter.queue,
+            ):
+                # What a storage filters and counts by goes on being true of the task.
+                raise InvalidTask(
+                    f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
+                    f"of {letter.task_type}; change its arguments only"
+                )
+            body = self._serializer.encode_task(task)
+        revived = await self._retry_dead(task_id, body, from_start)
+        if revived:
+            self._hints.work()
+        return revived
+
+    @abstractmethod
+    async def delete_dead(self, task_id: str) -> bool:
+        """Forget a dead letter and its checkpoint; False when there is none.
+
+        D4. Its task's id is free again once its result has gone too.
+        """
+
+    async def purge_dead(self, older_than: datetime) -> int:
+        """Forget dead letters whose last failure was before that instant; how many."""
+        self._check_open()
+        check_now("older_than", older_than)
+        return await self._purge_dead(to_micros(older_than))
+
+    # Checkpoints and progress
+
+    async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
+        """Keep what a task needs to resume.
+
+        K1. Only the current claim may save; another raises `StaleClaim`.
+        K2. It survives retries, releases and crashes, and goes when the task succeeds.
+        K3. It stays with a dead letter, and is there when that is retried.
+        """
+        self._check_open()
+        check_id(task_id)
+        if len(checkpoint) > self._settings.max_payload:
+            raise SerializationError(
+                f"checkpoint of task {task_id} takes {len(checkpoint)} bytes, "
+                f"more than max_payload {self._settings.max_payload}"
+            )
+        if not await self._save_checkpoint(self.owner, task_id, token, checkpoint):
+            raise StaleClaim(task_id, token)
+
+    async def purge_checkpoints(self, older_than: datetime) -> int:
+        """Forget checkpoints saved before that instant that belong to nothing; how many.
+
+        K4. One whose task is live or a dead letter stays, however old.
+        """
+        self._check_open()
+        check_now("older_than", older_than)
+        return await self._purge_checkpoints(to_micros(older_than))
+
+    async def report_progress(self, reports: Sequence[Progress]) -> None:
+        """Keep the newest progress of running tasks, in one round trip.
+
+        P1. A report whose claim is not the current one is dropped.
+        P2. It goes when the task ends.
+        """
+        self._check_open()
+        if reports:
+            await self._report_progress(self.owner, reports)
+
+    # Schedules
+
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Keep a schedule, replacing one with the same id.
+
+        S1. Every change of a schedule raises its `version`.
+        S4. One that is put where there is none begins at a version of its own: what was read of an
+            earlier one with its id cannot be fired.
+        """
+        self._check_open()
+        check_schedule(schedule)
+        self._check_task(schedule.task)
+        self._serializer.encode_task(schedule.task)
+        # Below 2**52, so that every backend can count on from it exactly.
+        first_version = 1 + int(self._clock.random() * 2**51)
+        await self._put_schedule(msgspec.structs.replace(schedule, version=first_version))
+        self._hints.schedules()
+
+    @abstractmethod
+    async def delete_schedule(self, schedule_id: str) -> bool:
+        """Forget a schedule; False when there is none."""
+
+    async def fire_schedule(
+        self, schedule: Schedule, advanced: Schedule, task: Task | None
+    ) -> bool:
+        """Enqueue `task` and replace `schedule` by `advanced`, if nobody has changed it meanwhile.
+
+        S2. `schedule` is as it was read; of two that fire the same reading, one gets True.
+        S3. The task is enqueued once for each nominal time, even if a worker dies in between.
+        """
+        self._check_open()
+        row = None
+        if task is not None:
+            self._check_task(task)
+            row = row_of(
+                task,
+                self._serializer.encode_task(task),
+                now=self._clock.micros(),
+                default_ttl=seconds_to_micros(self._settings.result_ttl),
+                nonce=f"schedule:{schedule.id}",
+            )
+        fired = await self._fire_schedule(schedule, advanced, row)
+        if fired:
+            self._hints.work()
+            if row is None:
+                self._hints.schedules()
+        return fired
+
+    def listen_for_schedules(self) -> AbstractContextManager[asyncio.Future[None]]:
+        """A future that is done when somebody may have changed a schedule.
+
+        A hint: it hears of changes made through this storage, and perhaps of no others.
+        """
+        return self._hints.listen_for_schedules()
+
+    # Queues
+
+    async def pause_queue(self, queue: str) -> None:
+        """Claim nothing more from the queue, on any worker, until it is resumed.
+
+        G1. A paused queue takes tasks and hands none out; what runs goes on.
+        """
+        self._check_open()
+        check_name("queue", queue)
+        await self._set_paused(queue, True)
+
+    async def resume_queue(self, queue: str) -> None:
+        """Claim from the queue again."""
+        self._check_open()
+        check_name("queue", queue)
+        await self._set_paused(queue, False)
+        self._hints.work()
+
+    # Workers
+
+    async def pause_worker(self, worker_id: str) -> bool:
+        """Have one worker claim nothing more until it is resumed; False when it has no lease.
+
+        V1. It is told at each renewal, and `workers` shows it; what it runs goes on.
+        V2. It ends with the worker's lease.
+        """
+        self._check_open()
+        check_id(worker_id)
+        return await self._set_worker_paused(worker_id, True)
+
+    async def resume_worker(self, worker_id: str) -> bool:
+        """Let it claim again; False when it has no lease."""
+        self._check_open()
+        check_id(worker_id)
+        return await self._set_worker_paused(worker_id, False)
+
+    # What a backend implements
+
+    @abstractmethod
+    async def _purge_results(self, before: int) -> int: ...
+
+    @abstractmethod
+    async def _purge_expired(self) -> int: ...
+
+    @abstractmethod
+    async def _delete_task(self, task_id: str) -> bool: ...
+
+    @abstractmethod
+    async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool: ...
+
+    @abstractmethod
+    async def _purge_dead(self, before: int) -> int: ...
+
+    @abstractmethod
+    async def _save_checkpoint(
+        self, owner: str, task_id: str, token: int, checkpoint: bytes
+    ) -> bool: ...
+
+    @abstractmethod
+    async def _purge_checkpoints(self, before: int) -> int: ...
+
+    @abstractmethod
+    async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None: ...
+
+    @abstractmethod
+    async def _put_schedule(self, schedule: Schedule) -> None:
+        """Its `version` is the one to begin at; one that is there is counted on from its own."""
+
+    @abstractmethod
+    async def _fire_schedule(
+        self, schedule: Schedule, advanced: Schedule, row: Row | None
+    ) -> bool: ...
+
+    @abstractmethod
+    async def _set_paused(self, queue: str, paused: bool) -> None: ...
+
+    @abstractmethod
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool: ...
+
+    # Written once
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StorageClosed(
+                f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
+            )
+
+    def _check_task(self, task: Task) -> None:
+        check_task(task)
+        if task.tz is not None:
+            check_key("tz", task.tz)
+        if task.cron is not None:
+            check_key("cron", task.cron)
+            next_cron(task.cron, self._clock.now(), task.tz)
+
+
+def check_now(field: str, instant: datetime) -> None:
+    if instant is None:
+        raise InvalidTask(f"{field}: expected a datetime")
+    check_instant(field, instant)

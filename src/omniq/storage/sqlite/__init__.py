@@ -1,0 +1,3 @@
+"""PLACEHOLDER sqlite"""
+
+from omniq.storage.sqlite.storage import SQLiteStorage as SQLiteStorage

@@ -1,0 +1,109 @@
+"""The newest tasks, however many there are: a bounded stretch in the order of enqueue.
+
+Live and finished tasks lie apart and share that order, so a status is looked for where it can be.
+Statuses that are mostly rare have an index of their own (schema.sql): of those, only they count as
+looked at.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from omniq.clock import encode_id
+from omniq.models import TaskStatus
+from omniq.storage.inspection import Scan, ScanQuery, scanned, sequence_of
+from omniq.storage.sqlite import tables
+from omniq.storage.sqlite.connection import Connection
+
+_LATEST = 2**62
+
+# Written out as the indexes are: SQLite uses a partial one for the very same words alone.
+_CONDITIONS = {
+    TaskStatus.RUNNING: "place = 4 AND status = 'running'",
+    TaskStatus.RETRYING: "status = 'retrying'",
+    TaskStatus.FAILED: "status <> 'success' AND status = 'failed'",
+    TaskStatus.CANCELLED: "status <> 'success' AND status = 'cancelled'",
+}
+_INDEXES = {
+    "omniq_live": {TaskStatus.RUNNING: "omniq_held", TaskStatus.RETRYING: "omniq_retrying"},
+    "omniq_finished": {
+        TaskStatus.FAILED: "omniq_ended_badly",
+        TaskStatus.CANCELLED: "omniq_ended_badly",
+    },
+}
+
+
+def scan(db: Connection, query: ScanQuery, now: int) -> Scan:
+    """The tasks in question from the newest on."""
+    before = sequence_of(query.cursor)
+    if before is None:
+        before = _LATEST if query.until is None else _first_after(db, query.until)
+    given = {**msgspec.structs.asdict(query), "now": now, "before": before}
+    given["limit"] = query.limit + 1
+    given["status"] = None if query.status is None else query.status.value
+    places = _places(query.status)
+    floors = [_floor(db, table, query.status, given) for table in places]
+    stopped_at = max((floor for floor in floors if floor is not None), default=None)
+    given["floor"] = -1 if stopped_at is None else stopped_at
+    sql = _statement(query.status, query.queue is not None, query.func_path is not None)
+    rows = [stored.row for stored in tables.read_rows(db, sql, given)]
+    return scanned(rows, query.limit, stopped_at)
+
+
+def _first_after(db: Connection, until: int) -> int:
+    """Behind the last task that was enqueued by then, as far as the ids that omniq makes tell."""
+    found = db.execute(
+        "SELECT seq FROM omniq_tasks WHERE id < ? ORDER BY id DESC LIMIT 1",
+        (encode_id(max(0, until) // 1000 + 1, 0),),
+    ).fetchone()
+    return 0 if found is None else found[0] + 1
+
+
+def _floor(
+    db: Connection, table: str, status: TaskStatus | None, given: dict[str, Any]
+) -> int | None:
+    """The seq of the last record that may be looked at; None when there are not so many."""
+    if status is TaskStatus.RUNNING:
+        # As many as there are slots: all of them can be looked at.
+        return None
+    indexed = status if status in _INDEXES[table] else None
+    sql = (
+        f"SELECT seq FROM {_source(table, indexed)} WHERE seq < :before "
+        f"{_condition(indexed)} ORDER BY seq DESC LIMIT 1 OFFSET :most - 1"
+    )
+    found = db.execute(sql, given).fetchone()
+    return None if found is None else found[0]
+
+
+def _places(status: TaskStatus | None) -> tuple[str, ...]:
+    if status is None:
+        return "omniq_live", "omniq_finished"
+    return ("omniq_finished",) if status.is_final else ("omniq_live",)
+
+
+@cache
+def _statement(status: TaskStatus | None, by_queue: bool, by_function: bool) -> str:
+    joined = "CROSS JOIN omniq_tasks AS tasks USING (seq)" if by_queue or by_function else ""
+    found = " UNION ALL ".join(
+        f"SELECT seq FROM {_source(table, status)} {joined} "
+        f"WHERE seq >= :floor AND seq < :before {_condition(status)}"
+        + (" AND expires_at > :now" if table == "omniq_finished" else "")
+        + (" AND tasks.queue = :queue" if by_queue else "")
+        + (" AND tasks.func_path = :func_path" if by_function else "")
+        for table in _places(status)
+    )
+    return tables.rows_statement("scan", union=True).replace("{found}", found)
+
+
+def _source(table: str, status: TaskStatus | None) -> str:
+    index = None if status is None else _INDEXES[table].get(status)
+    return table if index is None else f"{table} INDEXED BY {index}"
+
+
+def _condition(status: TaskStatus | None) -> str:
+    if status is None:
+        return ""
+    return f"AND {_CONDITIONS.get(status, 'status = :status')}"

@@ -1,0 +1,202 @@
+"""From a call to the `Task` that stands for it: what the call says, then `@task`, then the settings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from omniq.clock import Clock
+from omniq.cron import next_run
+from omniq.durations import Duration, seconds_of
+from omniq.errors import InvalidTask
+from omniq.models import Limit, Task, check_id, check_instant, check_key
+from omniq.serialization import MsgspecSerializer
+from omniq.settings import Settings
+from omniq.tasks.functions import options_of, path_of
+from omniq.tasks.options import TaskOptions, check_options
+from omniq.tasks.secret_parameters import secret_parameters
+
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """What one call may say besides what `@task` can."""
+
+    options: TaskOptions
+    task_id: str | None = None
+    eta: datetime | None = None
+    delay: float | None = None
+    expires_at: datetime | None = None
+
+
+_Known = tuple[str, Mapping[str, Any], tuple[int | str, ...]]
+
+NO_OPTIONS = CallOptions(options=TaskOptions())
+
+
+def call_options(
+    *,
+    task_id: str | None = None,
+    eta: datetime | None = None,
+    delay: Duration | None = None,
+    expires: Duration | datetime | None = None,
+    **shared: Any,
+) -> CallOptions:
+    """The options of a call, checked. Raises `InvalidTask` for those that make no sense."""
+    if task_id is not None:
+        check_id(task_id)
+    check_instant("eta", eta)
+    if eta is not None and delay is not None:
+        raise InvalidTask("give either eta or delay, not both")
+    expires_at = expires if isinstance(expires, datetime) else None
+    check_instant("expires", expires_at)
+    lifetime = None if isinstance(expires, datetime) else expires
+    return CallOptions(
+        options=check_options(expires=lifetime, **shared),
+        task_id=task_id,
+        eta=eta,
+        delay=None if delay is None else seconds_of("delay", delay),
+        expires_at=expires_at,
+    )
+
+
+class TaskBuilder:
+    """Makes the tasks of one queue. What does not depend on the arguments is worked out once."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._known: dict[Callable[..., Any] | str, _Known] = {}
+        self._codec = MsgspecSerializer(max_payload=settings.max_payload)
+
+    def build(
+        self,
+        func: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: CallOptions = NO_OPTIONS,
+        now: datetime | None = None,
+    ) -> Task:
+        """The task of this call. The storage checks it once more before it keeps it.
+
+        Calls that are made together are made at the same time, `now`.
+        """
+        path, said, secrets = self._look_up(func)
+        now = now or self._clock.now()
+        if call is not NO_OPTIONS:
+            said = {**said, **call.options.given()}
+        elif not said and not secrets:
+            return Task(
+                id=self._clock.new_id(),
+                func_path=path,
+                args=args,
+                kwargs=kwargs,
+                max_retries=self._settings.default_max_retries,
+                created_at=now,
+            )
+        return self._with_options(path, args, kwargs, call, {**said, "secrets": secrets}, now)
+
+    def _look_up(self, func: Callable[..., Any] | str) -> _Known:
+        """The function's path, what `@task` was told, and which parameters hold secrets."""
+        try:
+            known = self._known.get(func)
+        except TypeError as error:
+            raise InvalidTask("cannot be a task: not a function, and not a dotted path") from error
+        if known is None:
+            path = path_of(func)
+            if isinstance(func, str):
+                known = path, {}, ()
+            else:
+                known = path, options_of(func).given(), secret_parameters(func)
+            self._known[func] = known
+        return known
+
+    def _with_options(
+        self,
+        path: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: CallOptions,
+        said: Mapping[str, Any],
+        now: datetime,
+    ) -> Task:
+        cron, interval, tz = said.get("cron"), said.get("interval"), said.get("tz")
+        eta = call.eta if call.delay is None else now + timedelta(seconds=call.delay)
+        if cron is not None and eta is None:
+            eta = next_run(interval=None, cron=cron, tz=tz, after=now)
+        expires_at = call.expires_at
+        if expires_at is None and "expires" in said:
+            expires_at = now + timedelta(seconds=said["expires"])
+        return Task(
+            id=call.task_id or self._clock.new_id(),
+            func_path=path,
+            args=args,
+            kwargs=kwargs,
+            queue=said.get("queue", "default"),
+            priority=said.get("priority", 0),
+            eta=eta,
+            interval=interval,
+            cron=cron,
+            tz=tz,
+            max_retries=said.get("max_retries", self._settings.default_max_retries),
+            retry=said.get("retry"),
+            timeout=said.get("timeout"),
+            unique=self._unique_key(path, args, kwargs, said.get("unique")),
+            expires=expires_at,
+            result_ttl=said.get("result_ttl"),
+            limits=_limits(path, args, kwargs, said),
+            breakers=said.get("breaker", ()),
+            metadata=dict(said.get("metadata", {})),
+            secrets=said["secrets"],
+            created_at=now,
+        )
+
+    def _unique_key(
+        self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], unique: Any
+    ) -> str | None:
+        if unique is None or isinstance(unique, str):
+            return unique
+        if callable(unique):
+            return _made_key("unique", unique, args, kwargs)
+        # The same call has the same bytes, whatever order its keyword arguments came in.
+        same = Task(
+            id="0",
+            func_path=path,
+            args=args,
+            kwargs=dict(sorted(kwargs.items())),
+            created_at=_BEGINNING,
+        )
+        return f"{path}:{hashlib.sha256(self._codec.encode_task(same)).hexdigest()}"
+
+
+def _limits(
+    path: str, args: tuple[Any, ...], kwargs: dict[str, Any], said: Mapping[str, Any]
+) -> tuple[Limit, ...]:
+    rate, max_running = said.get("rate"), said.get("max_running")
+    if rate is None and max_running is None:
+        return ()
+    key = said.get("limit_key", path)
+    if callable(key):
+        key = _made_key("limit_key", key, args, kwargs)
+    limits = []
+    if max_running is not None:
+        limits.append(Limit(key=key, max_running=max_running))
+    if rate is not None:
+        limits.append(Limit(key=key, rate=rate[0], per=rate[1]))
+    return tuple(limits)
+
+
+def _made_key(
+    name: str, make: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    try:
+        key = make(*args, **kwargs)
+    except Exception as error:
+        # The function is the user's, called with the user's arguments.
+        raise InvalidTask(f"{name}: the function that makes the key failed: {error!r}") from error
+    check_key(name, key)
+    return key

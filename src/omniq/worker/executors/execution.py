@@ -1,0 +1,310 @@
+"""Runs one claimed task and says what it came to. Knows nothing of storages.
+
+A pipe of named steps: find the function, call it where it belongs (the loop, a thread, a process),
+and turn whatever happened, every `BaseException` included, into one `Outcome`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Literal
+
+from omniq.clock import Clock
+from omniq.cron import next_run
+from omniq.errors import FunctionNotFound
+from omniq.models import ErrorCategory, PermanentError, Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from omniq.retry import ExponentialBackoff, may_retry, next_delay
+from omniq.serialization import Serializer
+from omniq.tasks.context import TaskContext
+from omniq.tasks.control import Discard, Retry, Signal, Snooze
+from omniq.tasks.error_rules import ErrorRules, explain, step_of
+from omniq.tasks.functions import FunctionCache
+from omniq.tasks.signature import Callee, as_raised, callee_of
+from omniq.worker.executors.process_executor import ProcessSlots
+from omniq.worker.executors.process_protocol import Unserialisable
+from omniq.worker.executors.thread_executor import ThreadSlots
+
+MAX_UNKNOWN_RELEASES = 20
+"""How often a task is handed on for want of its function before it is a dead letter."""
+
+_RELEASE_DELAY = 5.0
+_MAX_REASON = 1000
+
+_CLOSE_TRIES = 3
+"""How often a coroutine that is given up is told to end; each `await` in a `finally` takes one."""
+
+StopReason = Literal["timeout", "cancelled", "shutdown", "lease"]
+
+
+class Run:
+    """One attempt that is under way. `stop_reason` is why the worker wants it to end."""
+
+    __slots__ = ("context", "deadline", "job", "started", "stop_reason", "stops", "task")
+
+    def __init__(self, task: Task, started: float, timeout: float | None) -> None:
+        self.task = task
+        self.started = started
+        self.deadline = float("inf") if timeout is None else started + timeout
+        self.context: TaskContext | None = None
+        self.job: asyncio.Task[None] | None = None
+        self.stop_reason: StopReason | None = None
+        self.stops = 0
+
+    @property
+    def completed(self) -> Succeeded | None:
+        """What the run has come to by a transaction of its own, whatever happens to it yet."""
+        return None if self.context is None else self.context.completed
+
+    def give_up(self) -> None:
+        """End a run that is deaf to being cancelled, as far as Python can.
+
+        Its outcome has been decided without it. Left as it is, it would go on beside its own next
+        attempt, and `asyncio.run` would wait for it for ever.
+        """
+        job = self.job
+        if job is None or job.done():
+            return
+        job.add_done_callback(_retrieve)
+        job.cancel()
+        coroutine = job.get_coro()
+        for _ in range(_CLOSE_TRIES if self.context is not None else 0):
+            # GeneratorExit, which code that swallows CancelledError seldom catches too. Raises
+            # when the code awaits something after that: told again, it is one `await` further.
+            with suppress(Exception):
+                coroutine.close()
+                return
+
+
+class Execution:
+    """Everything needed to run tasks of one worker."""
+
+    def __init__(
+        self,
+        functions: FunctionCache,
+        *,
+        clock: Clock,
+        serializer: Serializer,
+        base_retry_delay: float,
+        errors: ErrorRules | None,
+        threads: ThreadSlots,
+        processes: ProcessSlots,
+    ) -> None:
+        self._functions = functions
+        self._clock = clock
+        self._serializer = serializer
+        self._backoff = ExponentialBackoff(base=base_retry_delay)
+        self._rules = () if errors is None else (errors,)
+        self._threads = threads
+        self._processes = processes
+        self._callees: dict[str, Callee] = {}
+
+    async def run(self, run: Run, task_context: TaskContext) -> Outcome:
+        """Run the task to its end. Never raises; cancelling it is how the worker stops a run.
+
+        What a function returns counts, also after it was told to stop, unless it was cancelled: one
+        that saw `ctx.cancelled` and came back has not done its work.
+        """
+        task = run.task
+        run.context = task_context
+        try:
+            callee = self._callees.get(task.func_path) or self._find(task.func_path)
+        except FunctionNotFound as error:
+            return self._without_function(task, error)
+        except BaseException as error:
+            # Importing a module runs it.
+            return self._failure(run, error)
+        try:
+            value = await self._call(callee, task, task_context)
+        except BaseException as error:
+            # The user's code may raise anything, and none of it may end the worker's loop.
+            if isinstance(error, asyncio.CancelledError):
+                # A thread that was left to itself: nothing that it does counts any more.
+                task_context.cancelled = True
+            if run.stop_reason not in ("lease", "cancelled"):
+                await _save_what_is_done(task_context)
+            return self._failure(run, error, callee.rules)
+        if run.stop_reason == "cancelled" or task_context.has_seen_stop:
+            return self.failure_of(run)
+        return self._success(task, value, task_context.warnings)
+
+    def failure_of(self, run: Run) -> Outcome:
+        """What a run comes to that was told to stop and never began, or does not end."""
+        return self._failure(run, asyncio.CancelledError())
+
+    def success_of(self, task: Task, task_context: TaskContext) -> Succeeded:
+        """The success that a transaction of the task is to record.
+
+        Raises `PermanentError` when its result cannot be kept.
+        """
+        outcome = self._success(task, task_context.result, task_context.warnings)
+        if isinstance(outcome, Succeeded):
+            return outcome
+        assert isinstance(outcome, Failed)
+        raise PermanentError(outcome.error.message, error_type=outcome.error.error_type)
+
+    def _find(self, func_path: str) -> Callee:
+        func = self._functions.resolve(func_path)
+        callee = self._callees[func_path] = callee_of(func)
+        return callee
+
+    async def _call(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
+        args = (task_context, *task.args) if callee.takes_context else task.args
+        match callee.place:
+            case "async":
+                if callee.is_coroutine:
+                    return await callee.func(*args, **task.kwargs)
+                value = callee.func(*args, **task.kwargs)
+            case "thread":
+                func = _driven(callee.func) if callee.is_chosen else callee.func
+                value = await self._threads.call(
+                    partial(func, *args, **task.kwargs),
+                    explain=lambda error: self._explain(task, error, callee.rules),
+                )
+            case "process":
+                return await self._processes.call(task, task_context)
+        # A plain function may hand back a coroutine; it belongs on the loop.
+        return await value if inspect.isawaitable(value) else value
+
+    def _success(self, task: Task, value: Any, warnings: tuple[str, ...]) -> Outcome:
+        now = self._clock.now()
+        result = TaskResult(
+            task_id=task.id,
+            status=TaskStatus.SUCCESS,
+            result=value,
+            attempts=task.attempts + 1,
+            started_at=task.started_at,
+            finished_at=now,
+            warnings=warnings,
+        )
+        try:
+            encoded = self._serializer.encode_result(result)
+        except BaseException as error:
+            # Also SystemExit: pickling runs the value's own methods. The work is done; running it
+            # again would only do it twice.
+            return Failed(task.id, task.token, self._record_of(error), "unserialisable")
+        try:
+            again = _next_run(task, now)
+        except Exception as error:
+            # A schedule that some other program has stored.
+            return Failed(task.id, task.token, self._record_of(error), "unschedulable")
+        return Succeeded(task.id, task.token, result, again, encoded)
+
+    def _failure(
+        self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...] = ()
+    ) -> Outcome:
+        try:
+            return self._judge(run, as_raised(error), rules)
+        except Exception as broken:
+            # The exception is the user's own class, and its attributes may be anything.
+            return self._retry_or_fail(run.task, self._record_of(broken), None)
+
+    def _judge(self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...]) -> Outcome:
+        task = run.task
+        match run.stop_reason:
+            case "cancelled":
+                return Cancelled(task.id, task.token, "cancelled while running")
+            case "shutdown" | "lease":
+                return Released(task.id, task.token)
+            case "timeout":
+                return self._retry_or_fail(task, self._timed_out(run, error), None)
+            case None:
+                pass
+        match error:
+            case Unserialisable():
+                return Failed(task.id, task.token, self._record_of(error.error), "unserialisable")
+            case Signal():
+                return self._signalled(task, error)
+            case _:
+                return self._retry_or_fail(task, self._explain(task, error, rules), None)
+
+    def _timed_out(self, run: Run, error: BaseException) -> TaskError:
+        took = self._clock.monotonic() - run.started
+        record = TaskError(
+            f"the task was stopped after {took:.3g} s",
+            error_type="TaskTimeout",
+            timestamp=self._clock.now(),
+        )
+        step = step_of(error, (run.task.id, run.task.token))
+        if step is None and run.context is not None:
+            # A thread that goes on.
+            step = run.context.step_under_way()
+        if step is not None:
+            step.tell(record)
+        return record
+
+    def _without_function(self, task: Task, error: FunctionNotFound) -> Outcome:
+        if error.elsewhere and task.releases < MAX_UNKNOWN_RELEASES:
+            later = self._clock.now() + timedelta(seconds=_RELEASE_DELAY)
+            return Released(task.id, task.token, unknown_function=True, eta=later)
+        return Failed(task.id, task.token, self._record_of(error), "unknown function")
+
+    def _signalled(self, task: Task, signal: Signal) -> Outcome:
+        if isinstance(signal, Snooze):
+            later = self._clock.now() + timedelta(seconds=signal.delay)
+            return Snoozed(task.id, task.token, later)
+        if isinstance(signal, Discard):
+            reason = TaskError.from_exception(signal).message
+            return Cancelled(task.id, task.token, reason[:_MAX_REASON])
+        delay = signal.delay if isinstance(signal, Retry) else None
+        return self._retry_or_fail(task, self._record_of(signal), delay)
+
+    def _retry_or_fail(self, task: Task, error: TaskError, delay: float | None) -> Outcome:
+        if error.category is ErrorCategory.PERMANENT:
+            return Failed(task.id, task.token, error, "permanent")
+        if not may_retry(task.attempts, task.max_retries):
+            return Failed(task.id, task.token, error, "exhausted")
+        if delay is None:
+            chance = self._clock.random()
+            delay = next_delay(
+                task.retry or self._backoff, task.attempts, error.retry_after, chance
+            )
+        later = self._clock.now() + timedelta(seconds=delay)
+        return Retried(task.id, task.token, error, later)
+
+    def _explain(
+        self, task: Task, error: BaseException, rules: tuple[ErrorRules, ...]
+    ) -> TaskError:
+        claim = (task.id, task.token)
+        return explain(error, (*rules, *self._rules), self._clock.now(), claim)
+
+    def _record_of(self, error: BaseException) -> TaskError:
+        return TaskError.from_exception(error, timestamp=self._clock.now())
+
+
+async def _save_what_is_done(task_context: TaskContext) -> None:
+    """Keep how far the run came, as far as that is possible: the next one goes on from there."""
+    # A second cancellation too: the outcome must be decided now.
+    with suppress(Exception, asyncio.CancelledError):
+        await task_context.flush()
+
+
+def _next_run(task: Task, now: datetime) -> datetime | None:
+    if task.interval is None and task.cron is None:
+        return None
+    return next_run(interval=task.interval, cron=task.cron, tz=task.tz, after=now)
+
+
+def _driven(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with an event loop of its own for the coroutine it may return."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value = func(*args, **kwargs)
+        return asyncio.run(_wait_for(value)) if inspect.isawaitable(value) else value
+
+    return call
+
+
+async def _wait_for(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _retrieve(job: asyncio.Task[None]) -> None:
+    """Look at how it ended, so that nobody is told that nobody did."""
+    if not job.cancelled():
+        job.exception()

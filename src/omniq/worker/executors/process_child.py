@@ -1,0 +1,271 @@
+"""The other end of `processes`: a process that runs one task after the other for its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, TypeVar
+
+from omniq.clock import SYSTEM_CLOCK
+from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed, StorageError
+from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
+from omniq.serialization import Serializer, encode_internal
+from omniq.tasks import context
+from omniq.tasks.context import TaskContext
+from omniq.tasks.control import Signal
+from omniq.tasks.error_rules import ErrorRules, explain
+from omniq.tasks.functions import FunctionCache
+from omniq.tasks.signature import Callee, as_raised, callee_of
+from omniq.tasks.steps import driven
+from omniq.worker.executors.process_protocol import (
+    HEADER,
+    Answer,
+    Ask,
+    Order,
+    Reply,
+    SignalRecord,
+    Skipped,
+    decode_answer,
+    decode_order,
+    decode_welcome,
+)
+
+_T = TypeVar("_T")
+
+
+class Parent:
+    """The socket to the worker. The task's own threads may report and ask at the same time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+
+    def receive(self) -> bytes | None:
+        """The next message; None when the parent has gone."""
+        header = self._read(HEADER.size)
+        return None if header is None else self._read(HEADER.unpack(header)[0])
+
+    def send(self, reply: Reply) -> None:
+        message = encode_internal(reply)
+        with self._lock:
+            self._socket.sendall(HEADER.pack(len(message)) + message)
+
+    def ask(self, ask: Ask) -> Answer:
+        """Ask, and wait for the answer. The parent says nothing else while a task runs."""
+        with self._asking:
+            self.send(Reply(ask=ask))
+            message = self.receive()
+        if message is None:
+            raise StorageClosed("the worker has gone")
+        return decode_answer(message)
+
+    def _read(self, length: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < length:
+            chunk = self._socket.recv(length - len(data))
+            if not chunk:
+                return None
+            data += chunk
+        return bytes(data)
+
+
+class ChildHost:
+    """The worker, as a task in a child process reaches it: over the socket, blocking."""
+
+    loop = None
+    clock = SYSTEM_CLOCK
+
+    def __init__(self, parent: Parent, codec: Serializer) -> None:
+        self._parent = parent
+        self._lock = threading.Lock()
+        self.serializer = codec
+
+    def report(self, progress: Progress) -> None:
+        self._parent.send(Reply(progress=progress))
+
+    def tell_skipped(self, task: Task, step: str, error: str) -> None:
+        self._parent.send(Reply(skipped=Skipped(step, error)))
+
+    def submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        future: Future[_T] = Future()
+        # One at a time, so that none of them ever waits for another.
+        with self._lock:
+            try:
+                future.set_result(driven(work))
+            except BaseException as error:
+                # Whoever asked gets it, in whichever thread that is.
+                future.set_exception(error)
+        return future
+
+    async def in_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.to_thread(call)
+
+    def transaction(
+        self, task: Task, context: TaskContext, *, blocking: bool
+    ) -> AbstractAsyncContextManager[Any]:
+        raise InvalidTask(
+            "ctx.transaction() needs a task in the worker's own process: async, or in a thread"
+        )
+
+    async def load_checkpoint(self, task_id: str) -> bytes | None:
+        return self._answer(Ask()).checkpoint
+
+    async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
+        if self._answer(Ask(checkpoint)).is_stale:
+            raise StaleClaim(task_id, token)
+
+    def _answer(self, ask: Ask) -> Answer:
+        answer = self._parent.ask(ask)
+        if answer.error is not None:
+            kind = SerializationError if answer.is_unfit else StorageError
+            raise kind(answer.error)
+        return answer
+
+
+class Server:
+    """Makes the calls that the parent orders, one at a time."""
+
+    def __init__(
+        self,
+        host: ChildHost,
+        functions: FunctionCache,
+        codec: Serializer,
+        rules: tuple[ErrorRules, ...],
+    ) -> None:
+        self._host = host
+        self._functions = functions
+        self._codec = codec
+        self._rules = rules
+        self._callees: dict[str, Callee] = {}
+
+    def serve(self, order: Order) -> Reply:
+        """Make one call. Whatever happens is a reply; nothing the task does is raised."""
+        try:
+            task = self._codec.decode_task(order.task)
+            callee = self._find(task.func_path)
+        except BaseException as error:
+            # Importing a module runs it.
+            return Reply(error=_record_of(as_raised(error)))
+        task_context = TaskContext(task, order.timeout, self._host)
+        try:
+            # A context of its own: what one task sets, the next one must not find.
+            value = contextvars.Context().run(_call, callee, task, task_context)
+        except Signal as raised:
+            return _reply_of(raised)
+        except BaseException as error:
+            # The user's code may raise anything; all of it goes back as data.
+            rules = (*callee.rules, *self._rules)
+            claim = (task.id, task.token)
+            return Reply(error=explain(as_raised(error), rules, SYSTEM_CLOCK.now(), claim))
+        result = TaskResult(
+            task_id=task.id,
+            status=TaskStatus.SUCCESS,
+            result=value,
+            warnings=task_context.warnings,
+        )
+        try:
+            return Reply(result=self._codec.encode_result(result))
+        except BaseException as error:
+            # Pickling runs the value's own methods.
+            return Reply(unserialisable=_record_of(error))
+
+    def _find(self, func_path: str) -> Callee:
+        callee = self._callees.get(func_path)
+        if callee is None:
+            callee = callee_of(self._functions.resolve(func_path))
+            self._callees[func_path] = callee
+        return callee
+
+
+def _call(callee: Callee, task: Task, task_context: TaskContext) -> Any:
+    args = (task_context, *task.args) if callee.takes_context else task.args
+    context.enter(task_context)
+    try:
+        value = callee.func(*args, **task.kwargs)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_wait_for(value))
+        return value
+    except BaseException:
+        # How far the run came; the next one goes on from there.
+        with suppress(Exception):
+            driven(task_context.flush())
+        raise
+    finally:
+        # A thread that the task left behind has nothing to report any more.
+        task_context.cancelled = True
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent until it goes away."""
+    _ignore_polite_signals()
+    # Not for the processes that a task may start, and kept open to the very end: the parent
+    # takes its closing for the death of this process.
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    code = 0
+    try:
+        _serve_all(Parent(sock))
+    except BaseException:
+        # The edge of the process: the task may have closed the socket under us.
+        traceback.print_exc()
+        code = 1
+    # At once: a thread that a task left behind must not keep the process.
+    os._exit(code)
+
+
+def _serve_all(parent: Parent) -> None:
+    greeting = parent.receive()
+    if greeting is None:
+        return
+    welcome = decode_welcome(greeting)
+    sys.path[:] = welcome.path
+    codec = welcome.codec()
+    rules = () if welcome.rules is None else (welcome.rules.rules(),)
+    server = Server(ChildHost(parent, codec), FunctionCache(welcome.allow), codec, rules)
+    while (message := parent.receive()) is not None:
+        order = decode_order(message)
+        parent.send(Reply(has_begun=True))
+        parent.send(server.serve(order))
+
+
+def _reply_of(raised: Signal) -> Reply:
+    try:
+        return Reply(signal=SignalRecord.of(raised))
+    except Exception as error:
+        # A subclass with a delay that is not a number.
+        return Reply(error=_record_of(error))
+
+
+def _record_of(error: BaseException) -> TaskError:
+    return TaskError.from_exception(error, timestamp=SYSTEM_CLOCK.now())
+
+
+async def _wait_for(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _ignore_polite_signals() -> None:
+    """Leave it to the worker what Ctrl-C and SIGTERM mean for what runs here.
+
+    By a function that does nothing: processes started by a task would inherit SIG_IGN, and could
+    then not be terminated.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_restore_signals)
+
+
+def _restore_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,118 @@
+"""Calls the `on_failure` and `on_dead` of tasks, beside everything else, once a failure is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from omniq.errors import FunctionNotFound
+from omniq.events import Dispatcher, HookFailed
+from omniq.models import Task, TaskError
+from omniq.tasks.functions import FunctionCache, options_of
+from omniq.tasks.options import Hook
+
+_PATIENCE = 30.0
+"""Seconds a hook may take. A thread cannot be stopped: one that takes longer is left to itself."""
+
+_PATIENCE_AT_STOP = 5.0
+
+
+class Hooks:
+    """Each hook is called once, with the task and its error: async ones on this event loop, others
+    in a thread. What a hook raises is told of, and changes nothing.
+    """
+
+    def __init__(self, functions: FunctionCache, dispatcher: Dispatcher) -> None:
+        self._functions = functions
+        self._events = dispatcher
+        self._wanted: dict[str, bool] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def wants(self, func_path: str) -> bool:
+        """Whether the function has a hook. Asked for every run, so remembered."""
+        wanted = self._wanted.get(func_path)
+        if wanted is None:
+            wanted = self._wanted[func_path] = any(self._of(func_path).values())
+        return wanted
+
+    def failed(self, task: Task, error: TaskError) -> None:
+        """A run failed, by itself; that is recorded."""
+        self._begin("on_failure", task, error)
+
+    def died(self, task: Task, error: TaskError) -> None:
+        """The task is a dead letter now."""
+        self._begin("on_dead", task, error)
+
+    async def finish(self) -> None:
+        """Wait for the calls that are under way, for a while."""
+        if self._calls:
+            _, late = await asyncio.wait(self._calls, timeout=_PATIENCE_AT_STOP)
+            for call in late:
+                call.cancel()
+
+    def _of(self, func_path: str) -> dict[str, Hook | None]:
+        try:
+            options = options_of(self._functions.resolve(func_path))
+        except FunctionNotFound:
+            return {}
+        return {"on_failure": options.on_failure, "on_dead": options.on_dead}
+
+    def _begin(self, name: str, task: Task, error: TaskError) -> None:
+        hook = self._of(task.func_path).get(name)
+        if hook is not None:
+            call = asyncio.get_running_loop().create_task(self._call(name, hook, task, error))
+            # Held until it ends: the event loop itself does not keep what it runs.
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _call(self, name: str, hook: Hook, task: Task, error: TaskError) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                if inspect.iscoroutinefunction(hook):
+                    await hook(task, error)
+                else:
+                    await _in_thread(hook, task, error)
+        except BaseException as raised:
+            # The user's code, and nobody waits for it: it may raise anything.
+            self._events.emit(
+                HookFailed(
+                    id=task.id,
+                    func_path=task.func_path,
+                    queue=task.queue,
+                    attempt=task.attempts,
+                    hook=name,
+                    error=TaskError.from_exception(raised).traceback or repr(raised),
+                )
+            )
+
+
+async def _in_thread(func: Callable[..., Any], *args: Any) -> None:
+    """Call it in a thread of its own, which a process that wants to end does not wait for."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        error = None
+        try:
+            func(*args)
+        except BaseException as raised:
+            error = TaskError.from_exception(raised)
+        # The loop may be closed by now, if nobody waited for this.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_end, ended, error)
+
+    threading.Thread(target=run, name="omniq-hook", daemon=True).start()
+    await ended
+
+
+def _end(future: asyncio.Future[None], error: TaskError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

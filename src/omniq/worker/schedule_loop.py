@@ -1,0 +1,96 @@
+"""Fires schedules: the chore of every worker. There is no leader; the storage decides who was first.
+
+Whoever sees that a nominal time is due enqueues its task and advances the schedule, in one step
+that fails if anybody has changed the schedule since it was read. The task's id is made of the
+schedule's and the nominal time, so that a step whose answer was lost can be taken again.
+"""
+
+from __future__ import annotations
+
+from omniq.events import ChoreFailed, Dispatcher, ScheduleFired, ScheduleMissed
+from omniq.failpoints import hit
+from omniq.models import Schedule
+from omniq.scheduling.due_times import Firing, due, task_at, task_id_at
+from omniq.storage.base import BaseStorage
+
+_SHARE = 20
+"""Looking through many schedules takes at most one part in so many of the time."""
+
+_LONGEST_BACKOFF = 5.0
+
+
+class Scheduling:
+    """Looks at all schedules when one is due, when one was changed, and every `poll_interval`."""
+
+    def __init__(self, storage: BaseStorage, events: Dispatcher, poll_interval: float) -> None:
+        self._storage = storage
+        self._clock = storage.clock
+        self._events = events
+        self._poll_interval = poll_interval
+        self._backoff = 0.0
+        self._told: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Fire what is due, again and again, until cancelled."""
+        while True:
+            with self._storage.listen_for_schedules() as changed:
+                began = self._clock.monotonic()
+                pause = await self.turn()
+                rest = min((self._clock.monotonic() - began) * _SHARE, self._poll_interval)
+                await self._clock.sleep(rest)
+                await self._clock.wait(changed, max(0.0, pause - rest))
+
+    async def turn(self) -> float:
+        """Fire all that is due; in how many seconds to look again, at the latest. Never raises."""
+        try:
+            schedules = await self._storage.list_schedules()
+        except Exception as error:
+            self._events.emit(ChoreFailed.of("schedules", error))
+            self._backoff = min(max(self._backoff * 2, self._poll_interval), _LONGEST_BACKOFF)
+            return self._backoff
+        self._backoff = 0.0
+        upcoming = [await self._fire(schedule) for schedule in schedules]
+        # The wall clock may be set while this waits: never longer than a poll.
+        return min([self._poll_interval, *(pause for pause in upcoming if pause is not None)])
+
+    async def _fire(self, schedule: Schedule) -> float | None:
+        """Fire one schedule as far as it is due; seconds until its next time.
+
+        One that cannot be fired holds up no others, and is told of once.
+        """
+        schedule_id, version = schedule.id, schedule.version
+        try:
+            current: Schedule | None = schedule
+            while current is not None and (firing := due(current, self._clock.now())) is not None:
+                await self._step(current, firing)
+                # Changed by this, or by whoever was faster.
+                current = await self._storage.get_schedule(schedule_id)
+        except Exception as error:
+            if self._told.get(schedule_id) != version:
+                self._told[schedule_id] = version
+                self._events.emit(ChoreFailed.of(f"schedule {schedule_id}", error))
+            return None
+        if current is None or current.paused or current.next_at is None:
+            return None
+        return max(0.0, (current.next_at - self._clock.now()).total_seconds())
+
+    async def _step(self, schedule: Schedule, firing: Firing) -> None:
+        nominal, advanced = firing
+        now, task = self._clock.now(), None
+        if nominal is not None:
+            task = task_at(schedule, nominal, now)
+            if schedule.overlap == "cancel_old" and schedule.last_at is not None:
+                # Before the next one is there: dying in between ends a run that was not wanted.
+                await self._storage.cancel(task_id_at(schedule.id, schedule.last_at))
+        hit("schedule.before_fire")
+        if not await self._storage.fire_schedule(schedule, advanced, task):
+            return
+        hit("schedule.after_fire")
+        if nominal != schedule.next_at:
+            since = schedule.next_at or now
+            self._events.emit(ScheduleMissed(schedule_id=schedule.id, since=since))
+        if nominal is not None and task is not None:
+            late = max(0.0, (now - nominal).total_seconds())
+            self._events.emit(
+                ScheduleFired(schedule_id=schedule.id, nominal=nominal, id=task.id, late=late)
+            )
