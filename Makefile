@@ -17,11 +17,17 @@ export UV_NATIVE_TLS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-# Tests of one file stay in one process: they share what the file sets up.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# Tests of one file stay in one process: they share what the file sets up. Twice as many processes
+# as cores, since most tests wait for a server, a lease or a signal half of the time.
+WORKERS ?= $(shell $(BIN)/python -c 'import os; print(2 * (os.cpu_count() or 2))' 2>/dev/null || echo 4)
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs check lint deep mutants chaos chaos-peers soak bench powercut syscalls screenshots format clean
+.PHONY: help demo test test-all docs check lint deep coverage mutants chaos chaos-peers soak bench powercut syscalls screenshots \
+	format package sbom requirements clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -51,6 +57,12 @@ lint: $(STAMP) ## ruff and mypy
 deep: $(STAMP) ## run the long state machines and fault sweeps
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m deep
 
+coverage: $(STAMP) ## run the tests and fail below the coverage floor of pyproject.toml
+	@rm -f .coverage .coverage.*
+	@COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage report
+
 mutants: $(STAMP) ## break omniq on purpose and see which test notices
 	@$(BIN)/python tests/mutants/run.py
 
@@ -79,18 +91,37 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check -q --fix-only .
 	@$(BIN)/ruff format -q .
 
+package: $(STAMP) ## build wheel and sdist, check them, and install them on every Python from 3.11 that is here
+	@rm -rf dist
+	@$(BIN)/python -m build -q --installer uv --outdir dist/packages .
+	@$(BIN)/python -m twine check --strict dist/packages/*
+	@$(BIN)/python -m tests.install_packages dist/packages
+
+sbom: $(STAMP) ## write the bill of materials of a plain installation to dist/sbom.json
+	@rm -rf $(VENV)/sbom && $(BIN)/python -m venv --without-pip $(VENV)/sbom
+	@$(BIN)/uv pip install -q --python $(VENV)/sbom/bin/python .
+	@mkdir -p dist && $(BIN)/cyclonedx-py environment --of JSON -o dist/sbom.json --pyproject pyproject.toml $(VENV)/sbom/bin/python
+	@echo 'dist/sbom.json'
+
+requirements: $(STAMP) ## pin the newest versions of all dependencies, with hashes, in requirements/
+	@$(COMPILE) --upgrade --extra dev -o requirements/dev.txt pyproject.toml
+	@$(COMPILE) --upgrade -o requirements/core.txt pyproject.toml
+	@$(COMPILE) --upgrade -o requirements/uv.txt requirements/uv.in
+
 clean: ## remove everything that was built
 	@rm -rf $(VENV) benchmarks/.environments build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# uv is quick, pip is everywhere: whichever way works.
-$(STAMP): pyproject.toml
+# The versions in requirements/ are those that CI has tested. An interpreter or platform that they
+# have no wheels for gets the newest ones that pyproject.toml allows. uv is fast, pip is always there.
+$(STAMP): pyproject.toml requirements/dev.txt
 	@if [ -z '$(PYTHON)' ]; then \
 		echo 'omniq needs Python 3.11 or newer with the venv module; none was found on the PATH.' >&2; \
 		echo 'Install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; fi
 	@echo 'setting up $(VENV) …'
 	@$(BIN)/python -c '' 2>/dev/null || '$(PYTHON)' -m venv --clear $(VENV)
-	@{ $(BIN)/python -m pip install -q uv && \
-		$(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; } >$(VENV)/uv.log 2>&1 || \
+	@{ $(BIN)/python -m pip install -q --require-hashes -r requirements/uv.txt && \
+		$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/dev.txt && \
+		$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .; } >$(VENV)/uv.log 2>&1 || \
 		$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
