@@ -1,4 +1,4 @@
-"""One schema of the test server for many tests: made once, emptied in between."""
+"""One schema of the test server for many tests: created once, emptied between the tests."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Schema:
         self.url = server_url
         self.name = f"t_{uuid4().hex[:16]}"
         self._connection = psycopg.connect(server_url, autocommit=True)
-        self.execute(migrations.sql(self.name))
+        self.execute(migrations.install_sql(self.name))
 
-    def another(self, **options: object) -> PostgresStorage:
-        """An unopened storage object on it."""
+    def new_storage(self, **options: object) -> PostgresStorage:
+        """Return an unopened storage object on this schema."""
         return PostgresStorage(self.url, schema=self.name, **options)  # type: ignore[arg-type]
 
     def execute(self, sql: str) -> None:
-        """Run SQL as the administrator of the server."""
+        """Run SQL as the server's administrator."""
         self._connection.execute(sql.encode())
 
     def value(self, sql: str) -> object:
-        """The first value that the SQL gives; {schema} is this schema."""
+        """Return the first value of the query; {schema} is replaced by this schema's name."""
         row = self._connection.execute(sql.format(schema=f'"{self.name}"').encode()).fetchone()
         return None if row is None else row[0]
 
     def wipe(self) -> None:
-        """Empty it. Deleting the few rows of a test is quicker than to truncate ten tables."""
+        """Delete all rows. For the few rows of a test that is faster than truncating ten tables."""
         self.execute(";".join(f'DELETE FROM "{self.name}".{table}' for table in _TABLES))
 
     def drop(self) -> None:
-        """Remove it for good."""
+        """Drop the schema."""
         self.execute(f'SET client_min_messages = warning; DROP SCHEMA "{self.name}" CASCADE')
         self._connection.close()

@@ -134,14 +134,14 @@ async def test_a_delay_passes_on_the_clock(faulty, clock):
 
 async def test_a_twin_shares_the_faults_and_the_owner(faulty):
     faulty.fail("renew", at=2)
-    async with faulty.twin() as twin:
-        await twin.renew()
+    async with faulty.sibling() as sibling:
+        await sibling.renew()
         with pytest.raises(StorageError):
             await faulty.renew()
-        await twin.renew()
+        await sibling.renew()
 
     assert faulty.calls["renew"] == 3
-    assert twin.owner == faulty.owner
+    assert sibling.owner == faulty.owner
 
 
 async def test_closing_leaves_nothing_open_even_when_it_fails(clock):

@@ -1,4 +1,4 @@
-"""What only the PostgreSQL backend does: wake-ups, migrations, indexes, and replies that are lost."""
+"""Tests of the PostgreSQL backend alone: wake-ups, migrations, index use, and lost replies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from omniq.models import TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.storage import open_storage
 from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
-from omniq.storage.postgres.enqueue import PART
+from omniq.storage.postgres.enqueue import PART_SIZE
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
 from tests.storage.postgres_stores import Schema
 
-PATIENCE = 8.0
-"""Seconds of real time after which something that should have happened has not."""
+pytestmark = pytest.mark.timeout(60)
 
-LARGE = [f"n{number}" for number in range(2 * PART + 1)]
-"""The ids of a batch that goes out in three parts."""
+PATIENCE = 30.0
+"""Seconds of real time after which a wait for an event fails."""
+
+LARGE = [f"n{number}" for number in range(2 * PART_SIZE + 1)]
+"""The ids of a batch that is sent in three parts."""
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +52,8 @@ def success(task):
 # Setting up
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.fault("F98")
-def test_many_processes_may_set_up_a_database_at_once(postgres_url):
+def test_many_processes_may_set_up_a_database_at_the_same_time(postgres_url):
     script = (
         "import asyncio, sys\n"
         "from omniq.storage import open_storage\n"
@@ -70,7 +71,7 @@ def test_many_processes_may_set_up_a_database_at_once(postgres_url):
     assert [process.returncode for process in started] == [0] * 8, failures
 
 
-async def test_a_schema_that_is_there_and_empty_is_set_up_too(postgres_url, postgres_server_url):
+async def test_an_existing_empty_schema_is_set_up_too(postgres_url, postgres_server_url):
     name = postgres_url.rpartition("=")[2]
     administrator = await asyncpg.connect(postgres_server_url)
     await administrator.execute(f"CREATE SCHEMA {name}")
@@ -120,18 +121,18 @@ def test_a_bad_schema_name_is_refused(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path": "/nobody"}, "does not exist"),
+        ({"path": "/no_such_database"}, "does not exist"),
         ({"netloc": "omniq:wrong@"}, "password"),
     ],
 )
 @pytest.mark.fault("F43")
-async def test_what_waiting_cannot_help_is_refused(postgres_server_url, change, message):
+async def test_an_error_that_retrying_cannot_fix_is_refused(postgres_server_url, change, message):
     from urllib.parse import urlsplit
 
     parts = urlsplit(postgres_server_url)
     if "netloc" in change:
         if parts.password is None:
-            pytest.skip("this server asks for no password")
+            pytest.skip("this server requires no password")
         change = {"netloc": f"{parts.username}:wrong@{parts.hostname}:{parts.port}"}
     with pytest.raises(StorageRefused, match=message) as refused:
         await PostgresStorage(parts._replace(**change).geturl()).open()
@@ -139,7 +140,7 @@ async def test_what_waiting_cannot_help_is_refused(postgres_server_url, change, 
     assert parts.password is None or parts.password not in str(refused.value)
 
 
-def test_every_migration_has_a_number_of_its_own():
+def test_the_migrations_are_numbered_without_gaps_or_repeats():
     numbers = [name[:4] for name in statements.migrations()]
 
     assert numbers == [f"{number:04}" for number in range(1, migrations.NEWEST + 1)]
@@ -166,7 +167,6 @@ async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tas
         assert ids(await storage.reserve(1)) == [task.id]
 
 
-@pytest.mark.timeout(60)
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
     assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 3\n", "")
@@ -180,70 +180,70 @@ def test_the_schema_commands_set_up_check_and_print(postgres_url):
 
 
 def _omniq(*arguments, url):
-    """The exit code, what was printed, and the middle of the one line of complaint."""
+    """The exit code, the standard output, and the middle of the error line."""
     done = subprocess.run(
         [sys.executable, "-m", "omniq", *arguments, "--url", url],
         capture_output=True,
         text=True,
         check=False,
     )
-    (*_, complaint) = ("", *done.stderr.splitlines())
-    return done.returncode, done.stdout, complaint.rpartition(": ")[2].partition(";")[0]
+    (*_, error) = ("", *done.stderr.splitlines())
+    return done.returncode, done.stdout, error.rpartition(": ")[2].partition(";")[0]
 
 
 # Indexes
 
 
-async def test_turns_read_no_table_from_end_to_end(schema):
-    async with schema.another() as storage:
+async def test_the_fast_path_does_no_sequential_scan(schema):
+    async with schema.new_storage() as storage:
         later = SYSTEM_CLOCK.now() + timedelta(hours=1)
         await storage.enqueue_many([a_task(eta=later) for _ in range(2000)])
         await storage.enqueue_many([a_task() for _ in range(2000)])
         outcomes: list[Succeeded] = []
-        before = await _scans(storage)
+        before = await _sequential_scans(storage)
         for _ in range(15):
             _, claimed = await storage.record_and_reserve(outcomes, 50)
             outcomes = [success(task) for task in claimed]
         await storage.renew()
         await storage.enqueue_many([a_task(unique=f"k{n}") for n in range(10)])
 
-        assert await _scans(storage) == before
+        assert await _sequential_scans(storage) == before
 
 
-async def test_the_slower_claim_reads_no_table_from_end_to_end_either(schema):
-    async with schema.another() as storage:
+async def test_the_rule_path_does_no_sequential_scan_either(schema):
+    async with schema.new_storage() as storage:
         await storage.enqueue_many([a_task() for _ in range(2000)])
         await storage.enqueue_many([a_task(queue=f"q{n % 3}", expires=_past()) for n in range(60)])
-        before = await _scans(storage)
+        before = await _sequential_scans(storage)
         while claimed := await storage.reserve(50):
             await storage.record([success(task) for task in claimed])
 
-        assert await _scans(storage) == before
+        assert await _sequential_scans(storage) == before
         assert (await storage.stats()).by_status[TaskStatus.CANCELLED] == 60
 
 
-async def test_both_writers_plan_alike(schema):
-    async with schema.another() as storage:
-        for link in (storage._writer, storage._second_writer):
-            assert await link.run(lambda db: db.fetchval("SHOW enable_seqscan")) == "off"
+async def test_both_writers_have_the_same_planner_settings(schema):
+    async with schema.new_storage() as storage:
+        for writer in (storage._writer, storage._second_writer):
+            assert await writer.run(lambda db: db.fetchval("SHOW enable_seqscan")) == "off"
 
 
-async def test_what_many_claims_leave_behind_is_tidied_away(schema, monkeypatch):
-    monkeypatch.setattr(vacuum, "CLAIMS", 100)
-    async with schema.another() as storage:
+async def test_a_vacuum_runs_after_many_claims(schema, monkeypatch):
+    monkeypatch.setattr(vacuum, "CLAIMS_PER_VACUUM", 100)
+    async with schema.new_storage() as storage:
         await storage.enqueue_many([a_task() for _ in range(150)])
         before = _vacuums(schema)
         await storage.reserve(99)
-        assert storage._tidying._claims == 99
+        assert storage._vacuum._claims == 99
         await storage.reserve(1)
-        assert storage._tidying._chore is not None
-        await storage._tidying._chore
+        assert storage._vacuum._running is not None
+        await storage._vacuum._running
 
         assert _vacuums(schema) == before + 1
 
 
-async def test_a_user_who_may_not_tidy_works_all_the_same(schema, monkeypatch):
-    monkeypatch.setattr(vacuum, "CLAIMS", 1)
+async def test_a_user_without_the_right_to_vacuum_can_still_work(schema, monkeypatch):
+    monkeypatch.setattr(vacuum, "CLAIMS_PER_VACUUM", 1)
     name, password = f"guest_{schema.name}", "guest"
     everything = f'ON ALL {{}} IN SCHEMA "{schema.name}" TO {name}'
     schema.execute(
@@ -259,8 +259,8 @@ async def test_a_user_who_may_not_tidy_works_all_the_same(schema, monkeypatch):
         await storage.enqueue_many([a_task() for _ in range(10)])
         while claimed := await storage.reserve(2):
             await storage.record([success(task) for task in claimed])
-            assert storage._tidying._chore is not None
-            await storage._tidying._chore
+            assert storage._vacuum._running is not None
+            await storage._vacuum._running
 
         assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 10
         assert _vacuums(schema) == before
@@ -276,8 +276,8 @@ def _past():
     return SYSTEM_CLOCK.now() - timedelta(seconds=1)
 
 
-async def _scans(storage):
-    """How often tasks were read from end to end, by this storage's writer and everybody else."""
+async def _sequential_scans(storage):
+    """The number of sequential scans of each table of tasks, by this storage's writer and all others."""
     sql = storage._names("SELECT pg_stat_force_next_flush()")
     await storage._write(lambda db: db.execute(sql))
     sql = (
@@ -293,8 +293,8 @@ async def _scans(storage):
 # Wake-ups
 
 
-class Ear:
-    """Hears all messages of a store."""
+class Listener:
+    """Records all notifications of a store."""
 
     def __init__(self, schema):
         self.schema = schema
@@ -303,68 +303,78 @@ class Ear:
     async def __aenter__(self):
         self.connection = await asyncpg.connect(self.schema.url)
         channel = statements.channel(self.schema.name)
-        await self.connection.add_listener(channel, lambda *heard: self.messages.append(heard[3]))
+        await self.connection.add_listener(
+            channel, lambda *received: self.messages.append(received[3])
+        )
         return self
 
     async def __aexit__(self, *_):
         await self.connection.close()
 
-    async def heard(self):
-        """Everything that was sent so far."""
-        # What is sent before this statement arrives before its reply.
+    async def received(self):
+        """All messages sent so far."""
+        # Notifications sent before this statement arrive before its reply.
         await self.connection.execute("SELECT 1")
         return self.messages
 
 
-async def asleep(storage, what="work", is_awaited=True):
-    """Until somebody waits to be told, or nobody does any more."""
-    sql = storage._names(f"SELECT {{schema}}.is_awaited('{what}')")
+async def until_awaited(storage, topic="work", is_awaited=True):
+    """Return when a storage waits for notifications of the topic, or when none does any more."""
+    sql = storage._names(f"SELECT {{schema}}.is_awaited('{topic}')")
     async with asyncio.timeout(PATIENCE):
         while await storage._read(lambda db: db.fetchval(sql)) is not is_awaited:
             pass
 
 
-async def test_nobody_is_told_of_work_while_nobody_waits(schema):
-    async with schema.another() as storage, Ear(schema) as ear:
+async def test_no_notification_is_sent_while_no_storage_waits(schema):
+    async with schema.new_storage() as storage, Listener(schema) as listener:
         await storage.enqueue_many(some_tasks("abc"))
         await storage.record([success(task) for task in await storage.reserve(3)])
 
-        assert await ear.heard() == []
+        assert await listener.received() == []
 
 
-async def test_a_batch_is_told_of_once_and_ends_the_wait(schema):
-    async with schema.another() as waiting, schema.another() as storage, Ear(schema) as ear:
+async def test_a_batch_sends_one_notification_which_ends_the_wait(schema):
+    async with (
+        schema.new_storage() as waiting,
+        schema.new_storage() as storage,
+        Listener(schema) as listener,
+    ):
         await waiting.renew()
         assert await waiting.reserve(5) == []
         waiter = asyncio.create_task(waiting.wait_for_work(3600))
-        await asleep(storage)
+        await until_awaited(storage)
         await storage.enqueue_many([a_task() for _ in range(50)])
         await asyncio.wait_for(waiter, PATIENCE)
 
-        assert await ear.heard() == ["w0"]
+        assert await listener.received() == ["w0"]
         assert len(await waiting.reserve(50)) == 50
 
 
-async def test_a_worker_that_always_finds_enough_is_told_nothing(schema):
-    async with schema.another() as busy, schema.another() as storage, Ear(schema) as ear:
+async def test_a_worker_whose_claims_are_always_full_is_not_notified(schema):
+    async with (
+        schema.new_storage() as busy,
+        schema.new_storage() as storage,
+        Listener(schema) as listener,
+    ):
         assert await busy.reserve(1) == []
         waiter = asyncio.create_task(busy.wait_for_work(3600))
-        await asleep(storage)
+        await until_awaited(storage)
         await storage.enqueue_many([a_task() for _ in range(30)])
         await asyncio.wait_for(waiter, PATIENCE)
         for _ in range(10):
             await busy.reserve(2)
-        await asleep(storage, is_awaited=False)
+        await until_awaited(storage, is_awaited=False)
         await storage.enqueue(a_task())
 
-        assert await ear.heard() == ["w0"]
+        assert await listener.received() == ["w0"]
 
 
 async def test_a_delayed_task_of_another_process_ends_the_wait_when_it_is_due(schema):
-    async with schema.another() as waiting, schema.another() as storage:
+    async with schema.new_storage() as waiting, schema.new_storage() as storage:
         assert await waiting.reserve(1) == []
         waiter = asyncio.create_task(waiting.wait_for_work(3600))
-        await asleep(storage)
+        await until_awaited(storage)
         eta = SYSTEM_CLOCK.now() + timedelta(seconds=0.3)
         await storage.enqueue(a_task("a", eta=eta))
         await asyncio.wait_for(waiter, PATIENCE)
@@ -373,38 +383,42 @@ async def test_a_delayed_task_of_another_process_ends_the_wait_when_it_is_due(sc
         assert SYSTEM_CLOCK.now() >= eta
 
 
-async def test_the_end_of_a_task_is_told_to_whoever_waits_for_its_result(schema):
-    async with schema.another() as waiting, schema.another() as storage, Ear(schema) as ear:
+async def test_the_end_of_a_task_is_notified_to_a_storage_that_waits_for_its_result(schema):
+    async with (
+        schema.new_storage() as waiting,
+        schema.new_storage() as storage,
+        Listener(schema) as listener,
+    ):
         await storage.enqueue_many(some_tasks("ab"))
         a, b = await storage.reserve(2)
         await storage.record([success(b)])
         waiter = asyncio.create_task(waiting.wait_for_result("a"))
-        await asleep(storage, "results")
+        await until_awaited(storage, "results")
         await storage.record([success(a)])
         result = await asyncio.wait_for(waiter, PATIENCE)
 
         assert result is not None
         assert result.status is TaskStatus.SUCCESS
-        assert await ear.heard() == ["ra"]
+        assert await listener.received() == ["ra"]
 
 
 async def test_a_cancellation_reaches_a_worker_that_listens(schema):
-    async with schema.another() as worker, schema.another() as storage:
+    async with schema.new_storage() as worker, schema.new_storage() as storage:
         await storage.enqueue(a_task("a"))
         assert ids(await worker.reserve(2)) == ["a"]
-        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        worker.on_cancel(told.set_result)
+        cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        worker.on_cancel(cancelled.set_result)
         waiter = asyncio.create_task(worker.wait_for_work(3600))
-        await asleep(storage)
+        await until_awaited(storage)
         await storage.cancel("a")
 
-        assert await asyncio.wait_for(told, PATIENCE) == "a"
+        assert await asyncio.wait_for(cancelled, PATIENCE) == "a"
         waiter.cancel()
 
 
 @pytest.mark.fault("F44")
-async def test_without_a_session_of_its_own_everything_works_by_polling(schema):
-    async with schema.another(poll_only=True) as storage, schema.another() as other:
+async def test_behind_a_pooler_everything_works_by_polling(schema):
+    async with schema.new_storage(poll_only=True) as storage, schema.new_storage() as other:
         await other.enqueue_many([a_task(f"t{n}", priority=n) for n in range(5)])
         first, second = await storage.reserve(2)
         retry = storage.mark_failed(second.id, an_error(), will_retry=False)
@@ -425,8 +439,8 @@ async def test_without_a_session_of_its_own_everything_works_by_polling(schema):
         assert prepared == []
 
 
-async def test_a_large_batch_needs_no_session_of_its_own_either(schema):
-    async with schema.another(poll_only=True) as storage:
+async def test_a_large_batch_can_be_enqueued_behind_a_pooler(schema):
+    async with schema.new_storage(poll_only=True) as storage:
         assert await storage.enqueue_many(some_tasks(LARGE)) == LARGE
         assert ids(await storage.reserve(len(LARGE))) == LARGE
 
@@ -445,7 +459,7 @@ def behind(proxy, schema):
 
 
 @pytest.mark.fault("F03")
-async def test_an_enqueue_whose_reply_was_lost_is_done_once(schema, proxy):
+async def test_an_enqueue_whose_reply_was_lost_takes_effect_once(schema, proxy):
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("warm-up"))
         proxy.cut("before_reply")
@@ -457,10 +471,8 @@ async def test_an_enqueue_whose_reply_was_lost_is_done_once(schema, proxy):
         assert ids(await storage.list_tasks()) == ["a", "b", "c", "warm-up"]
 
 
-async def test_an_enqueue_that_leaves_no_record_is_not_made_again_when_its_reply_was_lost(
-    schema, proxy
-):
-    async with behind(proxy, schema) as storage, schema.another() as other:
+async def test_an_enqueue_without_a_record_is_not_repeated_when_its_reply_was_lost(schema, proxy):
+    async with behind(proxy, schema) as storage, schema.new_storage() as other:
         await storage.enqueue(a_task("warm-up"))
         proxy.cut("before_reply")
         with pytest.raises(StorageError):
@@ -489,19 +501,21 @@ async def test_a_large_batch_whose_connection_was_lost_is_enqueued_once(
 
 
 @pytest.mark.parametrize(
-    ("where", "kept"), [("before_request", []), ("before_reply", LARGE)], ids=["not done", "done"]
+    ("where", "enqueued"),
+    [("before_request", []), ("before_reply", LARGE)],
+    ids=["not done", "done"],
 )
-async def test_a_large_batch_that_leaves_no_record_is_not_made_again_when_its_commit_was_lost(
-    schema, proxy, where, kept
+async def test_a_large_batch_without_records_is_not_repeated_when_its_commit_was_lost(
+    schema, proxy, where, enqueued
 ):
-    async with behind(proxy, schema) as storage, schema.another() as other:
+    async with behind(proxy, schema) as storage, schema.new_storage() as other:
         await storage.enqueue_many(some_tasks(f"warm-{name}" for name in LARGE))
         proxy.cut(where, REQUESTS["commit"])
         with pytest.raises(StorageError):
             await storage.enqueue_many(some_tasks(LARGE, priority=1, result_ttl=0.0))
 
         claimed = ids(await other.reserve(len(LARGE)))
-        assert [name for name in claimed if not name.startswith("warm-")] == kept
+        assert [name for name in claimed if not name.startswith("warm-")] == enqueued
 
 
 async def test_a_large_batch_with_a_bad_task_is_refused_even_when_its_connection_was_lost(
@@ -511,13 +525,15 @@ async def test_a_large_batch_with_a_bad_task_is_refused_even_when_its_connection
         await storage.enqueue_many(some_tasks(f"warm-{name}" for name in LARGE))
         proxy.cut("before_reply", REQUESTS["first part"])
         with pytest.raises(InvalidTask):
-            # Refused while the part before it is on its way.
-            await storage.enqueue_many([*some_tasks(LARGE[:PART]), a_task("bad", max_retries=-1)])
+            # The bad task is found while the part before it is being sent.
+            await storage.enqueue_many(
+                [*some_tasks(LARGE[:PART_SIZE]), a_task("bad", max_retries=-1)]
+            )
 
         assert await storage.count_waiting() == len(LARGE)
 
 
-async def test_a_large_batch_is_not_kept_when_its_caller_gives_up(schema, proxy):
+async def test_a_large_batch_is_rolled_back_when_its_caller_is_cancelled(schema, proxy):
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("before"))
         proxy.delay(0.1)
@@ -546,7 +562,7 @@ async def test_a_claim_whose_reply_was_lost_gives_the_same_tasks_and_no_more(sch
 
 @pytest.mark.parametrize("where", ["before_request", "before_reply"])
 @pytest.mark.fault("F35")
-async def test_a_turn_whose_connection_was_lost_records_and_claims_once(schema, proxy, where):
+async def test_a_record_and_claim_whose_connection_was_lost_takes_effect_once(schema, proxy, where):
     async with behind(proxy, schema) as storage:
         await storage.enqueue_many(some_tasks("abcdef"))
         first = await storage.reserve(2)
@@ -562,7 +578,7 @@ async def test_a_turn_whose_connection_was_lost_records_and_claims_once(schema, 
 
 
 @pytest.mark.fault("F22")
-async def test_a_renewal_whose_reply_was_lost_is_made_again(schema, proxy):
+async def test_a_renewal_whose_reply_was_lost_is_repeated(schema, proxy):
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("a"))
         await storage.reserve(1)
@@ -572,7 +588,7 @@ async def test_a_renewal_whose_reply_was_lost_is_made_again(schema, proxy):
         assert renewal.held == {"a": 1}
 
 
-async def test_a_call_waits_a_little_for_a_server_that_is_away(schema, proxy):
+async def test_a_call_waits_for_a_server_that_is_briefly_unavailable(schema, proxy):
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("a"))
         await proxy.refuse()
@@ -584,14 +600,14 @@ async def test_a_call_waits_a_little_for_a_server_that_is_away(schema, proxy):
         assert await asyncio.wait_for(call, PATIENCE) == "b"
 
 
-async def test_a_listener_that_was_cut_off_listens_again(schema, proxy):
-    async with behind(proxy, schema) as waiting, schema.another() as storage:
+async def test_a_listener_whose_connection_was_cut_listens_again(schema, proxy):
+    async with behind(proxy, schema) as waiting, schema.new_storage() as storage:
         assert await waiting.reserve(1) == []
         waiter = asyncio.create_task(waiting.wait_for_work(3600))
-        await asleep(storage)
+        await until_awaited(storage)
         proxy.cut_all()
-        await asleep(storage, is_awaited=False)
-        await asleep(storage)
+        await until_awaited(storage, is_awaited=False)
+        await until_awaited(storage)
         await storage.enqueue(a_task())
         await asyncio.wait_for(waiter, PATIENCE)
 
@@ -599,20 +615,20 @@ async def test_a_listener_that_was_cut_off_listens_again(schema, proxy):
 
 
 @pytest.mark.parametrize(("where", "written"), [("before_request", 0), ("before_reply", 1)])
-async def test_whether_a_commit_was_done_whose_reply_was_lost_is_told_by_the_record(
+async def test_the_record_shows_whether_a_commit_whose_reply_was_lost_was_done(
     schema, proxy, monkeypatch, where, written
 ):
     schema.execute(f"CREATE TABLE {schema.name}.notes (note text)")
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
-        commit = storage._lending.commit
+        commit = storage._task_transactions.commit
 
         async def commit_and_lose_the_reply(*arguments):
             proxy.cut(where)
             await commit(*arguments)
 
-        monkeypatch.setattr(storage._lending, "commit", commit_and_lose_the_reply)
+        monkeypatch.setattr(storage._task_transactions, "commit", commit_and_lose_the_reply)
 
         async def pay():
             async with storage.transaction("a", 1, lambda: success(task)) as connection:
@@ -632,8 +648,8 @@ async def test_whether_a_commit_was_done_whose_reply_was_lost_is_told_by_the_rec
     schema.execute(f"DROP TABLE {schema.name}.notes")
 
 
-async def test_a_fenced_owner_is_refused_and_goes_on_as_somebody_else(schema):
-    async with schema.another() as lost, schema.another() as other:
+async def test_a_fenced_owner_is_refused_and_continues_as_a_new_owner(schema):
+    async with schema.new_storage() as lost, schema.new_storage() as other:
         await other.enqueue_many(some_tasks("ab"))
         task = await claim_one(lost)
         schema.execute(f"UPDATE {schema.name}.leases SET until = 0 WHERE owner = '{lost.owner}'")

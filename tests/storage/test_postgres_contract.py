@@ -35,7 +35,7 @@ class OnPostgres:
         schema.wipe()
 
         def make(**options):
-            return schema.another(clock=clock, **options)
+            return schema.new_storage(clock=clock, **options)
 
         async with opener(make) as open_another:
             yield open_another

@@ -635,7 +635,7 @@ async def test_a_result_that_is_awaited_elsewhere_is_pushed(two, admin):
     await other.enqueue(a_task("a"))
     waiting = asyncio.create_task(one.wait_for_result("a"))
     await until(lambda: admin.sismember("{omniq}:awaited", "a"))
-    with one._hints.listen_for_result("a") as pushed:
+    with one._local_wakeups.listen_for_result("a") as pushed:
         await other.mark_done("a", a_result((await other.reserve(1))[0], 7))
         await asyncio.wait_for(pushed, PATIENCE)
 

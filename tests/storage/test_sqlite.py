@@ -351,8 +351,8 @@ async def test_work_added_between_the_claim_and_the_wait_is_noticed(path):
 async def test_a_twin_renews_while_another_process_holds_the_write_lock(storage, path):
     await storage.renew()
     with the_lock_of(path):
-        async with storage.twin() as twin:
-            renewal = await twin.renew()
+        async with storage.sibling() as sibling:
+            renewal = await sibling.renew()
 
     assert renewal.held == {}
 
@@ -393,7 +393,7 @@ async def test_a_claim_under_way_while_its_owner_is_fenced_is_refused(path):
         await other.give_back_abandoned()
 
         with pytest.raises(LeaseLost):
-            await slow._turn(owner, [], slow._claim_request(1, None, None, None))
+            await slow._record_and_claim(owner, [], slow._claim_request(1, None, None, None))
 
         assert len(await other.reserve(2)) == 2
 

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL: bounded in number and in time, and opened again when they are lost.
+"""Connection: connections to PostgreSQL, bounded in number and time, and reopened when lost.
 
-The only file that knows the driver. What the driver raises leaves it as a `StorageError`; whether a
-call may be made again after its reply was lost is the caller's to say.
+The only module that imports the driver. Errors of the driver leave it as `StorageError`. The caller
+decides whether a call may be repeated after its reply was lost.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import asyncpg
 
+from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.errors import OmniqError, SettingsError, StorageClosed, StorageError, StorageRefused
 from omniq.settings import mask_url
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Connection(Protocol):
-    """What is used of the driver's connections; it brings no types of its own."""
+    """The methods of the driver's connections that are used here; the driver itself has no types."""
 
     async def execute(self, query: str, *args: Any) -> str: ...
 
@@ -51,21 +52,21 @@ class Connection(Protocol):
 
 
 CALL_SECONDS: Final = 30.0
-"""The longest a call may take, its waiting for locks included."""
+"""The timeout of a call, including the time it waits for locks."""
 
 _CONNECT_SECONDS = 10.0
-_PATIENCE = 3.0
-"""Seconds for which a call waits for a server that is not there."""
+_RECONNECT_SECONDS = 3.0
+"""How long a call tries to reach a server that does not accept connections."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _CLOSE_SECONDS = 2.0
 _ATTEMPTS = 8
-"""How often a transaction is made again that others were in the way of."""
+"""How often a transaction is attempted that conflicts with others."""
 
 _READ_SIZE = 65_536
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 10, 5, 3
 
-_SESSION = {
+_SESSION_SETTINGS = {
     "statement_timeout": f"{CALL_SECONDS * 1000 - 1000:.0f}",
     "lock_timeout": "10000",
     "idle_in_transaction_session_timeout": f"{CALL_SECONDS * 1000:.0f}",
@@ -74,9 +75,9 @@ _SESSION = {
     "tcp_keepalives_count": str(_KEEPALIVE_COUNT),
 }
 
-# What a writer does is found by an index, however small the tables were when it was planned: they
-# grow a thousandfold before anybody has counted them. Behind a pooler the functions say it.
-_PLANNER = {
+# Writers must use the indexes, however small the tables were when a statement was planned: a queue
+# can grow a thousandfold before the table is analyzed. Behind a pooler the functions set these.
+_PLANNER_SETTINGS = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -85,17 +86,17 @@ _PLANNER = {
     "plan_cache_mode": "force_generic_plan",
 }
 
-_IN_THE_WAY = (
+_CONFLICTS = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
-    # Somebody took the id or the unique key in between: the next look finds them.
+    # Another transaction inserted the id or the unique key meanwhile: the next attempt sees it.
     asyncpg.UniqueViolationError,
 )
-_LOST = (
+_CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    # The driver has lost its way on this connection.
+    # The driver's protocol state is broken; this connection cannot be used any more.
     asyncpg.InternalClientError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -103,7 +104,12 @@ _LOST = (
     OSError,
     TimeoutError,
 )
-_NOT_YET = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError, OSError, TimeoutError)
+_UNAVAILABLE = (
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    OSError,
+    TimeoutError,
+)
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -114,15 +120,15 @@ _REFUSED = (
 )
 
 
-class Indeterminate(StorageError):
-    """The reply was lost: what was asked for may have been done."""
+class ReplyLost(StorageError):
+    """The connection was lost before the reply: the server may have carried out the call."""
 
 
 class Target:
-    """Where the server is and how it is to be talked to.
+    """The server's address, the store's schema, and how to connect.
 
     `poll_only` is for a pooler that gives every transaction a different session: no prepared
-    statements, no settings of the session.
+    statements, no session settings.
     """
 
     def __init__(self, url: str, schema: str, clock: Clock, *, poll_only: bool) -> None:
@@ -139,15 +145,15 @@ class Target:
         return f"PostgreSQL at {mask_url(self.url)}"
 
     async def connect(self, purpose: str) -> Connection:
-        """A new connection. Raises `StorageRefused` when waiting cannot help."""
-        own = {"application_name": f"omniq {purpose}"}
+        """Open a connection. Raises `StorageRefused` when a later attempt would fail as well."""
+        settings = {"application_name": f"omniq {purpose}"}
         if not self.poll_only and purpose != "transaction":
-            own |= _SESSION
+            settings |= _SESSION_SETTINGS
         if not self.poll_only and purpose.endswith("writer"):
-            own |= _PLANNER
+            settings |= _PLANNER_SETTINGS
         if not self.poll_only and purpose == "counter":
-            # A count may take its time; it must not take every core from those who work.
-            own["max_parallel_workers_per_gather"] = "0"
+            # A count may be slow, but must not take every core from the workers.
+            settings["max_parallel_workers_per_gather"] = "0"
         try:
             connection: Connection = await asyncpg.connect(
                 self.url,
@@ -155,31 +161,31 @@ class Target:
                 command_timeout=None if purpose == "transaction" else CALL_SECONDS,
                 statement_cache_size=0 if self.poll_only else 100,
                 max_cached_statement_lifetime=0,
-                server_settings=own,
+                server_settings=settings,
             )
-        except (*_NOT_YET, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-            raise self.wrapped(error) from error
-        _set_up(connection)
+        except (*_UNAVAILABLE, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+            raise self.wrap_error(error) from error
+        _configure_transport(connection)
         return connection
 
-    def wrapped(self, error: BaseException) -> StorageError:
-        """The same error in our words. The URL's password is not among them."""
+    def wrap_error(self, error: BaseException) -> StorageError:
+        """Return the driver's error as a `StorageError`, without the URL's password."""
         text = str(error) or type(error).__name__
         kind = StorageRefused if isinstance(error, (*_REFUSED, ValueError)) else StorageError
         return kind(f"{self}: {text}")
 
-    def closed(self) -> StorageClosed:
-        """What whoever was still waiting for a connection is told."""
+    def closed_error(self) -> StorageClosed:
+        """Return the error for calls that still wait for a connection when the storage closes."""
         return StorageClosed(f"{self}: this storage was closed during the call")
 
 
-def _set_up(connection: Connection) -> None:
-    """Have the system find out when the other side has gone without a word; read in small pieces."""
-    # The driver has no option for it. Without it a lost peer is found by the deadline of a call.
+def _configure_transport(connection: Connection) -> None:
+    """Enable TCP keepalives, which detect a silently lost peer, and limit the size of reads."""
+    # The driver has no option for keepalives. Without them only a call's timeout detects a lost peer.
     transport = getattr(connection, "_transport", None)
     if transport is not None and hasattr(transport, "max_size"):
-        # asyncio allocates as much as it might read, and cuts it down to what it has read: a
-        # hundred thousand times a quarter of a megabyte leave the heap in pieces.
+        # For every read asyncio allocates its maximum, a quarter of a megabyte, and then shrinks it
+        # to what was read: a hundred thousand such reads fragment the heap.
         transport.max_size = _READ_SIZE
     peer = None if transport is None else transport.get_extra_info("socket")
     if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
@@ -196,8 +202,8 @@ def _set_up(connection: Connection) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class Link:
-    """One connection, used by one call at a time, in the order they came."""
+class ServerConnection:
+    """One connection, used by one call at a time, in the order of the calls."""
 
     def __init__(self, target: Target, purpose: str) -> None:
         self._target = target
@@ -212,7 +218,7 @@ class Link:
         return self._lock.locked()
 
     async def open(self) -> None:
-        """Connect now, or say why not."""
+        """Connect once, without retries; raises `StorageError`."""
         async with self._lock:
             if self._connection is None:
                 self._connection = await self._target.connect(self._purpose)
@@ -220,53 +226,51 @@ class Link:
     async def run(
         self, work: Callable[[Connection], Awaitable[_T]], *, is_repeatable: bool = False
     ) -> _T:
-        """Have a statement or a transaction done; made again when others were in the way.
+        """Run a statement or a transaction; conflicts with other transactions are retried.
 
-        When the connection is lost under way and `is_repeatable`, it is done once more. Otherwise
-        `Indeterminate` is raised: it may have been done.
+        When the connection is lost during the call and `is_repeatable`, the call is made once more.
+        Otherwise `ReplyLost` is raised: the server may have carried it out.
         """
         async with self._lock:
             try:
-                return await self._try(work)
-            except Indeterminate:
+                return await self._attempt(work)
+            except ReplyLost:
                 if not is_repeatable:
                     raise
-            return await self._try(work)
+            return await self._attempt(work)
 
-    async def _try(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
+    async def _attempt(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
         connection = await self._connected()
         clock = self._target.clock
         for attempt in range(_ATTEMPTS):
             try:
                 return await work(connection)
-            except _IN_THE_WAY as error:
+            except _CONFLICTS as error:
                 if attempt == _ATTEMPTS - 1:
-                    raise self._target.wrapped(error) from error
+                    raise self._target.wrap_error(error) from error
                 await clock.sleep(_pause(attempt, clock))
-            except _LOST as error:
+            except _CONNECTION_LOST as error:
                 if isinstance(error, ValueError):
-                    # A value that the driver would not send; nothing has happened.
-                    raise self._target.wrapped(error) from error
+                    # The driver refused to send a value; the server has received nothing.
+                    raise self._target.wrap_error(error) from error
                 self._drop()
-                raise Indeterminate(
-                    f"{self._target}: {str(error) or type(error).__name__}"
-                ) from error
+                raise ReplyLost(f"{self._target}: {str(error) or type(error).__name__}") from error
             except asyncpg.PostgresError as error:
-                raise self._target.wrapped(error) from error
+                raise self._target.wrap_error(error) from error
             except asyncio.CancelledError:
-                # A statement that was cancelled half-way leaves a connection nobody can use at once.
+                # A statement that was cancelled half-way leaves the connection busy for a while.
                 self._drop()
                 raise
         raise AssertionError("the last attempt returns or raises")
 
     async def _connected(self) -> Connection:
-        """The connection, made anew where it was lost; waits a little for a server that restarts."""
+        """Return the connection; reconnect if it was lost, for up to `_RECONNECT_SECONDS`."""
         self._check_open()
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         self._drop()
         clock, attempt = self._target.clock, 0
-        deadline = clock.monotonic() + _PATIENCE
+        deadline = clock.monotonic() + _RECONNECT_SECONDS
         while True:
             try:
                 self._connection = await self._target.connect(self._purpose)
@@ -283,7 +287,7 @@ class Link:
     def _check_open(self) -> None:
         if self._is_closed:
             self._drop()
-            raise self._target.closed()
+            raise self._target.closed_error()
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -292,38 +296,36 @@ class Link:
             self._connection = None
 
     async def close(self) -> None:
-        """Say goodbye if the server listens, after the call that is under way; no other begins."""
+        """Close the connection after the call that is running; later calls are refused."""
         self._is_closed = True
-        await settle(self._lock)
+        await wait_until_free(self._lock)
         connection, self._connection = self._connection, None
         await close(connection)
 
 
 def _pause(attempt: int, clock: Clock) -> float:
-    """Seconds to wait: longer each time, and by chance, so that many do not come back at once."""
-    longest: float = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 10))
-    return longest * (0.5 + clock.random() / 2)
+    return backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=clock.random())
 
 
-async def settle(lock: asyncio.Lock) -> None:
-    """Wait a little for those who have the lock, or have asked for it."""
+async def wait_until_free(lock: asyncio.Lock) -> None:
+    """Wait for the calls that hold the lock or queue for it, for up to `_CLOSE_SECONDS`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSE_SECONDS), lock:
             pass
 
 
 async def close(connection: Connection | None) -> None:
-    """Close a connection, the hard way if the server does not answer."""
+    """Close a connection; terminate it if the server does not answer."""
     if connection is None or connection.is_closed():
         return
     try:
         await connection.close(timeout=_CLOSE_SECONDS)
-    except (asyncpg.PostgresError, *_LOST):
+    except (asyncpg.PostgresError, *_CONNECTION_LOST):
         connection.terminate()
 
 
-class Spares:
-    """Connections that are lent out for a while; at most `size` at once, whoever is later waits."""
+class ConnectionPool:
+    """At most `size` connections, each used by one caller at a time; further callers wait."""
 
     def __init__(self, target: Target, size: int) -> None:
         self._target = target
@@ -332,8 +334,8 @@ class Spares:
         self._is_closed = False
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
-        """A connection with no transaction open."""
+    async def acquire(self) -> AsyncIterator[Connection]:
+        """Return a connection with no open transaction; it is closed when the block raises."""
         async with self._slots:
             connection = None
             while self._idle and (connection is None or connection.is_closed()):
@@ -351,26 +353,26 @@ class Spares:
                 self._idle.append(connection)
 
     async def close(self) -> None:
-        """Close those that nobody has; the others when they come back."""
+        """Close the idle connections; the others are closed when they are released."""
         self._is_closed = True
         while self._idle:
             await close(self._idle.pop())
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether the connection is gone, and with it the reply."""
-    return isinstance(error, _LOST)
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether the error means that the connection, and with it the reply, was lost."""
+    return isinstance(error, _CONNECTION_LOST)
 
 
 def is_driver_error(error: BaseException) -> bool:
-    """Whether the driver or the server raised it."""
+    """Whether the driver or the server raised the error."""
     return not isinstance(error, OmniqError) and isinstance(
         error, (asyncpg.PostgresError, asyncpg.InterfaceError)
     )
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether a table or schema is not there."""
+    """Whether the error was caused by a missing table or schema."""
     return isinstance(
         error.__cause__, (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError)
     )

@@ -1,4 +1,4 @@
-"""Rows as the tables hold them, and back."""
+"""Encoding: rows as columns of the tables, and back."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage.row_rules import FinishedRow, Row
 
 STATUSES = tuple(TaskStatus)
-"""The statuses by their numbers in the tables."""
+"""The statuses, indexed by their numbers in the tables."""
 
-NUMBERS = {status: number for number, status in enumerate(STATUSES)}
+STATUS_NUMBERS = {status: number for number, status in enumerate(STATUSES)}
 
 _decode_gates = lenient_decoder(tuple[Gate, ...], None)
 _decode_history = lenient_decoder(tuple[Attempt, ...], ())
 
-_SHARED = (
+_SHARED_COLUMNS = (
     "id, seq, nonce, queue, rank, func_path, due, visible, created_at, status, attempts, crashes, "
     "releases, token, settled, started_at, cancel_requested, repeats, unique_key, expires, "
     "result_ttl, gates, history, "
 )
-LIVE = f"{_SHARED} body, owner, parked, attached"
-LIVE_WITHOUT_BODY = f"{_SHARED} ''::bytea AS body, owner, parked, attached"
-ENDED = f"{_SHARED} body, NULL::text AS owner, NULL::text AS parked, false AS attached"
-"""Columns that `stored_of` expects, of `live` and of the other tables."""
+LIVE_COLUMNS = f"{_SHARED_COLUMNS} body, owner, parked, attached"
+LIVE_COLUMNS_WITHOUT_BODY = f"{_SHARED_COLUMNS} ''::bytea AS body, owner, parked, attached"
+ENDED_COLUMNS = (
+    f"{_SHARED_COLUMNS} body, NULL::text AS owner, NULL::text AS parked, false AS attached"
+)
+"""The columns that `stored_row` expects: of `live`, and of `finished` and `dead`."""
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A row, and whether something is attached to it that has to go when it ends."""
+class StoredRow(msgspec.Struct, frozen=True):
+    """A row, and whether it may have side data that must be deleted when the task ends."""
 
     row: Row
     attached: bool
 
 
-def stored_of(record: Sequence[Any]) -> Stored:
-    """A row from the columns above. More columns may follow them."""
+def stored_row(record: Sequence[Any]) -> StoredRow:
+    """Build the row from the columns above. More columns may follow them."""
     (
         task_id, seq, nonce, queue, rank, func_path, due, visible, created_at, status, attempts,
         crashes, releases, token, settled, started_at, cancel_requested, repeats, unique, expires,
@@ -54,7 +56,7 @@ def stored_of(record: Sequence[Any]) -> Stored:
         queue=queue,
         priority=~rank,
         func_path=func_path,
-        # A task whose limits are unknown must not run: without a body it cannot.
+        # A task whose limits cannot be decoded must not run: without a body it cannot.
         body=b"" if limits is None else body,
         due=due,
         visible=visible,
@@ -76,11 +78,11 @@ def stored_of(record: Sequence[Any]) -> Stored:
         parked=parked,
         history=_decode_history(history) if history else (),
     )
-    return Stored(row, attached)
+    return StoredRow(row, attached)
 
 
-def claimed_of(record: Sequence[Any], owner: str) -> Row:
-    """A row that `turn` has claimed: what a run and its outcome need of it."""
+def claimed_row(record: Sequence[Any], owner: str) -> Row:
+    """Build a row that the fast path has claimed: the fields that a run and its outcome need."""
     (
         _, _, _, _, task_id, seq, queue, rank, func_path, body, due, visible, attempts, crashes,
         releases, token, started_at, cancel_requested, repeats, expires, history,
@@ -109,42 +111,42 @@ def claimed_of(record: Sequence[Any], owner: str) -> Row:
     )
 
 
-def history_of(row: Row) -> bytes | None:
-    """The column `history`."""
+def encode_history(row: Row) -> bytes | None:
+    """The value of the column `history`."""
     return encode_internal(row.history) if row.history else None
 
 
-def columns(lines: Iterable[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    """The lines as columns, for parameters that are arrays.
+def to_columns(lines: Iterable[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    """Transpose lines into columns, for parameters that are arrays.
 
-    >>> columns([(1, "a"), (2, "b")], 2)
+    >>> to_columns([(1, "a"), (2, "b")], 2)
     [[1, 2], ['a', 'b']]
     """
-    turned = [list(column) for column in zip(*lines, strict=True)]
-    return turned or [[] for _ in range(width)]
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    return columns or [[] for _ in range(width)]
 
 
-def saved(row: Row, attached: bool, claim_id: str | None) -> tuple[Any, ...]:
-    """A line for the function `save`."""
+def save_line(row: Row, attached: bool, claim_id: str | None) -> tuple[Any, ...]:
+    """The values for one task in a call of the SQL function `save`."""
     return (
-        row.id, row.due, row.visible, NUMBERS[row.status], row.attempts, row.crashes, row.releases,
-        row.token, row.settled, row.owner, row.started_at, row.cancel_requested, row.parked,
-        _lot(row), attached, history_of(row), claim_id,
+        row.id, row.due, row.visible, STATUS_NUMBERS[row.status], row.attempts, row.crashes,
+        row.releases, row.token, row.settled, row.owner, row.started_at, row.cancel_requested,
+        row.parked, _lot(row), attached, encode_history(row), claim_id,
     )  # fmt: skip
 
 
-def ended(finished: FinishedRow, letter: DeadLetter | None) -> tuple[Any, ...]:
-    """A line for the function `finish`."""
+def finish_line(finished: FinishedRow, letter: DeadLetter | None) -> tuple[Any, ...]:
+    """The values for one task in a call of the SQL function `finish`."""
     row = finished.row
-    grave: tuple[bytes | None, int | None, str | None] = (None, None, None)
+    dead: tuple[bytes | None, int | None, str | None] = (None, None, None)
     if letter is not None:
-        grave = (encode_internal(letter), to_micros(letter.last_failure), letter.failure_reason)
+        dead = (encode_internal(letter), to_micros(letter.last_failure), letter.failure_reason)
     return (
-        row.id, NUMBERS[row.status], row.attempts, row.crashes, row.settled, history_of(row),
-        finished.result, *grave,
+        row.id, STATUS_NUMBERS[row.status], row.attempts, row.crashes, row.settled,
+        encode_history(row), finished.result, *dead,
     )  # fmt: skip
 
 
 def _lot(row: Row) -> str | None:
-    # The name of a queue has no slash in it.
+    # The name of a queue contains no slash.
     return None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.parked}"

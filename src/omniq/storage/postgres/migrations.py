@@ -1,4 +1,4 @@
-"""The store's tables and functions: made, brought up to date, and checked before use."""
+"""Migrations: installs, upgrades and checks the schema's tables and functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from omniq.errors import StorageRefused
 from omniq.storage.postgres import statements
 from omniq.storage.postgres.connection import Connection, Target, close, is_driver_error, is_missing
-from omniq.storage.postgres.statements import Names
+from omniq.storage.postgres.statements import SchemaNames
 
 NEWEST = len(statements.migrations())
 """The version of the schema that this code works with."""
@@ -15,8 +15,8 @@ NEWEST = len(statements.migrations())
 _OLDEST_SERVER = 13
 
 
-class Server(msgspec.Struct, frozen=True):
-    """What is asked of a server when a storage is opened."""
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What a storage reads from the server when it is opened."""
 
     version: int
     store: str
@@ -26,7 +26,7 @@ class Server(msgspec.Struct, frozen=True):
 
     @property
     def survives_power_cut(self) -> bool:
-        """Whether what it has acknowledged is on the disk."""
+        """Whether acknowledged writes are on disk."""
         return (
             self.fsync == "on"
             and self.full_page_writes == "on"
@@ -34,20 +34,20 @@ class Server(msgspec.Struct, frozen=True):
         )
 
 
-_LOOK = (
+_SERVER_QUERY = (
     "SELECT max(version), (SELECT id::text FROM {schema}.store), current_setting('fsync'), "
     "current_setting('synchronous_commit'), current_setting('full_page_writes') "
     "FROM {schema}.versions"
 )
 
 
-async def look(db: Connection, names: Names) -> Server:
-    """The version of the schema, and what the server promises."""
-    return Server(*await db.fetchrow(names(_LOOK)))
+async def read_server(db: Connection, names: SchemaNames) -> ServerInfo:
+    """Read the schema's version, the store's id, and the settings that decide durability."""
+    return ServerInfo(*await db.fetchrow(names(_SERVER_QUERY)))
 
 
-def check(target: Target, version: int) -> None:
-    """Raise `StorageRefused` when the schema is not the one that this code works with."""
+def check_version(target: Target, version: int) -> None:
+    """Raise `StorageRefused` when the schema's version is not the one that this code works with."""
     where = f"{target}, schema {target.schema}"
     if version == 0:
         raise StorageRefused(f"{where}: is not set up; run 'omniq schema install'")
@@ -64,7 +64,7 @@ def check(target: Target, version: int) -> None:
 
 
 async def read_version(target: Target) -> int:
-    """The version of the schema; 0 when there is none."""
+    """Return the schema's version; 0 when it is not installed."""
     db = await target.connect("schema")
     try:
         return await _version(db, target.schema)
@@ -73,7 +73,7 @@ async def read_version(target: Target) -> int:
 
 
 async def _version(db: Connection, schema: str) -> int:
-    names = Names(schema)
+    names = SchemaNames(schema)
     if await db.fetchval("SELECT to_regclass($1)", names("{schema}.versions")) is None:
         return 0
     version: int = await db.fetchval(
@@ -83,12 +83,12 @@ async def _version(db: Connection, schema: str) -> int:
 
 
 async def upgrade(target: Target) -> int:
-    """Bring the schema to the newest version, in one transaction; the version it was at before.
+    """Upgrade the schema to the newest version in one transaction; returns the version before.
 
-    Safe when many do it at once: they wait for each other.
+    Concurrent upgrades are safe: they wait for each other.
     """
     db = await target.connect("schema")
-    names = Names(target.schema)
+    names = SchemaNames(target.schema)
     try:
         async with db.transaction():
             await db.execute(
@@ -99,20 +99,24 @@ async def upgrade(target: Target) -> int:
                 await db.execute(names("CREATE SCHEMA {schema}"))
             before = await _version(db, target.schema)
             if before > NEWEST:
-                check(target, before)
+                check_version(target, before)
             if before < NEWEST:
                 await _apply(db, target.schema, before)
             return before
     except Exception as error:
         if is_driver_error(error):
-            raise target.wrapped(error) from error
+            raise target.wrap_error(error) from error
         raise
     finally:
         await close(db)
 
 
 async def _apply(db: Connection, schema: str, before: int) -> None:
-    names = Names(schema)
+    """Run the missing migrations, and install the functions of the newest version.
+
+    CREATE OR REPLACE FUNCTION cannot rename parameters: those of installed functions must stay.
+    """
+    names = SchemaNames(schema)
     if before == 0:
         await db.execute(names(_VERSIONS))
     for version, name in enumerate(statements.migrations()[before:], start=before + 1):
@@ -135,9 +139,9 @@ def _check_server(db: Connection, target: Target) -> None:
         )
 
 
-def sql(schema: str) -> str:
-    """All that `upgrade` would do to an empty database, to be read or run by hand."""
-    names = Names(schema)
+def install_sql(schema: str) -> str:
+    """The SQL that `upgrade` would run on an empty database, to be read or run by hand."""
+    names = SchemaNames(schema)
     parts = [names("CREATE SCHEMA IF NOT EXISTS {schema};"), names(_VERSIONS + ";")]
     for version, name in enumerate(statements.migrations(), start=1):
         parts.append(statements.migration(schema, name))
@@ -146,4 +150,13 @@ def sql(schema: str) -> str:
     return "\n".join(("BEGIN;", *parts, "COMMIT;")) + "\n"
 
 
-__all__ = ["NEWEST", "Server", "check", "is_missing", "look", "read_version", "sql", "upgrade"]
+__all__ = [
+    "NEWEST",
+    "ServerInfo",
+    "check_version",
+    "install_sql",
+    "is_missing",
+    "read_server",
+    "read_version",
+    "upgrade",
+]

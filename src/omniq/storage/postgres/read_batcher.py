@@ -1,4 +1,4 @@
-"""Natural batching of questions: what is asked while one is under way, the next one asks together."""
+"""Read batcher: combines reads of single tasks that arrive while another read is running."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Gathered(Generic[_T]):
-    """Answers about single ids, asked for many at a time.
+class ReadBatcher(Generic[_T]):
+    """Reads values by task id, many ids with one call of `read_many`.
 
-    Whoever asks gets an answer that was read after the question. Used on one event loop.
+    Every caller gets a value that was read after its own call began. Used on one event loop.
     """
 
-    def __init__(self, ask: Callable[[list[str]], Awaitable[dict[str, _T]]]) -> None:
-        self._ask = ask
+    def __init__(self, read_many: Callable[[list[str]], Awaitable[dict[str, _T]]]) -> None:
+        self._read_many = read_many
         self._waiting: dict[str, asyncio.Future[_T | None]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     async def get(self, task_id: str) -> _T | None:
-        """What there is about the id."""
-        answer = self._waiting.get(task_id)
-        if answer is None:
-            answer = self._waiting[task_id] = asyncio.get_running_loop().create_future()
-        if self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._ask_on())
-        # Others may wait for the same answer.
-        return await asyncio.shield(answer)
+        """Return the value for the id, or None when there is none."""
+        value = self._waiting.get(task_id)
+        if value is None:
+            value = self._waiting[task_id] = asyncio.get_running_loop().create_future()
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read_until_idle())
+        # Shielded, because other callers may wait for the same value.
+        return await asyncio.shield(value)
 
-    async def _ask_on(self) -> None:
+    async def _read_until_idle(self) -> None:
         try:
             while self._waiting:
-                await self._ask_all()
+                await self._read_waiting()
         finally:
-            self._asking = None
+            self._reading = None
 
-    async def _ask_all(self) -> None:
-        asked, self._waiting = self._waiting, {}
+    async def _read_waiting(self) -> None:
+        batch, self._waiting = self._waiting, {}
         try:
-            answers = await self._ask(list(asked))
+            values = await self._read_many(list(batch))
         except BaseException as error:
-            for future in asked.values():
+            for future in batch.values():
                 future.set_exception(error)
-                # Whoever asked may have gone meanwhile; nobody else needs to hear of it.
+                # Marks the exception as retrieved: the caller may have been cancelled meanwhile.
                 future.exception()
             if not isinstance(error, Exception):
                 raise
             return
-        for task_id, future in asked.items():
-            future.set_result(answers.get(task_id))
+        for task_id, future in batch.items():
+            future.set_result(values.get(task_id))

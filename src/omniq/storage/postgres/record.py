@@ -1,4 +1,8 @@
-"""What the slower transactions do to the tables. The rules are those of `_rows` and `_gates`."""
+"""Record: the rule path, which applies the rules in Python inside one transaction.
+
+The rules are those of `row_rules` and `gate_rules`. Outcomes that need no rule take the fast path
+(`record_and_claim`).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,15 @@ from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage import row_rules
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import Connection
-from omniq.storage.postgres.encoding import Stored
-from omniq.storage.postgres.statements import Names
+from omniq.storage.postgres.encoding import StoredRow
+from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.row_rules import Finish, FinishedRow, Row, Settled
 from omniq.storage.types import Entry
 
 EncodeFinish = Callable[[Finish, bytes | None], bytes]
+
+NOTIFY_WORK = "SELECT {schema}.tell_of_work(0) WHERE {schema}.is_awaited('work')"
+"""Notifies the storages that wait for work; sends nothing when none does."""
 
 decode_gate = internal_decoder(GateState)
 
@@ -27,7 +34,7 @@ decode_gate = internal_decoder(GateState)
 class Gates:
     """The shared state of gates. The caller's transaction holds the lock 'gates'."""
 
-    def __init__(self, db: Connection, names: Names) -> None:
+    def __init__(self, db: Connection, names: SchemaNames) -> None:
         self._db = db
         self._names = names
         self._states: dict[str, GateState] = {}
@@ -56,7 +63,7 @@ class Gates:
         return {gate.key: self._states[gate.key] for gate in row.gates}
 
     async def flush(self) -> None:
-        """Write what has changed."""
+        """Write the states that have changed."""
         changed = []
         for key, state in self._states.items():
             data = encode_internal(state)
@@ -69,7 +76,7 @@ class Gates:
                 "$3::bytea[]) ON CONFLICT (key) DO UPDATE "
                 "SET wake_at = excluded.wake_at, state = excluded.state"
             )
-            await self._db.execute(sql, *encoding.columns(changed, 3))
+            await self._db.execute(sql, *encoding.to_columns(changed, 3))
 
 
 class _Ended(msgspec.Struct, frozen=True):
@@ -77,14 +84,16 @@ class _Ended(msgspec.Struct, frozen=True):
     letter: DeadLetter | None
 
     @property
-    def leaves_a_record(self) -> bool:
+    def has_record(self) -> bool:
         return self.letter is not None or self.finished.row.result_ttl > 0
 
 
-class Ledger:
-    """Changes to rows inside one transaction, gathered as they are made, written by `flush`."""
+class Recorder:
+    """Changes to rows inside one transaction, collected in memory and written by `flush`."""
 
-    def __init__(self, db: Connection, names: Names, now: int, encode_finish: EncodeFinish) -> None:
+    def __init__(
+        self, db: Connection, names: SchemaNames, now: int, encode_finish: EncodeFinish
+    ) -> None:
         self.db = db
         self.now = now
         self.names = names
@@ -92,8 +101,8 @@ class Ledger:
         self.claim_id = ""
         self._encode_finish = encode_finish
         self._is_resent = False
-        self._live: dict[str, Stored] = {}
-        self._changed: dict[str, Stored] = {}
+        self._live: dict[str, StoredRow] = {}
+        self._changed: dict[str, StoredRow] = {}
         self._ended: dict[str, _Ended] = {}
         self._newest: dict[str, bytes] = {}
         self._claimed: set[str] = set()
@@ -103,34 +112,31 @@ class Ledger:
     async def load(self, task_ids: Iterable[str]) -> None:
         """Read and lock the live rows with these ids."""
         sql = self.names(
-            f"SELECT {encoding.LIVE_WITHOUT_BODY} FROM {{schema}}.live WHERE id = ANY ($1) "
-            "ORDER BY id FOR UPDATE"
+            f"SELECT {encoding.LIVE_COLUMNS_WITHOUT_BODY} FROM {{schema}}.live "
+            "WHERE id = ANY ($1) ORDER BY id FOR UPDATE"
         )
-        self._adopt_all(await self.db.fetch(sql, list(task_ids)))
+        for record in await self.db.fetch(sql, list(task_ids)):
+            self.track(encoding.stored_row(record))
 
     async def held_by(self, owner: str) -> list[Row]:
-        """Read and lock all that an owner holds."""
+        """Read and lock all rows that an owner holds."""
         sql = self.names(
-            f"SELECT {encoding.LIVE_WITHOUT_BODY} FROM {{schema}}.live "
+            f"SELECT {encoding.LIVE_COLUMNS_WITHOUT_BODY} FROM {{schema}}.live "
             "WHERE place = 4 AND owner = $1 ORDER BY id FOR UPDATE"
         )
-        held = [encoding.stored_of(record) for record in await self.db.fetch(sql, owner)]
+        held = [encoding.stored_row(record) for record in await self.db.fetch(sql, owner)]
         for stored in held:
-            self.adopt(stored)
+            self.track(stored)
         rows = [stored.row for stored in held]
         await self.gates.load_for(rows)
         return rows
 
-    def _adopt_all(self, records: Iterable[Sequence[object]]) -> None:
-        for record in records:
-            self.adopt(encoding.stored_of(record))
-
-    def adopt(self, stored: Stored) -> None:
-        """Take charge of a row that this transaction has locked."""
+    def track(self, stored: StoredRow) -> None:
+        """Add a row that this transaction has locked, so that it can be changed."""
         self._live[stored.row.id] = stored
 
     def live(self, task_id: str) -> Row | None:
-        """A row that was loaded and has not ended."""
+        """Return a row that was loaded and has not ended, or None."""
         stored = self._live.get(task_id)
         return None if stored is None else stored.row
 
@@ -141,27 +147,27 @@ class Ledger:
     ) -> list[bool]:
         """Apply the outcomes whose claims are current; for each, whether it is recorded.
 
-        When they are sent again because the reply was lost, one of them may have let go of a task
-        that was claimed again in the same step.
+        With `is_resent` the entries are sent again because a reply was lost. The first call may
+        have recorded an outcome that released its task, and claimed the same task again.
         """
         self._is_resent = is_resent
         await self.load({entry.outcome.task_id for entry in entries})
         await self.gates.load_for(stored.row for stored in self._live.values())
-        gone = [e.outcome.task_id for e in entries if e.outcome.task_id not in self._live]
-        ended = await self._read_ended(gone) if gone else {}
+        missing = [e.outcome.task_id for e in entries if e.outcome.task_id not in self._live]
+        ended = await self._read_ended(missing) if missing else {}
         recorded = [self._record(owner, entry, ended) for entry in entries]
         await self.flush()
         return recorded
 
     async def _read_ended(self, task_ids: list[str]) -> dict[str, Row]:
-        """What is on record of tasks that are not live: their dead letters first."""
+        """Read the records of tasks that are not live; a dead letter replaces a finished row."""
         sql = self.names(
-            f"SELECT {encoding.ENDED} FROM {{schema}}.finished "
+            f"SELECT {encoding.ENDED_COLUMNS} FROM {{schema}}.finished "
             "WHERE id = ANY ($1) AND expires_at > $2 "
-            f"UNION ALL SELECT {encoding.ENDED} FROM {{schema}}.dead WHERE id = ANY ($1)"
+            f"UNION ALL SELECT {encoding.ENDED_COLUMNS} FROM {{schema}}.dead WHERE id = ANY ($1)"
         )
         found = await self.db.fetch(sql, task_ids, self.now)
-        return {stored.row.id: stored.row for stored in map(encoding.stored_of, found)}
+        return {stored.row.id: stored.row for stored in map(encoding.stored_row, found)}
 
     def _record(self, owner: str, entry: Entry, ended: dict[str, Row]) -> bool:
         outcome = entry.outcome
@@ -176,34 +182,34 @@ class Ledger:
         return True
 
     def _was_recorded(self, outcome: Outcome, ended: dict[str, Row]) -> bool:
-        just_now = self._ended.get(outcome.task_id)
-        if just_now is not None:
-            gone = just_now.finished.row
-            return just_now.leaves_a_record and row_rules.was_recorded(gone, outcome)
-        row = ended.get(outcome.task_id)
-        return row is not None and row_rules.was_recorded(row, outcome)
+        ended_here = self._ended.get(outcome.task_id)
+        if ended_here is not None:
+            row = ended_here.finished.row
+            return ended_here.has_record and row_rules.was_recorded(row, outcome)
+        found = ended.get(outcome.task_id)
+        return found is not None and row_rules.was_recorded(found, outcome)
 
     # Changing rows
 
     def apply(self, row: Row, token: int, settled: Settled, result: bytes | None) -> None:
-        """Put a settled row where it belongs now, and tell its gates."""
+        """Apply the effects of an outcome: leave the gates, then change or end the row."""
         for gate in row.gates:
             state = self.gates[gate.key]
             gate_rules.leave(gate, state, row.id, token, settled.effect, self.now, settled.reason)
         if settled.result is not None and result is not None:
             self._newest[row.id] = result
-            self._live[row.id] = Stored(row, True)
+            self._live[row.id] = StoredRow(row, True)
         if settled.finish is not None:
             self.finish(row, settled.finish, result)
         else:
             self.change(row)
 
     def change(self, row: Row) -> None:
-        """Write the row as it is now."""
+        """Have `flush` write the row as it is then."""
         self._changed[row.id] = self._live[row.id]
 
     def claim(self, row: Row, owner: str) -> None:
-        """Make a row the owner's."""
+        """Claim a row for the owner."""
         row_rules.claim(row, owner, self.now)
         self._claimed.add(row.id)
         self.change(row)
@@ -218,16 +224,18 @@ class Ledger:
         self._ended[row.id] = _Ended(finished, finish.dead)
 
     async def flush(self) -> None:
-        """Write everything that has changed."""
+        """Write all changes."""
         if self._ended:
-            lines = [encoding.ended(each.finished, each.letter) for each in self._ended.values()]
+            lines = [
+                encoding.finish_line(each.finished, each.letter) for each in self._ended.values()
+            ]
             await self._call("finish", 10, lines)
             self._ended.clear()
         if self._newest:
             await self._write_newest()
         if self._changed:
             lines = [
-                encoding.saved(
+                encoding.save_line(
                     stored.row, stored.attached, self.claim_id if task_id in self._claimed else None
                 )
                 for task_id, stored in self._changed.items()
@@ -236,12 +244,17 @@ class Ledger:
             self._changed.clear()
         await self.gates.flush()
 
+    async def notify_work(self) -> None:
+        """Notify the storages that wait for work, when this transaction commits."""
+        await self.db.execute(self.names(NOTIFY_WORK))
+
     async def _call(self, function: str, width: int, lines: Sequence[tuple[object, ...]]) -> None:
-        places = ", ".join(f"${number}" for number in range(1, width + 2))
-        sql = self.names(f"SELECT {{schema}}.{function}({places})")
-        await self.db.execute(sql, self.now, *encoding.columns(lines, width))
+        placeholders = ", ".join(f"${number}" for number in range(1, width + 2))
+        sql = self.names(f"SELECT {{schema}}.{function}({placeholders})")
+        await self.db.execute(sql, self.now, *encoding.to_columns(lines, width))
 
     async def _write_newest(self) -> None:
+        """Store the newest results of repeating tasks; their checkpoints and progress are deleted."""
         ids = list(self._newest)
         for table in ("checkpoints", "progress"):
             await self.db.execute(

@@ -1,4 +1,9 @@
-"""A worker's turn in one round trip: what Python works out beforehand, and what comes back."""
+"""Record and claim: the fast path, one SQL function that does both in one round trip.
+
+Python computes beforehand what each outcome makes of its task, from the row as it was claimed. The
+SQL function `turn` (`sql/functions/4_record_and_claim.sql`) writes that if the row has not changed,
+and claims ordinary tasks. What it cannot do is left to the rule path (`record`, `claim`).
+"""
 
 from __future__ import annotations
 
@@ -15,28 +20,44 @@ from omniq.storage.postgres.record import EncodeFinish
 from omniq.storage.row_rules import Row
 from omniq.storage.types import Claim, Entry
 
-_SUCCESS = encoding.NUMBERS[TaskStatus.SUCCESS]
+_SUCCESS = encoding.STATUS_NUMBERS[TaskStatus.SUCCESS]
 
-DONE, MISSED, LOST, SLOW, PARTIAL = range(5)
-"""What `turn` says it came to: see turn.sql."""
+DONE = 0
+"""Everything was recorded and claimed."""
 
-_PLACES = ", ".join(f"${number}" for number in range(1, 21))
-TURN = f"SELECT * FROM {{schema}}.turn({_PLACES})"
-TURN_POOLED = f"SELECT * FROM {{schema}}.turn_pooled({_PLACES})"
+OUTCOMES_NOT_MATCHED = 1
+"""Some rows had changed: their outcomes need the rule path. Nothing was claimed."""
+
+LEASE_LOST = 2
+"""The owner has no lease. Nothing was done."""
+
+CLAIM_NEEDS_RULES = 3
+"""All outcomes were recorded. The claim needs the rule path; nothing was claimed."""
+
+MORE_DUE = 4
+"""All outcomes were recorded. More tasks have become due than one call moves: call again."""
+
+_PLACEHOLDERS = ", ".join(f"${number}" for number in range(1, 21))
+RECORD_AND_CLAIM = f"SELECT * FROM {{schema}}.turn({_PLACEHOLDERS})"
+RECORD_AND_CLAIM_POOLED = f"SELECT * FROM {{schema}}.turn_pooled({_PLACEHOLDERS})"
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What a batch of outcomes makes of its tasks, if they are as they were when claimed."""
+class RecordPlan(msgspec.Struct, frozen=True):
+    """The new states of tasks, valid if their rows are as they were when claimed.
+
+    One tuple for each task: parameters 3 to 6 of `RECORD_AND_CLAIM` for those that have ended, 7
+    to 15 for the others.
+    """
 
     ended: list[tuple[Any, ...]] = []
     changed: list[tuple[Any, ...]] = []
 
 
-def plan(
+def plan_outcomes(
     entries: Sequence[Entry], known: Mapping[str, Row], now: int, encode_finish: EncodeFinish
-) -> Plan | None:
-    """The plan for these outcomes; None when one of them needs the slower transaction."""
-    made = Plan([], [])
+) -> RecordPlan | None:
+    """Compute the new states of these outcomes' tasks; None when one of them needs the rule path."""
+    plan = RecordPlan([], [])
     seen: set[str] = set()
     for entry in entries:
         outcome = entry.outcome
@@ -45,10 +66,10 @@ def plan(
             return None
         seen.add(row.id)
         if type(outcome) is Succeeded and outcome.next_eta is None and entry.result is not None:
-            # Most tasks, and all that the rules would make of them.
-            made.ended.append((row.id, outcome.token, _SUCCESS, entry.result))
+            # Most tasks take this branch; it has the same effect as `settle` below.
+            plan.ended.append((row.id, outcome.token, _SUCCESS, entry.result))
             continue
-        # A copy: when this turn fails, what is known must still be true.
+        # A copy: if this call fails, the known row must be unchanged.
         row = msgspec.structs.replace(row)
         settled = row_rules.settle(row, outcome, now)
         finish = settled.finish
@@ -56,21 +77,23 @@ def plan(
             return None
         if finish is not None:
             result = encode_finish(finish, entry.result)
-            made.ended.append((row.id, outcome.token, encoding.NUMBERS[finish.status], result))
+            status = encoding.STATUS_NUMBERS[finish.status]
+            plan.ended.append((row.id, outcome.token, status, result))
         else:
-            made.changed.append(
+            plan.changed.append(
                 (
-                    row.id, outcome.token, encoding.NUMBERS[row.status], row.attempts, row.releases,
-                    row.due, row.visible, row.owner is not None, encoding.history_of(row),
+                    row.id, outcome.token, encoding.STATUS_NUMBERS[row.status], row.attempts,
+                    row.releases, row.due, row.visible, row.owner is not None,
+                    encoding.encode_history(row),
                 )
             )  # fmt: skip
-    return made
+    return plan
 
 
 def parameters(
-    owner: str, now: int | None, made: Plan, claim: Claim | None, *, is_repeat: bool
+    owner: str, now: int | None, plan: RecordPlan, claim: Claim | None, *, is_repeat: bool
 ) -> list[Any]:
-    """The parameters of `TURN`."""
+    """The parameters of `RECORD_AND_CLAIM`."""
     request: list[Any] = [0, None, None, None]
     if claim is not None:
         queues = None if claim.queues is None else list(claim.queues)
@@ -78,15 +101,15 @@ def parameters(
     return [
         owner,
         now,
-        *encoding.columns(made.ended, 4),
-        *encoding.columns(made.changed, 9),
+        *encoding.to_columns(plan.ended, 4),
+        *encoding.to_columns(plan.changed, 9),
         *request,
         is_repeat,
     ]
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a turn came to. `rows` are those claimed, in order."""
+class Reply(msgspec.Struct, frozen=True):
+    """The reply of the SQL function. `missed` are the ids of outcomes that did not match."""
 
     state: int
     at: int
@@ -95,12 +118,12 @@ class Answer(msgspec.Struct, frozen=True):
     rows: list[Row] = []
 
 
-def answer_of(records: Sequence[Sequence[Any]], owner: str) -> Answer:
-    """The lines that `turn` returned: first its state, then what was claimed."""
+def read_reply(records: Sequence[Sequence[Any]], owner: str) -> Reply:
+    """Decode the returned lines: the first has the state, the others the claimed rows."""
     state, missed, at, next_due, *_ = records[0]
-    rows = [encoding.claimed_of(record, owner) for record in records[1:]]
+    rows = [encoding.claimed_row(record, owner) for record in records[1:]]
     rows.sort(key=_order)
-    return Answer(state, at, next_due, frozenset(missed or ()), rows)
+    return Reply(state, at, next_due, frozenset(missed or ()), rows)
 
 
 def _order(row: Row) -> tuple[int, int, int]:
@@ -108,9 +131,9 @@ def _order(row: Row) -> tuple[int, int, int]:
 
 
 class KnownRows:
-    """The rows this object has claimed and not recorded yet, as they were when they were claimed.
+    """Rows that this object has claimed and not recorded yet, as they were when claimed.
 
-    Nobody else changes a row while its claim is current, but to cancel it or to attach something.
+    While a claim is current, others may only cancel the task or attach side data to it.
     """
 
     def __init__(self) -> None:
@@ -118,23 +141,23 @@ class KnownRows:
         self._rows: dict[str, Row] = {}
 
     def of(self, owner: str) -> Mapping[str, Row]:
-        """Those of this owner."""
+        """The rows claimed by this owner."""
         return self._rows if owner == self._owner else {}
 
     def update(self, owner: str, entries: Iterable[Entry], claimed: Iterable[Row]) -> None:
-        """Forget what was recorded, keep what was claimed."""
+        """Remove the rows whose outcomes were recorded, and add those that were claimed."""
         if owner != self._owner:
-            # What a former owner held has been given back.
+            # The tasks of an earlier owner have been given back.
             self._owner, self._rows = owner, {}
         for entry in entries:
             row = self._rows.get(entry.outcome.task_id)
-            # Another turn may have claimed the task anew before this one came back.
+            # A concurrent call may have claimed the task again before this one returned.
             if row is not None and row.token == entry.outcome.token:
                 del self._rows[row.id]
         for row in claimed:
             self._rows[row.id] = row
 
-    def forget(self, owner: str, task_id: str) -> None:
-        """The claim on the task has ended."""
+    def remove(self, owner: str, task_id: str) -> None:
+        """Remove the row of a task whose claim has ended."""
         if owner == self._owner:
             self._rows.pop(task_id, None)

@@ -1,7 +1,8 @@
-"""The newest tasks, however many there are: a bounded stretch of ids, read backwards.
+"""Scan: the newest tasks, read backwards by id at a bounded cost.
 
-Live and finished tasks lie apart, so a status is looked for where it can be. Statuses that are
-mostly rare have an index of their own (0002_looking.sql): of those, only they count as looked at.
+Live and finished tasks are in different tables, so a status is searched only in the table that can
+have it. Statuses that are usually rare have their own index (`0002_scan_indexes.sql`): for these,
+only rows with that status count against the bound.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from omniq.models import TaskStatus
 from omniq.storage.inspection import ScanQuery
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import Connection
-from omniq.storage.postgres.statements import Names
+from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.row_rules import Row
 
 _INDEXED = {
@@ -20,55 +21,60 @@ _INDEXED = {
     TaskStatus.FAILED: "status <> 3 AND status = 4",
     TaskStatus.CANCELLED: "status <> 3 AND status = 5",
 }
-_COLUMNS = {"live": encoding.LIVE, "finished": encoding.ENDED}
+_COLUMNS = {"live": encoding.LIVE_COLUMNS, "finished": encoding.ENDED_COLUMNS}
 
 
-async def read_back(
-    db: Connection, names: Names, query: ScanQuery, before: str, limit: int, now: int | None
+async def read_backwards(
+    db: Connection, names: SchemaNames, query: ScanQuery, before: str, limit: int, now: int | None
 ) -> tuple[list[Row], str | None]:
-    """Rows in question before that id, the last one first; and the id at which it had to stop."""
-    places = _places(query.status)
-    floor = None
-    # As many run as there are slots: all of them can be looked at.
+    """Read matching rows with ids below `before`, the largest id first.
+
+    The second value is the id at which the bound stopped the scan; None when it did not.
+    """
+    tables = _tables(query.status)
+    lowest_id = None
+    # The number of running tasks is limited by the workers' slots: all of them can be read.
     if query.status is not TaskStatus.RUNNING:
-        floor = await db.fetchval(names(_floor(places, query.status)), before, query.most)
-    given: list[Any] = [before, floor or "", limit]
+        lowest_id = await db.fetchval(
+            names(_lowest_id_query(tables, query.status)), before, query.max_scanned
+        )
+    parameters: list[Any] = [before, lowest_id or "", limit]
     conditions = [f"id < $1 AND id >= $2 AND {_condition(query.status)}"]
     for column, value in (("queue", query.queue), ("func_path", query.func_path)):
         if value is not None:
-            given.append(value)
-            conditions.append(f"{column} = ${len(given)}")
-    if "finished" in places:
-        given.append(now)
-    wanted = " AND ".join(conditions)
+            parameters.append(value)
+            conditions.append(f"{column} = ${len(parameters)}")
+    if "finished" in tables:
+        parameters.append(now)
+    matching = " AND ".join(conditions)
     sql = " UNION ALL ".join(
-        f"(SELECT {_COLUMNS[table]} FROM {{schema}}.{table} WHERE {wanted}"
-        + (_kept(len(given)) if table == "finished" else "")
+        f"(SELECT {_COLUMNS[table]} FROM {{schema}}.{table} WHERE {matching}"
+        + (_and_not_expired(len(parameters)) if table == "finished" else "")
         + " ORDER BY id DESC LIMIT $3)"
-        for table in places
+        for table in tables
     )
     sql = f"SELECT * FROM ({sql}) AS found ORDER BY id DESC LIMIT $3"
-    found = await db.fetch(names(sql), *given)
-    rows = [encoding.stored_of(record).row for record in found]
-    return rows, floor if len(rows) < limit else None
+    found = await db.fetch(names(sql), *parameters)
+    rows = [encoding.stored_row(record).row for record in found]
+    return rows, lowest_id if len(rows) < limit else None
 
 
-def _kept(parameter: int) -> str:
+def _and_not_expired(parameter: int) -> str:
     return f" AND expires_at > (SELECT {{schema}}.micros(${parameter}))"
 
 
-def _floor(places: tuple[str, ...], status: TaskStatus | None) -> str:
-    """The id of the last record that may be looked at; NULL when there are not so many."""
+def _lowest_id_query(tables: tuple[str, ...], status: TaskStatus | None) -> str:
+    """SQL for the id of the last record within the bound; NULL when there are fewer records."""
     condition = _INDEXED.get(status, "true") if status is not None else "true"
     parts = " UNION ALL ".join(
         f"(SELECT id FROM {{schema}}.{table} WHERE id < $1 AND {condition} "
         "ORDER BY id DESC LIMIT $2)"
-        for table in places
+        for table in tables
     )
-    return f"SELECT id FROM ({parts}) AS looked_at ORDER BY id DESC OFFSET $2 - 1 LIMIT 1"
+    return f"SELECT id FROM ({parts}) AS scanned ORDER BY id DESC OFFSET $2 - 1 LIMIT 1"
 
 
-def _places(status: TaskStatus | None) -> tuple[str, ...]:
+def _tables(status: TaskStatus | None) -> tuple[str, ...]:
     if status is None:
         return "live", "finished"
     return ("finished",) if status.is_final else ("live",)
@@ -79,4 +85,4 @@ def _condition(status: TaskStatus | None) -> str:
         return "true"
     if status is TaskStatus.RUNNING:
         return "place = 4 AND status = 1"
-    return _INDEXED.get(status, f"status = {encoding.NUMBERS[status]}")
+    return _INDEXED.get(status, f"status = {encoding.STATUS_NUMBERS[status]}")

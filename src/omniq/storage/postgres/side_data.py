@@ -1,6 +1,6 @@
-"""What a PostgreSQL store keeps beside the queue, and what readers may ask of it.
+"""Side data: results, dead letters, checkpoints, progress, schedules and pauses, and their readers.
 
-The second half of the backend: `omniq.storage.postgres` has the first, to enqueue, claim and record.
+The second half of the storage class; `storage` has the first: enqueue, claim and record.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.postgres import encoding, queries
-from omniq.storage.postgres import enqueue as enqueueing
 from omniq.storage.postgres.connection import Connection
-from omniq.storage.postgres.read_batcher import Gathered
-from omniq.storage.postgres.record import Ledger
-from omniq.storage.postgres.scan import read_back
-from omniq.storage.postgres.statements import Names
+from omniq.storage.postgres.enqueue import enqueue_unless_duplicate, retry_dead
+from omniq.storage.postgres.read_batcher import ReadBatcher
+from omniq.storage.postgres.record import NOTIFY_WORK, Recorder
+from omniq.storage.postgres.scan import read_backwards
+from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.row_rules import FinishedRow, Row
 
 _T = TypeVar("_T")
 
-_PURGED_AT_ONCE = 5_000
+_PURGE_BATCH = 5_000
 
 
-class Kept(BaseStorage):
-    """Results, dead letters, checkpoints, progress, schedules and queues, on the tables."""
+class PostgresSideData(BaseStorage):
+    """Everything but the queue itself: what tasks leave behind, and what operators and readers use."""
 
-    _names: Names
+    _names: SchemaNames
 
-    def _gather_questions(self) -> None:
-        """Ask about single tasks many at a time, from now on and on this event loop."""
+    def _create_read_batchers(self) -> None:
+        """Batch the reads of single tasks from now on, on this event loop."""
         names = self._names
-        self._records: Gathered[queries.Record] = Gathered(
-            lambda ids: self._read(lambda db: queries.find(db, names, ids, self._given_now()))
+        self._records: ReadBatcher[queries.Record] = ReadBatcher(
+            lambda ids: self._read(
+                lambda db: queries.find_records(db, names, ids, self._given_now())
+            )
         )
-        self._dead: Gathered[DeadLetter] = Gathered(
+        self._dead: ReadBatcher[DeadLetter] = ReadBatcher(
             lambda ids: self._read(lambda db: queries.read_dead(db, names, ids))
         )
-        self._checkpoints: Gathered[bytes] = Gathered(
+        self._checkpoints: ReadBatcher[bytes] = ReadBatcher(
             lambda ids: self._read(lambda db: queries.read_checkpoints(db, names, ids))
         )
-        self._progress: Gathered[Progress] = Gathered(
+        self._progress: ReadBatcher[Progress] = ReadBatcher(
             lambda ids: self._read(lambda db: queries.read_progress(db, names, ids))
         )
 
@@ -64,7 +66,7 @@ class Kept(BaseStorage):
     @abstractmethod
     async def _change(
         self,
-        work: Callable[[Ledger], Awaitable[_T]],
+        work: Callable[[Recorder], Awaitable[_T]],
         *,
         claims_as: str | None = None,
         has_gates: bool = False,
@@ -87,11 +89,11 @@ class Kept(BaseStorage):
                 "SELECT id FROM {schema}.finished WHERE id > $2 AND finished_at < $1 "
                 "ORDER BY id LIMIT $3)) RETURNING id"
             )
-            gone = await self._fetch(sql, before, after, _PURGED_AT_ONCE)
-            purged += len(gone)
-            if len(gone) < _PURGED_AT_ONCE:
+            deleted = await self._fetch(sql, before, after, _PURGE_BATCH)
+            purged += len(deleted)
+            if len(deleted) < _PURGE_BATCH:
                 return purged
-            after = max(gone)
+            after = max(deleted)
 
     async def _purge_expired(self) -> int:
         purged = 0
@@ -101,9 +103,9 @@ class Kept(BaseStorage):
                 "FROM {schema}.finished WHERE expires_at <= (SELECT {schema}.micros($1)) "
                 "ORDER BY expires_at LIMIT $2)) RETURNING id"
             )
-            gone = await self._fetch(sql, self._given_now(), _PURGED_AT_ONCE)
-            purged += len(gone)
-            if len(gone) < _PURGED_AT_ONCE:
+            deleted = await self._fetch(sql, self._given_now(), _PURGE_BATCH)
+            purged += len(deleted)
+            if len(deleted) < _PURGE_BATCH:
                 return purged
 
     async def _delete_task(self, task_id: str) -> bool:
@@ -121,23 +123,23 @@ class Kept(BaseStorage):
 
     async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
         return await self._change(
-            lambda ledger: enqueueing.revive(
-                ledger, task_id, body=body, from_start=from_start, max_pending=self._max_pending
+            lambda recorder: retry_dead(
+                recorder, task_id, body=body, from_start=from_start, max_pending=self._max_pending
             )
         )
 
     async def delete_dead(self, task_id: str) -> bool:
-        return await self._bury("id = $1", task_id) == 1
+        return await self._delete_dead_where("id = $1", task_id) == 1
 
     async def _purge_dead(self, before: int) -> int:
-        return await self._bury("last_failure < $1", before)
+        return await self._delete_dead_where("last_failure < $1", before)
 
-    async def _bury(self, condition: str, parameter: int | str) -> int:
-        """Forget dead letters, and their checkpoints; how many."""
+    async def _delete_dead_where(self, condition: str, parameter: int | str) -> int:
+        """Delete dead letters and their checkpoints; returns the number of dead letters."""
         sql = self._names(
-            f"WITH gone AS (DELETE FROM {{schema}}.dead WHERE {condition} RETURNING id), "
-            "forgotten AS (DELETE FROM {schema}.checkpoints USING gone "
-            "WHERE checkpoints.id = gone.id) SELECT count(*) FROM gone"
+            f"WITH deleted AS (DELETE FROM {{schema}}.dead WHERE {condition} RETURNING id), "
+            "without_checkpoints AS (DELETE FROM {schema}.checkpoints USING deleted "
+            "WHERE checkpoints.id = deleted.id) SELECT count(*) FROM deleted"
         )
         return await self._write(lambda db: db.fetchval(sql, parameter))
 
@@ -187,11 +189,11 @@ class Kept(BaseStorage):
             "INSERT INTO {schema}.progress SELECT id, report FROM held "
             "ON CONFLICT (id) DO UPDATE SET report = excluded.report"
         )
-        # Of several reports of one task the last counts.
+        # Of several reports of one claim only the last one is stored.
         newest = {(each.task_id, each.token): each for each in reports}
         lines = [(*claim, encode_internal(each)) for claim, each in newest.items()]
         await self._write(
-            lambda db: db.execute(sql, owner, *encoding.columns(lines, 3)), is_repeatable=True
+            lambda db: db.execute(sql, owner, *encoding.to_columns(lines, 3)), is_repeatable=True
         )
 
     async def get_progress(self, task_id: str) -> Progress | None:
@@ -206,8 +208,8 @@ class Kept(BaseStorage):
             "VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET version = known.version + 1, "
             "schedule = excluded.schedule, task = excluded.task"
         )
-        line = queries.schedule_line(self._serializer, schedule)
-        await self._write(lambda db: db.execute(sql, *line, schedule.version))
+        columns = queries.schedule_columns(self._serializer, schedule)
+        await self._write(lambda db: db.execute(sql, *columns, schedule.version))
 
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
         found = await self._read(
@@ -225,17 +227,17 @@ class Kept(BaseStorage):
         return len(await self._fetch(sql, schedule_id)) == 1
 
     async def _fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
-        line = queries.schedule_line(self._serializer, advanced)
+        columns = queries.schedule_columns(self._serializer, advanced)
 
-        async def fire(ledger: Ledger) -> bool:
+        async def fire(recorder: Recorder) -> bool:
             sql = (
                 "UPDATE {schema}.schedules SET version = version + 1, schedule = $2, task = $3 "
                 "WHERE id = $1 AND version = $4 RETURNING true"
             )
-            if not await ledger.db.fetchval(self._names(sql), *line, schedule.version):
+            if not await recorder.db.fetchval(self._names(sql), *columns, schedule.version):
                 return False
             if row is not None:
-                await enqueueing.enqueue_once(ledger, row, self._max_pending)
+                await enqueue_unless_duplicate(recorder, row, self._max_pending)
             return True
 
         return await self._change(fire)
@@ -250,11 +252,7 @@ class Kept(BaseStorage):
         )
         await self._fetch(sql, queue)
         if not paused:
-            await self._write(
-                lambda db: db.execute(
-                    self._names("SELECT {schema}.tell_of_work(0) WHERE {schema}.is_awaited('work')")
-                )
-            )
+            await self._write(lambda db: db.execute(self._names(NOTIFY_WORK)))
 
     async def paused_queues(self) -> frozenset[str]:
         sql = self._names("SELECT queue FROM {schema}.paused")
@@ -282,12 +280,12 @@ class Kept(BaseStorage):
         )
 
     async def _scan(self, query: ScanQuery) -> Scan:
-        async def back(before: str, limit: int) -> tuple[list[Row], str | None]:
+        async def read_older(before: str, limit: int) -> tuple[list[Row], str | None]:
             return await self._read(
-                lambda db: read_back(db, self._names, query, before, limit, self._given_now())
+                lambda db: read_backwards(db, self._names, query, before, limit, self._given_now())
             )
 
-        return await scan_by_id(query, back, self._list)
+        return await scan_by_id(query, read_older, self._list)
 
     async def stats(self) -> QueueStats:
         return await self._count(lambda db: queries.read_stats(db, self._names, self._given_now()))

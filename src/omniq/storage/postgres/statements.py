@@ -1,4 +1,4 @@
-"""The SQL files of the PostgreSQL backend, with a store's own names filled in."""
+"""Statements: reads the SQL files and fills in the names of a store's schema and channel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FOLDER = resources.files("omniq.storage.postgres") / "sql"
 
 @cache
 def statement(schema: str, name: str) -> str:
-    """The SQL of `sql/postgres/<name>.sql`, without the comments at its head."""
+    """Return the SQL of `sql/<name>.sql`, without the comments at its beginning."""
     text = _filled(_FOLDER.joinpath(f"{name}.sql").read_text(encoding="utf-8"), schema)
     lines = text.splitlines()
     while lines and lines[0].startswith("--"):
@@ -20,25 +20,25 @@ def statement(schema: str, name: str) -> str:
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The names of the migrations, in order: the first makes version 1."""
+    """The names of the migrations, in order: the first one creates version 1."""
     names = (path.name for path in _FOLDER.iterdir() if path.name[:4].isdecimal())
     return tuple(sorted(name.removesuffix(".sql") for name in names))
 
 
 def migration(schema: str, name: str) -> str:
-    """The text of a migration."""
+    """The SQL of one migration."""
     return _filled(_FOLDER.joinpath(f"{name}.sql").read_text(encoding="utf-8"), schema)
 
 
 def functions(schema: str) -> str:
-    """All functions of the newest version; each replaces the one that was there."""
+    """The SQL that creates all functions of the newest version, or replaces the installed ones."""
     folder = _FOLDER / "functions"
     files = sorted(folder.iterdir(), key=lambda path: path.name)
     return _filled("\n".join(path.read_text(encoding="utf-8") for path in files), schema)
 
 
 def channel(schema: str) -> str:
-    """The channel on which a store's storages are told things."""
+    """The notification channel that the storages of a store listen on."""
     return f"omniq_{schema}"
 
 
@@ -46,19 +46,19 @@ def _filled(text: str, schema: str) -> str:
     return text.replace("{schema}", f'"{schema}"').replace("{channel}", channel(schema))
 
 
-class Names:
-    """SQL with the names of one store in it: `names("SELECT … FROM {schema}.live")`."""
+class SchemaNames:
+    """Fills one store's names into SQL: `names("SELECT … FROM {schema}.live")`."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
-        self._known: dict[str, str] = {}
+        self._cache: dict[str, str] = {}
 
     def __call__(self, sql: str) -> str:
-        known = self._known.get(sql)
-        if known is None:
-            known = self._known[sql] = _filled(sql, self._schema)
-        return known
+        filled = self._cache.get(sql)
+        if filled is None:
+            filled = self._cache[sql] = _filled(sql, self._schema)
+        return filled
 
     def file(self, name: str) -> str:
-        """The SQL of a file."""
+        """The SQL of the file `sql/<name>.sql`."""
         return statement(self._schema, name)

@@ -1,7 +1,7 @@
-"""Enqueue inside somebody else's transaction, on whatever connection they have.
+"""User transaction: enqueues inside a caller's transaction, on the caller's connection.
 
-Known are asyncpg, psycopg 3 (blocking and not) and SQLAlchemy's connections and sessions over any
-of them. None is imported: what is passed in says itself where it comes from.
+Supported are asyncpg, psycopg 3 (blocking and async), and SQLAlchemy's connections and sessions over
+either of them. None of them is imported: the type of the connection shows which one it is.
 """
 
 from __future__ import annotations
@@ -15,64 +15,65 @@ import msgspec
 from omniq.errors import InvalidTask, StorageError
 
 Run = Callable[[str, str | None], Any]
-"""Runs a statement with at most one parameter, written as {}; the first value, maybe to be awaited."""
+"""Runs a statement with at most one parameter, written as {}; returns its first value, or an
+awaitable of it."""
 
 _SAVEPOINT = "omniq_enqueue"
 _NOT_IN_A_TRANSACTION = "25P01"
 _TRANSACTION_HAS_FAILED = "25P02"
-_NOT_THERE = {"3F000", "42883", "42P01", "42501"}
+_MISSING_OR_FORBIDDEN = {"3F000", "42883", "42P01", "42501"}
 
 
-async def call(connection: object, function: str, request: str) -> dict[str, Any]:
-    """What the function answers to the request, as a part of the connection's transaction.
+async def call_function(connection: object, function: str, request: str) -> dict[str, Any]:
+    """Call the SQL function with the request, in the connection's transaction; returns its reply.
 
-    Never waits for anything when the connection is a blocking one.
+    With a blocking connection this never suspends.
     """
     run = await _runner(connection)
     await _begin(run)
     try:
-        text = await _done(run(f"SELECT {function}({{}})", request))
+        text = await _resolve(run(f"SELECT {function}({{}})", request))
     except Exception as error:
-        await _done(run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}", None))
-        await _done(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
-        if _state(error) in _NOT_THERE:
+        await _resolve(run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}", None))
+        await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
+        if _sqlstate(error) in _MISSING_OR_FORBIDDEN:
             raise InvalidTask(
                 "the connection leads to another database, or may not use this store: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         raise StorageError(f"enqueue on the given connection: {error}") from error
-    await _done(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
-    answer: dict[str, Any] = msgspec.json.decode(text)
-    if answer["refusal"] == "store":
+    await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
+    reply: dict[str, Any] = msgspec.json.decode(text)
+    if reply["refusal"] == "store":
         raise InvalidTask("the connection leads to another database than this storage's")
-    return answer
+    return reply
 
 
 async def _begin(run: Run) -> None:
     try:
-        # Only a transaction has savepoints: this finds out, too, whether there is one.
-        await _done(run(f"SAVEPOINT {_SAVEPOINT}", None))
+        # A savepoint needs a transaction, so this also checks that there is one.
+        await _resolve(run(f"SAVEPOINT {_SAVEPOINT}", None))
     except Exception as error:
-        if _state(error) == _NOT_IN_A_TRANSACTION:
+        if _sqlstate(error) == _NOT_IN_A_TRANSACTION:
             raise InvalidTask(
                 "the connection has no transaction open, and would commit by itself; begin one"
             ) from error
-        if _state(error) == _TRANSACTION_HAS_FAILED:
+        if _sqlstate(error) == _TRANSACTION_HAS_FAILED:
             raise InvalidTask("the connection's transaction has failed; roll it back") from error
         raise StorageError(f"enqueue on the given connection: {error}") from error
 
 
 async def _runner(connection: Any) -> Run:
-    roots = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
-    if "asyncpg" in roots and hasattr(connection, "fetchval"):
+    packages = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+    if "asyncpg" in packages and hasattr(connection, "fetchval"):
         return _asyncpg_runner(connection)
-    if "psycopg" in roots and hasattr(connection, "cursor"):
+    if "psycopg" in packages and hasattr(connection, "cursor"):
         return _psycopg_runner(connection)
-    if "sqlalchemy" in roots:
+    if "sqlalchemy" in packages:
         kinds = {kind.__name__ for kind in type(connection).__mro__}
         if kinds & {"Session", "AsyncSession"}:
-            # Asked for its connection, it begins its transaction.
-            connection = await _done(connection.connection())
+            # `connection()` begins the session's transaction.
+            connection = await _resolve(connection.connection())
         if hasattr(connection, "exec_driver_sql"):
             return _sqlalchemy_runner(connection)
     raise InvalidTask(
@@ -99,7 +100,7 @@ def _psycopg_runner(connection: Any) -> Run:
     def run(sql: str, parameter: str | None) -> Any:
         if parameter is None:
             return connection.execute(sql)
-        return _first(connection.execute(sql.format("%s::text"), (parameter,)))
+        return _first_value(connection.execute(sql.format("%s::text"), (parameter,)))
 
     return run
 
@@ -108,41 +109,42 @@ def _sqlalchemy_runner(connection: Any) -> Run:
     dialect = connection.dialect
     if dialect.name != "postgresql":
         raise InvalidTask(f"the connection is one to {dialect.name}, not to PostgreSQL")
-    place = "$1" if dialect.paramstyle == "numeric_dollar" else "%s"
+    placeholder = "$1" if dialect.paramstyle == "numeric_dollar" else "%s"
 
     def run(sql: str, parameter: str | None) -> Any:
         if parameter is None:
             return connection.exec_driver_sql(sql)
-        return _first(connection.exec_driver_sql(sql.format(f"{place}::text"), (parameter,)))
+        statement = sql.format(f"{placeholder}::text")
+        return _first_value(connection.exec_driver_sql(statement, (parameter,)))
 
     return run
 
 
-def _first(cursor: Any) -> Any:
-    """The first value of the first row, now or when it is awaited."""
+def _first_value(cursor: Any) -> Any:
+    """The first value of the first row; an awaitable of it when the cursor is one."""
     if inspect.isawaitable(cursor):
-        return _first_later(cursor)
+        return _first_value_async(cursor)
     return _value(cursor.fetchone())
 
 
-async def _first_later(awaited: Any) -> Any:
-    cursor = await awaited
-    return _value(await _done(cursor.fetchone()))
+async def _first_value_async(awaitable: Any) -> Any:
+    cursor = await awaitable
+    return _value(await _resolve(cursor.fetchone()))
 
 
 def _value(row: Any) -> Any:
-    # Whoever made the connection may have chosen what rows look like.
+    # The caller's connection may have a row factory.
     if isinstance(row, str):
         return row
     return next(iter(row.values())) if isinstance(row, Mapping) else row[0]
 
 
-async def _done(result: Any) -> Any:
+async def _resolve(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def _state(error: BaseException) -> str | None:
-    """The server's code for an error, also when it is wrapped."""
+def _sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE of an error, also when SQLAlchemy has wrapped it."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
         for name in ("sqlstate", "pgcode"):
             state = getattr(each, name, None)

@@ -1,8 +1,7 @@
-"""Vacuuming the live tasks while many are claimed.
+"""Vacuum: vacuums the table of live tasks while many are claimed.
 
-Every claim leaves dead entries at the very place of the index where the next one begins to look.
-The server's own vacuum comes by once a minute, which at 20,000 tasks a second is late by a million
-of them.
+Every claim leaves dead entries at the start of the index range that the next claim reads. Autovacuum
+runs once a minute, which at 20,000 tasks a second is a million dead entries too late.
 """
 
 from __future__ import annotations
@@ -12,49 +11,48 @@ from contextlib import suppress
 
 from omniq.clock import Clock
 from omniq.errors import StorageError
-from omniq.storage.postgres.connection import Link
-from omniq.storage.postgres.statements import Names
+from omniq.storage.postgres.connection import ServerConnection
+from omniq.storage.postgres.statements import SchemaNames
 
-CLAIMS = 20_000
-"""After how many it is worth the while."""
+CLAIMS_PER_VACUUM = 20_000
 
-_SHARE = 20
-"""It takes at most one part in so many of the time, however large the table is."""
+_PAUSE_FACTOR = 20
+"""The pause after a vacuum, as a multiple of its duration: vacuuming takes at most 5 % of the time."""
 
 
-class Tidying:
-    """Counts what one worker claims. It comes by on its own, and nobody waits for it.
+class Vacuum:
+    """Counts the claims of one worker and vacuums in the background; no call waits for it.
 
-    Two at once do it once. A user who neither owns the table nor may MAINTAIN it is not allowed to:
-    then the server's own vacuum has to do.
+    When two workers vacuum at the same time, the second one skips the locked table. A user who
+    neither owns the table nor has the privilege MAINTAIN cannot vacuum: autovacuum then has to do.
     """
 
-    def __init__(self, link: Link, names: Names, clock: Clock) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection, names: SchemaNames, clock: Clock) -> None:
+        self._connection = connection
         self._sql = names("VACUUM (SKIP_LOCKED, TRUNCATE FALSE) {schema}.live")
         self._clock = clock
         self._claims = 0
         self._not_before = 0.0
-        self._chore: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
 
-    def claimed(self, count: int) -> None:
-        """So many more have been claimed."""
+    def count_claims(self, count: int) -> None:
+        """Add to the number of claims, and start a vacuum when there were enough."""
         self._claims += count
-        if self._claims < CLAIMS or self._clock.monotonic() < self._not_before:
+        if self._claims < CLAIMS_PER_VACUUM or self._clock.monotonic() < self._not_before:
             return
-        if self._chore is None or self._chore.done():
+        if self._running is None or self._running.done():
             self._claims = 0
-            self._chore = asyncio.create_task(self._vacuum())
+            self._running = asyncio.create_task(self._vacuum())
 
     async def _vacuum(self) -> None:
         began = self._clock.monotonic()
         with suppress(StorageError):
-            await self._link.run(lambda db: db.execute(self._sql))
+            await self._connection.run(lambda db: db.execute(self._sql))
         now = self._clock.monotonic()
-        self._not_before = now + _SHARE * (now - began)
+        self._not_before = now + _PAUSE_FACTOR * (now - began)
 
     async def close(self) -> None:
-        """Stop."""
-        if self._chore is not None:
-            self._chore.cancel()
-            await asyncio.wait([self._chore])
+        """Cancel a vacuum that is running."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])

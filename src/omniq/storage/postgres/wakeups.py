@@ -1,8 +1,8 @@
-"""Wake-ups from other processes: a connection that listens, and says when it wants to be told.
+"""Wake-ups: notifications from other processes, over a dedicated connection that listens.
 
-Whoever waits for work or for a result holds a shared lock meanwhile; a storage that enqueues or
-records sends a message only when somebody does, one for a batch. With this connection lost nothing
-is wrong: polls find the work.
+A storage that waits for work or for a result holds a shared advisory lock meanwhile. A storage that
+enqueues or records sends a notification only if that lock is held, one for each batch. Notifications
+are hints: when this connection is lost, polling still finds the work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
 
+from omniq._backoff import backoff
 from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import StorageError
@@ -21,165 +22,178 @@ from omniq.storage.postgres.connection import (
     Connection,
     Target,
     close,
+    is_connection_lost,
     is_driver_error,
-    is_lost,
-    settle,
+    wait_until_free,
 )
-from omniq.storage.postgres.statements import Names
-from omniq.storage.wakeups import Hints
+from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.wakeups import LocalWakeups
 
-_LOOK_AGAIN = 0.02
-"""Seconds after which to look once more for what was being enqueued when the wait began."""
+_RECHECK_SECONDS = 0.02
+"""When to check for work again after a wait began: an enqueue that saw no lock may commit meanwhile."""
 
-_BUSY_CLAIMS = 8
-"""So many claims in a row that got all they asked for, and nobody needs to be told of work."""
+_FULL_CLAIMS_BEFORE_RELEASE = 8
+"""After this many full claims in a row the worker is busy and needs no notifications of work."""
 
-_RESULTS_KEPT = 1.0
-"""Seconds for which to go on listening for results after the last one came."""
+_RESULTS_LOCK_SECONDS = 1.0
+"""How long the lock 'results' is held after the last wait for a result has ended."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 class Wakeups:
-    """What one storage object hears from others. Used on one event loop."""
+    """Receives notifications for one storage object. Used on one event loop."""
 
     def __init__(
-        self, target: Target, hints: Hints, clock: Clock, now: Callable[[], int | None]
+        self, target: Target, wakeups: LocalWakeups, clock: Clock, now: Callable[[], int | None]
     ) -> None:
         self._target = target
-        self._hints = hints
+        self._local_wakeups = wakeups
         self._clock = clock
         self._now = now
-        self._names = Names(target.schema)
+        self._names = SchemaNames(target.schema)
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
         self._failures = 0
-        # Behind a pooler there is nobody to listen to.
-        self._not_before = inf if target.poll_only else 0.0
-        self._holds: set[str] = set()
-        self._waiting: dict[str, int] = {}
-        self._nudges: set[asyncio.Future[None]] = set()
-        self._chores: set[asyncio.Task[None]] = set()
-        self._told = False
-        self._is_hungry = True
-        self._full_claims = 0
+        # Never behind a pooler: its sessions cannot listen.
+        self._connect_not_before = inf if target.poll_only else 0.0
+        # The shared advisory locks that the connection holds: 'work', 'results'.
+        self._held_locks: set[str] = set()
+        # Task id to the number of callers that wait for its result.
+        self._awaited_results: dict[str, int] = {}
+        # Completed when the reason to sleep may have changed: see `_sleep`.
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        # Whether a notification of work has arrived since the last claim began.
+        self._was_notified = False
+        # Whether the last claim returned fewer tasks than its limit.
+        self._wants_work = True
+        self._full_claims_in_a_row = 0
+        # When the next delayed task is due, on the server's clock.
         self._next_due: int | None = None
-        self._ahead = 0
+        # Microseconds by which the server's clock is ahead of this one.
+        self._clock_offset = 0
+        # The queues of the last claim; None: all.
         self._queues: list[str] | None = None
 
-    # What claims say
+    # Called by claims
 
-    def claim_begins(self, queues: Sequence[str] | None) -> None:
-        """What is told from here on is news to the claim after this one."""
-        self._told = False
+    def claim_started(self, queues: Sequence[str] | None) -> None:
+        """A claim begins: notifications that arrive from now on are for the next one."""
+        self._was_notified = False
         self._queues = None if queues is None else list(queues)
 
-    def claimed(self, *, is_full: bool, at: int, next_due: int | None) -> None:
-        """A claim came back: with all it asked for, or there is no more until `next_due`."""
-        self._ahead = at - self._clock.micros()
+    def claim_returned(self, *, is_full: bool, at: int, next_due: int | None) -> None:
+        """A claim has returned: with `limit` tasks, or with fewer, and no more until `next_due`.
+
+        `at` is the server's time of the claim.
+        """
+        self._clock_offset = at - self._clock.micros()
         if is_full:
-            self._full_claims += 1
-            self._is_hungry = False
-            if self._full_claims == _BUSY_CLAIMS:
-                self._do(self._release("work"))
+            self._full_claims_in_a_row += 1
+            self._wants_work = False
+            if self._full_claims_in_a_row == _FULL_CLAIMS_BEFORE_RELEASE:
+                self._run_in_background(self._release("work"))
             return
-        self._full_claims = 0
+        self._full_claims_in_a_row = 0
         self._next_due = next_due
-        self._is_hungry = True
-        # After the tasks that were claimed have begun, which would have to wait for it otherwise.
-        asyncio.get_running_loop().call_soon(self._nudge)
+        self._wants_work = True
+        # Later, so that the claimed tasks start first.
+        asyncio.get_running_loop().call_soon(self._wake_sleepers)
 
     # Waiting for work
 
     async def wait_for_work(self, timeout: float) -> None:
-        """Return when there may be work for the last claim's queues, or after that many seconds."""
+        """Return when there may be work for the last claim's queues, or after `timeout` seconds."""
         clock = self._clock
         deadline = clock.monotonic() + timeout
-        look_again = inf
-        with self._hints.listen_for_work() as hint:
-            # Whoever waits again has just asked for a claim, which should not have to wait for this.
+        recheck_at = inf
+        with self._local_wakeups.listen_for_work() as notified:
+            # The caller has just started a claim, which is to run before this.
             await self._clock.sleep(0)
-            while not (self._told or hint.done()):
-                is_new = self._is_hungry and "work" not in self._holds
-                if is_new and clock.monotonic() >= self._not_before:
-                    if await self._begin_to_wait(is_new=True):
+            while not (self._was_notified or notified.done()):
+                needs_lock = self._wants_work and "work" not in self._held_locks
+                if needs_lock and clock.monotonic() >= self._connect_not_before:
+                    if await self._check_for_work(takes_lock=True):
                         return
-                    look_again = clock.monotonic() + _LOOK_AGAIN
-                elif clock.monotonic() >= look_again:
-                    look_again = inf
-                    if await self._begin_to_wait(is_new=False):
+                    recheck_at = clock.monotonic() + _RECHECK_SECONDS
+                elif clock.monotonic() >= recheck_at:
+                    recheck_at = inf
+                    if await self._check_for_work(takes_lock=False):
                         return
-                patience = self._patience(deadline)
-                if patience <= 0:
+                remaining = self._seconds_to_wait(deadline)
+                if remaining <= 0:
                     return
-                chore_at = self._not_before if is_new else look_again
-                await self._rest(hint, min(patience, max(0.001, chore_at - clock.monotonic())))
-        # Told once: the claim that follows finds it, and there is no need for another.
-        self._told = False
+                next_check = self._connect_not_before if needs_lock else recheck_at
+                await self._sleep(
+                    notified, min(remaining, max(0.001, next_check - clock.monotonic()))
+                )
+        # Reset: the claim that follows this wait finds the work.
+        self._was_notified = False
 
-    def _patience(self, deadline: float) -> float:
-        """Seconds until there is something to claim, or the wait is over."""
-        patience = deadline - self._clock.monotonic()
-        if self._is_hungry and self._next_due is not None:
-            until_due = (self._next_due - self._ahead - self._clock.micros()) / 1_000_000
-            patience = min(patience, until_due)
-        return patience
+    def _seconds_to_wait(self, deadline: float) -> float:
+        """Seconds until the deadline, or until the next delayed task is due if that is earlier."""
+        seconds = deadline - self._clock.monotonic()
+        if self._wants_work and self._next_due is not None:
+            until_due = (self._next_due - self._clock_offset - self._clock.micros()) / 1_000_000
+            seconds = min(seconds, until_due)
+        return seconds
 
-    async def _rest(self, hint: asyncio.Future[None], patience: float) -> None:
-        """Until the hint, or until a claim or a message has changed what there is to wait for."""
-        nudge: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._nudges.add(nudge)
-        hint.add_done_callback(lambda _: finish(nudge))
+    async def _sleep(self, notified: asyncio.Future[None], seconds: float) -> None:
+        """Sleep until a local wake-up, a notification, or the return of a claim."""
+        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.add(sleeper)
+        notified.add_done_callback(lambda _: finish(sleeper))
         try:
-            await self._clock.wait(nudge, patience)
+            await self._clock.wait(sleeper, seconds)
         finally:
-            self._nudges.discard(nudge)
+            self._sleepers.discard(sleeper)
 
-    async def _begin_to_wait(self, *, is_new: bool) -> bool:
-        """Take the lock that says so, if it is new, and look whether there is work already."""
-        found = await self._ask(
-            "SELECT * FROM {schema}.await_work($1, $2, $3)", self._queues, is_new, self._now()
+    async def _check_for_work(self, *, takes_lock: bool) -> bool:
+        """Whether there is work to claim. First take the lock 'work', if it is not held."""
+        found = await self._fetch_row(
+            "SELECT * FROM {schema}.await_work($1, $2, $3)", self._queues, takes_lock, self._now()
         )
         if found is None:
             return False
-        self._holds.add("work")
+        self._held_locks.add("work")
         self._next_due = found["next_due"]
         has_work: bool = found["has_work"]
         return has_work
 
-    def _nudge(self) -> None:
-        for nudge in self._nudges:
-            finish(nudge)
+    def _wake_sleepers(self) -> None:
+        for sleeper in self._sleepers:
+            finish(sleeper)
 
     # Waiting for results
 
     @asynccontextmanager
-    async def awaiting(self, task_id: str) -> AsyncIterator[bool]:
-        """Be told of the task's end while inside; whether that works."""
-        self._waiting[task_id] = self._waiting.get(task_id, 0) + 1
+    async def awaiting_result(self, task_id: str) -> AsyncIterator[bool]:
+        """Receive a notification when the task ends; yields whether the server will send one."""
+        self._awaited_results[task_id] = self._awaited_results.get(task_id, 0) + 1
         try:
-            if "results" not in self._holds:
+            if "results" not in self._held_locks:
                 sql = "SELECT pg_advisory_lock_shared({schema}.lock_key('results'))"
-                if "results" not in self._holds and await self._ask(sql) is not None:
-                    self._holds.add("results")
-            yield "results" in self._holds
+                if "results" not in self._held_locks and await self._fetch_row(sql) is not None:
+                    self._held_locks.add("results")
+            yield "results" in self._held_locks
         finally:
-            self._waiting[task_id] -= 1
-            if not self._waiting[task_id]:
-                del self._waiting[task_id]
-            if not self._waiting:
-                self._do(self._stop_awaiting())
+            self._awaited_results[task_id] -= 1
+            if not self._awaited_results[task_id]:
+                del self._awaited_results[task_id]
+            if not self._awaited_results:
+                self._run_in_background(self._release_results_later())
 
-    async def _stop_awaiting(self) -> None:
-        await self._clock.sleep(_RESULTS_KEPT)
-        if not self._waiting:
+    async def _release_results_later(self) -> None:
+        await self._clock.sleep(_RESULTS_LOCK_SECONDS)
+        if not self._awaited_results:
             await self._release("results")
 
     # The connection
 
-    async def _ask(self, sql: str, *parameters: Any) -> Any:
-        """One line from the listening connection; None when there is none just now."""
+    async def _fetch_row(self, sql: str, *parameters: Any) -> Any:
+        """One row over the listening connection; None when there is no connection."""
         async with self._lock:
             connection = await self._connected()
             if connection is None:
@@ -187,85 +201,91 @@ class Wakeups:
             try:
                 return await connection.fetchrow(self._names(sql), *parameters)
             except Exception as error:
-                if not (is_driver_error(error) or is_lost(error)):
+                if not (is_driver_error(error) or is_connection_lost(error)):
                     raise
-                # A hint less: what it was for is found by polling.
+                # Only a hint is lost: polling finds the work or the result.
                 connection.terminate()
-                self._lost()
+                self._connection_lost()
                 return None
 
     async def _connected(self) -> Connection | None:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        if self._is_closed or self._clock.monotonic() < self._not_before:
+        if self._is_closed or self._clock.monotonic() < self._connect_not_before:
             return None
         try:
             connection = await self._target.connect("listener")
-            await self._begin_to_listen(connection)
+            await self._listen(connection)
         except Exception as error:
-            if not (isinstance(error, StorageError) or is_driver_error(error) or is_lost(error)):
+            is_known = isinstance(error, StorageError) or is_driver_error(error)
+            if not (is_known or is_connection_lost(error)):
                 raise
-            self._lost()
+            self._connection_lost()
             return None
-        connection.add_termination_listener(self._end)
+        connection.add_termination_listener(self._on_terminated)
         self._connection, self._failures = connection, 0
         return connection
 
-    async def _begin_to_listen(self, connection: Connection) -> None:
+    async def _listen(self, connection: Connection) -> None:
         try:
-            await connection.add_listener(statements.channel(self._target.schema), self._hear)
+            channel = statements.channel(self._target.schema)
+            await connection.add_listener(channel, self._on_notification)
             if self._is_closed:
-                raise self._target.closed()
+                raise self._target.closed_error()
         except BaseException:
-            # Also when cancelled or closed: nobody else knows of this connection yet.
+            # Also when cancelled or closed: no other code has a reference to this connection yet.
             connection.terminate()
             raise
 
-    def _end(self, connection: Connection) -> None:
+    def _on_terminated(self, connection: Connection) -> None:
         if connection is self._connection:
-            self._lost()
-            self._nudge()
+            self._connection_lost()
+            self._wake_sleepers()
 
-    def _lost(self) -> None:
+    def _connection_lost(self) -> None:
         self._connection = None
-        self._holds.clear()
+        self._held_locks.clear()
         self._failures += 1
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
-        self._not_before = self._clock.monotonic() + longest * (0.5 + self._clock.random() / 2)
+        self._connect_not_before = self._clock.monotonic() + backoff(
+            self._failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=self._clock.random()
+        )
 
-    def _hear(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
+    def _on_notification(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
+        """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
-        if kind == "w" and int(text) > self._clock.micros() + self._ahead:
+        if kind == "w" and int(text) > self._clock.micros() + self._clock_offset:
             due = int(text)
             self._next_due = due if self._next_due is None else min(due, self._next_due)
-            self._nudge()
+            self._wake_sleepers()
         elif kind == "w":
-            self._told = True
-            self._hints.work()
-            self._nudge()
+            self._was_notified = True
+            self._local_wakeups.notify_work()
+            self._wake_sleepers()
         elif kind == "r":
-            self._hints.results(text.split() if text else list(self._waiting))
+            ids = text.split() if text else list(self._awaited_results)
+            self._local_wakeups.notify_results(ids)
         elif kind == "c":
-            self._hints.cancelled(text)
+            self._local_wakeups.notify_cancelled(text)
 
-    async def _release(self, what: str) -> None:
-        if what in self._holds:
-            self._holds.discard(what)
-            await self._ask(f"SELECT pg_advisory_unlock_shared({{schema}}.lock_key('{what}'))")
+    async def _release(self, name: str) -> None:
+        if name in self._held_locks:
+            self._held_locks.discard(name)
+            sql = f"SELECT pg_advisory_unlock_shared({{schema}}.lock_key('{name}'))"
+            await self._fetch_row(sql)
 
-    def _do(self, work: Any) -> None:
-        chore = asyncio.get_running_loop().create_task(work)
-        self._chores.add(chore)
-        chore.add_done_callback(self._chores.discard)
+    def _run_in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Stop listening, for good."""
+        """Stop listening and close the connection."""
         self._is_closed = True
-        for chore in list(self._chores):
-            chore.cancel()
+        for task in list(self._background):
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await chore
-        await settle(self._lock)
+                await task
+        await wait_until_free(self._lock)
         connection, self._connection = self._connection, None
         await close(connection)
-        self._nudge()
+        self._wake_sleepers()

@@ -1,21 +1,23 @@
 -- The tables of a PostgreSQL store, version 1. Times are microseconds since 1970.
 -- {schema}  the store's schema
 --
--- A task is in `live` until it ends, then in `finished` until its result_ttl. A dead letter is in
--- `dead` besides, with all that a retry needs. An id is in `live` or in the other two, never both.
+-- A task is in `live` until it ends, then in `finished` until its result_ttl has passed. A dead letter
+-- is also in `dead`, with everything that a retry needs. An id is in `live` or in the other two, never
+-- in both.
 
--- The order of enqueue.
+-- Numbers the tasks in the order of enqueue.
 CREATE SEQUENCE {schema}.seq;
 
--- `place` says where a claim looks for the task: 0 ready, 1 ready and a suspect, 2 not due yet,
--- 3 parked under a gate, 4 held by `owner`, 5 ready and with gates to pass.
--- `rank` is the bitwise complement of the priority: what comes first has the lowest.
+-- `place` is the state that claims search by: 0 ready, 1 ready and a suspect (it has crashed a worker),
+-- 2 not due yet, 3 parked under a gate, 4 held by `owner`, 5 ready and with gates to pass.
+-- `rank` is the bitwise complement of the priority: the lowest rank is claimed first.
 -- `status`: 0 pending, 1 running, 2 retrying, 3 success, 4 failed, 5 cancelled.
--- `lot` is where parked tasks wait together: "suspect/queue/gate", suspect being 0 or 1.
--- `attached` is set when a checkpoint, progress or newest result may have to go with the task.
+-- `lot` groups parked tasks: "suspect/queue/gate", suspect being 0 or 1.
+-- `attached` is set when the task may have a checkpoint, progress or newest result, which must be
+-- deleted with it.
 --
--- Every task is rewritten at its claim and deleted at its end. Vacuum comes early and does not
--- rest in between, or claims would walk over what is gone.
+-- Every task is updated at its claim and deleted at its end. Autovacuum starts early and runs without
+-- a cost delay; otherwise claims would have to skip many dead index entries.
 CREATE TABLE {schema}.live (
     seq              bigint   NOT NULL DEFAULT nextval('{schema}.seq'),
     rank             bigint   NOT NULL,
@@ -54,7 +56,7 @@ CREATE TABLE {schema}.live (
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.05
 );
 
--- One small index for each kind of place, so that a claim never walks over what it cannot take.
+-- One small partial index for each kind of place, so that a claim never reads tasks it cannot take.
 CREATE INDEX live_ready ON {schema}.live (place, queue, rank, due, seq) WHERE place IN (0, 1, 5);
 CREATE INDEX live_delayed ON {schema}.live (visible) WHERE place = 2;
 CREATE INDEX live_parked ON {schema}.live (lot, rank, due, seq) WHERE place = 3;
@@ -92,7 +94,7 @@ CREATE TABLE {schema}.finished (
     result           bytea    NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
--- Serves the purge, and covers the count by status.
+-- For the purge; also covers the count by status.
 CREATE INDEX finished_expiry ON {schema}.finished (expires_at, status);
 
 CREATE TABLE {schema}.dead (
@@ -136,7 +138,7 @@ CREATE TABLE {schema}.checkpoints (
     checkpoint bytea  NOT NULL
 );
 
--- `schedule` is the schedule without its task; `task` is that, as the serializer encodes it.
+-- `schedule` is the schedule without its task; `task` is the task as the serializer encodes it.
 CREATE TABLE {schema}.schedules (
     id       text COLLATE "C" PRIMARY KEY,
     version  bigint NOT NULL,
@@ -146,15 +148,15 @@ CREATE TABLE {schema}.schedules (
 
 CREATE TABLE {schema}.paused (queue text COLLATE "C" PRIMARY KEY);
 
--- `wake_at` repeats what is in `state`, for claims that only ask whether a gate may have room.
+-- `wake_at` is a copy of the field in `state`, for claims that only check whether a gate may have room.
 CREATE TABLE {schema}.gates (
     key     text COLLATE "C" PRIMARY KEY,
     wake_at bigint NOT NULL,
     state   bytea  NOT NULL
 );
 
--- `until` counts by the server's clock, or by the one the storages were given. A fenced owner stays
--- for a day, so that it can neither renew nor claim; `at` says when it was last written.
+-- `until` is on the server's clock, or on the clock that the storages were given. The row of a fenced
+-- owner is retained for a day, so that it can neither renew nor claim; `at` is the time of the last write.
 CREATE TABLE {schema}.leases (
     owner  text COLLATE "C" PRIMARY KEY,
     until  bigint  NOT NULL,
@@ -163,6 +165,6 @@ CREATE TABLE {schema}.leases (
     info   bytea
 ) WITH (fillfactor = 50);
 
--- Tells this store from another one under the same name in another database.
+-- Identifies this store: a schema of the same name in another database has a different id.
 CREATE TABLE {schema}.store (id uuid NOT NULL);
 INSERT INTO {schema}.store VALUES (gen_random_uuid());

@@ -1,7 +1,7 @@
--- How much of what there is, as of one moment.
+-- Count tasks by table, status and queue, in one snapshot.
 -- $1       the time, NULL for the server's
--- returns  first a line with the time as `due`; then kind (live, finished, dead), status, queue, count,
---          and for live tasks the `due` of the one that has waited longest
+-- returns  first a row with the time as `due`; then kind (live, finished, dead), status, queue, count,
+--          and for live tasks the earliest `due` of those that are not held
 SELECT 'now' AS kind, NULL::smallint AS status, NULL::text AS queue, NULL::bigint AS count,
     {schema}.micros($1) AS due
 UNION ALL

@@ -1,15 +1,16 @@
--- How tasks get in.
+-- Enqueue: insert tasks, check ids, unique keys and the bound on waiting tasks.
 -- {schema}  the store's schema
 
--- Keep tasks in the order given, or refuse all of them. All arrays have one element for each task;
--- but one of a column that every task has may have a single element, which is for all of them, and
--- one of a column that no task has is empty.
--- p_nonces       of the call that each task came with
+-- Insert tasks in the order given, or refuse all of them. All arrays have one element for each task,
+-- with two exceptions: a required column whose value is the same for all tasks may have a single
+-- element, and an optional column that no task sets is empty.
+-- p_nonces       the nonce of the call that each task came with: a repeat has the same one
+-- p_ids … p_gates  the columns of `live` of the same name
 -- p_now          the store's time, NULL for the server's
--- p_max_pending  how many may wait, or NULL
--- p_is_certain   whether to tell of work even if nobody waits right now: the commit may be far away
--- returns        refusal 'duplicate' (detail: the id), 'full', or NULL with the ids that now stand
---                for the tasks
+-- p_max_pending  the largest number of waiting tasks, or NULL for no bound
+-- p_is_certain   whether to notify even if no storage waits now: one may begin to wait before the commit
+-- returns        refusal 'duplicate' (detail: the id), 'full', or NULL and in `ids` the id for each task,
+--                which for a unique key that is held is the id of its holder
 CREATE OR REPLACE FUNCTION {schema}.enqueue(
     p_nonces text[], p_ids text[], p_queues text[], p_ranks bigint[], p_func_paths text[],
     p_bodies bytea[], p_dues bigint[], p_visibles bigint[], p_created bigint[],
@@ -20,7 +21,7 @@ CREATE OR REPLACE FUNCTION {schema}.enqueue(
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now bigint := {schema}.micros(p_now);
-    v_is_careful boolean := p_max_pending IS NOT NULL
+    v_checks_first boolean := p_max_pending IS NOT NULL
         OR cardinality(array_remove(p_uniques, NULL)) > 0;
     v_fresh text[] := p_ids;
     v_attempts_left int := 20;
@@ -30,7 +31,7 @@ BEGIN
         PERFORM pg_advisory_xact_lock({schema}.lock_key('room'));
     END IF;
     LOOP
-        IF v_is_careful THEN
+        IF v_checks_first THEN
             SELECT * INTO detail, ids, v_fresh
             FROM {schema}.sort_out(p_nonces, p_ids, p_uniques, v_now);
             IF detail IS NOT NULL THEN
@@ -65,9 +66,9 @@ BEGIN
                 nonce, id, queue, rank, func_path, body, due, visible, created_at, attempts, repeats,
                 unique_key, expires, ttl, gates, number
             )
-            WHERE NOT v_is_careful OR given.id = ANY (v_fresh)
+            WHERE NOT v_checks_first OR given.id = ANY (v_fresh)
             ORDER BY given.number;
-            -- Looked at after the insert: a task with that id may have ended while it waited.
+            -- Checked after the insert: a task with that id may have ended while the insert waited.
             IF EXISTS (SELECT FROM {schema}.finished AS ended WHERE ended.id = ANY (v_fresh))
                 OR EXISTS (SELECT FROM {schema}.dead AS ended WHERE ended.id = ANY (v_fresh))
             THEN
@@ -75,8 +76,8 @@ BEGIN
             END IF;
             EXIT;
         EXCEPTION WHEN unique_violation THEN
-            -- Somebody has the id or the key, and by now has committed: look again.
-            v_is_careful := true;
+            -- Another transaction has inserted the id or the key and has committed: check again.
+            v_checks_first := true;
             v_attempts_left := v_attempts_left - 1;
             IF v_attempts_left = 0 THEN
                 RAISE;
@@ -88,8 +89,9 @@ BEGIN
     END IF;
 END $$;
 
--- Keep one task, if nothing speaks against it: half the cost of a batch of one.
--- returns  false when something on record has its id or its unique key, and `enqueue` has to see what
+-- Insert one task, unless its id or unique key is in use: half the cost of a batch of one. The parameters
+-- are those of `enqueue` for a single task.
+-- returns  false when a stored task has its id or its unique key: nothing was inserted, call `enqueue`
 CREATE OR REPLACE FUNCTION {schema}.enqueue_one(
     p_nonce text, p_id text, p_queue text, p_rank bigint, p_func_path text, p_body bytea,
     p_due bigint, p_visible bigint, p_created bigint, p_attempts bigint, p_repeats boolean,
@@ -110,7 +112,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    -- Looked at after the insert: a task with that id may have ended while it waited.
+    -- Checked after the insert: a task with that id may have ended while the insert waited.
     IF EXISTS (SELECT FROM {schema}.finished AS ended WHERE ended.id = p_id)
         OR EXISTS (SELECT FROM {schema}.dead AS ended WHERE ended.id = p_id)
     THEN
@@ -123,9 +125,10 @@ BEGIN
     RETURN true;
 END $$;
 
--- What becomes of each task of a batch, as far as ids and unique keys go.
--- returns  the first id that another call has taken, or NULL; the ids that stand for the tasks; the
---          ids of those that are to be added
+-- Compare the ids and unique keys of a batch with those that are stored.
+-- returns  taken: the first id that another call has enqueued, or NULL
+--          ids: for each task its own id, or the id of the task that holds its unique key
+--          fresh: the ids of the tasks to insert
 CREATE OR REPLACE FUNCTION {schema}.sort_out(
     p_nonces text[], p_ids text[], p_uniques text[], p_now bigint,
     OUT taken text, OUT ids text[], OUT fresh text[]
@@ -154,7 +157,7 @@ LANGUAGE sql VOLATILE AS $$
     FROM held
 $$;
 
--- Whether that many more may wait. The caller holds the lock 'room'.
+-- Whether p_more tasks may be added to those that wait. The caller holds the lock 'room'.
 CREATE OR REPLACE FUNCTION {schema}.has_room(p_more bigint, p_max_pending bigint) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
     SELECT p_max_pending IS NULL OR p_more = 0 OR p_more + (
@@ -164,7 +167,7 @@ LANGUAGE sql VOLATILE AS $$
     ) <= p_max_pending
 $$;
 
--- `enqueue` for drivers of any kind: one text in, one text out, both JSON. Binary is in base64.
+-- `enqueue` for any driver: one text in, one text out, both JSON. Binary values are in base64.
 -- p_request  {"store": id, "now", "max_pending", "tasks": [{nonce, id, queue, …}, …]}
 -- returns    {"refusal", "detail", "ids"}; the refusal 'store' when this is another store
 CREATE OR REPLACE FUNCTION {schema}.enqueue_text(p_request text) RETURNS text

@@ -1,7 +1,7 @@
--- Where claims look, and how they take what needs no thought.
+-- Claim: which queues and lots to search, and how to lock tasks that need no rule.
 -- {schema}  the store's schema
 
--- The queues that have something in that place, of those asked for (NULL: all) and not paused.
+-- The queues that have a task in that place, of those requested (NULL: all), without the paused ones.
 CREATE OR REPLACE FUNCTION {schema}.queues_in(p_place smallint, p_queues text[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -11,15 +11,15 @@ DECLARE
 BEGIN
     IF p_queues IS NOT NULL THEN
         RETURN array(
-            SELECT name FROM unnest(p_queues) AS asked (name)
+            SELECT name FROM unnest(p_queues) AS requested (name)
             WHERE EXISTS (
                 SELECT FROM {schema}.live
                 WHERE place = p_place AND place IN (0, 1, 5) AND queue = name
             ) AND NOT EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = name)
         );
     END IF;
-    -- The last name, and whether there is another: most often there is none. Asked for from the
-    -- far end, where claims leave nothing behind to be walked over.
+    -- The last name, and whether there is another one: usually there is none. Read from the far end of
+    -- the index, where claims leave no dead entries.
     SELECT last.queue, EXISTS (
         SELECT FROM {schema}.live
         WHERE place = p_place AND place IN (0, 1, 5) AND queue < last.queue
@@ -32,7 +32,7 @@ BEGIN
     IF v_has_others IS NOT TRUE THEN
         RETURN CASE WHEN v_name IS NULL OR v_is_paused THEN '{}' ELSE array[v_name] END;
     END IF;
-    -- From one name to the next in the index: costs a lookup for each queue, not for each task.
+    -- Skip from one name to the next in the index: one lookup for each queue, not for each task.
     RETURN array(
         WITH RECURSIVE names (name) AS (
             (
@@ -53,7 +53,9 @@ BEGIN
     );
 END $$;
 
--- The lots of parked tasks that a claim may look at: wanted, and under a gate that may have room.
+-- The lots of parked tasks that a claim may take from: of the requested queues, and under a gate that may
+-- have room.
+-- p_takes_suspect  whether the claim may take a suspect: an owner holds at most one
 CREATE OR REPLACE FUNCTION {schema}.awake_lots(
     p_queues text[], p_now bigint, p_takes_suspect boolean
 ) RETURNS text[]
@@ -76,7 +78,7 @@ LANGUAGE sql VOLATILE AS $$
         AND NOT EXISTS (SELECT FROM {schema}.gates WHERE key = first.parked AND wake_at > p_now)
 $$;
 
--- Move tasks that have come due to where claims look, the earliest first; how many were moved.
+-- Move tasks that are due to the place where claims search, the earliest first; returns their number.
 CREATE OR REPLACE FUNCTION {schema}.promote(p_due_by bigint, p_limit int) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
     WITH moved AS (
@@ -91,9 +93,10 @@ LANGUAGE sql VOLATILE AS $$
     SELECT count(*) FROM moved
 $$;
 
--- What a claim has to look after. Moves what has come due first.
--- returns  is_partial: more has come due than one transaction may move, ask again;
---          the queues with ordinary tasks, with gated ones and with suspects; lots
+-- Where a claim has to search. First moves the tasks that are due.
+-- returns  is_partial: more tasks are due than one transaction may move, call again;
+--          ready, gated, suspects: the queues with ordinary tasks, with gated ones, with suspects;
+--          lots: the lots of parked tasks
 CREATE OR REPLACE FUNCTION {schema}.survey(
     p_owner text, p_queues text[], p_limit int, p_now bigint, p_due_by bigint,
     OUT is_partial boolean, OUT ready text[], OUT gated text[], OUT suspects text[], OUT lots text[]
@@ -102,7 +105,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_moved bigint;
     v_is_due boolean;
-    v_has_odd boolean;
+    v_has_gated_or_suspect boolean;
     v_has_parked boolean;
     v_takes_suspect boolean;
 BEGIN
@@ -114,33 +117,33 @@ BEGIN
         EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= p_due_by),
         EXISTS (SELECT FROM {schema}.live WHERE place > 0 AND place IN (0, 1, 5)),
         EXISTS (SELECT FROM {schema}.live WHERE place = 3)
-    INTO v_is_due, v_has_odd, v_has_parked;
+    INTO v_is_due, v_has_gated_or_suspect, v_has_parked;
     IF v_is_due THEN
         v_moved := {schema}.promote(p_due_by, 2000);
         IF v_moved = 2000 THEN
-            -- A claim now could take a task before one of higher priority that is not moved yet.
+            -- A claim could now take a task ahead of one of higher priority that is not moved yet.
             is_partial := true;
             RETURN;
         END IF;
         IF v_moved > p_limit AND {schema}.is_awaited('work') THEN
-            -- Others saw none of this while it was being moved.
+            -- Other workers could not see these tasks while they were being moved.
             PERFORM {schema}.tell_of_work(0);
         END IF;
-        -- Of any kind.
-        v_has_odd := true;
+        -- The tasks that were moved may be of any kind.
+        v_has_gated_or_suspect := true;
         v_has_parked := true;
     END IF;
     ready := {schema}.queues_in(0::smallint, p_queues);
-    IF NOT (v_has_odd OR v_has_parked) THEN
+    IF NOT (v_has_gated_or_suspect OR v_has_parked) THEN
         RETURN;
     END IF;
     v_takes_suspect := NOT EXISTS (
         SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 AND owner = p_owner
     );
-    IF v_has_odd THEN
+    IF v_has_gated_or_suspect THEN
         gated := {schema}.queues_in(5::smallint, p_queues);
     END IF;
-    IF v_has_odd AND v_takes_suspect THEN
+    IF v_has_gated_or_suspect AND v_takes_suspect THEN
         suspects := {schema}.queues_in(1::smallint, p_queues);
     END IF;
     IF v_has_parked THEN
@@ -148,9 +151,9 @@ BEGIN
     END IF;
 END $$;
 
--- Lock the first ordinary tasks of these queues that nobody else has locked, in order.
--- returns  where they are, which holds while they are locked; is_odd: one of them may not be
---          claimed as it is
+-- Lock the first ordinary tasks of these queues that no other transaction has locked, in claim order.
+-- returns  picked: their row addresses, which are valid while the rows are locked;
+--          is_odd: at least one of them is expired or not due yet, so the claim needs the rules
 CREATE OR REPLACE FUNCTION {schema}.pick(
     p_queues text[], p_limit int, p_due_by bigint, OUT picked tid[], OUT is_odd boolean
 )
@@ -158,7 +161,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_page text[];
     v_more tid[];
-    v_odd boolean;
+    v_page_is_odd boolean;
     v_rank bigint := -9223372036854775808;
     v_due bigint := -9223372036854775808;
     v_seq bigint := -1;
@@ -176,15 +179,15 @@ BEGIN
     END IF;
     picked := '{}';
     is_odd := false;
-    -- Read in the order of all queues together, and locked only then: locking the first of each
-    -- queue would hide tasks from others that are not taken in the end.
+    -- Read in the order of all queues together, and locked only then: locking the first tasks of each
+    -- queue would hide tasks from other workers that this claim does not take in the end.
     WHILE cardinality(picked) < p_limit LOOP
         SELECT
             array_agg(id), (array_agg(rank))[count(*)::int], (array_agg(due))[count(*)::int],
             (array_agg(seq))[count(*)::int]
         INTO v_page, v_rank, v_due, v_seq
         FROM (
-            SELECT first.* FROM unnest(p_queues) AS asked (name), LATERAL (
+            SELECT first.* FROM unnest(p_queues) AS requested (name), LATERAL (
                 SELECT id, rank, due, seq FROM {schema}.live
                 WHERE place = 0 AND place IN (0, 1, 5) AND queue = name
                     AND (rank, due, seq) > (v_rank, v_due, v_seq)
@@ -194,7 +197,7 @@ BEGIN
         ) AS page;
         EXIT WHEN v_page IS NULL;
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
-        INTO v_more, v_odd
+        INTO v_more, v_page_is_odd
         FROM (
             SELECT ctid, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
@@ -202,7 +205,7 @@ BEGIN
             ORDER BY rank, due, seq LIMIT p_limit - cardinality(picked) FOR UPDATE SKIP LOCKED
         ) AS first;
         picked := picked || v_more;
-        is_odd := is_odd OR v_odd;
+        is_odd := is_odd OR v_page_is_odd;
         EXIT WHEN cardinality(v_page) < p_limit;
     END LOOP;
 END $$;

@@ -1,10 +1,11 @@
--- What the slower transactions read and write, many tasks at a time.
+-- The rule path's reads and writes, many tasks in each call; leases and fences.
 -- {schema}  the store's schema
 
--- Begin: wait for whoever has the locks, then read the time.
+-- Begin a transaction of the rule path: wait for the locks, then read the time.
 -- p_owner      an owner that claims, or NULL
--- p_has_gates  whether gates may change: they are changed by one transaction at a time
--- p_is_pooled  whether the planner has to be told how to work, here and not in the session
+-- p_has_gates  whether gates may change: one transaction at a time changes them
+-- p_now        the time, NULL for the server's
+-- p_is_pooled  whether to set the planner's options here, because the session is a pooler's
 -- returns      the time, and whether the owner has a lease
 CREATE OR REPLACE FUNCTION {schema}.begin_changes(
     p_owner text, p_has_gates boolean, p_now bigint, p_is_pooled boolean,
@@ -28,7 +29,7 @@ BEGIN
     now := {schema}.micros(p_now);
 END $$;
 
--- Write the state of live tasks, whatever it was. All arrays have one element for each task.
+-- Write the state of live tasks; the caller has locked them. All arrays have one element for each task.
 CREATE OR REPLACE FUNCTION {schema}.save(
     p_now bigint, p_ids text[], p_dues bigint[], p_visibles bigint[], p_statuses smallint[],
     p_attempts bigint[], p_crashes int[], p_releases int[], p_tokens bigint[],
@@ -59,8 +60,10 @@ LANGUAGE sql VOLATILE AS $$
     WHERE live.id = given.id
 $$;
 
--- End tasks: from `live` to `finished` for their result_ttl, with what goes when a task ends.
--- p_letters  for each, its dead letter or NULL; p_failed_at and p_reasons say when and why
+-- End tasks: move them from `live` to `finished` for their result_ttl, and delete what was attached.
+-- p_letters    the dead letter of each task, or NULL
+-- p_failed_at  the time of its last failure
+-- p_reasons    the reason of its last failure
 CREATE OR REPLACE FUNCTION {schema}.finish(
     p_now bigint, p_ids text[], p_statuses smallint[], p_attempts bigint[], p_crashes int[],
     p_settled bigint[], p_histories bytea[], p_results bytea[], p_letters bytea[],
@@ -68,7 +71,7 @@ CREATE OR REPLACE FUNCTION {schema}.finish(
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM {schema}.live
         USING unnest(
             p_ids, p_statuses, p_attempts, p_crashes, p_settled, p_histories, p_results,
@@ -85,7 +88,7 @@ BEGIN
             given.history, live.body, live.attached, given.result, given.letter, given.failed_at,
             given.reason
     ),
-    kept AS (
+    stored AS (
         INSERT INTO {schema}.finished (
             seq, rank, due, visible, created_at, attempts, token, settled, started_at, result_ttl,
             expires, crashes, releases, status, cancel_requested, repeats, id, nonce, queue,
@@ -95,9 +98,9 @@ BEGIN
             seq, rank, due, visible, created_at, attempts, token, settled, started_at, result_ttl,
             expires, crashes, releases, status, cancel_requested, repeats, id, nonce, queue,
             func_path, unique_key, gates, history, body, p_now, p_now + result_ttl, result
-        FROM gone WHERE result_ttl > 0
+        FROM deleted WHERE result_ttl > 0
     ),
-    buried AS (
+    dead_letters AS (
         INSERT INTO {schema}.dead (
             seq, rank, due, visible, created_at, attempts, token, settled, started_at, result_ttl,
             expires, crashes, releases, status, cancel_requested, repeats, id, nonce, queue,
@@ -107,23 +110,28 @@ BEGIN
             seq, rank, due, visible, created_at, attempts, token, settled, started_at, result_ttl,
             expires, crashes, releases, status, cancel_requested, repeats, id, nonce, queue,
             func_path, unique_key, gates, history, body, failed_at, reason, letter
-        FROM gone WHERE letter IS NOT NULL
+        FROM deleted WHERE letter IS NOT NULL
     ),
     without_progress AS (
-        DELETE FROM {schema}.progress USING gone WHERE progress.id = gone.id AND gone.attached
+        DELETE FROM {schema}.progress USING deleted
+        WHERE progress.id = deleted.id AND deleted.attached
     ),
     without_newest AS (
-        DELETE FROM {schema}.newest USING gone WHERE newest.id = gone.id AND gone.attached
+        DELETE FROM {schema}.newest USING deleted
+        WHERE newest.id = deleted.id AND deleted.attached
     )
-    DELETE FROM {schema}.checkpoints USING gone
-    WHERE checkpoints.id = gone.id AND gone.attached AND gone.letter IS NULL;
+    DELETE FROM {schema}.checkpoints USING deleted
+    WHERE checkpoints.id = deleted.id AND deleted.attached AND deleted.letter IS NULL;
     PERFORM {schema}.tell_of_results(p_ids);
 END $$;
 
--- Extend an owner's lease from now on, or refuse.
--- p_is_first  only a first lease makes a new line: an owner whose fence was forgotten stays out
--- returns     whether the owner has a lease now; the ids and tokens of what it holds, and which of
---             it was cancelled
+-- Renew an owner's lease, or refuse if the owner is fenced.
+-- p_lease      the length of the lease in microseconds, from now
+-- p_info       the encoded WorkerInfo
+-- p_is_first   only the first renewal inserts a row: an owner whose fence was deleted cannot come back
+-- p_lease_now  the time on the clock of leases, NULL for the server's
+-- returns      whether the owner has a lease now; the ids and tokens of the tasks it holds, and for each
+--              whether it was cancelled
 CREATE OR REPLACE FUNCTION {schema}.renew(
     p_owner text, p_lease bigint, p_info bytea, p_is_first boolean, p_now bigint,
     p_lease_now bigint,
@@ -148,7 +156,7 @@ BEGIN
     FROM {schema}.live WHERE place = 4 AND owner = p_owner;
 END $$;
 
--- The owners that hold something: from one name to the next in the index.
+-- The owners that hold tasks: skips from one name to the next in the index.
 CREATE OR REPLACE FUNCTION {schema}.holders() RETURNS text[]
 LANGUAGE sql VOLATILE AS $$
     WITH RECURSIVE holders (name) AS (
@@ -162,7 +170,7 @@ LANGUAGE sql VOLATILE AS $$
     SELECT array(SELECT name FROM holders WHERE name IS NOT NULL)
 $$;
 
--- Owners to be recovered from: their lease has ended, or they hold something and have none.
+-- Owners whose tasks have to be recovered: their lease has expired, or they hold tasks without a lease.
 CREATE OR REPLACE FUNCTION {schema}.without_lease(p_lease_now bigint) RETURNS text[]
 LANGUAGE sql VOLATILE AS $$
     SELECT array(
@@ -175,8 +183,9 @@ LANGUAGE sql VOLATILE AS $$
     )
 $$;
 
--- Fence an owner unless it has a lease after all, or is just claiming; whether it is fenced now.
+-- Fence an owner, unless it has a lease or is claiming right now; returns whether it is fenced.
 -- The caller's transaction must end soon: the owner's claims wait for it.
+-- p_is_retiring  the owner itself gives up its lease: wait for its claims, and fence it in any case
 CREATE OR REPLACE FUNCTION {schema}.fence(
     p_owner text, p_now bigint, p_lease_now bigint, p_is_retiring boolean
 ) RETURNS boolean
@@ -195,10 +204,11 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- For whoever waits for work: be told of what others enqueue from here on, and see what is there.
--- Holds the shared lock 'work' until it is given back or the connection ends.
--- p_is_new  whether the lock is to be taken
--- returns   whether there is something to claim, and when the next task comes due
+-- Begin to wait for work: from here on enqueues notify this store's channel. Then check for work.
+-- Holds the shared lock 'work' until it is released or the connection ends.
+-- p_queues  the queues to check, NULL for all
+-- p_is_new  whether to take the lock; false when this connection holds it already
+-- returns   whether there is something to claim, and when the next task is due
 CREATE OR REPLACE FUNCTION {schema}.await_work(
     p_queues text[], p_is_new boolean, p_now bigint, OUT has_work boolean, OUT next_due bigint
 )

@@ -1,4 +1,4 @@
-"""What the state machine has found, each pinned down as a small game on every backend."""
+"""Bugs that the state machine has found, each as a small test on every backend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 async def open_owner(
     request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path
 ) -> AsyncIterator[Open]:
-    """Opens owners that share one store."""
+    """Open owners that share one store."""
     memory = MemoryStorage(clock=clock, settings=SETTINGS)
     makers: dict[str, Callable[[], BaseStorage]] = {
         "memory": memory.another,
@@ -63,7 +63,7 @@ def ids(tasks: list[Task]) -> list[str]:
     return [task.id for task in tasks]
 
 
-async def test_deleting_a_dead_letter_that_is_none_leaves_a_running_tasks_checkpoint(
+async def test_delete_dead_of_a_running_task_leaves_its_checkpoint(
     open_owner: Open,
 ) -> None:
     storage = await open_owner()
@@ -76,7 +76,7 @@ async def test_deleting_a_dead_letter_that_is_none_leaves_a_running_tasks_checkp
     assert await storage.load_checkpoint("a") == b"half"
 
 
-async def test_a_failure_counts_once_for_a_breaker_however_often_it_is_told(
+async def test_a_failure_that_is_recorded_twice_counts_once_for_a_breaker(
     open_owner: Open,
 ) -> None:
     storage = await open_owner()
@@ -90,7 +90,7 @@ async def test_a_failure_counts_once_for_a_breaker_however_often_it_is_told(
     assert ids(await storage.reserve(1)) == ["b"]
 
 
-async def test_a_parked_task_of_another_queue_keeps_nobody_out_of_the_free_room(
+async def test_a_parked_task_of_another_queue_does_not_block_a_free_slot(
     open_owner: Open,
 ) -> None:
     storage = await open_owner()
@@ -103,7 +103,7 @@ async def test_a_parked_task_of_another_queue_keeps_nobody_out_of_the_free_room(
     assert ids(await storage.reserve(3, queues=["mail"])) == ["c"]
 
 
-async def test_a_parked_task_that_is_not_due_keeps_nobody_out_of_the_free_room(
+async def test_a_parked_task_that_is_not_due_does_not_block_a_free_slot(
     open_owner: Open, clock: ManualClock
 ) -> None:
     storage = await open_owner()
@@ -149,7 +149,7 @@ async def test_the_next_run_of_a_repeating_task_starts_without_the_last_ones_pro
     assert await storage.get_progress("a") is None
 
 
-async def test_a_late_outcome_of_an_earlier_claim_leaves_the_current_one_alone(
+async def test_a_late_outcome_of_an_earlier_claim_does_not_change_the_current_claim(
     open_owner: Open, clock: ManualClock
 ) -> None:
     storage = await open_owner()

@@ -1,6 +1,6 @@
-"""Any number of owners, any moves, in any order: servers answer as the model does.
+"""Random calls by several owners, in any order: servers return what the model returns.
 
-Apart from the other backends, so that the two files can run side by side.
+In a separate file from the other backends, so that the two files can run in parallel.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.redis import RedisStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import OpenStore
-from tests.properties.games import play
+from tests.properties.state_machine_run import run_state_machine
 from tests.storage.postgres_stores import Schema
 
 
 class RedisStore:
-    """A store with a prefix of its own on a server that others use as well."""
+    """A store under a unique prefix, on a server that other tests use too."""
 
     def __init__(
         self, url: str, clock: ManualClock, settings: Settings, max_pending: int | None
     ) -> None:
         self._url = url
-        self._prefix = f"game-{uuid4().hex}"
+        self._prefix = f"example-{uuid4().hex}"
         self._clock, self._settings, self._max_pending = clock, settings, max_pending
 
     def another(self) -> BaseStorage:
@@ -41,7 +41,7 @@ class RedisStore:
         )
 
     async def reopen(self) -> None:
-        """A server that was restarted has forgotten its scripts."""
+        """Delete the loaded scripts, as a restart of the server does."""
         async with Redis.from_url(self._url) as server:
             await server.script_flush()
 
@@ -52,7 +52,7 @@ class RedisStore:
 
 
 class PostgresStore:
-    """A store in a schema of its own, which is emptied for the next game."""
+    """A store in a separate schema, which is emptied for the next example."""
 
     def __init__(
         self, schema: Schema, clock: ManualClock, settings: Settings, max_pending: int | None
@@ -61,10 +61,10 @@ class PostgresStore:
         self._options = {"clock": clock, "settings": settings, "max_pending": max_pending}
 
     def another(self) -> BaseStorage:
-        return self._schema.another(**self._options)
+        return self._schema.new_storage(**self._options)
 
     async def reopen(self) -> None:
-        """All there is lies in the database."""
+        """Do nothing: the database holds everything."""
 
     async def discard(self) -> None:
         self._schema.wipe()
@@ -80,22 +80,22 @@ def open_on_postgres(postgres_server_url: str) -> Iterator[OpenStore]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
-    play(partial(RedisStore, redis_server_url), games=50, moves=50)
+    run_state_machine(partial(RedisStore, redis_server_url), examples=50, steps=50)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
-def test_redis_answers_as_the_model_does_in_long_games(redis_server_url: str) -> None:
-    play(partial(RedisStore, redis_server_url), games=500, moves=100)
+def test_redis_answers_as_the_model_does_in_long_runs(redis_server_url: str) -> None:
+    run_state_machine(partial(RedisStore, redis_server_url), examples=500, steps=100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> None:
-    play(open_on_postgres, games=50, moves=50)
+    run_state_machine(open_on_postgres, examples=50, steps=50)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
-def test_postgresql_answers_as_the_model_does_in_long_games(open_on_postgres: OpenStore) -> None:
-    play(open_on_postgres, games=500, moves=100)
+def test_postgresql_answers_as_the_model_does_in_long_runs(open_on_postgres: OpenStore) -> None:
+    run_state_machine(open_on_postgres, examples=500, steps=100)

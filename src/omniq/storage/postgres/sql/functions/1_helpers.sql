@@ -1,8 +1,8 @@
--- Small things that the other functions share.
+-- Helpers that the other functions share.
 -- {schema}   the store's schema
--- {channel}  the channel on which its storages are told things
+-- {channel}  the channel on which its storages are notified
 
--- The time: as given, or the server's own.
+-- The time in microseconds: the one given, or the server's if that is NULL.
 CREATE OR REPLACE FUNCTION {schema}.micros(p_given bigint) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(p_given, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
@@ -14,7 +14,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT hashtextextended('omniq {schema} ' || p_what, 0)
 $$;
 
--- Whether somebody wants to be told of 'work' or 'results': whoever does holds a shared lock.
+-- Whether any storage waits for 'work' or 'results': a storage that waits holds the lock shared, so that
+-- the lock cannot be taken exclusively.
 CREATE OR REPLACE FUNCTION {schema}.is_awaited(p_what text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -25,14 +26,14 @@ BEGIN
     RETURN true;
 END $$;
 
--- Tell whoever waits that there is work: now (p_visible = 0), or from that instant on.
+-- Notify the storages that wait for work: there is some now (p_visible = 0), or from that instant on.
 CREATE OR REPLACE FUNCTION {schema}.tell_of_work(p_visible bigint) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     SELECT pg_notify('{channel}', 'w' || p_visible)
 $$;
 
--- Tell whoever waits for one of these tasks that it may have ended. A message has at most 8,000
--- bytes; one without ids is about all tasks.
+-- Notify the storages that wait for results that these tasks may have ended. A message has at most 8,000
+-- bytes; one without ids concerns all tasks.
 CREATE OR REPLACE FUNCTION {schema}.tell_of_results(p_ids text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -43,7 +44,7 @@ BEGIN
     END IF;
 END $$;
 
--- Where a claim is to look for a task that nobody holds. See the table `live`.
+-- The `place` of a task that no owner holds. See the table `live`.
 CREATE OR REPLACE FUNCTION {schema}.place_of(
     p_visible bigint, p_now bigint, p_is_parked boolean, p_is_suspect boolean, p_has_gates boolean
 ) RETURNS smallint

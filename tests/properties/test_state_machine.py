@@ -1,4 +1,4 @@
-"""Any number of owners, any moves, in any order: every backend answers as the model does."""
+"""Random calls by several owners, in any order: every backend returns what the model returns."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from omniq.storage.file import FileStorage
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import MemoryStore, OpenStore
-from tests.properties.games import play
+from tests.properties.state_machine_run import run_state_machine
 
-# Every game has a store of its own: in memory a folder costs nothing, and durability is not at stake.
-_FAST = Path("/dev/shm")
+# Every example has its own store. A folder in memory is fast, and durability is not tested here.
+_MEMORY_FOLDER = Path("/dev/shm")
 
 
 class FolderStore:
-    """A store in a folder that goes with it."""
+    """A store in a temporary folder, which is deleted with it."""
 
     def __init__(self, make: Callable[[Path], BaseStorage]) -> None:
         self._make = make
-        self._folder = Path(tempfile.mkdtemp(dir=_FAST if _FAST.is_dir() else None))
+        self._folder = Path(
+            tempfile.mkdtemp(dir=_MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None)
+        )
 
     def another(self) -> BaseStorage:
         return self._make(self._folder)
 
     async def reopen(self) -> None:
-        """All there is lies in the folder."""
+        """Do nothing: the folder holds everything."""
 
     async def discard(self) -> None:
         shutil.rmtree(self._folder)
@@ -55,12 +57,12 @@ def file_store(clock: ManualClock, settings: Settings, max_pending: int | None) 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("open_store", "games"),
+    ("open_store", "examples"),
     [(MemoryStore, 200), (sqlite_store, 200), (file_store, 50)],
     ids=["memory", "sqlite", "file"],
 )
-def test_a_backend_answers_as_the_model_does(open_store: OpenStore, games: int) -> None:
-    play(open_store, games=games, moves=50)
+def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: int) -> None:
+    run_state_machine(open_store, examples=examples, steps=50)
 
 
 @pytest.mark.deep
@@ -68,5 +70,5 @@ def test_a_backend_answers_as_the_model_does(open_store: OpenStore, games: int) 
 @pytest.mark.parametrize(
     "open_store", [MemoryStore, sqlite_store, file_store], ids=["memory", "sqlite", "file"]
 )
-def test_a_backend_answers_as_the_model_does_in_long_games(open_store: OpenStore) -> None:
-    play(open_store, games=500, moves=100)
+def test_a_backend_answers_as_the_model_does_in_long_runs(open_store: OpenStore) -> None:
+    run_state_machine(open_store, examples=500, steps=100)

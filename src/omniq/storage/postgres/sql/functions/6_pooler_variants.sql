@@ -1,6 +1,6 @@
--- The same for storages behind a pooler, whose sessions are not their own: the planner is told in
--- each call what the others tell it once a session. A table that was empty a minute ago is no reason
--- to read all of it.
+-- The same functions for storages behind a pooler, which shares sessions: the planner's options are set in
+-- each call, not once in a session. Without them the planner would read whole tables, because it plans for
+-- the size that a table had when it was last analyzed.
 -- {schema}  the store's schema
 
 CREATE OR REPLACE FUNCTION {schema}.turn_pooled(

@@ -1,4 +1,4 @@
--- Version 3: `enqueue_one` is there. The tables stay as they are, and say what they are for.
+-- Version 3: adds the function `enqueue_one`, and comments that describe the tables.
 -- {schema}  the store's schema
 COMMENT ON TABLE {schema}.live IS 'omniq: tasks that have not ended';
 COMMENT ON TABLE {schema}.finished IS 'omniq: tasks that have ended, until their result_ttl';

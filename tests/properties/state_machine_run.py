@@ -1,0 +1,29 @@
+"""Runs the storage state machine with the settings that all backends share."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from omniq.testing.state_machine import state_machine_for
+from omniq.testing.state_machine_stores import OpenStore
+
+
+def run_state_machine(open_store: OpenStore, *, examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        state_machine_for(open_store),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            # The duration depends on the load of the machine; the test has its own timeout.
+            deadline=None,
+            # Random examples: over time they reach more than 200 fixed ones would. In CI the
+            # examples are fixed, so that a failure is caused by the change under test.
+            derandomize="CI" in os.environ,
+            print_blob=True,
+            # Slow and large examples are intended.
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
