@@ -26,7 +26,7 @@ from chaos.reading import read_store
 from chaos.verdict import Verdict
 from chaos.watching import watch_lease, watch_pool
 from chaos.work import Plan, tick
-from omniq.errors import InvalidTask, OmniqError, StorageError
+from omniq.errors import InvalidValue, OmniqError, StorageError
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
 from omniq.testing.faults import Verb
@@ -70,7 +70,7 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
             slow=draw.choice((0.005, 0.05)) if is_slow else 0.0,
             slow_seconds=lease * draw.choice((0.3, 0.8, 2.0)),
             patience=draw.choice((0.5, 2.0, lease)),
-            hints=draw.random() < 0.7,
+            wakeups=draw.random() < 0.7,
             skew=draw.choice((0.0, 0.0, 0.5, 5.0)),
         )
         return cls(
@@ -104,7 +104,7 @@ class Fleet:
         self._is_over = False
         self._born = 0
         self._asked_to_stop: dict[str, asyncio.Future[float | None]] = {}
-        self.simulation.network.watchers.append(self._watch_store)
+        self.simulation.network.observers.append(self._watch_store)
 
     def play(self) -> Verdict:
         """From the first enqueue to the last outcome; what the checker makes of it."""
@@ -157,7 +157,7 @@ class Fleet:
             *[self._pause] * weather.pauses,
             *[self._terminate] * weather.stops,
             *[self._cut] * weather.cuts,
-            *[self._jump] * weather.jumps,
+            *[self._advance_time] * weather.jumps,
             *[self._fade] * weather.fades,
         ]
         draw.shuffle(troubles)
@@ -170,7 +170,7 @@ class Fleet:
     async def _calm_down(self) -> None:
         """No more faults, and somebody to do the work."""
         network = self.simulation.network
-        network.faults = Faults(hints=self.weather.faults.hints)
+        network.faults = Faults(wakeups=self.weather.faults.wakeups)
         if not any(process.is_running for process in self._workers()):
             self._start_worker()
         self.journal("nemesis").note("calm")
@@ -236,10 +236,12 @@ class Fleet:
             seconds = self.draw.uniform(0.5, 2) * lease
             network.slow(seconds, victim, lease * self.draw.uniform(0.05, 0.2))
             cut = partial(network.cut, 2 * lease, victim)
-            self.simulation.loop.call_later(seconds, cut, context=self.simulation.loop.nobody)
+            self.simulation.loop.call_later(
+                seconds, cut, context=self.simulation.loop.world_context
+            )
             self._strike("cut", victim, seconds + 2 * lease)
 
-    def _jump(self) -> None:
+    def _advance_time(self) -> None:
         if (victim := self._victim()) is not None:
             skew = self.weather.faults.skew or 1.0
             victim.clock.skew = timedelta(seconds=round(self.draw.uniform(-skew, skew), 6))
@@ -343,7 +345,7 @@ async def _persist(call: Any) -> None:
             return
         except StorageError:
             await asyncio.sleep(0.3)
-        except InvalidTask:
+        except InvalidValue:
             # The network was away for so long that the schedule is over.
             return
 

@@ -15,7 +15,7 @@ _OUTCOMES: dict[type[Any], str] = {
     events.TaskSucceeded: "done",
     events.TaskRetried: "retried",
     events.TaskDead: "dead",
-    events.TaskCancelled: "cancelled",
+    events.TaskCancellation: "cancelled",
     events.TaskReleased: "released",
     events.TaskSnoozed: "snoozed",
 }

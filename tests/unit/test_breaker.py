@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from loguru import logger
 
-from omniq import BreakerState, CircuitBreaker, CircuitOpen, InvalidTask, log
+from omniq import BreakerState, CircuitBreaker, CircuitOpen, InvalidValue, log
 from omniq.events import BreakerClosed, BreakerHalfOpened, BreakerOpened, Event
 from omniq.testing.clock import ManualClock
 
@@ -254,7 +254,7 @@ async def test_opening_is_a_warning_and_closing_is_info(breaker, service, clock)
     "wrong", [{"max_failures": 0}, {"reset_timeout": -1}, {"reset_timeout": float("nan")}]
 )
 def test_a_value_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(InvalidTask):
+    with pytest.raises(InvalidValue):
         CircuitBreaker(**wrong)
 
 

@@ -131,6 +131,6 @@ def test_an_event_travels_as_data():
 
 
 def test_facts_leave_out_what_says_nothing():
-    event = events.TaskCancelled(id="t1", func_path="m.f", queue="q", attempt=0)
+    event = events.TaskCancellation(id="t1", func_path="m.f", queue="q", attempt=0)
 
     assert facts(event) == {"id": "t1", "func_path": "m.f", "queue": "q", "attempt": 0}

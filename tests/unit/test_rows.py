@@ -16,7 +16,7 @@ from omniq.storage import row_rules
 from omniq.storage.row_rules import MAX_HISTORY, Row
 from omniq.testing.builders import (
     FINAL_KINDS,
-    LETTING_GO_KINDS,
+    RELEASING_KINDS,
     OutcomeKind,
     a_result,
     a_task,
@@ -26,7 +26,7 @@ from omniq.testing.builders import (
 
 NOW = 1_000_000_000
 LATER = from_micros(NOW + 60_000_000)
-ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *LETTING_GO_KINDS, "kept")
+ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *RELEASING_KINDS, "held")
 
 
 def a_row(task_id: str = "a", **fields) -> Row:
@@ -103,8 +103,8 @@ def test_a_settled_outcome_is_known_as_recorded_until_the_next_claim(kind):
     if settled.finish is not None:
         row = row_rules.finished_row(row, settled.finish, b"", NOW).row
 
-    assert row_rules.was_recorded(row, outcome) == (kind != "kept")
-    if kind in LETTING_GO_KINDS:
+    assert row_rules.was_recorded(row, outcome) == (kind != "held")
+    if kind in RELEASING_KINDS:
         row_rules.claim(row, "you", NOW)
         assert not row_rules.was_recorded(row, outcome)
 
@@ -129,7 +129,7 @@ def test_every_walk_of_a_task_is_legal_and_its_token_only_grows(steps):
             assert settled.finish.status in LEGAL_TRANSITIONS[before]
             return
         assert row.status is before or row.status in LEGAL_TRANSITIONS[before]
-        assert (row.owner is None) == (step != "kept")
+        assert (row.owner is None) == (step != "held")
 
 
 @given(st.lists(st.sampled_from(["retried", "released", "snoozed", "rescheduled"]), max_size=60))
@@ -148,16 +148,16 @@ def test_attempts_count_the_failures_and_the_history_keeps_the_first_and_the_new
 
 
 def test_a_failure_that_was_kept_is_charged_once_however_it_ends():
-    for last in ("kept", "retried", "failed"):
+    for last in ("held", "retried", "failed"):
         row = a_claimed_row()
-        first = row_rules.settle(row, an_outcome("kept", as_task(row), LATER), NOW)
+        first = row_rules.settle(row, an_outcome("held", as_task(row), LATER), NOW)
         second = row_rules.settle(row, an_outcome(last, as_task(row), LATER), NOW)
 
         assert (row.attempts, len(row.history)) == (1, 1)
         assert (first.effect, second.effect) == ("failure", "neither")
 
 
-@pytest.mark.parametrize("kind", [*LETTING_GO_KINDS, "kept"])
+@pytest.mark.parametrize("kind", [*RELEASING_KINDS, "held"])
 def test_a_cancelled_run_that_would_come_back_ends(kind):
     row = a_claimed_row()
     row.cancel_requested = True

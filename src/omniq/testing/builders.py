@@ -1,4 +1,4 @@
-"""Tasks, results, errors and outcomes for tests: filled in wherever a test does not care."""
+"""Tasks, results, errors and outcomes for tests, with defaults for the fields a test does not set."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from omniq.outcomes import (
 )
 
 OutcomeKind = Literal[
-    "succeeded", "retried", "kept", "rescheduled", "failed", "snoozed", "released", "cancelled"
+    "succeeded", "retried", "held", "rescheduled", "failed", "snoozed", "released", "cancelled"
 ]
-"""The outcomes by name. `kept` is a failure that stays with its owner until it is rescheduled."""
+"""The outcomes by name. `held` is a failure whose task its owner holds until it is rescheduled."""
 
 FINAL_KINDS: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled")
 """Outcomes after which the task has ended."""
 
-LETTING_GO_KINDS: tuple[OutcomeKind, ...] = ("retried", "rescheduled", "snoozed", "released")
+RELEASING_KINDS: tuple[OutcomeKind, ...] = ("retried", "rescheduled", "snoozed", "released")
 """Outcomes after which the task waits for its next claim."""
 
 
 def a_task(task_id: str | None = None, /, **fields: Any) -> Task:
-    """A task that is due at once, with a fresh id unless one is given.
+    """A task that is due immediately, with a new id unless one is given.
 
     >>> a_task("a", priority=3).priority
     3
@@ -42,7 +42,7 @@ def a_task(task_id: str | None = None, /, **fields: Any) -> Task:
 
 
 def some_tasks(ids: Iterable[str], /, **fields: Any) -> list[Task]:
-    """One task for each id, alike in everything else.
+    """One task for each id, with equal fields otherwise.
 
     >>> [task.id for task in some_tasks("abc")]
     ['a', 'b', 'c']
@@ -51,12 +51,12 @@ def some_tasks(ids: Iterable[str], /, **fields: Any) -> list[Task]:
 
 
 def a_result(task: Task, value: object = None, **fields: Any) -> TaskResult:
-    """The task's success, with that value."""
+    """A successful result of the task, with that value."""
     return TaskResult(task_id=task.id, status=TaskStatus.SUCCESS, result=value, **fields)
 
 
 def an_error(message: str = "boom", **facts: Any) -> TaskError:
-    """An error as a worker keeps it.
+    """An error as a worker records it.
 
     >>> an_error().error_type
     'ValueError'
@@ -65,14 +65,14 @@ def an_error(message: str = "boom", **facts: Any) -> TaskError:
 
 
 def an_outcome(kind: OutcomeKind, task: Task, eta: datetime) -> Outcome:
-    """What the claimed task's run came to; `eta` is when it runs again, if it does."""
+    """An outcome of the claimed task; `eta` is the time of the next run, if there is one."""
     claim = (task.id, task.token)
     match kind:
         case "succeeded":
             return Succeeded(*claim, a_result(task, "value"))
         case "retried":
             return Retried(*claim, an_error(), eta)
-        case "kept":
+        case "held":
             return Retried(*claim, an_error())
         case "rescheduled":
             return Rescheduled(*claim, eta)

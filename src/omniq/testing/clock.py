@@ -14,9 +14,9 @@ START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 
 class ManualClock:
-    """Time moves by `advance` alone; ids and random numbers come from a seed.
+    """A clock that only `advance` moves; ids and random numbers come from a seed.
 
-    Sleepers wake in the order of their deadlines as the clock passes them.
+    Sleepers wake up in the order of their deadlines when the clock passes them.
     """
 
     def __init__(self, start: datetime = START, *, seed: int = 0) -> None:
@@ -28,7 +28,7 @@ class ManualClock:
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
 
     def advance(self, by: timedelta | float) -> None:
-        """Move all clocks forward by that duration (a number is seconds)."""
+        """Move all clocks forward by this duration (a number is seconds)."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         self._micros += round(seconds * 1_000_000)
         self._boot_micros += round(seconds * 1_000_000)
@@ -42,7 +42,7 @@ class ManualClock:
         self._micros += by // timedelta(microseconds=1)
 
     def reboot(self) -> None:
-        """Start the machine anew: leases of before the reboot mean nothing any more."""
+        """Reboot the machine: leases from before the reboot are no longer valid."""
         self._boot += 1
         self._boot_micros = 0
 

@@ -1,8 +1,8 @@
-"""Fixtures for tests of your own code. pytest finds them by itself wherever omniq is installed.
+"""Fixtures for tests of your own code. pytest finds them automatically where omniq is installed.
 
-| fixture | what a test gets |
+| fixture | value |
 |---|---|
-| `omniq_queue` | a `ManualQueue`: in memory, blocking; nothing runs until the test says so |
+| `omniq_queue` | a `ManualQueue`: in memory, blocking; tasks run only when the test runs them |
 | `async_omniq_queue` | the same for async tests: an `AsyncManualQueue` |
 | `omniq_clock` | the `ManualClock` of both |
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from omniq.testing.clock import ManualClock
     from omniq.testing.manual import AsyncManualQueue, ManualQueue
 
-# omniq is imported by the fixtures and not here: pytest imports this file in every run, also in
-# those that need none of it.
+# The fixtures import omniq, and this file does not: pytest imports it in every run, also in runs that
+# do not use omniq.
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def omniq_queue(omniq_clock: ManualClock) -> Iterator[ManualQueue]:
 
 @pytest.fixture
 def async_omniq_queue(omniq_clock: ManualClock) -> Iterator[AsyncManualQueue]:
-    """A queue in memory for async code, with whatever plugin runs async tests."""
+    """A queue in memory for async code, with any plugin that runs async tests."""
     from omniq.testing.manual import AsyncManualQueue
 
     queue = AsyncManualQueue(clock=omniq_clock)
-    # A storage in memory needs no event loop of its own: the test's loop may be any.
+    # A storage in memory is not bound to an event loop, so the test may run on any loop.
     asyncio.run(queue.open())
     yield queue
     asyncio.run(queue.close())

@@ -1,13 +1,14 @@
-"""A queue for tests of your own code: in memory, with the real codec, claims, leases and retries.
+"""A queue for tests of your own code: in memory, with the real serializer, claims, leases and retries.
 
     async def test_a_new_user_gets_a_mail(async_omniq_queue):
         await sign_up(async_omniq_queue, "a@b")
 
         assert await async_omniq_queue.enqueued(send, to="a@b")
-        await async_omniq_queue.run()                     # what is due, and what that makes due
+        await async_omniq_queue.run()                     # due tasks, and tasks that they enqueue
         await async_omniq_queue.run_for(days=30)          # a month of retries and schedules
 
-Nothing runs and no time passes until the test says so. `ManualQueue` is the same for blocking code.
+Tasks run and time passes only when the test calls these methods. `ManualQueue` is the same for
+blocking code.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from omniq.testing.faults import FaultyStorage, Verb
 from omniq.worker import AsyncWorkerPool
 
 _LEASE = 1e9
-"""Longer than any test: a clock that jumps must not end a lease that nobody wants ended."""
+"""Seconds, longer than any test: moving the clock must not end the worker's lease."""
 
-_REAL_PATIENCE = 0.02
+_REAL_WAIT = 0.02
 _PAGE = 500
 _WAITING = (TaskStatus.PENDING, TaskStatus.RETRYING)
 
 
 class WorkerKilled(BaseException):
-    """Raised by `kill_here` in the task's own code, which cannot go on: its worker is dead."""
+    """Raised by `kill_here` inside a task: its worker is dead, so the task cannot continue."""
 
 
 class Enqueued(list[Task]):
-    """The tasks that were looked for. When there are none, it shows what there is instead."""
+    """The tasks that match. If none does, its repr lists all enqueued tasks instead."""
 
     def __init__(self, found: list[Task], wanted: str, others: list[Task]) -> None:
         super().__init__(found)
@@ -53,16 +54,18 @@ class Enqueued(list[Task]):
     def __repr__(self) -> str:
         if self:
             return f"<{len(self)} × {self._wanted}>"
-        others = ", ".join(_call(task.func_path, task.args, task.kwargs) for task in self._others)
+        others = ", ".join(
+            _format_call(task.func_path, task.args, task.kwargs) for task in self._others
+        )
         return f"<no {self._wanted}; enqueued: {others or 'nothing'}>"
 
 
-class Stage:
-    """Where a test's tasks live and run: the store, its clock, its faults, and the worker."""
+class ManualRuntime:
+    """The store of a test, its clock, its faults, and the worker that runs its tasks."""
 
     def __init__(self, clock: ManualClock | None, settings: Settings | None) -> None:
         self.clock = clock or ManualClock()
-        # Not as the environment or a file says: a test is the same everywhere.
+        # Not from the environment or a file: a test must behave the same everywhere.
         self._memory = MemoryStorage(clock=self.clock, settings=settings or Settings())
         self.faults = FaultyStorage(self._memory)
         self._worker: FaultyStorage | None = None
@@ -73,32 +76,34 @@ class Stage:
         path = path_of(func)
         tasks = await self._tasks(None)
         found = [
-            task for task in tasks if task.func_path == path and _fits(func, task, args, kwargs)
+            task
+            for task in tasks
+            if task.func_path == path and _has_arguments(func, task, args, kwargs)
         ]
-        return Enqueued(found, _call(path, args, kwargs), tasks)
+        return Enqueued(found, _format_call(path, args, kwargs), tasks)
 
     async def run(self, until: datetime | None, concurrency: int) -> None:
-        """Run what is due now, then at each instant up to `until` at which something is."""
+        """Run the tasks that are due now, then those due at each later instant up to `until`."""
         while True:
-            storage = self._worker = self.faults.beside(self._memory.another())
+            storage = self._worker = self.faults.share_faults(self._memory.another())
             pool = AsyncWorkerPool(storage, concurrency, lease=_LEASE)
-            acted = storage.acted
+            triggered = storage.triggered
             try:
-                await self._drive(pool, self._work(pool, until))
-                if storage.acted == acted:
+                await self._await_with_clock(pool, self._run_pool(pool, until))
+                if storage.triggered == triggered:
                     return
-                # A claim whose reply was lost came back when the worker left: it is due, too.
+                # The worker released a claim whose reply was lost when it stopped: run that, too.
             except StorageRefused:
-                if storage.killed_as is None:
+                if storage.killed_owner is None:
                     raise
-                # What it held goes on with another worker, charged with a crash.
-                await self._take_over(storage.killed_as)
+                # Another worker runs the killed worker's tasks, charged with a crash.
+                await self._take_over(storage.killed_owner)
             finally:
                 self._worker = None
 
     def kill_here(self) -> NoReturn:
         if self._worker is None:
-            raise RuntimeError("kill_here: no worker runs; call it from a task's own code")
+            raise RuntimeError("kill_here: no worker runs; call it inside a task")
         self._worker.kill()
         raise WorkerKilled
 
@@ -120,7 +125,7 @@ class Stage:
             memory.leases.pop(owner, None)
         await self._memory.give_back_abandoned()
 
-    async def _work(self, pool: AsyncWorkerPool, until: datetime | None) -> None:
+    async def _run_pool(self, pool: AsyncWorkerPool, until: datetime | None) -> None:
         await pool.start()
         try:
             engine = pool._engine
@@ -137,23 +142,23 @@ class Stage:
         if until is not None and until > self.clock.now():
             self.clock.advance(until - self.clock.now())
 
-    async def _drive(self, pool: AsyncWorkerPool, work: Any) -> None:
-        """Wait for it; a worker that waits for time to pass, after a fault, gets it."""
+    async def _await_with_clock(self, pool: AsyncWorkerPool, work: Any) -> None:
+        """Await `work`, and move the clock while the worker sleeps, as it does after a fault."""
         job = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait((job,), timeout=_REAL_PATIENCE))[0]:
+            while not (await asyncio.wait((job,), timeout=_REAL_WAIT))[0]:
                 if not pool.stats().active_workers:
-                    self.clock.advance(_REAL_PATIENCE)
+                    self.clock.advance(_REAL_WAIT)
         except asyncio.CancelledError:
             job.cancel()
             raise
         await job
 
     async def _next_instant(self) -> datetime | None:
-        """When something is due next."""
+        """The next instant at which a task or a schedule is due."""
         now = self.clock.now()
         waiting = [task.eta for status in _WAITING for task in await self._tasks(status)]
-        # Not through the storage, which copies them: this is asked at every instant.
+        # Not through the storage, which copies them: this runs at every instant.
         schedules = self._memory._memory.schedules.values()
         times = waiting + [each.next_at for each in schedules if not each.paused]
         return min((time for time in times if time is not None and time > now), default=None)
@@ -167,87 +172,87 @@ class Stage:
         return found
 
 
-class Directed:
-    """What a test can do to a queue of either face."""
+class ManualControls:
+    """The clock, the faults and the crashes of both queues."""
 
-    _stage: Stage
+    _runtime: ManualRuntime
 
     @property
     def clock(self) -> ManualClock:
-        """Its time. `clock.advance(seconds)` lets it pass without running anything."""
-        return self._stage.clock
+        """The clock of the queue. `clock.advance(seconds)` moves it and runs nothing."""
+        return self._runtime.clock
 
     @property
     def faults(self) -> FaultyStorage:
-        """What goes wrong with the storage: `faults.fail("record", at=3)` is the third write of outcomes."""
-        return self._stage.faults
+        """The faults of the storage: `faults.fail("record", at=3)` fails the third write of outcomes."""
+        return self._runtime.faults
 
     def kill_here(self) -> NoReturn:
-        """In a task's own code: the worker dies here. Another takes over, and a crash is charged."""
-        self._stage.kill_here()
+        """Kill the worker; call it inside a task. Another worker takes over and charges a crash."""
+        self._runtime.kill_here()
 
     def kill_at(self, verb: Verb, *, at: int = 1) -> None:
-        """The worker dies when it is about to make the `at`-th call of that verb from now."""
-        self._stage.kill_at(verb, at)
+        """Kill the worker right before its `at`-th call of that verb from now."""
+        self._runtime.kill_at(verb, at)
 
     def lose_lease(self, *, at: int = 1) -> None:
-        """Another worker has been given the tasks when this one records outcomes for the `at`-th time."""
-        self._stage.lose_lease(at)
+        """Let another worker take over the tasks before this one records outcomes the `at`-th time."""
+        self._runtime.lose_lease(at)
 
 
-class AsyncManualQueue(Directed, AsyncTaskQueue):
-    """A queue in memory whose tasks run, and whose time passes, when a test says so."""
+class AsyncManualQueue(ManualControls, AsyncTaskQueue):
+    """A queue in memory whose tasks run, and whose time passes, when the test says so."""
 
     def __init__(
         self, *, clock: ManualClock | None = None, settings: Settings | None = None
     ) -> None:
-        self._stage = Stage(clock, settings)
-        super().__init__(self._stage.faults)
+        self._runtime = ManualRuntime(clock, settings)
+        super().__init__(self._runtime.faults)
 
     async def enqueued(
         self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Enqueued:
-        """The tasks of this function, in any state, that were given at least these arguments.
+        """The tasks of this function, in any state, whose arguments include these.
 
-        It does not matter which were given by name. Empty, and so false, when there are none.
+        Positional and keyword arguments are treated alike. Empty, and so false, if no task matches.
         """
-        return await self._stage.enqueued(func, args, kwargs)
+        return await self._runtime.enqueued(func, args, kwargs)
 
     async def run(self, *, concurrency: int = 10) -> None:
-        """Run what is due now, and what that makes due. No time passes; retries wait for theirs."""
-        await self._stage.run(None, concurrency)
+        """Run the due tasks, and the due tasks that they enqueue. No time passes, so retries wait."""
+        await self._runtime.run(None, concurrency)
 
     async def run_for(self, *, concurrency: int = 10, **duration: float) -> None:
-        """Let time pass, `days=30` or `hours=1, minutes=30`, and run each thing when it comes due."""
-        await self._stage.run(self.clock.now() + timedelta(**duration), concurrency)
+        """Let time pass, `days=30` or `hours=1, minutes=30`, and run each task when it is due."""
+        await self._runtime.run(self.clock.now() + timedelta(**duration), concurrency)
 
 
-class ManualQueue(Directed, TaskQueue):
+class ManualQueue(ManualControls, TaskQueue):
     """The same for blocking code."""
 
     def __init__(
         self, *, clock: ManualClock | None = None, settings: Settings | None = None
     ) -> None:
-        self._stage = Stage(clock, settings)
-        super().__init__(self._stage.faults)
+        self._runtime = ManualRuntime(clock, settings)
+        super().__init__(self._runtime.faults)
 
     def enqueued(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Enqueued:
-        """The tasks of this function, in any state, that were given at least these arguments."""
-        return self._portal.run(self._stage.enqueued(func, args, kwargs))
+        """The tasks of this function, in any state, whose arguments include these."""
+        return self._portal.run(self._runtime.enqueued(func, args, kwargs))
 
     def run(self, *, concurrency: int = 10) -> None:
-        """Run what is due now, and what that makes due. No time passes; retries wait for theirs."""
-        self._portal.run(self._stage.run(None, concurrency))
+        """Run the due tasks, and the due tasks that they enqueue. No time passes, so retries wait."""
+        self._portal.run(self._runtime.run(None, concurrency))
 
     def run_for(self, *, concurrency: int = 10, **duration: float) -> None:
-        """Let time pass, `days=30` or `hours=1, minutes=30`, and run each thing when it comes due."""
-        self._portal.run(self._stage.run(self.clock.now() + timedelta(**duration), concurrency))
+        """Let time pass, `days=30` or `hours=1, minutes=30`, and run each task when it is due."""
+        self._portal.run(self._runtime.run(self.clock.now() + timedelta(**duration), concurrency))
 
 
-def _fits(
+def _has_arguments(
     func: Callable[..., Any] | str, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether the task was given at least these arguments, by name or by place."""
+    """Whether the task's arguments include these, by name or by position."""
     if isinstance(func, str):
         return task.args[: len(args)] == args and kwargs.items() <= task.kwargs.items()
     signature = _signature(func)
@@ -257,7 +262,7 @@ def _fits(
 
 
 def _signature(func: Callable[..., Any]) -> inspect.Signature:
-    """What `enqueue` takes for this function: all but the context."""
+    """The parameters that `enqueue` takes for this function: all but the context."""
     signature = inspect.signature(func)
     parameters = list(signature.parameters.values())
     if parameters and parameters[0].annotation in (TaskContext, "TaskContext", "omniq.TaskContext"):
@@ -265,6 +270,6 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
     return signature
 
 
-def _call(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _format_call(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
     return f"{path}({', '.join(given)})"

@@ -1,7 +1,8 @@
-"""A small model of the storage contract: dictionaries, loops and sorts, and no cleverness at all.
+"""A small model of the storage contract, made of dictionaries, loops and sorts.
 
-It shares nothing with the rules that backends use (`_rows`, `_gates`), so that a mistake there is
-not made here as well. It is slow, and right at a glance. Instants are microseconds since 1970.
+It shares no code with the rules that backends use (`row_rules`, `gate_rules`), so a mistake there is
+not repeated here. It is slow, and simple enough to check by reading. Instants are microseconds since
+1970.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succ
 from omniq.settings import Settings
 from omniq.storage.types import GivenBack, Renewal
 from omniq.testing.clock import ManualClock
-from omniq.testing.model_tasks import RETRYING, RUNNING, Book, Record
+from omniq.testing.model_tasks import RETRYING, RUNNING, ModelTasks, Record
 
 
 @dataclass
 class Owner:
-    """A storage object: its name of the moment, its lease, and the claims it remembers."""
+    """A storage object: its current owner name, its lease, and the claims it remembers."""
 
     name: str
     lease_until: int = 0
@@ -31,7 +32,7 @@ class Owner:
 
 
 class Model:
-    """What a store holds, and what each verb answers. Errors are those of the contract."""
+    """The contents of a store, and the result of each verb. Errors are those of the contract."""
 
     def __init__(self, clock: ManualClock, settings: Settings, max_pending: int | None) -> None:
         self.clock = clock
@@ -39,7 +40,7 @@ class Model:
         self._lease = round(settings.lease * 1_000_000)
         self._max_pending = max_pending
         self._counter = 0
-        self.book = Book(clock, settings)
+        self.tasks = ModelTasks(clock, settings)
         self.leases: dict[str, int] = {}
         self.fenced: set[str] = set()
         self.paused: set[str] = set()
@@ -47,20 +48,22 @@ class Model:
     # Owners
 
     def open_owner(self) -> Owner:
-        return Owner(self._fresh("owner"))
+        return Owner(self._new_name("owner"))
 
     def reopen_owner(self, owner: Owner) -> None:
-        owner.name, owner.lease_until = self._fresh("owner"), 0
+        owner.name, owner.lease_until = self._new_name("owner"), 0
         owner.held.clear()
         owner.repeated.clear()
 
     def close_owner(self, owner: Owner) -> None:
         if owner.lease_until:
-            for record in self.book.held_by(owner.name):
+            for record in self.tasks.held_by(owner.name):
                 if record.status is RETRYING:
-                    self.book.settle(record, Rescheduled(record.task.id, 0, self.clock.now()))
+                    self.tasks.apply_outcome(
+                        record, Rescheduled(record.task.id, 0, self.clock.now())
+                    )
                 else:
-                    self.book.settle(record, Released(record.task.id, 0))
+                    self.tasks.apply_outcome(record, Released(record.task.id, 0))
             self._fence(owner.name)
 
     def renew(self, owner: Owner) -> Renewal:
@@ -69,7 +72,7 @@ class Model:
             self.reopen_owner(owner)
             raise lost
         owner.lease_until = self.leases[owner.name] = self.clock.boot_micros() + self._lease
-        held = self.book.held_by(owner.name)
+        held = self.tasks.held_by(owner.name)
         return Renewal(
             {record.task.id: record.token for record in held},
             frozenset(record.task.id for record in held if record.cancel_requested),
@@ -80,7 +83,7 @@ class Model:
             if until <= self.clock.boot_micros():
                 self._fence(name)
         lost: dict[str, list[Record]] = {}
-        for record in self.book.live.values():
+        for record in self.tasks.live.values():
             if record.owner is not None and record.owner not in self.leases:
                 lost.setdefault(record.owner, []).append(record)
         given_back = []
@@ -89,7 +92,7 @@ class Model:
             running = [record for record in records if record.status is RUNNING]
             charged = [record for record in running if record.crashes] or running
             for record in records:
-                self.book.take_back(record, any(record is each for each in charged))
+                self.tasks.recover(record, any(record is each for each in charged))
                 status = record.status
                 given_back.append(GivenBack(record.task.id, record.task.func_path, name, status))
         return given_back
@@ -99,7 +102,7 @@ class Model:
         self.leases.pop(name, None)
 
     def held_by(self, name: str) -> dict[str, int]:
-        return {record.task.id: record.token for record in self.book.held_by(name)}
+        return {record.task.id: record.token for record in self.tasks.held_by(name)}
 
     def workers(self) -> dict[str, list[str]]:
         now = self.clock.boot_micros()
@@ -110,15 +113,15 @@ class Model:
     # Enqueue
 
     def enqueue_many(self, tasks: Sequence[Task], nonce: str | None = None) -> list[str]:
-        nonce = nonce or self._fresh("call")
+        nonce = nonce or self._new_name("call")
         for position, task in enumerate(tasks):
             if task.id in [earlier.id for earlier in tasks[:position]]:
                 raise DuplicateTask(task.id)
         ids: list[str] = []
         fresh: list[Record] = []
         for task in tasks:
-            known = self.book.on_record(task.id)
-            holders = [*self.book.live.values(), *fresh]
+            known = self.tasks.on_record(task.id)
+            holders = [*self.tasks.live.values(), *fresh]
             same_key = [
                 each.task.id for each in holders if task.unique and each.task.unique == task.unique
             ]
@@ -132,15 +135,15 @@ class Model:
                 fresh.append(self._new_record(task, nonce))
         self._check_room(len(fresh))
         for record in fresh:
-            self.book.finished.pop(record.task.id, None)
-            self.book.live[record.task.id] = record
+            self.tasks.finished.pop(record.task.id, None)
+            self.tasks.live[record.task.id] = record
         return ids
 
     def _new_record(self, task: Task, nonce: str) -> Record:
         eta = None if task.eta is None else to_micros(task.eta)
         return Record(
             task=task,
-            number=self._next(),
+            number=self._next_number(),
             nonce=nonce,
             due=self.clock.micros() if eta is None else eta,
             not_before=0 if eta is None else eta,
@@ -148,7 +151,7 @@ class Model:
         )
 
     def _check_room(self, more: int) -> None:
-        waiting = sum(record.owner is None for record in self.book.live.values())
+        waiting = sum(record.owner is None for record in self.tasks.live.values())
         if self._max_pending is not None and more and waiting + more > self._max_pending:
             raise QueueFull(self._max_pending)
 
@@ -176,9 +179,9 @@ class Model:
             self.renew(owner)
         recorded = [self._record(owner, outcome) for outcome in outcomes]
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
-            keeps = was_recorded and isinstance(outcome, Retried) and outcome.eta is None
+            stays_held = was_recorded and isinstance(outcome, Retried) and outcome.eta is None
             held = owner.held.get(outcome.task_id)
-            if held is not None and held[0].token == outcome.token and not keeps:
+            if held is not None and held[0].token == outcome.token and not stays_held:
                 del owner.held[outcome.task_id]
         due_by = self.clock.micros() if now is None else to_micros(now)
         claimed = self._claim(owner.name, limit, due_by, queues)
@@ -190,11 +193,11 @@ class Model:
     ) -> list[Task]:
         claimed: list[Task] = []
         in_order = sorted(
-            self.book.live.values(), key=lambda each: (-each.task.priority, each.due, each.number)
+            self.tasks.live.values(), key=lambda each: (-each.task.priority, each.due, each.number)
         )
         for record in in_order:
             task = record.task
-            holds_suspect = any(held.crashes for held in self.book.held_by(name))
+            holds_suspect = any(held.crashes for held in self.tasks.held_by(name))
             if len(claimed) == limit:
                 break
             if record.owner is not None or record.not_before > due_by:
@@ -204,25 +207,25 @@ class Model:
             if record.crashes and holds_suspect:
                 continue
             if task.expires is not None and to_micros(task.expires) <= due_by:
-                self.book.finish_cancelled(record, "expired")
-            elif self.book.gates.have_room(task, self.book.running()):
-                self.book.claim(record, name)
+                self.tasks.finish_cancelled(record, "expired")
+            elif self.tasks.gates.may_start(task, self.tasks.running()):
+                self.tasks.claim(record, name)
                 claimed.append(record.view())
         return claimed
 
     def _record(self, owner: Owner, outcome: Outcome) -> bool:
-        record = self.book.on_record(outcome.task_id)
+        record = self.tasks.on_record(outcome.task_id)
         if record is None or record.token != outcome.token:
             return False
-        is_live = outcome.task_id in self.book.live
+        is_live = outcome.task_id in self.tasks.live
         has_ended = record.owner is None and record.ended_claim == outcome.token
         may_move = isinstance(outcome, Rescheduled) and record.repeats and has_ended
         if is_live and (record.owner == owner.name or may_move):
-            self.book.settle(record, outcome)
+            self.tasks.apply_outcome(record, outcome)
             return True
         return has_ended
 
-    # The eight verbs that name no token
+    # The verbs without a token
 
     def mark_running(self, owner: Owner, task_id: str) -> None:
         self._claim_on(owner, task_id)
@@ -267,72 +270,72 @@ class Model:
         if recorded != [True]:
             raise StaleClaim(outcome.task_id, outcome.token)
 
-    # The rest of the verbs
+    # Other verbs
 
     def cancel(self, task_id: str, reason: str) -> bool:
-        record = self.book.live.get(task_id)
+        record = self.tasks.live.get(task_id)
         if record is None:
             return False
         if record.owner is not None:
             record.cancel_requested = True
         else:
-            self.book.finish_cancelled(record, reason)
+            self.tasks.finish_cancelled(record, reason)
         return True
 
     def purge_results(self, older_than: datetime) -> int:
         return self._purge(lambda record: record.finished_at < to_micros(older_than))
 
     def purge_expired(self) -> int:
-        return self._purge(lambda record: record.forget_at <= self.clock.micros())
+        return self._purge(lambda record: record.purge_at <= self.clock.micros())
 
     def _purge(self, is_old: Callable[[Record], bool]) -> int:
-        old = [task_id for task_id, record in self.book.finished.items() if is_old(record)]
+        old = [task_id for task_id, record in self.tasks.finished.items() if is_old(record)]
         for task_id in old:
-            del self.book.finished[task_id]
+            del self.tasks.finished[task_id]
         return len(old)
 
     def retry_dead(self, task_id: str, *, from_start: bool) -> bool:
-        if task_id not in self.book.dead:
+        if task_id not in self.tasks.dead:
             return False
-        _, old = self.book.dead[task_id]
+        _, old = self.tasks.dead[task_id]
         self._check_room(1)
-        for record in self.book.live.values():
+        for record in self.tasks.live.values():
             if old.task.unique is not None and record.task.unique == old.task.unique:
                 raise DuplicateTask(record.task.id)
-        del self.book.dead[task_id]
-        self.book.finished.pop(task_id, None)
+        del self.tasks.dead[task_id]
+        self.tasks.finished.pop(task_id, None)
         if from_start:
-            self.book.checkpoints.pop(task_id, None)
+            self.tasks.checkpoints.pop(task_id, None)
         revived = self._new_record(old.task, old.nonce)
-        self.book.live[task_id] = replace(
+        self.tasks.live[task_id] = replace(
             revived, due=self.clock.micros(), not_before=0, token=old.token, attempts=0
         )
         return True
 
     def delete_dead(self, task_id: str) -> bool:
-        if task_id not in self.book.dead:
+        if task_id not in self.tasks.dead:
             return False
-        del self.book.dead[task_id]
-        self.book.checkpoints.pop(task_id, None)
+        del self.tasks.dead[task_id]
+        self.tasks.checkpoints.pop(task_id, None)
         return True
 
     def purge_dead(self, older_than: datetime) -> int:
-        letters = [letter for letter, _ in self.book.dead.values()]
+        letters = [letter for letter, _ in self.tasks.dead.values()]
         old = [letter.task_id for letter in letters if letter.last_failure < older_than]
         return sum(self.delete_dead(task_id) for task_id in old)
 
     def report_progress(self, owner: Owner, report: Progress) -> None:
         if self.held_by(owner.name).get(report.task_id) == report.token:
-            self.book.progress[report.task_id] = report
+            self.tasks.progress[report.task_id] = report
 
     def save_checkpoint(self, owner: Owner, task_id: str, token: int, checkpoint: bytes) -> None:
         if self.held_by(owner.name).get(task_id) != token:
             raise StaleClaim(task_id, token)
-        self.book.checkpoints[task_id] = checkpoint
+        self.tasks.checkpoints[task_id] = checkpoint
 
-    def _next(self) -> int:
+    def _next_number(self) -> int:
         self._counter += 1
         return self._counter
 
-    def _fresh(self, what: str) -> str:
-        return f"{what}-{self._next()}"
+    def _new_name(self, prefix: str) -> str:
+        return f"{prefix}-{self._next_number()}"

@@ -1,4 +1,4 @@
-"""The model's gates: how many may run or start at once, and which circuits are open."""
+"""The model's gates: concurrency limits, rate limits and circuit breakers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from omniq.models import BreakerRule, Limit, Task
 from omniq.outcomes import Failed, Outcome, Retried, Succeeded
 from omniq.testing.clock import ManualClock
 
-Verdict = Literal["success", "failure", "neither"]
+BreakerResult = Literal["success", "failure", "neither"]
 
 
-def verdict_of(outcome: Outcome, is_first_word: bool) -> Verdict:
-    """What a circuit breaker is told of a run: a failure once, however often it is reported."""
+def breaker_result(outcome: Outcome, is_first_report: bool) -> BreakerResult:
+    """How an outcome counts for a circuit breaker. Only the first report of a failure counts."""
     if isinstance(outcome, Succeeded):
         return "success"
-    return "failure" if isinstance(outcome, Retried | Failed) and is_first_word else "neither"
+    return "failure" if isinstance(outcome, Retried | Failed) and is_first_report else "neither"
 
 
 @dataclass
 class Breaker:
-    """A circuit breaker: it is closed while `opened_at` is None; `probe` is the claim it let by."""
+    """A circuit breaker. Closed while `opened_at` is None; `probe` is the one claim it let through."""
 
     failures: int = 0
     opened_at: int | None = None
@@ -30,15 +30,15 @@ class Breaker:
 
 
 class ModelGates:
-    """Asked at every claim, told of every start and every end."""
+    """The state of all limits and breakers: checked at a claim, updated at each start and end of a run."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self._starts: dict[str, list[int]] = {}
         self._breakers: dict[str, Breaker] = {}
 
-    def have_room(self, task: Task, running: Sequence[Task]) -> bool:
-        """Whether the task may start beside those that run."""
+    def may_start(self, task: Task, running: Sequence[Task]) -> bool:
+        """Whether all gates of the task let it start while `running` run."""
         return all(self._is_closed(rule) for rule in task.breakers) and all(
             self._has_room(limit, running) for limit in task.limits
         )
@@ -57,8 +57,8 @@ class ModelGates:
         recent = [start for start in self._starts.get(limit.key, []) if start > since]
         return limit.rate is None or len(recent) < limit.rate
 
-    def enter(self, task: Task, token: int) -> None:
-        """The task starts."""
+    def start_run(self, task: Task, token: int) -> None:
+        """Count the start of a run."""
         for limit in task.limits:
             if limit.rate is not None:
                 self._starts.setdefault(limit.key, []).append(self._clock.micros())
@@ -66,8 +66,8 @@ class ModelGates:
             if self._breakers[rule.name].opened_at is not None:
                 self._breakers[rule.name].probe = (task.id, token)
 
-    def leave(self, task: Task, token: int, verdict: Verdict) -> None:
-        """The run has ended, or there is more to say about one that had."""
+    def end_run(self, task: Task, token: int, result: BreakerResult) -> None:
+        """Count the result of a run that ended, or a later report about it."""
         now = self._clock.micros()
         for rule in task.breakers:
             breaker = self._breakers.setdefault(rule.name, Breaker())
@@ -75,14 +75,14 @@ class ModelGates:
             if breaker.opened_at is not None and not was_probe:
                 continue
             breaker.probe = None
-            if verdict == "success":
+            if result == "success":
                 breaker.failures, breaker.opened_at = 0, None
-            elif verdict == "failure":
+            elif result == "failure":
                 breaker.failures += 1
                 if was_probe or breaker.failures >= rule.max_failures:
                     breaker.opened_at = now
             elif was_probe:
-                # It came back without an answer: the next one may probe at once.
+                # The probe ended without a result: the next claim may probe immediately.
                 breaker.opened_at = now - _micros(rule.reset_timeout)
 
 

@@ -1,4 +1,4 @@
-"""The model's book: what is written down about every task, and how that may change."""
+"""The model's tasks: the record of each task, and how claims and outcomes change it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omniq.outcomes import (
 )
 from omniq.settings import Settings
 from omniq.testing.clock import ManualClock
-from omniq.testing.model_gates import ModelGates, verdict_of
+from omniq.testing.model_gates import ModelGates, breaker_result
 
 PENDING, RUNNING, RETRYING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING
 
@@ -47,7 +47,7 @@ class Record:
     attempts_made: list[Attempt] = field(default_factory=list)
     result: TaskResult | None = None
     finished_at: int = 0
-    forget_at: int = 0
+    purge_at: int = 0
 
     @property
     def started(self) -> datetime | None:
@@ -58,7 +58,7 @@ class Record:
         return self.task.interval is not None
 
     def view(self) -> Task:
-        """The task as a storage is to show it."""
+        """The task as a storage must return it."""
         return msgspec.structs.replace(
             self.task,
             eta=from_micros(self.due),
@@ -73,8 +73,8 @@ class Record:
         )
 
 
-class Book:
-    """Tasks that live, tasks that have finished, dead letters, checkpoints and progress."""
+class ModelTasks:
+    """Live tasks, finished tasks, dead letters, checkpoints and progress."""
 
     def __init__(self, clock: ManualClock, settings: Settings) -> None:
         self._clock = clock
@@ -86,7 +86,7 @@ class Book:
         self.checkpoints: dict[str, bytes] = {}
         self.progress: dict[str, Progress] = {}
 
-    # Looking things up
+    # Reading
 
     def on_record(self, task_id: str) -> Record | None:
         """The record that occupies the id."""
@@ -94,68 +94,68 @@ class Book:
             return self.live[task_id]
         if task_id in self.dead:
             return self.dead[task_id][1]
-        return self._unforgotten().get(task_id)
+        return self._retained().get(task_id)
 
-    def _unforgotten(self) -> dict[str, Record]:
+    def _retained(self) -> dict[str, Record]:
         now = self._clock.micros()
-        return {key: record for key, record in self.finished.items() if record.forget_at > now}
+        return {key: record for key, record in self.finished.items() if record.purge_at > now}
 
-    def known_tasks(self) -> dict[str, Record]:
-        """All that is to be found, in id order."""
-        return dict(sorted({**self._unforgotten(), **self.live}.items()))
+    def visible_tasks(self) -> dict[str, Record]:
+        """Live and retained tasks, in id order."""
+        return dict(sorted({**self._retained(), **self.live}.items()))
 
     def running(self) -> list[Task]:
-        """The tasks that run."""
+        """The tasks that are running."""
         return [record.task for record in self.live.values() if record.status is RUNNING]
 
     def held_by(self, name: str) -> list[Record]:
-        """What an owner holds."""
+        """The records that an owner holds."""
         return [record for record in self.live.values() if record.owner == name]
 
     # Changes
 
     def claim(self, record: Record, name: str) -> None:
-        """The task is that owner's now."""
+        """Give the task to an owner."""
         record.status, record.owner = RUNNING, name
         record.token += 1
         record.started_at = self._clock.micros()
-        self.gates.enter(record.task, record.token)
+        self.gates.start_run(record.task, record.token)
 
-    def settle(self, record: Record, outcome: Outcome) -> None:
-        """The claim's owner says what became of the run."""
+    def apply_outcome(self, record: Record, outcome: Outcome) -> None:
+        """Record the outcome that the claim's owner reports."""
         ends = isinstance(outcome, Succeeded | Failed | Cancelled)
         if record.cancel_requested and not ends:
             outcome = Cancelled(outcome.task_id, outcome.token, "cancelled while running")
-        is_first_word = record.status is RUNNING
-        self.gates.leave(record.task, record.token, verdict_of(outcome, is_first_word))
+        is_first_report = record.status is RUNNING
+        self.gates.end_run(record.task, record.token, breaker_result(outcome, is_first_report))
         match outcome:
             case Succeeded():
-                self._settle_success(record, outcome)
+                self._apply_success(record, outcome)
             case Failed():
                 self._finish_failed(record, outcome.error, outcome.reason, "failed", by_owner=True)
             case Cancelled():
                 self.finish_cancelled(record, outcome.reason, by_owner=True)
             case Retried():
-                if is_first_word:
+                if is_first_report:
                     self._charge(record, outcome.error, "failed")
                     record.status = RETRYING
                 if outcome.eta is not None:
-                    self._let_go(record, outcome.eta)
+                    self._release_claim(record, outcome.eta)
             case Rescheduled():
-                if is_first_word:
+                if is_first_report:
                     record.status = PENDING
-                self._let_go(record, outcome.eta)
+                self._release_claim(record, outcome.eta)
             case Snoozed():
                 record.status = PENDING
-                self._let_go(record, outcome.eta)
+                self._release_claim(record, outcome.eta)
             case Released():
                 record.status = PENDING
                 record.releases += outcome.unknown_function
                 if outcome.eta is not None:
-                    self._let_go(record, outcome.eta)
+                    self._release_claim(record, outcome.eta)
                 record.owner, record.ended_claim = None, record.token
 
-    def _settle_success(self, record: Record, outcome: Succeeded) -> None:
+    def _apply_success(self, record: Record, outcome: Succeeded) -> None:
         self.checkpoints.pop(record.task.id, None)
         if outcome.next_eta is None or record.cancel_requested:
             self._finish(record, outcome.result, by_owner=True)
@@ -164,9 +164,9 @@ class Book:
         record.status, record.attempts, record.crashes = PENDING, 0, 0
         record.attempts_made = []
         record.result = outcome.result
-        self._let_go(record, outcome.next_eta)
+        self._release_claim(record, outcome.next_eta)
 
-    def _let_go(self, record: Record, eta: datetime) -> None:
+    def _release_claim(self, record: Record, eta: datetime) -> None:
         record.owner, record.ended_claim = None, record.token
         record.due = record.not_before = to_micros(eta)
 
@@ -204,7 +204,7 @@ class Book:
         self._finish(record, msgspec.structs.replace(result, error=error), by_owner=by_owner)
 
     def finish_cancelled(self, record: Record, reason: str, *, by_owner: bool = False) -> None:
-        """The task is not to run any more."""
+        """End the task as CANCELLED."""
         ran = record.status is RUNNING
         result = self._result(record, TaskStatus.CANCELLED, record.attempts + ran, reason)
         if not ran:
@@ -231,17 +231,17 @@ class Book:
         record.ended_claim = record.token if by_owner else 0
         record.owner = None
         record.finished_at = self._clock.micros()
-        record.forget_at = record.finished_at + round(ttl * 1_000_000)
+        record.purge_at = record.finished_at + round(ttl * 1_000_000)
         del self.live[task.id]
         self.progress.pop(task.id, None)
         if ttl:
             self.finished[task.id] = record
 
-    def take_back(self, record: Record, is_charged: bool) -> None:
-        """The claim's owner is dead."""
+    def recover(self, record: Record, is_charged: bool) -> None:
+        """Return the task of a dead owner to the queue, or end it."""
         now = self._clock.micros()
         if record.cancel_requested:
-            self.gates.leave(record.task, record.token, "neither")
+            self.gates.end_run(record.task, record.token, "neither")
             self.finish_cancelled(record, "cancelled while running", by_owner=False)
             return
         if is_charged:
@@ -251,14 +251,14 @@ class Book:
                 error_type="WorkerLost",
                 timestamp=self._clock.now(),
             )
-            self.gates.leave(record.task, record.token, "neither")
+            self.gates.end_run(record.task, record.token, "neither")
             if record.crashes >= self._settings.max_crashes:
                 self._finish_failed(record, error, "crashed", "crashed", by_owner=False)
                 return
             self._charge(record, error, "crashed")
             record.status = RETRYING
         elif record.status is RUNNING:
-            self.gates.leave(record.task, record.token, "neither")
+            self.gates.end_run(record.task, record.token, "neither")
             record.status = PENDING
         if record.status is RETRYING:
             record.due = now

@@ -1,4 +1,4 @@
-"""What a storage is to show, as the model has it."""
+"""What the read verbs of a storage must return, according to the model."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from omniq.testing.model import Model
 from omniq.testing.model_tasks import Record
 
 
-def model_look(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
-    """What `Side.look` should give."""
-    known = model.book.known_tasks()
-    seen: dict[str, Any] = {
-        "stats": _stats(model, list(known.values())),
+def model_view(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
+    """The expected result of `StoreUnderTest.view`."""
+    visible = model.tasks.visible_tasks()
+    expected: dict[str, Any] = {
+        "stats": _stats(model, list(visible.values())),
         "workers": model.workers(),
         "held_by": {name: model.held_by(name) for name in names},
         "paused": frozenset(model.paused),
-        "list_tasks": {task_id: record.view() for task_id, record in known.items()},
+        "list_tasks": {task_id: record.view() for task_id, record in visible.items()},
     }
     for task_id in ids:
-        record = known.get(task_id)
-        seen[task_id] = {
-            "task": None if record is None else seen["list_tasks"][task_id],
+        record = visible.get(task_id)
+        expected[task_id] = {
+            "task": None if record is None else expected["list_tasks"][task_id],
             "result": None if record is None else _result(record),
             "history": _history(model, record, task_id),
             "dead": _letter(model, task_id),
-            "checkpoint": model.book.checkpoints.get(task_id),
-            "progress": model.book.progress.get(task_id),
+            "checkpoint": model.tasks.checkpoints.get(task_id),
+            "progress": model.tasks.progress.get(task_id),
         }
-    return seen
+    return expected
 
 
 def _result(record: Record) -> TaskResult | None:
@@ -50,16 +50,16 @@ def _result(record: Record) -> TaskResult | None:
 
 
 def _history(model: Model, record: Record | None, task_id: str) -> list[Attempt]:
-    if record is None and task_id in model.book.dead:
-        _, record = model.book.dead[task_id]
+    if record is None and task_id in model.tasks.dead:
+        _, record = model.tasks.dead[task_id]
     return [] if record is None else list(record.attempts_made)
 
 
 def _letter(model: Model, task_id: str) -> DeadLetter | None:
-    if task_id not in model.book.dead:
+    if task_id not in model.tasks.dead:
         return None
-    letter, _ = model.book.dead[task_id]
-    return msgspec.structs.replace(letter, checkpoint=model.book.checkpoints.get(task_id))
+    letter, _ = model.tasks.dead[task_id]
+    return msgspec.structs.replace(letter, checkpoint=model.tasks.checkpoints.get(task_id))
 
 
 def _stats(model: Model, records: list[Record]) -> QueueStats:
@@ -77,6 +77,6 @@ def _stats(model: Model, records: list[Record]) -> QueueStats:
         by_status={status: statuses.count(status) for status in TaskStatus},
         by_queue={queue: queues.count(queue) for queue in queues},
         oldest_due_age=(now - min([now, *waiting])) / 1_000_000,
-        dead=len(model.book.dead),
+        dead=len(model.tasks.dead),
         oldest_by_queue=oldest,
     )

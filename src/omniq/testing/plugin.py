@@ -1,16 +1,16 @@
 """pytest fixtures with real servers: `pytest_plugins = ["omniq.testing.plugin"]` in a conftest.
 
-| fixture | what a test gets |
+| fixture | value |
 |---|---|
-| `postgres_url` | a schema of its own that does not exist yet, as a URL for omniq (`…?schema=…`) |
-| `postgres_database` | an empty database of its own, as a plain URL for any driver |
-| `redis_url` | a key prefix of its own, as a URL for omniq (`…?prefix=…`) |
+| `postgres_url` | a unique schema that does not exist yet, as a URL for omniq (`…?schema=…`) |
+| `postgres_database` | a new empty database, as a plain URL for any driver |
+| `redis_url` | a unique key prefix, as a URL for omniq (`…?prefix=…`) |
 | `postgres_server_url`, `redis_server_url` | the server behind them, for the whole run |
 
-One server of each kind is started when the first test asks for it; all processes of a run under
-pytest-xdist share it. It keeps nothing safe from a power cut (see `servers.py` for servers that do,
-and for such that a test may kill). `OMNIQ_TEST_POSTGRES_URL` and `OMNIQ_TEST_REDIS_URL` name
-servers to be used instead. A test is skipped, with the reason, where there is no server.
+The first test that needs a server starts it; all processes of a run under pytest-xdist share it. Its
+data does not survive a power cut (`servers.py` has servers whose data does, and which a test may
+kill). Set `OMNIQ_TEST_POSTGRES_URL` and `OMNIQ_TEST_REDIS_URL` to use other servers. Without a server
+the test is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _server_url(variable: str, kind: Callable[..., _S]) -> Iterator[str]:
             return
         server = kind(folder=Path(base_folder(), f"omniq-{kind.__name__.lower()}-{run}"))
     except ServerMissing as missing:
-        pytest.skip(f"{missing}, or name a server in {variable}")
+        pytest.skip(f"{missing}, or set {variable} to the URL of a server")
     server.share()
     yield server.url
 
 
 class _Administrator:
-    """Runs SQL from outside of any test's event loop."""
+    """Runs SQL outside the event loops of the tests."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -94,7 +94,7 @@ def _administrator(postgres_server_url: str) -> Iterator[_Administrator]:
 def postgres_url(postgres_server_url: str, _administrator: _Administrator) -> Iterator[str]:
     schema = f"t_{uuid4().hex[:16]}"
     yield _with_option(postgres_server_url, f"schema={schema}")
-    # A connection that the test left open may still hold a lock on it.
+    # A connection that the test left open may still hold a lock on the schema.
     _administrator.execute(
         f"SET lock_timeout = '5s'; SET client_min_messages = warning;"
         f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'

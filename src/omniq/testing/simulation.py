@@ -1,23 +1,22 @@
-"""A whole fleet in one thread, on virtual time, from one seed: hours of it in a second.
+"""A fleet of processes in one thread, on virtual time, from one seed: hours of it in a second.
 
-    async def work(machine):                       # what one process does
+    async def work(machine):                       # the code of one process
         async with AsyncWorkerPool(machine.storage, concurrency=4):
             await asyncio.Event().wait()
 
-    async def day(simulation):                     # what happens to them
+    async def scenario(simulation):                # starts processes and injects faults
         worker = simulation.start("worker-1", work)
         ...
         worker.pause(40)                           # longer than its lease
         simulation.start("worker-2", work)
         await asyncio.sleep(3600)
 
-    Simulation(seed=7, faults=Faults(lost_reply=0.02)).run(day)
+    Simulation(seed=7, faults=Faults(lost_reply=0.02)).run(scenario)
 
-Every machine has a clock, an event loop's turn and a storage of its own, all on one store. A call
-to the store travels: it may be slow, fail before it arrives, or be done and its reply be lost; it is
-done also when its sender was killed meanwhile. What runs when follows from the seed alone, so that
-a seed that fails once fails always. Functions must be async: threads and processes are real, and
-know nothing of virtual time.
+Every machine has its own clock and storage object; all share one store and one event loop. A call to
+the store may be slow, fail before it arrives, or be done and lose its reply. It is done even if its
+sender was killed after sending it. The order of execution depends on the seed alone, so a seed that
+fails once fails always. Task functions must be async: threads and processes run on real time.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from omniq.errors import StorageError
 from omniq.settings import Settings
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import Capabilities
-from omniq.storage.wakeups import Hints
+from omniq.storage.wakeups import LocalWakeups
 from omniq.testing.faults import FaultyStorage, Verb
 from omniq.testing.virtual_time import Machine, VirtualLoop, current_machine
 from omniq.worker import pool_runtime
@@ -45,16 +44,16 @@ from omniq.worker.heartbeat import Heartbeat
 T = TypeVar("T")
 
 Reply = Literal["ok", "refused", "lost", "raised"]
-Watcher = Callable[[str, Sequence[Verb], Any, Reply], None]
+CallObserver = Callable[[str, Sequence[Verb], Any, Reply], None]
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """How a network treats calls to the store. Numbers are chances from 0 to 1, or seconds.
+    """How the network treats calls to the store. Numbers are probabilities from 0 to 1, or seconds.
 
-    `refused`: the call does not arrive. `lost_reply`: it is done, and its sender is told that it
-    failed. `slow`: it takes up to `slow_seconds` instead of milliseconds. An error is seen at once
-    or after `patience`. Without `hints` nobody hears of another's enqueue but by polling. Each
-    machine's wall clock is wrong by up to `skew` seconds.
+    `refused`: the call does not arrive. `lost_reply`: it is done, and its sender gets an error.
+    `slow`: it takes up to `slow_seconds` instead of milliseconds. The sender gets an error
+    immediately or after `patience`. Without `wakeups`, a machine finds tasks that another machine
+    enqueued only by polling. Each machine's wall clock is wrong by up to `skew` seconds.
     """
 
     refused: float = 0.0
@@ -62,18 +61,18 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 0.0
     slow_seconds: float = 1.0
     patience: float = 5.0
-    hints: bool = True
+    wakeups: bool = True
     skew: float = 0.0
 
 
 class Process(Machine):
-    """A machine with a way to the store."""
+    """A machine with a storage object."""
 
     storage: FaultyStorage
 
 
 class Network:
-    """Between the machines and the store. It can be cut for everyone, or for one machine."""
+    """Carries calls from the machines to the store. Can be cut for all machines, or for one."""
 
     def __init__(self, loop: VirtualLoop, faults: Faults, draw: random.Random) -> None:
         self._loop = loop
@@ -84,31 +83,31 @@ class Network:
         self.faults = faults
         self.is_over = False
         self.calls = 0
-        self.watchers: list[Watcher] = []
+        self.observers: list[CallObserver] = []
 
     def cut(self, seconds: float, machine: Machine | None = None) -> None:
-        """Nobody, or not that machine, reaches the store for so long."""
+        """Refuse the calls of all machines, or of one, for this time."""
         name = "" if machine is None else machine.name
         self._cut[name] = max(self._cut.get(name, 0.0), self._loop.time() + seconds)
 
     def slow(self, seconds: float, machine: Machine, latency: float) -> None:
-        """For so long, every call of that machine takes about `latency` there, and back again."""
+        """For `seconds`, every call of that machine takes about `latency` in each direction."""
         self._slowed[machine.name] = (self._loop.time() + seconds, latency)
 
     @property
     def trace(self) -> str:
-        """Names everything that was sent, when, and what came back: equal for equal runs."""
+        """A hash of all calls, their times and their replies: equal for equal runs."""
         return self._trace.hexdigest()
 
     async def call(
         self, machine: Machine, verbs: Sequence[Verb], step: Callable[[], Awaitable[T]]
     ) -> T:
-        """Have the store do `step`, and come back with what it says; or with an error."""
+        """Run `step` on the store and return its result, or raise an error of the network."""
         if self.is_over:
             raise StorageError("the simulation is over")
         self.calls += 1
         reply: asyncio.Future[T] = self._loop.create_future()
-        kind = self._fate(machine)
+        kind = self._draw_reply(machine)
         there, back = self._latency(machine), self._latency(machine)
         if kind != "ok":
             back += self._draw.choice((0.0, self.faults.patience))
@@ -124,15 +123,15 @@ class Network:
                 reply.set_result(value)
 
         def arrive() -> None:
-            value, error = (None, None) if kind == "refused" else _done(step)
-            self._note(machine, verbs, value, "raised" if error else kind)
+            value, error = (None, None) if kind == "refused" else _run_now(step)
+            self._log_call(machine, verbs, value, "raised" if error else kind)
             self._loop.call_later(back, deliver, value, error)
 
-        # On its way nothing can stop it, least of all the end of its sender.
-        self._loop.call_later(there, arrive, context=self._loop.nobody)
+        # A call that was sent arrives, even if its sender was killed.
+        self._loop.call_later(there, arrive, context=self._loop.world_context)
         return await reply
 
-    def _fate(self, machine: Machine) -> Reply:
+    def _draw_reply(self, machine: Machine) -> Reply:
         now = self._loop.time()
         is_cut = any(self._cut.get(name, 0.0) > now for name in ("", machine.name))
         if is_cut or self._draw.random() < self.faults.refused:
@@ -148,15 +147,15 @@ class Network:
             return draw.uniform(0, faults.slow_seconds)
         return draw.uniform(0.0001, 0.003)
 
-    def _note(self, machine: Machine, verbs: Sequence[Verb], value: Any, kind: Reply) -> None:
+    def _log_call(self, machine: Machine, verbs: Sequence[Verb], value: Any, kind: Reply) -> None:
         line = f"{self._loop.time():.6f} {machine.name} {' '.join(verbs)} {kind}\n"
         self._trace.update(line.encode())
-        for watch in self.watchers:
-            watch(machine.name, verbs, value, kind)
+        for observer in self.observers:
+            observer(machine.name, verbs, value, kind)
 
 
-def _done(step: Callable[[], Awaitable[T]]) -> tuple[T | None, Exception | None]:
-    """Do it at once: the store is memory, and waits for nothing."""
+def _run_now(step: Callable[[], Awaitable[T]]) -> tuple[T | None, Exception | None]:
+    """Run the coroutine to its end without a loop: the memory store never waits."""
     steps = step().__await__()
     try:
         next(steps)
@@ -168,7 +167,7 @@ def _done(step: Callable[[], Awaitable[T]]) -> tuple[T | None, Exception | None]
 
 
 class SimulatedStorage(FaultyStorage):
-    """One machine's way to the store. Faults may be ordered as well: see `FaultyStorage`."""
+    """The storage object of one machine. Faults can be planned too, as on `FaultyStorage`."""
 
     def __init__(self, inner: MemoryStorage, machine: Machine, network: Network) -> None:
         super().__init__(inner)
@@ -178,22 +177,22 @@ class SimulatedStorage(FaultyStorage):
 
     @property
     def capabilities(self) -> Capabilities:
-        # All machines reach it, and a worker treats it as it would treat a server.
+        # All machines share the store, so workers must treat it like a server.
         return msgspec.structs.replace(self._inner.capabilities, reach="fleet")
 
-    def twin(self) -> SimulatedStorage:
+    def sibling(self) -> SimulatedStorage:
         assert isinstance(self._inner, MemoryStorage)
-        twin = SimulatedStorage(self._inner.twin(), self._machine, self._network)
-        twin._identity = self._identity
-        twin._is_twin = True
-        twin._plan = self._plan
-        return twin
+        sibling = SimulatedStorage(self._inner.sibling(), self._machine, self._network)
+        sibling._identity = self._identity
+        sibling._is_sibling = True
+        sibling._plan = self._plan
+        return sibling
 
     async def _do(self, verbs: Sequence[Verb], step: Callable[[], Awaitable[T]]) -> T:
         return await super()._do(verbs, lambda: self._network.call(self._machine, verbs, step))
 
     async def _close(self) -> None:
-        # What it held was given back before, over the network or not at all.
+        # Its claims were released earlier over the network, or not at all.
         self._inner._is_open = False
 
 
@@ -210,38 +209,38 @@ class Simulation:
         self.machines: dict[str, Process] = {}
         self._store_clock = self.loop.add_machine("store", Machine).clock
         self.store = MemoryStorage(clock=self._store_clock, settings=settings)
-        """The store itself, which a scenario may look into without a network."""
+        """The store itself, which a scenario may read without the network."""
 
     @property
     def seconds(self) -> float:
-        """How long the simulation has been going on."""
+        """Seconds since the simulation began."""
         return self.loop.time()
 
     def start(self, name: str, main: Callable[[Process], Coroutine[Any, Any, None]]) -> Process:
-        """A machine that does `main`. A name may be used again after the end of its machine."""
+        """Start a machine that runs `main`. A name may be reused after its machine has ended."""
         machine = self.machines[name] = self.loop.add_machine(name, Process)
         skew = self.network.faults.skew
         machine.clock.skew = timedelta(seconds=round(self.random.uniform(-skew, skew), 6))
-        machine.storage = self._way_to_the_store(machine)
+        machine.storage = self._connect(machine)
         self.loop.start(machine, main(machine))
         return machine
 
     def run(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
-        """Play the scenario to its end, and stop every machine. Once."""
+        """Run the scenario to its end, then stop every machine. Can be called once."""
         with mock.patch.object(pool_runtime, "Heartbeat", HeartOnTheLoop):
-            return self.loop.run_as_world(self._play(scenario))
+            return self.loop.run_in_world(self._run_scenario(scenario))
 
-    async def _play(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
+    async def _run_scenario(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
         await self.store.open()
         try:
             return await scenario(self)
         finally:
             self.network.is_over = True
 
-    def _way_to_the_store(self, machine: Machine) -> SimulatedStorage:
+    def _connect(self, machine: Machine) -> SimulatedStorage:
         inner = self.store.another()
-        if not self.network.faults.hints:
-            inner._hints = Hints()
+        if not self.network.faults.wakeups:
+            inner._local_wakeups = LocalWakeups()
         return SimulatedStorage(inner, machine, self.network)
 
 

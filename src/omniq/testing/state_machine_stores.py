@@ -1,7 +1,7 @@
-"""One store under a game of many owners: its storage objects, its answers, and what it shows.
+"""One store under the state machine: its storage objects, their results, and what reads return.
 
-Owners have ids of their own on every store. Answers are told with the names that the model gave
-them, so that those of different stores can be compared.
+Owner ids differ between stores. Results are returned with the model's owner names in their place, so
+that results of different stores can be compared.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from omniq.testing.model import Owner
 
 
 class Store(Protocol):
-    """A store that storage objects can be made for."""
+    """A store on which storage objects can be opened."""
 
     def another(self) -> BaseStorage:
-        """An unopened storage object on the store, an owner of its own."""
+        """An unopened storage object on the store, which becomes a separate owner."""
         ...
 
     async def reopen(self) -> None:
-        """Be the store after a restart: every object made before is gone."""
+        """Restart the store. All earlier storage objects are closed or have crashed."""
         ...
 
     async def discard(self) -> None:
@@ -39,7 +39,7 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """The reference: objects on one memory."""
+    """The reference: storage objects on one `MemoryStorage`."""
 
     def __init__(self, clock: ManualClock, settings: Settings, max_pending: int | None) -> None:
         self._first = MemoryStorage(clock=clock, settings=settings, max_pending=max_pending)
@@ -48,25 +48,25 @@ class MemoryStore:
         return self._first.another()
 
     async def reopen(self) -> None:
-        """Memory does not survive a restart; for the game it is as if all owners were replaced."""
+        """Do nothing: memory does not survive a restart, so here only the owners are replaced."""
 
     async def discard(self) -> None:
-        """Gone with the last reference."""
+        """Do nothing: Python frees the memory."""
 
 
 OpenStore = Callable[[ManualClock, Settings, int | None], Store]
-"""Makes an empty store; the number is its objects' `max_pending`."""
+"""Creates an empty store; the number is the `max_pending` of its storage objects."""
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """An answer that is an error."""
+    """The result of a call that raised an error."""
 
     kind: str
     task_id: str | None = None
 
 
 def answer_of(call: Callable[[], Any]) -> Any:
-    """What the call gives, or which error it raises."""
+    """The return value of the call, or the error that it raises."""
     try:
         return call()
     except OmniqError as error:
@@ -77,68 +77,68 @@ def _raised(error: OmniqError) -> Raised:
     return Raised(type(error).__name__, getattr(error, "task_id", None))
 
 
-class Side:
-    """A store and its storage objects, one for each place at the table."""
+class StoreUnderTest:
+    """A store and its storage objects, one for each owner slot."""
 
     def __init__(self, label: str, store: Store) -> None:
         self.label = label
         self.store = store
-        self.objects: list[BaseStorage] = []
+        self.storages: list[BaseStorage] = []
         self._names: dict[str, str] = {}
 
-    async def sit_down(self, place: int, owner: Owner) -> None:
-        """Open a fresh object at that place."""
+    async def open_owner(self, slot: int, owner: Owner) -> None:
+        """Open a new storage object in that slot."""
         storage = self.store.another()
         await storage.open()
-        self.objects[place:] = [storage, *self.objects[place + 1 :]]
-        self.learn_name(place, owner)
+        self.storages[slot:] = [storage, *self.storages[slot + 1 :]]
+        self.map_owner(slot, owner)
 
-    async def crash(self, place: int) -> None:
-        """Let go of an object as the system does for a process that died."""
-        storage = self.objects[place]
-        # Its handles are closed, but it has no chance to give back what it holds.
+    async def crash(self, slot: int) -> None:
+        """Close an object's handles, as the operating system does for a process that died."""
+        storage = self.storages[slot]
+        # It cannot release its claims.
         storage._is_open = False
         await storage._close()
 
-    def learn_name(self, place: int, owner: Owner) -> None:
-        """Remember what the model calls this object's owner id of the moment."""
-        name = self._names.setdefault(self.objects[place].owner, owner.name)
+    def map_owner(self, slot: int, owner: Owner) -> None:
+        """Map this object's current owner id to the model's name for it."""
+        name = self._names.setdefault(self.storages[slot].owner, owner.name)
         assert name == owner.name, f"{self.label}: {name} should have become {owner.name}"
 
-    async def answer(self, place: int, call: Callable[[BaseStorage], Awaitable[Any]]) -> Any:
-        """What the object at that place answers, told with the model's names."""
+    async def answer(self, slot: int, call: Callable[[BaseStorage], Awaitable[Any]]) -> Any:
+        """The result of a call on the object in that slot, with the model's owner names."""
         try:
-            return self._named(await call(self.objects[place]))
+            return self._named(await call(self.storages[slot]))
         except OmniqError as error:
             return _raised(error)
 
-    async def look(
-        self, place: int, names: Sequence[str], ids: Sequence[str], topics: Sequence[str]
+    async def view(
+        self, slot: int, names: Sequence[str], ids: Sequence[str], store_views: Sequence[str]
     ) -> dict[str, Any]:
-        """Every task, and all that can be asked of the topics and ids, by the object at a place."""
-        storage = self.objects[place]
+        """All tasks, these views of the store, and all views of these ids, read by one object."""
+        storage = self.storages[slot]
         owners = {name: owner for owner, name in self._names.items()}
-        held = names if "held_by" in topics else ()
-        plain = [topic for topic in topics if topic != "held_by"]
-        # Asked all at once: nothing changes meanwhile, and a game has thousands of questions.
+        held = names if "held_by" in store_views else ()
+        plain = [view for view in store_views if view != "held_by"]
+        # Concurrently: nothing changes meanwhile, and a run has thousands of reads.
         answers = await asyncio.gather(
             storage.list_tasks(limit=1000),
-            *(_TOPICS[topic](storage) for topic in plain),
+            *(_STORE_VIEWS[view](storage) for view in plain),
             *(storage.held_by(owners[name]) for name in held),
-            *(question for task_id in ids for question in _questions(storage, task_id)),
+            *(read for task_id in ids for read in _task_reads(storage, task_id)),
         )
         replies = iter(answers)
         listed = next(replies)
         assert len({task.id for task in listed}) == len(listed), "a task is listed twice"
         seen: dict[str, Any] = {"list_tasks": self._named({task.id: task for task in listed})}
-        for topic in plain:
-            seen[topic] = self._named(next(replies))
+        for view in plain:
+            seen[view] = self._named(next(replies))
         if held:
             seen["held_by"] = {name: next(replies) for name in held}
         if "workers" in seen:
             seen["workers"] = {info.id: info.running for info in seen["workers"]}
         for task_id in ids:
-            seen[task_id] = self._named({asked: next(replies) for asked in _ASKED})
+            seen[task_id] = self._named({view: next(replies) for view in _TASK_VIEWS})
         return seen
 
     def _named(self, value: Any) -> Any:
@@ -180,18 +180,18 @@ class Side:
         return text
 
 
-_TOPICS: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
+_STORE_VIEWS: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "stats": lambda storage: storage.stats(),
     "workers": lambda storage: storage.workers(),
     "paused": lambda storage: storage.paused_queues(),
 }
-TOPICS = (*_TOPICS, "held_by")
-"""What can be asked of a store besides its tasks."""
+STORE_VIEWS = (*_STORE_VIEWS, "held_by")
+"""The reads of a whole store, besides the list of its tasks."""
 
-_ASKED = ("task", "result", "history", "dead", "checkpoint", "progress")
+_TASK_VIEWS = ("task", "result", "history", "dead", "checkpoint", "progress")
 
 
-def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
+def _task_reads(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
     yield storage.get_task(task_id)
     yield storage.get_result(task_id)
     yield storage.history(task_id)
@@ -201,7 +201,7 @@ def _questions(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
 
 
 def differences(seen: Any, wanted: Any, where: str) -> Iterator[str]:
-    """What is other than it should be, as deep inside as it can be named."""
+    """Each difference between the values, named by the innermost field that differs."""
     if seen == wanted:
         return
     if isinstance(seen, dict) and isinstance(wanted, dict) and seen.keys() == wanted.keys():
@@ -218,7 +218,7 @@ def differences(seen: Any, wanted: Any, where: str) -> Iterator[str]:
 
 
 def brief(value: Any) -> Any:
-    """The value with tasks as their ids and tokens, for reading."""
+    """The value with each task shortened to its id and token, for messages."""
     match value:
         case Task():
             return f"{value.id}#{value.token}"

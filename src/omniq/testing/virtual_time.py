@@ -1,9 +1,9 @@
-"""An event loop whose time is a number, and machines on it that can be stopped and killed.
+"""An event loop on virtual time, and simulated machines on it that can be stopped and killed.
 
-Nothing waits: when no callback is ready, time jumps to the next one. Which machine goes next is
-drawn from a seed; within one machine callbacks keep their order, as they do in a real process. What
-runs belongs to a machine by its context, so that killing a machine stops everything it began,
-between any two awaits, without a `finally` being run.
+The loop never sleeps: when no callback is ready, its time moves to the next timer. The seed decides
+which machine runs next; within one machine callbacks run in their order, as in a real process. A
+callback belongs to a machine by its context, so killing a machine stops everything that it started,
+between any two awaits, and no `finally` runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _TEAR_DOWN_ROUNDS = 50
 
 
 class Deadlock(AssertionError):
-    """Nothing is ready and no timer runs: whatever is still awaited will never come."""
+    """No callback is ready and no timer is set, so what is still awaited can never happen."""
 
 
 class VirtualClock:
-    """A machine's own clocks: all run alike, and each shows what it was set to."""
+    """The clocks of one machine: all run at the same speed, each with its own offset."""
 
     def __init__(self, loop: VirtualLoop, number: int, seed: int) -> None:
         self._loop = loop
@@ -41,7 +41,7 @@ class VirtualClock:
         self._ids = number * _IDS_PER_MACHINE
         self._boot_offset = self._random.randrange(1, 10**12)
         self.skew = timedelta()
-        """By how much the wall clock is ahead of the true time; may be changed at any time."""
+        """How far the wall clock is ahead of the true time; may be changed at any time."""
 
     def now(self) -> datetime:
         return from_micros(self.micros())
@@ -74,7 +74,7 @@ class VirtualClock:
 
 
 class Machine:
-    """A simulated process: what it has ready to run, and whether it may."""
+    """A simulated process: its callbacks that are ready, and whether they may run."""
 
     def __init__(self, loop: VirtualLoop, name: str, number: int, seed: int) -> None:
         self.name = name
@@ -96,25 +96,25 @@ class Machine:
         return self.is_dead or (self.main is not None and self.main.done())
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs any more. What it had sent is on its way all the same."""
+        """SIGKILL: none of its code runs any more. Calls that it has sent still arrive."""
         self.is_dead = True
-        self._loop.keep_alive()
+        self._loop.reference_all_tasks()
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT that much later."""
+        """SIGSTOP, and SIGCONT after `seconds`."""
         self._pauses += 1
-        self._loop.call_later(seconds, self._resume, context=self._loop.nobody)
+        self._loop.call_later(seconds, self._resume, context=self._loop.world_context)
 
     def _resume(self) -> None:
         self._pauses -= 1
 
     @property
     def may_run(self) -> bool:
-        """Whether what is ready on it may run now."""
+        """Whether its callbacks may run now."""
         return not (self.is_dead or self._pauses)
 
-    def revive(self) -> None:
-        """For the end of a simulation: let all that is left run out."""
+    def resume_for_teardown(self) -> None:
+        """Let it run again, so that its tasks can be cancelled at the end of a simulation."""
         self.is_dead, self._pauses = False, 0
 
 
@@ -127,26 +127,26 @@ def current_machine() -> Machine:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs the machines in turns that follow from the seed alone."""
+    """Runs the machines in an order that depends on the seed alone."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._now = 0.0
         self._draw = random.Random(seed)
-        self._kept: set[asyncio.Task[Any]] = set()
+        self._referenced: set[asyncio.Task[Any]] = set()
         self._machines: list[Machine] = []
         self._busy: list[Machine] = []
         self.steps = 0
-        self.nobody = contextvars.Context()
-        """The context of the world around the machines, which is never stopped."""
+        self.world_context = contextvars.Context()
+        """The context of code outside all machines, which is never stopped."""
         world = self.add_machine("world", Machine)
-        self.nobody.run(_current.set, world)
+        self.world_context.run(_current.set, world)
 
     def time(self) -> float:
         return self._now
 
     def add_machine(self, name: str, kind: type[M]) -> M:
-        """A machine that runs nothing yet."""
+        """Add a machine that runs nothing yet."""
         machine = kind(self, name, len(self._machines), self._draw.getrandbits(64))
         self._machines.append(machine)
         return machine
@@ -158,21 +158,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         machine.main = task = self.create_task(main, name=machine.name, context=context)
         return task
 
-    def run_as_world(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run until `main`, which is on no machine, has ended; then end everything else."""
-        task = self.create_task(main, name="world", context=self.nobody.copy())
+    def run_in_world(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run `main` outside all machines until it ends, then cancel everything else."""
+        task = self.create_task(main, name="world", context=self.world_context.copy())
         try:
             return self.run_until_complete(task)
         finally:
             self._tear_down()
 
-    def keep_alive(self) -> None:
-        """Hold what runs now: a task of a dead machine must not be collected, and closed by that."""
-        self._kept.update(asyncio.all_tasks(self))
+    def reference_all_tasks(self) -> None:
+        """Hold references to all tasks: garbage collection would close those of a dead machine."""
+        self._referenced.update(asyncio.all_tasks(self))
 
     def _tear_down(self) -> None:
         for machine in self._machines:
-            machine.revive()
+            machine.resume_for_teardown()
         for _ in range(_TEAR_DOWN_ROUNDS):
             left = asyncio.all_tasks(self)
             if not left:
@@ -180,16 +180,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
             for task in left:
                 task.cancel()
             self.run_until_complete(asyncio.wait(left, timeout=10))
-        self._kept.clear()
+        self._referenced.clear()
         self.close()
 
-    # What the base class asks of a loop
+    # Methods that the base class requires
 
     def _run_once(self) -> None:
-        self._hand_out()
+        self._dispatch_ready()
         machines = [machine for machine in self._busy if machine.may_run]
         if not machines:
-            self._jump()
+            self._advance_time()
             return
         machine = machines[self._draw.randrange(len(machines))] if machines[1:] else machines[0]
         self.steps += 1
@@ -199,8 +199,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not handle.cancelled():
             handle._run()
 
-    def _hand_out(self) -> None:
-        """Give each machine what has become ready for it."""
+    def _dispatch_ready(self) -> None:
+        """Move the callbacks that are ready to their machines."""
         scheduled, ready = self._scheduled, self._ready  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._when <= self._now:
             handle = heapq.heappop(scheduled)
@@ -214,18 +214,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._busy.append(machine)
                 machine.ready.append(handle)
 
-    def _jump(self) -> None:
+    def _advance_time(self) -> None:
         scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0].cancelled():
             heapq.heappop(scheduled)._scheduled = False
         if not scheduled:
             if self._stopping:  # type: ignore[attr-defined]
                 return
-            raise Deadlock(f"nothing will ever happen again after {self._now:.6f} s")
+            raise Deadlock(f"no callback is ready and no timer is set after {self._now:.6f} s")
         self._now = scheduled[0].when()
 
     def _write_to_self(self) -> None:
-        """Nothing sleeps that would have to be woken."""
+        """Do nothing: the loop never sleeps, so it needs no wakeup."""
 
     def _process_events(self, events: Any) -> None:
-        """There are no files and sockets here."""
+        """Do nothing: the loop has no files or sockets."""

@@ -12,7 +12,7 @@ from omniq.outcomes import Failed
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
-    LETTING_GO_KINDS,
+    RELEASING_KINDS,
     OutcomeKind,
     a_result,
     a_task,
@@ -73,7 +73,7 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("a") == b"\0step 3\xff"
 
     @promise("K2")
-    @pytest.mark.parametrize("kind", [*LETTING_GO_KINDS, "kept"])
+    @pytest.mark.parametrize("kind", [*RELEASING_KINDS, "held"])
     async def test_it_survives_what_the_task_survives(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from omniq.errors import InvalidTask, LeaseLost, SerializationError
+from omniq.errors import InvalidTask, InvalidValue, LeaseLost, SerializationError
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Retried, Succeeded
 from omniq.serialization import MsgspecSerializer
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
-    LETTING_GO_KINDS,
+    RELEASING_KINDS,
     OutcomeKind,
     a_result,
     a_task,
@@ -63,7 +63,7 @@ class ClaimContract(Slice):
         assert await storage.held_by(storage.owner) == {"a": 1}
 
     @promise("C1")
-    @pytest.mark.parametrize("kind", LETTING_GO_KINDS)
+    @pytest.mark.parametrize("kind", RELEASING_KINDS)
     async def test_the_token_grows_by_one_with_every_claim(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
@@ -399,5 +399,5 @@ class ClaimContract(Slice):
         await storage.enqueue(a_task("a"))
 
         assert await storage.reserve(0) == []
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.reserve(-1)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from omniq.errors import DuplicateTask, InvalidTask, QueueFull
+from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, QueueFull
 from omniq.models import TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage.base import BaseStorage
@@ -265,7 +265,7 @@ class DeadLetterContract(Slice):
         assert [letter.task_id for letter in [*first, *rest]] == everybody
         assert [letter.task_id for letter in some] == ["t05", "t11"]
         assert await storage.list_dead(limit=0) == []
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.list_dead(limit=-1)
 
     async def test_letters_are_listed_by_the_time_of_their_last_failure(
@@ -286,7 +286,7 @@ class DeadLetterContract(Slice):
         assert [letter.task_id for letter in earlier] == ["t0", "t1"]
         assert [letter.task_id for letter in between] == ["t1", "t2"]
         assert [letter.task_id for letter in rest] == ["t3", "t4"]
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.list_dead(since=clock.now().replace(tzinfo=None))
 
     @promise("Q6", "T4")

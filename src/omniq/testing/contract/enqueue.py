@@ -15,7 +15,7 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
     FINAL_KINDS,
-    LETTING_GO_KINDS,
+    RELEASING_KINDS,
     OutcomeKind,
     a_task,
     an_outcome,
@@ -214,7 +214,7 @@ class EnqueueContract(Slice):
         assert await storage.enqueue(a_task("b", unique="key")) == "a"
 
     @promise("E3")
-    @pytest.mark.parametrize("kind", [*LETTING_GO_KINDS, "kept"])
+    @pytest.mark.parametrize("kind", [*RELEASING_KINDS, "held"])
     async def test_a_unique_key_is_held_by_a_task_that_will_run_again(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:

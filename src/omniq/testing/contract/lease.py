@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from omniq.errors import InvalidTask, LeaseLost, StaleClaim
+from omniq.errors import InvalidValue, LeaseLost, StaleClaim
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried
 from omniq.settings import Settings
@@ -288,7 +288,7 @@ class LeaseContract(Slice):
 
         (back,) = await storage.give_back_abandoned(max_crashes=1)
         assert back.status is TaskStatus.FAILED
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.give_back_abandoned(max_crashes=0)
 
     @promise("L8", "L9", "C10")

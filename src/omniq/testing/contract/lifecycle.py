@@ -83,11 +83,11 @@ class LifecycleContract(Slice):
 
     @promise("O1")
     async def test_a_storage_that_is_not_open_refuses_every_use(self, storage: BaseStorage) -> None:
-        twin = storage.twin()
+        sibling = storage.sibling()
         await storage.close()
 
         assert await _refused_by(storage) == list(EVERY_USE)
-        assert await _refused_by(twin) == list(EVERY_USE)
+        assert await _refused_by(sibling) == list(EVERY_USE)
 
     @promise("O1")
     async def test_what_is_under_way_when_it_is_closed_is_done_or_refused(
@@ -162,8 +162,8 @@ class LifecycleContract(Slice):
     async def test_closing_twice_and_closing_what_was_never_opened_is_harmless(
         self, storage: BaseStorage
     ) -> None:
-        twin = storage.twin()
-        await twin.close()
+        sibling = storage.sibling()
+        await sibling.close()
         await storage.close()
         await storage.close()
 
@@ -188,11 +188,11 @@ class LifecycleContract(Slice):
         other = await open_another()
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
-        twin = storage.twin()
+        sibling = storage.sibling()
 
         async def beat() -> tuple[str, dict[str, int]]:
-            async with twin:
-                return twin.owner, (await twin.renew()).held
+            async with sibling:
+                return sibling.owner, (await sibling.renew()).held
 
         for _ in range(3):
             clock.advance(LEASE - 1)
@@ -208,8 +208,8 @@ class LifecycleContract(Slice):
         self, storage: BaseStorage
     ) -> None:
         before = storage.owner
-        async with storage.twin() as twin:
-            assert twin.owner == before
+        async with storage.sibling() as sibling:
+            assert sibling.owner == before
 
         assert storage.owner == before
         await storage.enqueue(a_task("a"))
@@ -221,10 +221,10 @@ class LifecycleContract(Slice):
     ) -> None:
         other = await open_another()
         await storage.renew()
-        async with storage.twin() as twin:
+        async with storage.sibling() as sibling:
             await storage.close()
             with pytest.raises(LeaseLost):
-                await twin.renew()
+                await sibling.renew()
 
         assert await other.workers() == []
 

@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidValue
 from omniq.gate_rules import BreakerState
 from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Snoozed, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
     FINAL_KINDS,
-    LETTING_GO_KINDS,
+    RELEASING_KINDS,
     OutcomeKind,
     a_result,
     a_task,
@@ -89,7 +89,7 @@ class GateContract(Slice):
         await storage.resume_queue("a")
 
         assert await storage.paused_queues() == {"never-used"}
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.pause_queue("../x")
 
     @promise("G2")
@@ -107,7 +107,7 @@ class GateContract(Slice):
         assert await storage.reserve(10) == []
 
     @promise("G2")
-    @pytest.mark.parametrize("kind", [*FINAL_KINDS, *LETTING_GO_KINDS])
+    @pytest.mark.parametrize("kind", [*FINAL_KINDS, *RELEASING_KINDS])
     async def test_every_outcome_makes_room(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:

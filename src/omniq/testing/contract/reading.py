@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidTask, InvalidValue
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Retried, Succeeded
 from omniq.storage.base import BaseStorage
@@ -44,7 +44,7 @@ async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
     """30 tasks over two queues and three functions, in every status."""
     tasks = [a_task(f"t{n:02}", queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}") for n in range(30)]
     await storage.enqueue_many(tasks[::-1])
-    kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "kept")
+    kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "held")
     for kind in kinds:
         for task in await storage.reserve(3):
             await storage.record([an_outcome(kind, task, clock.now() + timedelta(days=1))])
@@ -57,7 +57,7 @@ async def _a_life_long_store(storage: BaseStorage, clock: ManualClock) -> None:
         clock.advance(1)
         task = a_task(clock.new_id(), queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}")
         await storage.enqueue(task)
-    kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "kept")
+    kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "held")
     for kind in kinds:
         for task in await storage.reserve(3):
             await storage.record([an_outcome(kind, task, clock.now() + timedelta(days=1))])
@@ -76,10 +76,10 @@ async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
 
 async def _scans(storage: BaseStorage, size: int, most: int, **filters: Any) -> list[str]:
     """Everything that scans find, each going on where the last has stopped."""
-    scan = await storage.scan_tasks(limit=size, most=most, **filters)
+    scan = await storage.scan_tasks(limit=size, max_scanned=most, **filters)
     found = ids(scan.tasks)
     while scan.cursor is not None:
-        scan = await storage.scan_tasks(limit=size, most=most, cursor=scan.cursor, **filters)
+        scan = await storage.scan_tasks(limit=size, max_scanned=most, cursor=scan.cursor, **filters)
         assert len(scan.tasks) <= size
         found += ids(scan.tasks)
     return found
@@ -128,7 +128,7 @@ class ReadingContract(Slice):
         assert [
             task.id for task in await storage.list_tasks(status=cast(TaskStatus, "pending"))
         ] == ["t"]
-        with pytest.raises(InvalidTask, match="expected one of pending"):
+        with pytest.raises(InvalidValue, match="expected one of pending"):
             await storage.list_tasks(status=cast(TaskStatus, "asleep"))
 
     @promise("Q2")
@@ -181,7 +181,7 @@ class ReadingContract(Slice):
 
         assert await storage.list_tasks(limit=0) == []
         for limit in (-1, 10_001, 2.5, True, None):
-            with pytest.raises(InvalidTask, match="expected a whole number from 0 to 10000"):
+            with pytest.raises(InvalidValue, match="expected a whole number from 0 to 10000"):
                 await storage.list_tasks(limit=limit)  # type: ignore[arg-type]
 
     @promise("Q3")
@@ -362,7 +362,7 @@ class ReadingContract(Slice):
     ) -> None:
         await _a_life_long_store(storage, clock)
         whole = await storage.scan_tasks(limit=100)
-        rest = await storage.scan_tasks(limit=100, cursor=whole.marks[11])
+        rest = await storage.scan_tasks(limit=100, cursor=whole.cursors[11])
 
         assert ids(rest.tasks) == ids(whole.tasks)[12:]
         assert whole.cursor is None
@@ -375,7 +375,7 @@ class ReadingContract(Slice):
         for _ in range(20):
             await storage.enqueue(a_task(clock.new_id()))
 
-        scan = await storage.scan_tasks(queue="rare", most=5)
+        scan = await storage.scan_tasks(queue="rare", max_scanned=5)
         assert scan.tasks == ()
         assert scan.cursor is not None
         assert len(await _scans(storage, 10, 5, queue="rare")) == 1
@@ -407,7 +407,7 @@ class ReadingContract(Slice):
     @promise("Q7")
     async def test_a_cursor_that_no_scan_gave_is_refused(self, storage: BaseStorage) -> None:
         for cursor in ("", "~", "-1", "9" * 30, "a~b~c"):
-            with pytest.raises(InvalidTask, match="cursor"):
+            with pytest.raises(InvalidValue, match="cursor"):
                 await storage.scan_tasks(cursor=cursor)
 
     @promise("Q8")

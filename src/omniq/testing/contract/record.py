@@ -21,7 +21,7 @@ from omniq.outcomes import (
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
     FINAL_KINDS,
-    LETTING_GO_KINDS,
+    RELEASING_KINDS,
     OutcomeKind,
     a_result,
     a_task,
@@ -41,14 +41,14 @@ from omniq.testing.contract._suite import (
     status_of,
 )
 
-ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *LETTING_GO_KINDS, "kept")
+ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *RELEASING_KINDS, "held")
 
 AFTERWARDS: dict[OutcomeKind, TaskStatus] = {
     "succeeded": TaskStatus.SUCCESS,
     "failed": TaskStatus.FAILED,
     "cancelled": TaskStatus.CANCELLED,
     "retried": TaskStatus.RETRYING,
-    "kept": TaskStatus.RETRYING,
+    "held": TaskStatus.RETRYING,
     "rescheduled": TaskStatus.PENDING,
     "snoozed": TaskStatus.PENDING,
     "released": TaskStatus.PENDING,
@@ -69,7 +69,7 @@ class RecordContract(Slice):
         assert recorded == [True]
         assert await status_of(storage, "a") is AFTERWARDS[kind]
         is_held = await storage.held_by(storage.owner) != {}
-        assert is_held == (kind == "kept")
+        assert is_held == (kind == "held")
 
     @promise("R1", "R2")
     async def test_each_outcome_of_a_batch_stands_for_itself(

@@ -8,7 +8,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from omniq.errors import InvalidTask, QueueFull
+from omniq.errors import InvalidTask, InvalidValue, QueueFull
 from omniq.models import Schedule
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task
@@ -223,13 +223,13 @@ class ScheduleContract(Slice):
     async def test_a_schedule_that_could_not_be_fired_is_refused(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.put_schedule(Schedule(id="../x", task=a_task()))
         with pytest.raises(InvalidTask):
             await storage.put_schedule(Schedule(id="s", task=a_task(args=(object(),))))
         with pytest.raises(InvalidTask):
             await storage.put_schedule(Schedule(id="s", task=a_task(max_retries=-1)))
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.put_schedule(Schedule(id="s", task=a_task(), cron="0 0 30 2 *"))
 
         assert await storage.list_schedules() == []

@@ -385,7 +385,7 @@ class TransactionContract(Slice):
     async def test_nothing_is_committed_when_the_claim_has_ended(
         self, storage: BaseStorage, clock: ManualClock, user: UserConnection, kind: OutcomeKind
     ) -> None:
-        if kind == "kept":
+        if kind == "held":
             return
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)

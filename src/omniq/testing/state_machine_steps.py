@@ -1,6 +1,6 @@
-"""What can be played in a game on storages: the moves, and by which chances they are drawn.
+"""The steps of the storage state machine, their arguments, and how often each is drawn.
 
-Whatever comes first in a choice is what Hypothesis shrinks to.
+Hypothesis shrinks to the first element of each `sampled_from`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omniq.outcomes import (
     Succeeded,
 )
 
-PLACES = 3
+SLOTS = 3
 
 GATES: dict[str, dict[str, Any]] = {
     "": {},
@@ -35,8 +35,8 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A task to be enqueued. Times are seconds from now; without a `name` its id is a fresh one."""
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """A task to enqueue. Times are seconds from now; without a `name` it gets a new id."""
 
     name: str | None = None
     queue: str = "default"
@@ -49,8 +49,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     gate: int = 0
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """An outcome to be recorded for the claim that is `back` claims ago."""
+class OutcomeSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """An outcome to record for the claim that was made `back` claims ago."""
 
     kind: str
     back: int = 0
@@ -59,18 +59,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True)
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """A claim that was made, by whoever sat at that place."""
+    """A claim, and the owner slot that made it."""
 
-    place: int
+    slot: int
     task_id: str
     token: int
 
 
-FLAVOURS = st.sampled_from(
+GATE_MIXES = st.sampled_from(
     (("",), ("", "running"), ("running",), ("running", "rate", "both"), ("breaker",), tuple(GATES))
 )
-MOSTLY = st.sampled_from((True, True, True, True, False))
-PLACE = st.integers(0, PLACES - 1)
+MOSTLY_TRUE = st.sampled_from((True, True, True, True, False))
+SLOT = st.integers(0, SLOTS - 1)
 BACK = st.integers(0, 12)
 QUEUES = ("default", "mail")
 _NAMES = tuple(f"t{number}" for number in range(6))
@@ -87,17 +87,17 @@ _FEATURES: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
-    """Tasks of all kinds."""
-    # A few features at a time: short games are easier to read, and to shrink.
+def task_specs(draw: st.DrawFn) -> TaskSpec:
+    """A strategy for tasks with up to three features."""
+    # Few features at a time: short runs are easier to read, and to shrink.
     names = draw(st.lists(st.sampled_from(tuple(_FEATURES)), max_size=3, unique=True))
     features = {name: draw(_FEATURES[name]) for name in names}
-    return Wish(gate=draw(st.integers(0, 4)), **features)
+    return TaskSpec(gate=draw(st.integers(0, 4)), **features)
 
 
-BATCH = st.lists(wishes(), min_size=1, max_size=4)
-ENDINGS = st.builds(
-    Ending,
+TASK_BATCHES = st.lists(task_specs(), min_size=1, max_size=4)
+OUTCOMES = st.builds(
+    OutcomeSpec,
     kind=st.sampled_from(
         (
             "succeed", "retry", "fail", "hold", "reschedule", "snooze", "release", "unknown",
@@ -105,76 +105,78 @@ ENDINGS = st.builds(
         )
     ),
     back=BACK,
-    is_current=MOSTLY,
+    is_current=MOSTLY_TRUE,
     after=st.sampled_from((0, 0, 2, 12, -3)),
 )  # fmt: skip
 SECONDS = st.sampled_from((0, -6, 4, 30))
-WHEN = st.one_of(st.none(), st.none(), SECONDS)
-WHICH_QUEUES = st.sampled_from(
+CLAIM_TIMES = st.one_of(st.none(), st.none(), SECONDS)
+QUEUE_FILTERS = st.sampled_from(
     (None, None, None, None, ("default",), ("mail",), ("mail", "default"), ("none",))
 )
 
 
 _Method = TypeVar("_Method", bound=Callable[..., None])
-Choice = tuple[str, dict[str, Any]]
-_MOVES: list[str] = []
+Step = tuple[str, dict[str, Any]]
+_STEPS: list[str] = []
 ARGUMENTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {}
 NEEDS: dict[str, str] = {}
 
 
-def move(
+def step(
     weight: int, *, needs: str = "", **arguments: st.SearchStrategy[Any]
 ) -> Callable[[_Method], _Method]:
-    """A move of the game, as likely as its weight says; left out while `needs` is empty."""
+    """Register a method as a step with this weight; skipped while the attribute `needs` is empty."""
 
-    def mark(method: _Method) -> _Method:
-        _MOVES.extend([method.__name__] * weight)
+    def register(method: _Method) -> _Method:
+        _STEPS.extend([method.__name__] * weight)
         ARGUMENTS[method.__name__] = st.fixed_dictionaries(arguments)
         NEEDS[method.__name__] = needs
         return method
 
-    return mark
+    return register
 
 
 @st.composite
-def choices(draw: st.DrawFn) -> Choice:
-    """A move and its arguments."""
-    name = draw(st.sampled_from(_MOVES))
+def steps(draw: st.DrawFn) -> Step:
+    """A strategy for one step and its arguments."""
+    name = draw(st.sampled_from(_STEPS))
     return name, draw(ARGUMENTS[name])
 
 
-# From moves to what storages take
+# From specs to the values that storages take
 
 
-def task_of(wish: Wish, task_id: str, gate: str, *, args: tuple[Any, ...], now: datetime) -> Task:
-    """The task that is wished for."""
-    # A parked task is not looked at, so when one ends for being late is not for the model to say.
-    expires = None if gate else wish.expires
+def task_of(
+    spec: TaskSpec, task_id: str, gate: str, *, args: tuple[Any, ...], now: datetime
+) -> Task:
+    """The task that `spec` describes."""
+    # A claim does not examine a parked task, so the model cannot predict when it expires.
+    expires = None if gate else spec.expires
     return Task(
         id=task_id,
         func_path="shop.pack",
         args=args,
-        queue=wish.queue,
-        priority=wish.priority,
-        eta=None if wish.eta is None else now + timedelta(seconds=wish.eta),
-        unique=wish.unique,
-        interval=wish.interval,
+        queue=spec.queue,
+        priority=spec.priority,
+        eta=None if spec.eta is None else now + timedelta(seconds=spec.eta),
+        unique=spec.unique,
+        interval=spec.interval,
         expires=None if expires is None else now + timedelta(seconds=expires),
-        result_ttl=wish.result_ttl,
+        result_ttl=spec.result_ttl,
         created_at=now,
         **GATES[gate],
     )
 
 
 def an_error(now: datetime) -> TaskError:
-    """What runs fail with."""
+    """The error of failed runs."""
     return TaskError("no stock", error_type="ShopError", timestamp=now)
 
 
-def outcome_of(ending: Ending, claim: Claimed, *, now: datetime, repeats: bool) -> Outcome:
-    """The outcome of a claim."""
-    task_id, token, at = claim.task_id, claim.token, now + timedelta(seconds=ending.after)
-    result = TaskResult(task_id=task_id, status=TaskStatus.SUCCESS, result=ending.back, attempts=1)
+def outcome_of(spec: OutcomeSpec, claim: Claimed, *, now: datetime, repeats: bool) -> Outcome:
+    """The outcome that `spec` describes, for a claim."""
+    task_id, token, at = claim.task_id, claim.token, now + timedelta(seconds=spec.after)
+    result = TaskResult(task_id=task_id, status=TaskStatus.SUCCESS, result=spec.back, attempts=1)
     outcomes: dict[str, Outcome] = {
         "succeed": Succeeded(task_id, token, result),
         "repeat": Succeeded(task_id, token, result, at if repeats else None),
@@ -187,4 +189,4 @@ def outcome_of(ending: Ending, claim: Claimed, *, now: datetime, repeats: bool) 
         "unknown": Released(task_id, token, True, at),
         "cancel": Cancelled(task_id, token, "discarded"),
     }
-    return outcomes[ending.kind]
+    return outcomes[spec.kind]

@@ -1,12 +1,12 @@
-"""What waits, in order, and that nothing is kept of what does not wait any more."""
+"""Waiting tasks come out in order, and tasks that no longer wait leave nothing behind."""
 
 from __future__ import annotations
 
-from omniq.storage.ready_queue import ReadyQueue, Wanted
+from omniq.storage.ready_queue import ClaimFilter, ReadyQueue
 from omniq.storage.row_rules import Row, row_of
 from omniq.testing.builders import a_task
 
-ALL = Wanted(None, (), True)
+ALL = ClaimFilter(None, (), True)
 
 
 def put(ready, number, **options):
@@ -15,11 +15,11 @@ def put(ready, number, **options):
     ready.put(row, 1)
 
 
-def places(ready):
+def entries(ready):
     return sum(map(len, (*ready._ready.values(), *ready._suspects.values(), ready._delayed)))
 
 
-def test_what_others_take_leaves_nothing_behind_in_one_who_takes_nothing():
+def test_discarded_tasks_leave_nothing_behind_where_no_task_is_ever_taken():
     ready: ReadyQueue[Row] = ReadyQueue()
     put(ready, 0)
     for number in range(1, 5_000):
@@ -27,10 +27,10 @@ def test_what_others_take_leaves_nothing_behind_in_one_who_takes_nothing():
         ready.discard(f"t{number}")
 
     assert list(ready.items) == ["t0"]
-    assert places(ready) < 1_100
+    assert entries(ready) < 1_100
 
 
-def test_what_is_left_keeps_its_order_when_what_is_gone_is_dropped():
+def test_the_remaining_tasks_keep_their_order_when_stale_entries_are_dropped():
     ready: ReadyQueue[Row] = ReadyQueue()
     for number in range(3_000):
         put(ready, number, priority=number % 7)
@@ -43,5 +43,5 @@ def test_what_is_left_keeps_its_order_when_what_is_gone_is_dropped():
     while (row := ready.take_next(ALL, (), lambda gate: 1)) is not None:
         taken.append(row.seq)
 
-    rest = sorted((n for n in left if n != 5), key=lambda number: (-(number % 7), number))
-    assert taken == [5, *rest]
+    others = sorted((n for n in left if n != 5), key=lambda number: (-(number % 7), number))
+    assert taken == [5, *others]
