@@ -164,10 +164,10 @@ async def dashboard(url: str) -> AsyncIterator[httpx.AsyncClient]:
             transport=transport, base_url="http://localhost", headers=headers, timeout=60
         ) as client:
             try:
-                client.desk = app.state.desk  # type: ignore[attr-defined]
+                client.dashboard = app.state.dashboard  # type: ignore[attr-defined]
                 yield client
             finally:
-                await app.state.desk.sampler.close()
+                await app.state.dashboard.sampler.close()
 
 
 async def timed(client: httpx.AsyncClient, page: str) -> float:
@@ -182,7 +182,7 @@ async def timed(client: httpx.AsyncClient, page: str) -> float:
 async def first_event(client: httpx.AsyncClient) -> float:
     """Milliseconds until the live stream has told something."""
     began = time.perf_counter()
-    looks = client.desk.sampler.watch()  # type: ignore[attr-defined]
+    looks = client.dashboard.sampler.watch()  # type: ignore[attr-defined]
     await anext(looks)
     taken = (time.perf_counter() - began) * 1000
     await looks.aclose()

@@ -1,10 +1,44 @@
-"""omniq: a task queue for Python; one engine over many stores."""
+"""omniq: a task queue for Python; one engine over many storages.
+
+The public names are listed in `__all__`. The modules, from the values at the bottom to the commands
+at the top:
+
+- `errors`: every exception that omniq raises, as one tree
+- `clock`: the only source of the current time, of waiting, and of new ids
+- `models`: `Task`, `TaskResult`, `Schedule` and the other values, and the checks of their fields
+- `outcomes`: every way in which a run can end, as a closed set of values
+- `retry`: whether a failed task runs again, and after which delay
+- `cron`: the times that a cron expression or an interval names
+- `durations`: seconds and `timedelta` arguments, checked and converted to seconds
+- `gate_rules`: running limits, rate limits and breakers that the whole fleet shares
+- `circuit_breaker`: `CircuitBreaker`, for calls in plain code
+- `settings`: `Settings` from arguments, environment and TOML files
+- `serialization`: values to bytes and back; `signing`: signed and encrypted records
+- `to_json`: any stored value as JSON
+- `events`: what happened, as values; `log` writes them as log lines, `metrics` counts them
+- `failpoints`: named places in the code where a test can crash or stop the process
+- `_portal`, `_futures`, `_event_loop`, `_backoff`, `_version`: small private parts
+
+The packages:
+
+- `tasks`: `@task`, its options, the context of a running task, steps and checkpoints
+- `queue`: `TaskQueue`, `AsyncTaskQueue` and dead letters
+- `scheduling`: `queue.schedules` and the due times of a schedule
+- `storage`: the storage contract and one package for each backend
+- `worker`: worker pools, executors, and the worker process that `omniq worker` runs
+- `operations`: what the command line and the dashboard have in common
+- `cli`: the command `omniq`
+- `dashboard`: the web pages and their API
+- `integrations`: ASGI, Django, FastAPI, Flask, OpenTelemetry, Prometheus
+- `testing`: the storage contract as a test suite, a manual clock, faults, a simulated fleet
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from omniq._version import __version__
 from omniq.errors import (
     CircuitOpen,
     ClaimError,
@@ -12,6 +46,7 @@ from omniq.errors import (
     ForbiddenFunction,
     FunctionNotFound,
     InvalidTask,
+    InvalidValue,
     LeaseLost,
     OmniqError,
     PoolStopped,
@@ -38,6 +73,7 @@ from omniq.models import (
     ErrorCategory,
     PartialError,
     PermanentError,
+    Progress,
     QueueStats,
     Schedule,
     Task,
@@ -59,23 +95,31 @@ if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
     from omniq.queue.async_queue import AsyncTaskQueue
     from omniq.queue.blocking_queue import TaskQueue
+    from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
+    from omniq.storage.base import BaseStorage
     from omniq.storage.health import BreakerInfo, Health, StuckTask
+    from omniq.storage.types import Capabilities
     from omniq.tasks.handle import AsyncTaskHandle, TaskHandle
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
     from omniq.worker.process.supervisor import Worker
 else:
-    # Imported when first asked for: a process that only runs tasks needs neither queues nor
-    # pools, and starts in half the time without them.
-    _LATER = {
+    # Imported on first use: a process that only runs tasks needs neither queues nor pools, and
+    # starts in half the time without them.
+    _LAZY = {
         "AsyncTaskHandle": "omniq.tasks.handle",
         "AsyncTaskQueue": "omniq.queue.async_queue",
         "AsyncWorkerPool": "omniq.worker",
+        "BaseStorage": "omniq.storage.base",
         "BreakerInfo": "omniq.storage.health",
         "BreakerState": "omniq.circuit_breaker",
+        "Capabilities": "omniq.storage.types",
         "CircuitBreaker": "omniq.circuit_breaker",
+        "CloudpickleSerializer": "omniq.serialization",
         "Health": "omniq.storage.health",
+        "MsgspecSerializer": "omniq.serialization",
         "PoolStats": "omniq.worker.pool_stats",
+        "Serializer": "omniq.serialization",
         "StuckTask": "omniq.storage.health",
         "TaskHandle": "omniq.tasks.handle",
         "TaskQueue": "omniq.queue.blocking_queue",
@@ -84,13 +128,13 @@ else:
     }
 
     def __getattr__(name):
-        if name not in _LATER:
+        if name not in _LAZY:
             raise AttributeError(f"module 'omniq' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_LATER[name]), name)
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
         return value
 
     def __dir__():
-        return sorted({*globals(), *_LATER})
+        return sorted({*globals(), *_LAZY})
 
 
 __all__ = [
@@ -98,12 +142,15 @@ __all__ = [
     "AsyncTaskQueue",
     "AsyncWorkerPool",
     "Attempt",
+    "BaseStorage",
     "BreakerInfo",
     "BreakerRule",
     "BreakerState",
+    "Capabilities",
     "CircuitBreaker",
     "CircuitOpen",
     "ClaimError",
+    "CloudpickleSerializer",
     "DeadLetter",
     "Discard",
     "DuplicateTask",
@@ -114,13 +161,16 @@ __all__ = [
     "FunctionNotFound",
     "Health",
     "InvalidTask",
+    "InvalidValue",
     "LeaseLost",
     "LinearBackoff",
+    "MsgspecSerializer",
     "OmniqError",
     "PartialError",
     "PermanentError",
     "PoolStats",
     "PoolStopped",
+    "Progress",
     "QueueFull",
     "QueueStats",
     "ResultError",
@@ -130,6 +180,7 @@ __all__ = [
     "ScheduleNotFound",
     "Secret",
     "SerializationError",
+    "Serializer",
     "Settings",
     "SettingsError",
     "ShutdownTimeout",
@@ -154,6 +205,7 @@ __all__ = [
     "Worker",
     "WorkerInfo",
     "WorkerPool",
+    "__version__",
     "current_task",
     "task",
 ]

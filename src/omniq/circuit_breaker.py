@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from omniq import gate_rules, log
 from omniq.clock import SYSTEM_CLOCK, Clock, seconds_to_micros
-from omniq.errors import CircuitOpen
+from omniq.errors import CircuitOpen, InvalidValue
 from omniq.events import BreakerClosed, BreakerHalfOpened, BreakerOpened, Dispatcher, Event
 from omniq.gate_rules import BreakerState as BreakerState
 from omniq.gate_rules import Effect, Gate, GateState
@@ -42,8 +42,8 @@ class CircuitBreaker:
         name: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        check_int("max_failures", max_failures, low=1)
-        check_seconds("reset_timeout", reset_timeout)
+        check_int("max_failures", max_failures, low=1, error=InvalidValue)
+        check_seconds("reset_timeout", reset_timeout, error=InvalidValue)
         self.name = name
         self.events = Dispatcher()
         self._clock = clock

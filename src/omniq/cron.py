@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidValue
 
 _FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
 _SHORT_FOR = {
@@ -50,14 +50,14 @@ _FIRST_YEAR, _LAST_YEAR = 1_900, 9_900
 def next_cron(cron: str, after: datetime, tz: str | None = None) -> datetime:
     """The first instant after `after` that the expression names, in UTC.
 
-    Raises `InvalidTask` for an expression or a zone that cannot be read, or names no date.
+    Raises `InvalidValue` for an expression or a zone that cannot be read, or names no date.
 
     >>> next_cron("0 12 * * *", datetime(2026, 1, 1, tzinfo=UTC)).isoformat()
     '2026-01-01T12:00:00+00:00'
     """
     for instant in cron_times(cron, after, tz):
         return instant
-    raise InvalidTask(f"cron {cron!r}: names no date that exists")
+    raise InvalidValue(f"cron {cron!r}: names no date that exists")
 
 
 def cron_times(cron: str, after: datetime, tz: str | None = None) -> Iterator[datetime]:
@@ -71,7 +71,7 @@ def cron_times(cron: str, after: datetime, tz: str | None = None) -> Iterator[da
     """
     expression, zone = read_cron(cron), read_zone(tz)
     if not _FIRST_YEAR <= after.year < _LAST_YEAR:
-        raise InvalidTask(f"cron {cron!r}: cannot say what comes after the year {after.year}")
+        raise InvalidValue(f"cron {cron!r}: cannot say what comes after the year {after.year}")
     begin = (after - _EPOCH) // _SECOND + 1
     return (_EPOCH + timedelta(seconds=at) for at in _instants(expression, zone, begin))
 
@@ -91,9 +91,18 @@ def next_run(
     return None
 
 
-def check_cron(cron: str, tz: str | None = None) -> None:
-    """Refuse what cannot be read, or names no date, before anything waits for it."""
-    next_cron(cron, _EPOCH, tz)
+def check_cron(
+    cron: str,
+    tz: str | None = None,
+    *,
+    after: datetime | None = None,
+    error: type[InvalidValue] = InvalidValue,
+) -> None:
+    """Raise `error` for an expression that cannot be read, or names no date after `after` (1970)."""
+    try:
+        next_cron(cron, _EPOCH if after is None else after, tz)
+    except InvalidValue as invalid:
+        raise error(str(invalid)) from invalid
 
 
 def describe_cron(cron: str) -> str:
@@ -154,14 +163,14 @@ class Cron:
 def read_cron(cron: str) -> Cron:
     """The expression: five fields, or six with seconds first, or a name such as `@daily`.
 
-    Raises `InvalidTask`, naming the field that is wrong.
+    Raises `InvalidValue`, naming the field that is wrong.
     """
     if type(cron) is not str or len(cron) > 512:
-        raise InvalidTask("cron: expected text such as '*/5 * * * *', at most 512 characters")
+        raise InvalidValue("cron: expected text such as '*/5 * * * *', at most 512 characters")
     try:
         return Cron(cron, CronSim(_SHORT_FOR.get(cron.strip().lower(), cron), _SOME_DAY))
     except CronSimError as error:
-        raise InvalidTask(f"cron {cron!r}: {_wrong(cron, str(error))}") from error
+        raise InvalidValue(f"cron {cron!r}: {_wrong(cron, str(error))}") from error
 
 
 def _wrong(cron: str, complaint: str) -> str:
@@ -181,13 +190,13 @@ def _wrong(cron: str, complaint: str) -> str:
 
 @lru_cache(maxsize=1_024)
 def read_zone(tz: str | None) -> tzinfo:
-    """The time zone of that name; None is UTC. Raises `InvalidTask` when there is none."""
+    """The time zone of that name; None is UTC. Raises `InvalidValue` when there is none."""
     if tz is None:
         return UTC
     try:
         return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
-        raise InvalidTask(
+        raise InvalidValue(
             f"tz {tz!r}: no such time zone here; use a name like 'Europe/Berlin' "
             "(a system without time zones needs the package 'tzdata')"
         ) from error

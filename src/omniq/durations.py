@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import overload
 
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidTask, InvalidValue
 from omniq.models import check_seconds
 
 Duration = float | timedelta
@@ -13,25 +13,49 @@ Duration = float | timedelta
 
 
 @overload
-def seconds_of(name: str, value: Duration, *, above_zero: bool = False) -> float: ...
+def seconds_of(
+    name: str,
+    value: Duration,
+    *,
+    above_zero: bool = False,
+    error: type[InvalidValue] = InvalidTask,
+) -> float: ...
 @overload
-def seconds_of(name: str, value: Duration | None, *, above_zero: bool = False) -> float | None: ...
-def seconds_of(name: str, value: Duration | None, *, above_zero: bool = False) -> float | None:
-    """The duration in seconds; None stays None. Raises `InvalidTask` for any other value.
+def seconds_of(
+    name: str,
+    value: Duration | None,
+    *,
+    above_zero: bool = False,
+    error: type[InvalidValue] = InvalidTask,
+) -> float | None: ...
+def seconds_of(
+    name: str,
+    value: Duration | None,
+    *,
+    above_zero: bool = False,
+    error: type[InvalidValue] = InvalidTask,
+) -> float | None:
+    """The duration in seconds; None stays None. Raises `error` for any other value.
 
     >>> seconds_of("timeout", timedelta(minutes=1))
     60.0
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    check_seconds(name, seconds, above_zero=above_zero)
+    check_seconds(name, seconds, above_zero=above_zero, error=error)
     return None if seconds is None else float(seconds)
 
 
-def instant_before(name: str, value: Duration | datetime, now: datetime) -> datetime:
+def instant_before(
+    name: str,
+    value: Duration | datetime,
+    now: datetime,
+    *,
+    error: type[InvalidValue] = InvalidTask,
+) -> datetime:
     """A datetime as it is, or a duration as the instant that long before `now`."""
     if isinstance(value, datetime):
         return value
-    seconds = seconds_of(name, value)
+    seconds = seconds_of(name, value, error=error)
     if seconds is None:
-        raise InvalidTask(f"{name}: expected a datetime or a duration")
+        raise error(f"{name}: expected a datetime or a duration")
     return now - timedelta(seconds=seconds)

@@ -1,8 +1,9 @@
 """Every error omniq raises, one tree under `OmniqError`.
 
 OmniqError
-├── InvalidTask            a value was refused before anything was written
-│   └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
+├── InvalidValue           an argument was refused before anything was written
+│   └── InvalidTask            … of a task, of a call, or of an option of a task
+│       └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
 ├── SettingsError          a setting is wrong; names the setting and where it came from
 ├── DuplicateTask          the task id is taken
 ├── QueueFull              the storage holds `max_pending` waiting tasks
@@ -38,8 +39,12 @@ class OmniqError(Exception):
     """The root of every error that omniq raises."""
 
 
-class InvalidTask(OmniqError, ValueError):
-    """A value was refused before anything was written."""
+class InvalidValue(OmniqError, ValueError):
+    """An argument was refused before anything was written: a limit, a filter, a timing, a size."""
+
+
+class InvalidTask(InvalidValue):
+    """A task, a call or an option of a task was refused before anything was written."""
 
 
 class SerializationError(InvalidTask):

@@ -1,35 +1,36 @@
-"""What happens to tasks and workers, told as frozen values to whoever listens.
+"""What happens to tasks and workers, as frozen values that subscribers receive.
 
-The core emits; `log` words events, `metrics` counts them, the dashboard streams them. Events carry
-ids, names and numbers, never the arguments or the result of a task.
+The core emits events; `log` writes them as log lines, `metrics` counts them, the dashboard streams
+them. An event has ids, names and numbers, never the arguments or the result of a task.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from loguru import logger
 
 from omniq.errors import OmniqError
 
-# A library does not talk unasked: `omniq.log.enable()` switches its log lines on.
+# A library is silent by default: `omniq.log.enable()` switches its log lines on.
 logger.disable("omniq")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened. `name` is what it is called in logs, metrics and streams."""
+    """Something that happened. `name` identifies it in logs, metrics and streams."""
 
     name: ClassVar[str]
 
 
 class TaskEvent(Event, frozen=True, kw_only=True):
-    """Something that happened to one task. `attempt` starts at 1; 0 before the first run.
+    """Something that happened to one task. `attempt` starts at 1; it is 0 before the first run.
 
-    `token` names the claim that it belongs to, where there is one.
+    `token` identifies the claim that the event belongs to, if there is one.
     """
 
     id: str
@@ -39,86 +40,115 @@ class TaskEvent(Event, frozen=True, kw_only=True):
     token: int | None = None
 
 
+# Tasks
+
+
 class TaskEnqueued(TaskEvent, frozen=True, kw_only=True):
-    """The storage holds the task. `eta` of None: due at once."""
+    """Emitted when the storage has stored the task. `eta` of None: due immediately."""
 
     name: ClassVar[str] = "task.enqueued"
     eta: datetime | None = None
 
 
 class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
-    """A worker has taken the task."""
+    """Emitted when a worker has claimed the task."""
 
     name: ClassVar[str] = "task.claimed"
     owner: str
 
 
 class TaskStarted(TaskEvent, frozen=True, kw_only=True):
-    """The function is about to be called."""
+    """Emitted just before the function is called."""
 
     name: ClassVar[str] = "task.started"
 
 
 class TaskSucceeded(TaskEvent, frozen=True, kw_only=True):
-    """The function returned and its result is recorded. `seconds` is how long it ran."""
+    """Emitted when the function has returned and its result is recorded.
+
+    `seconds` is how long the function ran.
+    """
 
     name: ClassVar[str] = "task.succeeded"
     seconds: float
 
 
 class TaskRetried(TaskEvent, frozen=True, kw_only=True):
-    """The run failed and the task will run again at `retry_at`."""
+    """Emitted when a failed run is recorded and the task runs again at `retry_at`."""
 
     name: ClassVar[str] = "task.retried"
     error: str
     retry_at: datetime
 
 
-class TaskFailed(TaskEvent, frozen=True, kw_only=True):
-    """The run failed and there will be no other. `error` is the type of the error."""
+class TaskFailure(TaskEvent, frozen=True, kw_only=True):
+    """Emitted when the last failed run is recorded: there is no other. `error` is the error's type."""
 
     name: ClassVar[str] = "task.failed"
     error: str
 
 
 class TaskDead(TaskEvent, frozen=True, kw_only=True):
-    """The task is a dead letter now, until somebody retries or deletes it."""
+    """Emitted when the task has become a dead letter, which stays until it is retried or deleted."""
 
     name: ClassVar[str] = "task.dead"
     reason: str
 
 
-class TaskCancelled(TaskEvent, frozen=True, kw_only=True):
-    """The task ended without doing its work, because somebody or something said so."""
+class TaskCancellation(TaskEvent, frozen=True, kw_only=True):
+    """Emitted when a task has ended as CANCELLED: by a user, by its own `Discard`, or by expiry."""
 
     name: ClassVar[str] = "task.cancelled"
     reason: str = ""
 
 
 class TaskReleased(TaskEvent, frozen=True, kw_only=True):
-    """A worker handed the task back unharmed: PENDING again, no attempt spent."""
+    """Emitted when a worker has returned the task: PENDING again, no attempt spent."""
 
     name: ClassVar[str] = "task.released"
     reason: str = ""
 
 
 class TaskSnoozed(TaskEvent, frozen=True, kw_only=True):
-    """The task asked to come back at `until`: no attempt spent."""
+    """Emitted when a task has raised `Snooze`: it runs again at `until`, no attempt spent."""
 
     name: ClassVar[str] = "task.snoozed"
     until: datetime
 
 
+class TaskStuck(TaskEvent, frozen=True, kw_only=True):
+    """Emitted once for each run that has exceeded its timeout and still runs.
+
+    `owner` is the worker that runs it, `deliveries` is how often the task was claimed so far.
+    """
+
+    name: ClassVar[str] = "task.stuck"
+    owner: str
+    seconds: float
+    deliveries: int
+
+
 class StepSkipped(TaskEvent, frozen=True, kw_only=True):
-    """A step failed that the task can do without; `error` is the type of the error."""
+    """Emitted when a step with `critical=False` has failed; `error` is the type of the error."""
 
     name: ClassVar[str] = "task.step_skipped"
     step: str
     error: str
 
 
+class HookFailed(TaskEvent, frozen=True, kw_only=True):
+    """Emitted when a task's `on_failure` or `on_dead` has raised or timed out.
+
+    This has no other consequence.
+    """
+
+    name: ClassVar[str] = "hook.failed"
+    hook: str
+    error: str
+
+
 class StaleRefused(Event, frozen=True, kw_only=True):
-    """An outcome came too late and was dropped: another claim owns the task."""
+    """Emitted when the storage has refused an outcome because another claim owns the task."""
 
     name: ClassVar[str] = "task.stale"
     id: str
@@ -126,71 +156,28 @@ class StaleRefused(Event, frozen=True, kw_only=True):
 
 
 class TasksGivenBack(Event, frozen=True, kw_only=True):
-    """A worker is gone and what it held is claimable again."""
+    """Emitted when the tasks of a dead worker are claimable again; `owner` is the dead worker."""
 
     name: ClassVar[str] = "tasks.given_back"
     owner: str
     count: int
 
 
-class WorkerStarted(Event, frozen=True, kw_only=True):
-    """A worker claims tasks from now on."""
-
-    name: ClassVar[str] = "worker.started"
-    owner: str
-    concurrency: int
-
-
-class WorkerStopping(Event, frozen=True, kw_only=True):
-    """A worker was told to stop: it claims no more. `timeout` of None: it waits for all that runs."""
-
-    name: ClassVar[str] = "worker.stopping"
-    timeout: float | None
-
-
-class WorkerStopped(Event, frozen=True, kw_only=True):
-    """A worker has ended; `released` tasks were handed back."""
-
-    name: ClassVar[str] = "worker.stopped"
-    owner: str
-    released: int = 0
-
-
-class ProcessStarted(Event, frozen=True, kw_only=True):
-    """A supervisor has started a worker process."""
-
-    name: ClassVar[str] = "process.started"
-    pid: int
-
-
-class ProcessEnded(Event, frozen=True, kw_only=True):
-    """A worker process has ended unasked; another takes its place in `restart_in` seconds."""
-
-    name: ClassVar[str] = "process.ended"
-    pid: int
-    how: str
-    restart_in: float
-
-
-class PollEmpty(Event, frozen=True, kw_only=True):
-    """A worker with free slots asked for tasks and there were none."""
-
-    name: ClassVar[str] = "poll.empty"
-    owner: str
-
-
 class TasksLeft(Event, frozen=True, kw_only=True):
-    """A storage that keeps nothing was closed while tasks were waiting in it."""
+    """Emitted when a storage that is not durable is closed while `count` tasks wait in it."""
 
     name: ClassVar[str] = "tasks.left"
     storage: str
     count: int
 
 
-class ScheduleFired(Event, frozen=True, kw_only=True):
-    """The task `id` stands for a nominal time of a schedule, `late` seconds after it.
+# Schedules
 
-    It was not enqueued where the run before it has not ended and `overlap="skip"` leaves it out.
+
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """Emitted when the task `id` was made for a nominal time of a schedule, `late` seconds after it.
+
+    With `overlap="skip"` the task was not enqueued if the previous run has not ended.
     """
 
     name: ClassVar[str] = "schedule.fired"
@@ -201,17 +188,65 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
 
 
 class ScheduleMissed(Event, frozen=True, kw_only=True):
-    """Nobody was there at nominal times of a schedule, the first at `since`: they have no task."""
+    """Emitted when nominal times of a schedule get no task because no worker fired them in time.
+
+    `since` is the first of them.
+    """
 
     name: ClassVar[str] = "schedule.missed"
     schedule_id: str
     since: datetime
 
 
-class WorkerRecycling(Event, frozen=True, kw_only=True):
-    """So many threads hang in calls that were given up that the process should be replaced.
+# Workers and their processes
 
-    The worker claims nothing until some of them have come back.
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    """Emitted when a worker starts to claim tasks."""
+
+    name: ClassVar[str] = "worker.started"
+    owner: str
+    concurrency: int
+
+
+class WorkerStopping(Event, frozen=True, kw_only=True):
+    """Emitted when a worker was asked to stop and claims no more tasks.
+
+    `timeout` of None: it waits until every running task has ended.
+    """
+
+    name: ClassVar[str] = "worker.stopping"
+    timeout: float | None
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True):
+    """Emitted when a worker has ended; it returned `released` tasks unfinished."""
+
+    name: ClassVar[str] = "worker.stopped"
+    owner: str
+    released: int = 0
+
+
+class ProcessStarted(Event, frozen=True, kw_only=True):
+    """Emitted when a supervisor has started a worker process."""
+
+    name: ClassVar[str] = "process.started"
+    pid: int
+
+
+class ProcessEnded(Event, frozen=True, kw_only=True):
+    """Emitted when a worker process has ended unexpectedly; it is replaced in `restart_in` seconds."""
+
+    name: ClassVar[str] = "process.ended"
+    pid: int
+    how: str
+    restart_in: float
+
+
+class WorkerRecycling(Event, frozen=True, kw_only=True):
+    """Emitted when `leaked_threads` threads hang in timed-out calls: replace the process.
+
+    The worker claims nothing until some of these calls have returned.
     """
 
     name: ClassVar[str] = "worker.recycling"
@@ -220,9 +255,9 @@ class WorkerRecycling(Event, frozen=True, kw_only=True):
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):
-    """A task keeps the event loop from running anything else; `stack` is where it is.
+    """Emitted when the event loop is blocked; `stack` shows the line of code that blocks it.
 
-    Without `id` and `func_path` the loop is in something that is not a task's own function.
+    Without `id` and `func_path`, the blocking code is not a task's function itself.
     """
 
     name: ClassVar[str] = "loop.blocked"
@@ -233,9 +268,9 @@ class LoopBlocked(Event, frozen=True, kw_only=True):
 
 
 class WorkerStuck(Event, frozen=True, kw_only=True):
-    """The event loop is blocked past the timeout of what blocks it: the lease is left to run out.
+    """Emitted when the loop is blocked past the timeout of the blocking task: the lease will expire.
 
-    Told in a thread of its own, since the loop hears nothing.
+    Emitted on the heartbeat's thread, because the event loop does not run.
     """
 
     name: ClassVar[str] = "worker.stuck"
@@ -245,9 +280,10 @@ class WorkerStuck(Event, frozen=True, kw_only=True):
 
 
 class WorkerStalled(Event, frozen=True, kw_only=True):
-    """Another worker keeps its lease and does not get on: its loop is blocked, or its beat is late.
+    """Emitted when another worker holds its lease but makes no progress.
 
-    Told by every worker that sees it, once until it gets on again. `owner` is the stalled one.
+    Its loop is blocked, or its heartbeat is late. Every worker that sees it emits this once, and
+    again only after the worker has recovered in between. `owner` is the stalled worker.
     """
 
     name: ClassVar[str] = "worker.stalled"
@@ -258,20 +294,45 @@ class WorkerStalled(Event, frozen=True, kw_only=True):
     running: int
 
 
-class TaskStuck(TaskEvent, frozen=True, kw_only=True):
-    """A task runs for longer than it may, and nobody has stopped it. Told once for each run.
+class PollEmpty(Event, frozen=True, kw_only=True):
+    """Emitted when a worker with free slots tried to claim and no task was due."""
 
-    `deliveries` is how often it has been claimed so far, `owner` who has it now.
-    """
-
-    name: ClassVar[str] = "task.stuck"
+    name: ClassVar[str] = "poll.empty"
     owner: str
-    seconds: float
-    deliveries: int
+
+
+class LeaseRenewed(Event, frozen=True, kw_only=True):
+    """A worker has renewed its lease. Defined for subscribers; omniq itself does not emit it yet."""
+
+    name: ClassVar[str] = "lease.renewed"
+    owner: str
+
+
+class LeaseLoss(Event, frozen=True, kw_only=True):
+    """Emitted when a worker's lease has expired: the tasks it held may run elsewhere."""
+
+    name: ClassVar[str] = "lease.lost"
+    owner: str
+
+
+class ChoreFailed(Event, frozen=True, kw_only=True):
+    """Emitted when one run of a worker's maintenance has failed; it is tried again later."""
+
+    name: ClassVar[str] = "chore.failed"
+    chore: str
+    error: str
+
+    @classmethod
+    def of(cls, chore: str, error: Exception) -> ChoreFailed:
+        """The failure of that chore. An error that omniq did not raise is shown with its type."""
+        return cls(chore=chore, error=str(error) if isinstance(error, OmniqError) else repr(error))
+
+
+# Circuit breakers
 
 
 class BreakerOpened(Event, frozen=True, kw_only=True):
-    """A circuit breaker lets nothing through; `reason` is the type of the last error."""
+    """Emitted when a circuit breaker stops all calls; `reason` is the type of the last error."""
 
     name: ClassVar[str] = "breaker.opened"
     breaker: str
@@ -280,43 +341,24 @@ class BreakerOpened(Event, frozen=True, kw_only=True):
 
 
 class BreakerHalfOpened(Event, frozen=True, kw_only=True):
-    """A circuit breaker has let one call through, to see whether it succeeds."""
+    """Emitted when an open circuit breaker allows one call as a probe."""
 
     name: ClassVar[str] = "breaker.half_opened"
     breaker: str
 
 
 class BreakerClosed(Event, frozen=True, kw_only=True):
-    """A circuit breaker lets everything through again."""
+    """Emitted when a circuit breaker allows all calls again."""
 
     name: ClassVar[str] = "breaker.closed"
     breaker: str
 
 
-class HookFailed(TaskEvent, frozen=True, kw_only=True):
-    """A task's `on_failure` or `on_dead` raised, or took too long. Nothing else comes of it."""
-
-    name: ClassVar[str] = "hook.failed"
-    hook: str
-    error: str
-
-
-class LeaseRenewed(Event, frozen=True, kw_only=True):
-    """A worker showed that it is alive."""
-
-    name: ClassVar[str] = "lease.renewed"
-    owner: str
-
-
-class LeaseLost(Event, frozen=True, kw_only=True):
-    """A worker could not renew in time; what it held may run elsewhere."""
-
-    name: ClassVar[str] = "lease.lost"
-    owner: str
+# Storages and operators
 
 
 class RecordQuarantined(Event, frozen=True, kw_only=True):
-    """A stored record cannot be trusted and was put aside, where it blocks nobody."""
+    """A damaged record was moved aside. Defined for subscribers; omniq itself does not emit it yet."""
 
     name: ClassVar[str] = "record.quarantined"
     record: str
@@ -324,10 +366,10 @@ class RecordQuarantined(Event, frozen=True, kw_only=True):
 
 
 class OperatorActed(Event, frozen=True, kw_only=True):
-    """Somebody has used the dashboard to change something, or was refused.
+    """Emitted when a user of the dashboard has changed something, or was refused.
 
-    `action` is the path of what was asked for, `subject` what it was about, `outcome` what came of
-    it, `by` their role and `client` the address they came from.
+    `action` is the path of the request, `subject` the object of the change, `outcome` the result,
+    `by` the user's role and `client` the network address.
     """
 
     name: ClassVar[str] = "operator.acted"
@@ -338,21 +380,31 @@ class OperatorActed(Event, frozen=True, kw_only=True):
     client: str
 
 
-class ChoreFailed(Event, frozen=True, kw_only=True):
-    """One turn of a worker's upkeep failed; it will be tried again."""
+_RENAMED = {
+    "LeaseLost": LeaseLoss,
+    "TaskCancelled": TaskCancellation,
+    "TaskFailed": TaskFailure,
+}
+"""Names that were those of errors too. They work in 0.1 and are removed in 0.2."""
 
-    name: ClassVar[str] = "chore.failed"
-    chore: str
-    error: str
 
-    @classmethod
-    def of(cls, chore: str, error: Exception) -> ChoreFailed:
-        """The failure of that chore; an error that is not omniq's own is named by its type too."""
-        return cls(chore=chore, error=str(error) if isinstance(error, OmniqError) else repr(error))
+# Hidden from type checkers, which would accept any misspelt name because of it.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        renamed = _RENAMED.get(name)
+        if renamed is None:
+            raise AttributeError(f"module 'omniq.events' has no attribute {name!r}")
+        warnings.warn(
+            f"omniq.events.{name} is now {renamed.__name__}; the old name is removed in 0.2",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return renamed
 
 
 def facts(event: Event) -> dict[str, Any]:
-    """The fields of an event that say something, by name: those that are None or empty are left out.
+    """The fields of an event by name, without those that are None or empty.
 
     >>> facts(TaskStarted(id="t1", func_path="mail.send", queue="default", attempt=2))
     {'id': 't1', 'func_path': 'mail.send', 'queue': 'default', 'attempt': 2}
@@ -365,32 +417,33 @@ def facts(event: Event) -> dict[str, Any]:
 
 
 class Dispatcher:
-    """Hands each event to every subscriber, in the thread of the emitter, in order of subscription.
+    """Passes each event to every subscriber, in the emitter's thread, in order of subscription.
 
-    A subscriber that raises is reported once and never breaks the caller; it stays subscribed.
+    A subscriber that raises is reported once and never breaks the emitter; it stays subscribed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Replaced as a whole, never changed in place: `emit` walks it without the lock.
+        # Replaced as a whole, never changed in place: `emit` iterates over it without the lock.
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._kinds: frozenset[type[Event]] | None = frozenset()
 
     @property
     def active(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is a subscriber."""
         return bool(self._subscribers)
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether anybody listens to such events; hot paths ask before they build one."""
+        """Whether a subscriber wants events of this class; hot paths check before they build one."""
         kinds = self._kinds
         return kinds is None or kind in kinds
 
     def subscribe(
         self, listener: Callable[[Event], object], kinds: Collection[type[Event]] | None = None
     ) -> Callable[[], None]:
-        """Call `listener` with every event from now on, or every one of `kinds`, until the returned
-        function is called. Events that nobody asked for are not even made.
+        """Call `listener` with every event, or with those of `kinds`; return the unsubscriber.
+
+        Frequent events that no subscriber wants are not built.
         """
         subscriber = _Subscriber(listener, None if kinds is None else frozenset(kinds))
         with self._lock:
@@ -404,40 +457,40 @@ class Dispatcher:
 
     def _replace(self, subscribers: Collection[_Subscriber]) -> None:
         self._subscribers = tuple(subscribers)
-        asked_for = [each.kinds for each in subscribers if each.kinds is not None]
-        is_all = len(asked_for) < len(subscribers)
-        self._kinds = None if is_all else frozenset().union(*asked_for)
+        selections = [each.kinds for each in subscribers if each.kinds is not None]
+        has_unfiltered = len(selections) < len(subscribers)
+        self._kinds = None if has_unfiltered else frozenset().union(*selections)
 
     def has(self, listener: Callable[[Event], object]) -> bool:
         """Whether that listener is subscribed."""
         return any(subscriber.listener == listener for subscriber in self._subscribers)
 
     def emit(self, event: Event) -> None:
-        """Tell everybody. Never raises."""
+        """Call the subscribers. Never raises."""
         for subscriber in self._subscribers:
-            subscriber.tell(event)
+            subscriber.notify(event)
 
 
 class _Subscriber:
-    """A listener, what it asked for, and whether its failure has been reported."""
+    """A listener, the event classes it wants, and whether its failure has been reported."""
 
     def __init__(
         self, listener: Callable[[Event], object], kinds: frozenset[type[Event]] | None
     ) -> None:
         self.listener = listener
         self.kinds = kinds
-        self._reported = False
+        self._is_failure_reported = False
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         if self.kinds is not None and type(event) not in self.kinds:
             return
         try:
             self.listener(event)
         except Exception as error:
-            # Somebody else's code at the edge. One line is enough to find it; one for each event
-            # would bury everything else.
-            if not self._reported:
-                self._reported = True
+            # The application's code. One line is enough to find it; one line for each event would
+            # hide all other lines.
+            if not self._is_failure_reported:
+                self._is_failure_reported = True
                 logger.error(
                     "events.subscriber_failed listener={!r} event={} error={!r}",
                     self.listener,

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from omniq.events import Event, TaskEnqueued, TaskFailed, TaskSucceeded
+from omniq.events import Event, TaskEnqueued, TaskFailure, TaskSucceeded
 
 WINDOW = 1000
 """How many of the newest durations of each type the average is made of, unless said otherwise."""
@@ -36,7 +36,7 @@ class Metrics:
                 self.record_submission()
             case TaskSucceeded():
                 self.record_completion(event.func_path, event.seconds)
-            case TaskFailed():
+            case TaskFailure():
                 self.record_failure(event.func_path)
             case _:
                 pass

@@ -14,7 +14,7 @@ import msgspec
 
 from omniq.clock import SYSTEM_CLOCK
 from omniq.cron import check_cron
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidTask, InvalidValue
 from omniq.retry import Backoff
 
 MAX_TEXT = 8_192
@@ -377,34 +377,34 @@ def check_task(task: Task) -> None:
 
 # Remembered, and each type for itself: there are many tasks, and most are of few kinds.
 def check_schedule(schedule: Schedule) -> None:
-    """Refuse a schedule that could not be fired as it says. Raises `InvalidTask`."""
-    check_name("schedule id", schedule.id)
+    """Refuse a schedule that could not be fired as it says. Raises `InvalidValue`."""
+    check_name("schedule id", schedule.id, error=InvalidValue)
     timings = (schedule.cron, schedule.interval, schedule.at)
     if sum(timing is not None for timing in timings) > 1:
-        raise InvalidTask(f"schedule {schedule.id}: give one of cron, interval and at")
+        raise InvalidValue(f"schedule {schedule.id}: give one of cron, interval and at")
     if schedule.tz is not None and schedule.cron is None:
-        raise InvalidTask("tz: only a cron expression has a time zone")
+        raise InvalidValue("tz: only a cron expression has a time zone")
     if schedule.cron is not None:
         check_cron(schedule.cron, schedule.tz)
-    check_seconds("interval", schedule.interval, above_zero=True)
+    check_seconds("interval", schedule.interval, above_zero=True, error=InvalidValue)
     if schedule.interval is not None and schedule.interval < _SHORTEST_INTERVAL:
-        raise InvalidTask(f"interval: must be at least {_SHORTEST_INTERVAL} seconds")
+        raise InvalidValue(f"interval: must be at least {_SHORTEST_INTERVAL} seconds")
     for field in ("at", "start", "end", "next_at", "last_at"):
-        check_instant(field, getattr(schedule, field))
+        check_instant(field, getattr(schedule, field), error=InvalidValue)
     if schedule.start and schedule.end and schedule.end < schedule.start:
-        raise InvalidTask(f"schedule {schedule.id}: its end is before its start")
+        raise InvalidValue(f"schedule {schedule.id}: its end is before its start")
     _check_policies(schedule)
 
 
 def _check_policies(schedule: Schedule) -> None:
     if schedule.missed not in get_args(MissedPolicy):
-        raise InvalidTask(f"missed {schedule.missed!r}: expected one of {get_args(MissedPolicy)}")
+        raise InvalidValue(f"missed {schedule.missed!r}: expected one of {get_args(MissedPolicy)}")
     if schedule.overlap not in get_args(OverlapPolicy):
-        raise InvalidTask(
+        raise InvalidValue(
             f"overlap {schedule.overlap!r}: expected one of {get_args(OverlapPolicy)}"
         )
-    check_int("max_missed", schedule.max_missed, low=1)
-    check_seconds("jitter", schedule.jitter)
+    check_int("max_missed", schedule.max_missed, low=1, error=InvalidValue)
+    check_seconds("jitter", schedule.jitter, error=InvalidValue)
     if schedule.task.cron is not None or schedule.task.interval is not None:
         raise InvalidTask(f"schedule {schedule.id}: its task must not repeat by itself")
 
@@ -438,10 +438,10 @@ def check_id(task_id: object) -> None:
         )
 
 
-def check_name(field: str, name: object) -> None:
+def check_name(field: str, name: object, *, error: type[InvalidValue] = InvalidTask) -> None:
     """Refuse what cannot name a queue or a schedule."""
     if type(name) is not str or not _ID.fullmatch(name):
-        raise InvalidTask(
+        raise error(
             f"{field} {_short(name)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
             "and do not begin with a dot"
         )
@@ -467,40 +467,46 @@ def check_key(field: str, key: object) -> None:
         raise InvalidTask(f"{field} {_short(key)}: must not contain a NUL character")
 
 
-def check_int(field: str, value: object, *, low: int) -> None:
+def check_int(
+    field: str, value: object, *, low: int, error: type[InvalidValue] = InvalidTask
+) -> None:
     """Refuse what is not a whole number between `low` and 2**63 - 1."""
     if type(value) is not int:
-        raise InvalidTask(f"{field} {_short(value)}: expected a whole number")
+        raise error(f"{field} {_short(value)}: expected a whole number")
     if not low <= value <= _MAX_INT:
-        raise InvalidTask(f"{field} {_short(value)}: must be at least {low} and below 2**63")
+        raise error(f"{field} {_short(value)}: must be at least {low} and below 2**63")
 
 
-def check_instant(field: str, value: object) -> None:
+def check_instant(field: str, value: object, *, error: type[InvalidValue] = InvalidTask) -> None:
     """Refuse datetimes without a time zone."""
     # Most are of this zone, which need not be asked for its offset.
     if value is None or (type(value) is datetime and value.tzinfo is UTC):
         return
     if not isinstance(value, datetime):
-        raise InvalidTask(f"{field} {_short(value)}: expected a datetime")
+        raise error(f"{field} {_short(value)}: expected a datetime")
     if value.utcoffset() is None:
-        raise InvalidTask(
+        raise error(
             f"{field} {value.isoformat()}: has no time zone; use datetime.now(UTC) or add tzinfo"
         )
 
 
-def check_seconds(field: str, value: object, *, above_zero: bool = False) -> None:
+def check_seconds(
+    field: str,
+    value: object,
+    *,
+    above_zero: bool = False,
+    error: type[InvalidValue] = InvalidTask,
+) -> None:
     """Refuse durations that are negative, NaN or infinite, and 0 where nothing would fit in."""
     if value is None:
         return
     if type(value) not in (int, float) or not isinstance(value, int | float):
-        raise InvalidTask(f"{field} {_short(value)}: expected a number of seconds")
+        raise error(f"{field} {_short(value)}: expected a number of seconds")
     if not 0 <= value < math.inf or (above_zero and value == 0):
         bound = "above 0" if above_zero else "0 or more"
-        raise InvalidTask(f"{field} {_short(value)}: must be a finite number of seconds, {bound}")
+        raise error(f"{field} {_short(value)}: must be a finite number of seconds, {bound}")
     if value > _LONGEST:
-        raise InvalidTask(
-            f"{field} {_short(value)}: must be at most {_LONGEST:g} seconds (100 years)"
-        )
+        raise error(f"{field} {_short(value)}: must be at most {_LONGEST:g} seconds (100 years)")
 
 
 _LONGEST = 100 * 366 * 86_400

@@ -42,7 +42,7 @@ async def main(folder: Path) -> None:
         place = stack.enter_context(tempfile.TemporaryDirectory())
         queue = await stack.enter_async_context(seeded(Path(place)))
         address, app = await stack.enter_async_context(served(queue))
-        await app.state.desk.sampler.current()
+        await app.state.dashboard.sampler.current()
         await _keep_busy(queue, app)
         letters = await queue.dead.list(limit=1)
         running = await queue.list_tasks(status=TaskStatus.RUNNING, limit=1)

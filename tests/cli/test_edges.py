@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from omniq import __version__ as omniq_version
+
 GROUPS = ("tasks", "dead", "queues", "schedules")
 
 
@@ -31,6 +33,26 @@ def test_bad_usage_is_one_line_that_points_to_the_help(omniq, queue, arguments):
     assert said.err.count("\n") == 1
     assert "--help" in said.err
     assert said.out == ""
+
+
+def test_version_prints_the_version_and_nothing_else(omniq):
+    said = omniq("--version")
+
+    assert (said.code, said.out, said.err) == (0, "omniq 0.1.0\n", "")
+    # It is eager: what follows is neither checked nor run.
+    assert omniq("--version", "worker", "nonsense").out == "omniq 0.1.0\n"
+
+
+def test_python_m_omniq_prints_the_version_too():
+    found = subprocess.run(
+        [sys.executable, "-m", "omniq", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+
+    assert found.stdout == f"omniq {omniq_version}\n"
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -193,7 +193,7 @@ def test_an_encoding_without_the_character_gets_it_written_out(queue, url, folde
 
 def test_no_bar_is_shown_where_nobody_looks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with output.bar("working") as progress:
+    with output.progress_bar("working") as progress:
         progress(1, 2)
 
     assert stream.getvalue() == ""

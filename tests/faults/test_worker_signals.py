@@ -138,7 +138,7 @@ async def test_a_worker_that_was_stopped_while_it_recorded_is_refused_and_counts
     """F16, the sharpest window: the outcome is on its way to the store."""
     handle = await queue.enqueue(work, str(yard.folder), 0.05)
     # The first turn claims the task; the second, with its outcome, is where the process stops.
-    first = await yard.ready(failpoints="turn.before=stop@2")
+    first = await yard.ready(failpoints="record_and_claim.before=stop@2")
     await when(lambda: is_stopped(first))
     assert await handle.status() is TaskStatus.RUNNING
     await yard.ready()
@@ -154,7 +154,7 @@ async def test_a_worker_that_was_stopped_while_it_recorded_is_refused_and_counts
 async def test_a_worker_that_was_stopped_while_it_claimed_does_not_begin_the_task(yard, queue):
     """F17: the claim is written, and its reply is read when the lease has run out."""
     handle = await queue.enqueue(work, str(yard.folder), LONG)
-    first = yard.start(failpoints="turn.after=stop@1")
+    first = yard.start(failpoints="record_and_claim.after=stop@1")
     await when(lambda: is_stopped(first))
     assert await handle.status() is TaskStatus.RUNNING
     second = await yard.ready()

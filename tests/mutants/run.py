@@ -181,7 +181,7 @@ def selection(backend: str, suite: str) -> list[str]:
         # The same contract with every write synced shows nothing new, and takes its time.
         return [CONTRACTS[backend], "-k", "not Synced"]
     return [
-        "tests/properties/test_machine.py", "-k", f"test_a_backend_answers and {backend}",
+        "tests/properties/test_state_machine.py", "-k", f"test_a_backend_answers and {backend}",
         "-p", "tests.mutants.first_game",
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, InvalidTask, ScheduleNotFound, TaskQueue, task
+from omniq import AsyncTaskQueue, InvalidTask, InvalidValue, ScheduleNotFound, TaskQueue, task
 from omniq.events import Dispatcher
 from omniq.models import Schedule
 from omniq.storage.memory import MemoryStorage
@@ -149,14 +149,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 async def test_what_could_not_be_fired_is_refused_at_once(
     queue: AsyncTaskQueue, options: dict[str, Any], complaint: str
 ) -> None:
-    with pytest.raises(InvalidTask, match=complaint):
+    with pytest.raises(InvalidValue, match=complaint):
         await queue.schedules.add("s", sample_tasks.report, **options)
 
     assert await queue.schedules.list() == []
 
 
 async def test_an_id_that_cannot_be_one_is_refused(queue: AsyncTaskQueue) -> None:
-    with pytest.raises(InvalidTask, match="schedule id"):
+    with pytest.raises(InvalidValue, match="schedule id"):
         await queue.schedules.add("../up", sample_tasks.report, interval=5)
 
 
@@ -251,7 +251,7 @@ async def test_backfill_enqueues_each_time_of_a_window_once(
 
 async def test_a_backfill_that_is_too_long_is_refused(queue: AsyncTaskQueue) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="* * * * * *")
-    with pytest.raises(InvalidTask, match="in parts"):
+    with pytest.raises(InvalidValue, match="in parts"):
         await queue.schedules.backfill("s", NOON - timedelta(days=1), NOON)
 
     assert await names(queue) == []

@@ -16,7 +16,7 @@ from omniq.cli import main
 from omniq.clock import to_micros
 from omniq.dashboard import Access, create_app
 from omniq.dashboard.authentication import Role, Sessions
-from omniq.dashboard.live_stream import MOST_LISTENERS
+from omniq.dashboard.live_stream import MAX_STREAMS
 from omniq.errors import SettingsError
 from omniq.models import Progress, TaskError
 from omniq.outcomes import Failed
@@ -401,7 +401,7 @@ async def test_s18_who_guesses_too_often_must_wait():
 
 async def test_s18_a_link_opens_once_and_cannot_be_guessed_for_long(queue):
     async with asked(queue, Access()) as client:
-        sessions = client.app.state.desk.sessions
+        sessions = client.app.state.dashboard.sessions
         first, link = sessions.new_link(), sessions.new_link()
         opened = [await client.get("/login", params={"token": token}) for token in (first, link)]
         client.cookies.clear()
@@ -459,14 +459,14 @@ async def test_s19_only_the_files_of_the_table_are_served(client, name):
 
 @pytest.mark.timeout(60)
 async def test_s20_live_streams_are_bounded_and_give_their_place_back(queue):
-    limits = httpx.Limits(max_connections=MOST_LISTENERS + 5)
+    limits = httpx.Limits(max_connections=MAX_STREAMS + 5)
     async with served(queue) as (address, app), httpx.AsyncClient(limits=limits) as client:
-        listening = [await listen(client, address) for _ in range(MOST_LISTENERS)]
-        held = app.state.desk.sampler.watchers
+        listening = [await listen(client, address) for _ in range(MAX_STREAMS)]
+        held = app.state.dashboard.sampler.watchers
         refused = await client.get(f"{address}/api/stream", headers=bearer())
         answer, _ = listening.pop()
         await answer.aclose()
-        while app.state.desk.sampler.watchers == held:
+        while app.state.dashboard.sampler.watchers == held:
             # Each question is a turn in which the server can notice who has left.
             await client.get(f"{address}/api/overview", headers=bearer())
         listening.append(await listen(client, address))
@@ -474,7 +474,7 @@ async def test_s20_live_streams_are_bounded_and_give_their_place_back(queue):
         for answer, _ in listening:
             await answer.aclose()
 
-    assert held == MOST_LISTENERS
+    assert held == MAX_STREAMS
     assert (refused.status_code, again) == (503, 200)
 
 

@@ -100,7 +100,7 @@ async def test_a_store_of_another_user_is_refused(local_url, tmp_path):
 
     said = told_to_nobody(place)
 
-    assert "belongs to another user (number 12345)" in said
+    assert "belongs to another user (uid 12345)" in said
 
 
 def told_to_nobody(place: Path) -> str:

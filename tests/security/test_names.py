@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omniq.errors import InvalidTask, OmniqError, SettingsError
+from omniq.errors import InvalidTask, InvalidValue, OmniqError, SettingsError
 from omniq.models import Limit, Schedule, TaskStatus
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
@@ -50,7 +50,7 @@ async def test_an_id_that_could_be_more_than_a_name_is_refused_everywhere(bad, s
         for ask in (storage.get_task, storage.get_result, storage.history, storage.retry_dead):
             with pytest.raises(InvalidTask):
                 await ask(bad)
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await storage.put_schedule(Schedule(id=bad, task=a_task(), interval=5.0))
         with pytest.raises(InvalidTask):
             await storage.enqueue(a_task(queue=bad))

@@ -39,6 +39,8 @@ def test_a_fleet_survives_kills_stops_and_restarts(backend):
 def test_every_failpoint_of_the_sources_is_known(backend):
     names = failpoints_of(backend)
 
-    assert {"enqueue.before", "turn.after", "renew.before", "recover.after"} <= set(names)
+    assert {"enqueue.before", "record_and_claim.after", "renew.before", "recover.after"} <= set(
+        names
+    )
     assert not any(name.startswith(other) for other in set(BACKENDS) - {backend} for name in names)
     assert ("transaction.before" in names) == (backend in TRANSACTIONAL)

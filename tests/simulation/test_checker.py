@@ -306,10 +306,12 @@ def test_a_step_that_is_done_again_is_noticed():
 
 def test_a_run_with_too_few_faults_does_not_count():
     page = Page().done("a").final("a").add("kill", value="worker-9")
-    page.add("passed", value={"turn.before": 5})
+    page.add("passed", value={"record_and_claim.before": 5})
     assert page.codes(at_least={"kill": 2}) == {"I17"}
-    assert page.codes(failpoints=("turn.before",)) == {"I17"}
-    assert page.codes(at_least={"kill": 1}, failpoints=("turn.before",), passes=5) == set()
+    assert page.codes(failpoints=("record_and_claim.before",)) == {"I17"}
+    assert (
+        page.codes(at_least={"kill": 1}, failpoints=("record_and_claim.before",), passes=5) == set()
+    )
 
 
 def test_a_queue_that_does_not_drain_is_noticed():

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from omniq import (
-    InvalidTask,
+    InvalidValue,
     PoolStopped,
     ShutdownTimeout,
     StorageClosed,
@@ -117,7 +117,7 @@ def has_completed(pool: WorkerPool, count: int) -> bool:
 
 def test_two_starts_in_a_row_are_refused(store: Store) -> None:
     with WorkerPool(store.another()) as pool:
-        with pytest.raises(InvalidTask, match="runs already"):
+        with pytest.raises(InvalidValue, match="already running"):
             pool.start()
         assert pool.running
 

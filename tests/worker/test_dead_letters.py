@@ -11,7 +11,7 @@ import pytest
 from omniq import (
     AsyncTaskQueue,
     DuplicateTask,
-    InvalidTask,
+    InvalidValue,
     QueueFull,
     Task,
     TaskQueue,
@@ -126,7 +126,7 @@ async def test_letters_are_listed_and_retried_by_type_reason_and_time():
         assert await ids(until=timedelta(minutes=1)) == [old]
         assert await ids(since=clock.now(), reason="permanent") == [other]
         assert await ids(limit=1, since=60) == [new]
-        with pytest.raises(InvalidTask):
+        with pytest.raises(InvalidValue):
             await ids(since=-1)
         assert await queue.dead.retry_all(since=60, reason="exhausted") == 1
         assert await ids() == [old, other]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, ErrorCategory, ErrorRules, InvalidTask, Settings, TaskResult
+from omniq import AsyncTaskQueue, ErrorCategory, ErrorRules, InvalidValue, Settings, TaskResult
 from omniq.errors import SettingsError
 from omniq.storage.memory import MemoryStorage
 from tests.worker import step_tasks as tasks
@@ -81,7 +81,7 @@ async def test_a_rule_decides_about_a_step_as_well(memory_queue, tmp_path):
 
 
 async def test_rules_that_cannot_work_are_refused_at_the_start(memory_queue):
-    with pytest.raises(InvalidTask, match="expected ErrorRules"):
+    with pytest.raises(InvalidValue, match="expected ErrorRules"):
         memory_queue.worker(errors=ValueError)
     with pytest.raises(InvalidTask, match="must be of a module"):
         await memory_queue.worker(errors=ErrorRules(transient=(lambda error: True,))).start()

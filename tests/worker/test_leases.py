@@ -19,8 +19,7 @@ from omniq import (
     TaskStatus,
     WorkerPool,
 )
-from omniq.events import ChoreFailed, Event
-from omniq.events import LeaseLost as LeaseLostEvent
+from omniq.events import ChoreFailed, Event, LeaseLoss
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_task
@@ -76,8 +75,8 @@ class SlowToAnswer(FaultyStorage):
         self._reply = reply
         self.has_claimed = asyncio.Event()
 
-    async def _turn(self, owner: str, entries: Any, claim: Any) -> Any:
-        turned = await super()._turn(owner, entries, claim)
+    async def _record_and_claim(self, owner: str, entries: Any, claim: Any) -> Any:
+        turned = await super()._record_and_claim(owner, entries, claim)
         if turned[1]:
             self.has_claimed.set()
             await self._reply.wait()
@@ -173,7 +172,7 @@ async def test_a_worker_that_was_fenced_goes_on_under_a_fresh_id():
         assert await next_one.result(timeout=5) == 7
     assert two.storage.owner != owner
     assert not held.items() & two.storage.claims.items()
-    assert any(isinstance(event, LeaseLostEvent) for event in two.told)
+    assert any(isinstance(event, LeaseLoss) for event in two.told)
 
 
 async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs():
@@ -262,17 +261,17 @@ async def test_two_pools_on_one_storage_leave_each_others_tasks_alone():
 async def test_a_storage_forgets_its_claims_when_its_twin_was_fenced():
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
-    other, twin = storage.another(), storage.twin()
-    async with storage, other, twin:
+    other, sibling = storage.another(), storage.sibling()
+    async with storage, other, sibling:
         await storage.enqueue(a_task())
         (claimed,) = await storage.reserve(1)
         owner = storage.owner
         clock.advance(31)
         await other.give_back_abandoned()
         with pytest.raises(LeaseLost):
-            await twin.renew()
+            await sibling.renew()
 
-        assert storage.owner == twin.owner != owner
+        assert storage.owner == sibling.owner != owner
         with pytest.raises(StaleClaim):
             await storage.mark_done(
                 claimed.id, TaskResult(task_id=claimed.id, status=TaskStatus.SUCCESS)
@@ -284,14 +283,14 @@ async def test_a_storage_forgets_its_claims_when_its_twin_was_fenced():
 async def test_a_fencing_that_was_noticed_twice_changes_the_id_once():
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
-    twin = storage.twin()
-    async with storage, twin:
+    sibling = storage.sibling()
+    async with storage, sibling:
         await storage.renew()
         await storage._retire(storage.owner)
         with pytest.raises(LeaseLost):
-            await twin.renew()
+            await sibling.renew()
         fresh = storage.owner
-        await twin.renew()
+        await sibling.renew()
         await storage.reserve(1)
 
     assert storage.owner == fresh

@@ -17,7 +17,7 @@ import omniq.worker
 from omniq import (
     AsyncTaskQueue,
     AsyncWorkerPool,
-    InvalidTask,
+    InvalidValue,
     PoolStopped,
     QueueFull,
     Settings,
@@ -102,7 +102,7 @@ def test_the_loop_is_small_enough_to_be_understood(module):
 )
 @pytest.mark.fault("F26")
 def test_a_value_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(InvalidTask):
+    with pytest.raises(InvalidValue):
         AsyncWorkerPool(MemoryStorage(), **wrong)
 
 
@@ -114,7 +114,7 @@ async def test_start_returns_while_the_pool_runs(queue: AsyncTaskQueue, stage: S
     await pool.start()
     running.append(pool.running)
     await until(lambda: stage.inside == 1)
-    with pytest.raises(InvalidTask, match="runs already"):
+    with pytest.raises(InvalidValue, match="already running"):
         await pool.start()
     stage.open_all()
     await pool.stop()

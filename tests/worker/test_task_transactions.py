@@ -283,7 +283,7 @@ async def test_a_connection_that_is_in_use_when_its_time_is_over_is_taken_back(q
 
 
 async def test_others_wait_while_a_transaction_is_open_and_the_lease_is_kept(queue, notes, stage):
-    async with queue.worker(poll_interval=5), queue.storage.twin() as heartbeat:
+    async with queue.worker(poll_interval=5), queue.storage.sibling() as heartbeat:
         handle = await queue.enqueue(tasks.hang_inside, "a")
         await until(lambda: stage.names() == ["a"])
         waiting = asyncio.create_task(queue.enqueue(tasks.write, "b"))

@@ -41,14 +41,14 @@ def _run(arguments: list[str], *, is_own_process: bool) -> int:
     # Here and not above: Ctrl-C while this is being imported is no reason for a traceback.
     from omniq.cli import worker_exec
 
-    given = worker_exec.handed_on() if is_own_process else None
+    given = worker_exec.received_command() if is_own_process else None
     if given is not None:
-        given.obey()
+        given.run()
     answer = _understand(arguments)
-    if isinstance(answer, worker_exec.Orders):
+    if isinstance(answer, worker_exec.WorkerCommand):
         if is_own_process:
-            worker_exec.hand_on(answer)
-        answer.obey()
+            worker_exec.exec_worker(answer)
+        answer.run()
     return answer if isinstance(answer, int) else 0
 
 

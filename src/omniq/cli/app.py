@@ -1,4 +1,4 @@
-"""The commands, put together. A command group is one file beside this one, and one line here."""
+"""The commands, put together. A command group is one file beside this one, and one line task_queue."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from omniq._version import __version__
 from omniq.cli import (
     dashboard,
     dead,
@@ -31,8 +32,20 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_given: bool) -> None:
+    if is_given:
+        typer.echo(f"omniq {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks. May stand anywhere.")
     ] = False,

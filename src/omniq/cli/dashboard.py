@@ -17,7 +17,10 @@ from omniq.worker.process import console
 def dashboard(
     url: Url = None,
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen; elsewhere than here needs credentials.")
+        str,
+        typer.Option(
+            "--host", help="Where to listen; elsewhere than task_queue needs credentials."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.")
@@ -47,13 +50,13 @@ def dashboard(
     check_host(host, access)
     console.start_logging(Settings.load(url=url).log_level)
 
-    async def work(here: AsyncTaskQueue) -> None:
-        await serve(here, host, port, access, _say)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        await serve(task_queue, host, port, access, _say)
 
     with_queue(url, work, creates=True)
 
 
 def _say(link: str) -> None:
     """A link alone on its line, whatever the width of the terminal, and seen at once in a pipe."""
-    output.say(link)
+    output.print_line(link)
     console.flush()

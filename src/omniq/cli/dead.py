@@ -13,7 +13,7 @@ import typer
 
 from omniq.cli import output
 from omniq.cli.options import Json, Limit, Url, Yes
-from omniq.cli.parsing import away, count_of, error_line, json_value, seconds_of
+from omniq.cli.parsing import count_of, error_line, parse_duration, parse_json_value, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.cli.tasks import check_choice, retry_letters, task_page
 from omniq.errors import InvalidTask
@@ -52,26 +52,26 @@ def list_(
 ) -> None:
     """The newest dead letters, the latest failure first; with `--after`, in order of id."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        chosen = _chosen(here, task_type, reason, since, until)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        chosen = _chosen(task_queue, task_type, reason, since, until)
         if after is None:
-            found = await newest_dead(here.storage, limit, **chosen)
+            found = await newest_dead(task_queue.storage, limit, **chosen)
         else:
-            found = await here.storage.list_dead(**chosen, limit=limit, after=after)
+            found = await task_queue.storage.list_dead(**chosen, limit=limit, after=after)
         if as_json:
             for letter in found:
-                output.dump(letter)
+                output.print_json(letter)
             return
         if not found:
-            output.note("no dead letters")
+            output.print_note("no dead letters")
             return
-        now = here.storage.clock.now()
+        now = task_queue.storage.clock.now()
         rows = [
             (
                 letter.task_id,
                 output.text(letter.failure_reason, "red"),
                 letter.task_type,
-                away(letter.last_failure, now),
+                relative_time(letter.last_failure, now),
                 error_line(letter.error_details),
                 letter.attempt_count,
                 letter.queue,
@@ -79,7 +79,7 @@ def list_(
             for letter in found
         ]
         columns = ("id", "reason", "function", "failed", "error", ">runs", "queue")
-        output.show(output.Listing(columns, rows))
+        output.print_rich(output.Listing(columns, rows))
 
     with_queue(url, work)
 
@@ -92,14 +92,14 @@ def show(
 ) -> None:
     """One dead letter with its call, every failed run and its traceback."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        if await here.dead.get(task_id) is None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        if await task_queue.dead.get(task_id) is None:
             raise CommandFailed(f"{task_id}: no such dead letter", console.NOT_FOUND)
-        detail = await task_detail(here.storage, task_id)
+        detail = await task_detail(task_queue.storage, task_id)
         if as_json:
-            output.dump(detail)
+            output.print_json(detail)
         else:
-            output.show(*task_page(detail, here.storage.clock.now()))
+            output.print_rich(*task_page(detail, task_queue.storage.clock.now()))
 
     with_queue(url, work)
 
@@ -134,20 +134,20 @@ def retry(
         _container("--kwargs", kwargs, dict),
     )
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         if ids and (other_args is not None or other_kwargs is not None):
-            if not await here.dead.retry(
+            if not await task_queue.dead.retry(
                 ids[0], args=other_args, kwargs=other_kwargs, from_start=from_start
             ):
                 raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
-            output.report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
+            output.print_report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
             return
         chosen = ids or await bulk_actions.dead_ids(
-            here.storage, **_chosen(here, task_type, reason, since, until)
+            task_queue.storage, **_chosen(task_queue, task_type, reason, since, until)
         )
         if every:
             output.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
-        await retry_letters(here, chosen, from_start, as_json)
+        await retry_letters(task_queue, chosen, from_start, as_json)
 
     with_queue(url, work)
 
@@ -161,13 +161,13 @@ def delete(
 ) -> None:
     """Forget dead letters for good."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        if len(ids) == 1 and await here.dead.get(ids[0]) is None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        if len(ids) == 1 and await task_queue.dead.get(ids[0]) is None:
             raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
         output.confirm(f"Delete {count_of(len(ids), 'dead letter')} for good?", yes)
-        with output.bar("deleting") as progress:
-            done = await bulk_actions.delete_dead(here.storage, ids, on_progress=progress)
-        output.report(done, "deleted", as_json)
+        with output.progress_bar("deleting") as progress:
+            done = await bulk_actions.delete_dead(task_queue.storage, ids, on_progress=progress)
+        output.print_report(done, "deleted", as_json)
 
     with_queue(url, work)
 
@@ -182,14 +182,16 @@ def purge(
     as_json: Json = False,
 ) -> None:
     """Forget dead letters whose last failure is old."""
-    seconds = seconds_of("--older-than", older_than) or 0.0
+    seconds = parse_duration("--older-than", older_than) or 0.0
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         output.confirm(f"Forget all dead letters older than {older_than} for good?", yes)
-        before = here.storage.clock.now() - timedelta(seconds=seconds)
-        with output.bar("purging") as progress:
-            count = await bulk_actions.purge(here.storage, before, dead=True, on_progress=progress)
-        output.report(bulk_actions.BulkReport(count, {}), "dead letters forgotten", as_json)
+        before = task_queue.storage.clock.now() - timedelta(seconds=seconds)
+        with output.progress_bar("purging") as progress:
+            count = await bulk_actions.purge(
+                task_queue.storage, before, dead=True, on_progress=progress
+            )
+        output.print_report(bulk_actions.BulkReport(count, {}), "dead letters forgotten", as_json)
 
     with_queue(url, work)
 
@@ -207,15 +209,15 @@ def export(
 ) -> None:
     """Write them as JSON lines: each with its call, its failed runs and their tracebacks."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        chosen = _chosen(here, task_type, reason, since, until)
-        total, count = len(await bulk_actions.dead_ids(here.storage, **chosen)), 0
-        with output.bar("exporting") as progress, _destination(file) as stream:
-            async for record in here.dead.export(**chosen):
-                output.dump(record, stream)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        chosen = _chosen(task_queue, task_type, reason, since, until)
+        total, count = len(await bulk_actions.dead_ids(task_queue.storage, **chosen)), 0
+        with output.progress_bar("exporting") as progress, _destination(file) as stream:
+            async for record in task_queue.dead.export(**chosen):
+                output.print_json(record, stream)
                 count += 1
                 progress(count, total)
-        output.note(f"{count_of(count, 'dead letter')} exported")
+        output.print_note(f"{count_of(count, 'dead letter')} exported")
 
     with_queue(url, work)
 
@@ -240,16 +242,16 @@ class _Chosen(TypedDict):
 
 
 def _chosen(
-    here: AsyncTaskQueue,
+    task_queue: AsyncTaskQueue,
     task_type: str | None,
     reason: str | None,
     since: str | None,
     until: str | None,
 ) -> _Chosen:
-    now = here.storage.clock.now()
+    now = task_queue.storage.clock.now()
     first, last = (
         None if seconds is None else now - timedelta(seconds=seconds)
-        for seconds in (seconds_of("--since", since), seconds_of("--until", until))
+        for seconds in (parse_duration("--since", since), parse_duration("--until", until))
     )
     return {"task_type": task_type, "reason": reason, "since": first, "until": last}
 
@@ -257,7 +259,7 @@ def _chosen(
 def _container(name: str, text: str | None, kind: type[Any]) -> Any:
     if text is None:
         return None
-    value = json_value(name, text)
+    value = parse_json_value(name, text)
     if not isinstance(value, kind):
         wanted = "a list" if kind is list else "an object"
         raise InvalidTask(f"{name} {text}: expected {wanted} in JSON")

@@ -65,15 +65,17 @@ def demo(
             raise CommandFailed(f"--keep {keep}: {error.strerror}") from error
         asyncio.run(_Stage(keep.resolve()).play())
         url = f"sqlite:///{keep.resolve()}/demo.db"
-        output.say("")
-        output.say("Look around:")
+        output.print_line("")
+        output.print_line("Look around:")
         for command in ("stats", "tasks list", "dead list", "schedules list"):
-            output.say(f"  omniq {command} --url {url}")
+            output.print_line(f"  omniq {command} --url {url}")
         return
     with tempfile.TemporaryDirectory(prefix="omniq-demo-") as folder:
         asyncio.run(_Stage(Path(folder)).play())
-    output.say("")
-    output.say("Nothing is left behind. To look around in it: omniq demo --keep ./omniq-demo")
+    output.print_line("")
+    output.print_line(
+        "Nothing is left behind. To look around in it: omniq demo --keep ./omniq-demo"
+    )
 
 
 class _Scene(msgspec.Struct, frozen=True):
@@ -102,7 +104,7 @@ class _Stage:
         began = SYSTEM_CLOCK.monotonic()
         async with AsyncTaskQueue(self._url) as queue:
             ids = await self._enqueue(queue)
-            output.say(f"{len(ids)} tasks are safe on disk. Starting {_WORKERS} workers.")
+            output.print_line(f"{len(ids)} tasks are safe on disk. Starting {_WORKERS} workers.")
             with self._workers() as workers:
                 await self._watch(queue, set(ids), workers)
             results = {task_id: await queue.get_result(task_id) for task_id in ids}
@@ -212,19 +214,23 @@ class _Stage:
             for kind, how, _ in _MIX
         ]
         columns = ("kind", ">enqueued", ">succeeded", ">in a later run", ">dead", ">lost", "how")
-        output.show("", output.Listing(columns, rows))
+        output.print_rich("", output.Listing(columns, rows))
         steps = Counter(words[1] for words in self._lines() if words[0] == _DOCUMENT)
         counted = ", ".join(f"{step} ×{steps[step]}" for step in demo_tasks.STEPS)
-        output.say("")
+        output.print_line("")
         if not self._killed:
             raise CommandFailed("nobody was killed: this machine is too busy to aim; try again")
-        output.say(f"{self._killed}; the others took over when its lease of {_LEASE:g} s ended.")
-        output.say(f"Its steps: {counted}. What was done before the kill was not done again.")
-        output.say(f"A schedule enqueued a heartbeat every second meanwhile: {fired}.")
+        output.print_line(
+            f"{self._killed}; the others took over when its lease of {_LEASE:g} s ended."
+        )
+        output.print_line(
+            f"Its steps: {counted}. What was done before the kill was not done again."
+        )
+        output.print_line(f"A schedule enqueued a heartbeat every second meanwhile: {fired}.")
         redone = [step for step in demo_tasks.STEPS if steps[step] > 1]
         if lost or len(steps) < len(demo_tasks.STEPS) or len(redone) > 1:
             raise CommandFailed(f"{len(lost)} tasks lost, steps {counted}: this must not happen")
-        output.say(f"{len(results)} tasks, 0 lost, {seconds:.1f} s in all.")
+        output.print_line(f"{len(results)} tasks, 0 lost, {seconds:.1f} s in all.")
 
 
 def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
@@ -251,7 +257,7 @@ def _picture(scene: _Scene) -> RenderableType:
         for status in TaskStatus
     )
     held = "   ".join(f"{worker.pid} holds {len(worker.running)}" for worker in scene.workers)
-    return output.facts(
+    return output.key_values(
         [
             ("done", count),
             ("tasks", states),

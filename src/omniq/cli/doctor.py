@@ -12,7 +12,7 @@ import typer
 
 from omniq.cli.options import Url
 from omniq.models import Task
-from omniq.operations.doctor import Finding, promises_of
+from omniq.operations.doctor import Finding, check_storage
 from omniq.settings import Settings, mask_url
 from omniq.storage import BaseStorage, open_storage
 from omniq.storage.urls import storage_url
@@ -35,7 +35,7 @@ def doctor(
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Say what this storage promises, as far as that can be checked from here.
+    """Say what this storage promises, as far as that can be checked from task_queue.
 
     Opens it, asks a server for its settings, writes a task that nobody will run, reads it back
     and removes it. Exits with 1 if something is bad.
@@ -51,7 +51,7 @@ def doctor(
 
 async def _examine(settings: Settings) -> Diagnosis:
     async with open_storage(settings=settings) as storage:
-        findings = await promises_of(storage)
+        findings = await check_storage(storage)
         findings.append(await _round_trip(storage))
         shown, sources = storage.settings.shown(), storage.settings.sources
     return Diagnosis(

@@ -9,7 +9,7 @@ import typer
 
 from omniq.cli import output
 from omniq.cli.options import Json, Url
-from omniq.cli.parsing import instant_of, json_value, named_values, seconds_of
+from omniq.cli.parsing import parse_duration, parse_instant, parse_json_value, parse_pairs
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.cli.worker_exec import make_current_folder_importable
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
@@ -76,44 +76,44 @@ def enqueue(
 ) -> None:
     """Enqueue a call of a function and print the task's id.
 
-    The function's module need not be here. Where it is, the options of its `@task` count, and a
+    The function's module need not be task_queue. Where it is, the options of its `@task` count, and a
     name or an argument that it does not have is refused.
     """
-    values = [json_value("argument", text) for text in args or ()]
-    named = named_values("--kwargs", kwargs or ())
+    values = [parse_json_value("argument", text) for text in args or ()]
+    named = parse_pairs("--kwargs", kwargs or ())
     options: EnqueueOptions = {
         "queue": queue,
         "priority": priority,
-        "delay": seconds_of("--delay", delay),
-        "eta": instant_of("--eta", eta),
-        "interval": seconds_of("--interval", interval),
+        "delay": parse_duration("--delay", delay),
+        "eta": parse_instant("--eta", eta),
+        "interval": parse_duration("--interval", interval),
         "cron": cron,
         "tz": tz,
         "max_retries": max_retries,
-        "timeout": seconds_of("--timeout", timeout),
-        "expires": seconds_of("--expires", expires),
+        "timeout": parse_duration("--timeout", timeout),
+        "expires": parse_duration("--expires", expires),
         "unique": unique,
         "task_id": task_id,
-        "metadata": named_values("--metadata", metadata or ()) or None,
+        "metadata": parse_pairs("--metadata", metadata or ()) or None,
     }
-    patience = seconds_of("--wait", wait)
+    patience = parse_duration("--wait", wait)
     function = function_at(func)
     check_call(function, values, named)
 
-    async def work(here: AsyncTaskQueue) -> None:
-        handle = await here.options(**options).enqueue(function, *values, **named)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        handle = await task_queue.options(**options).enqueue(function, *values, **named)
         if patience is None:
-            output.dump({"id": handle.id}) if as_json else output.say(handle.id)
+            output.print_json({"id": handle.id}) if as_json else output.print_line(handle.id)
             return
         if not as_json:
-            output.note(handle.id)
-        show_result(handle.id, await here.get_result(handle.id, patience), patience, as_json)
+            output.print_note(handle.id)
+        show_result(handle.id, await task_queue.get_result(handle.id, patience), patience, as_json)
 
     with_queue(url, work, creates=True)
 
 
 def function_at(path: str) -> Callable[..., Any] | str:
-    """The function, when its module is here, so that the options of its `@task` are known."""
+    """The function, when its module is task_queue, so that the options of its `@task` are known."""
     check_func_path(path)
     make_current_folder_importable()
     try:
@@ -124,10 +124,10 @@ def function_at(path: str) -> Callable[..., Any] | str:
         if isinstance(error.__cause__, AttributeError) and str(error).endswith(
             str(error.__cause__)
         ):
-            # The module is here and does not have it.
+            # The module is task_queue and does not have it.
             raise InvalidTask(str(error)) from error
         if not error.elsewhere:
-            output.note(f"{error}; enqueued without the options of its @task")
+            output.print_note(f"{error}; enqueued without the options of its @task")
         return path
 
 
@@ -138,9 +138,9 @@ def show_result(task_id: str, result: TaskResult | None, patience: float, as_jso
             f"task {task_id} has not ended within {patience:g} s; see omniq explain {task_id}"
         )
     if as_json:
-        output.dump(result)
+        output.print_json(result)
     elif result.status is TaskStatus.SUCCESS:
-        output.show(output.value_text(result.result))
+        output.print_rich(output.value_text(result.result))
     if result.status is not TaskStatus.SUCCESS:
         error = result.error
         why = result.reason or "" if error is None else f"{error.error_type}: {error.message}"

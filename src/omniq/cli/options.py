@@ -11,7 +11,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         help="Where the tasks live, such as sqlite:///tasks.db; else OMNIQ_URL, else what "
-        "omniq.toml or pyproject.toml say, else .omniq/omniq.db here.",
+        "omniq.toml or pyproject.toml say, else .omniq/omniq.db task_queue.",
         show_default=False,
     ),
 ]

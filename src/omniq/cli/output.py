@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from omniq.cli.queue_session import CommandFailed
 from omniq.models import TaskStatus
-from omniq.operations.bulk_actions import BulkReport, OnProgress, silently
+from omniq.operations.bulk_actions import BulkReport, OnProgress, no_progress
 from omniq.operations.redaction import redacted
 from omniq.to_json import plain
 from omniq.worker.process import console
@@ -149,7 +149,7 @@ class Listing:
                     yield Text.assemble(f"  {column.lstrip('>')} ", cell, overflow="fold")
 
 
-def facts(pairs: Sequence[tuple[str, Cell]]) -> RenderableType:
+def key_values(pairs: Sequence[tuple[str, Cell]]) -> RenderableType:
     """Names and values, one pair a line; those without a value are left out."""
     from rich.table import Table
     from rich.text import Text
@@ -181,34 +181,34 @@ def value_text(value: Any) -> Text:
     return Text(shown)
 
 
-def show(*things: RenderableType) -> None:
+def print_rich(*things: RenderableType) -> None:
     """Print for people, on stdout."""
     screen = terminal()
     for thing in things:
         screen.print(thing)
 
 
-def say(words: str) -> None:
+def print_line(words: str) -> None:
     """One line for people, on stdout."""
     sys.stdout.write(visible(words) + "\n")
 
 
-def note(words: str) -> None:
+def print_note(words: str) -> None:
     """One line beside the output, on stderr."""
     console.write(visible(words) + "\n")
 
 
-def dump(value: Any, stream: TextIO | None = None) -> None:
+def print_json(value: Any, stream: TextIO | None = None) -> None:
     """Print for programs: one JSON document on one line."""
     line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
     (stream or sys.stdout).write(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
 
 
 @contextmanager
-def bar(title: str) -> Iterator[OnProgress]:
+def progress_bar(title: str) -> Iterator[OnProgress]:
     """A progress bar on stderr, which is there only while a terminal is."""
     if not sys.stderr.isatty():
-        yield silently
+        yield no_progress
         return
     from rich.progress import (
         BarColumn,
@@ -237,14 +237,14 @@ def confirm(question: str, yes: bool) -> None:
         raise CommandFailed("nothing was done")
 
 
-def report(done: BulkReport, what: str, as_json: bool) -> None:
+def print_report(done: BulkReport, what: str, as_json: bool) -> None:
     """Say what became of a bulk action; fails when something was refused."""
     if as_json:
-        dump({"done": done.done, "refused": done.refused})
+        print_json({"done": done.done, "refused": done.refused})
     else:
-        say(f"{what}: {done.done:,}")
+        print_line(f"{what}: {done.done:,}")
         for task_id, why in list(done.refused.items())[:_MOST_REFUSALS]:
-            note(f"  {task_id}: {why}")
+            print_note(f"  {task_id}: {why}")
     if done.refused:
         count = len(done.refused)
         raise CommandFailed(f"{count:,} of {done.done + count:,} could not be done")

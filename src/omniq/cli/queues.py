@@ -8,10 +8,10 @@ import typer
 
 from omniq.cli import output
 from omniq.cli.options import Json, Url
-from omniq.cli.parsing import away
+from omniq.cli.parsing import relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import WorkerInfo
-from omniq.operations.overview import queue_lines
+from omniq.operations.overview import queue_summaries
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.storage.health import breakers_of, live_workers
 from omniq.worker.process import console
@@ -25,11 +25,11 @@ Names = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Which queues.
 def list_(url: Url = None, as_json: Json = False) -> None:
     """Every queue that has tasks, is paused, or is named by a worker."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        lines = await queue_lines(here.storage)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        lines = await queue_summaries(task_queue.storage)
         if as_json:
             for line in lines:
-                output.dump(line)
+                output.print_json(line)
         elif lines:
             rows = [
                 (
@@ -41,11 +41,11 @@ def list_(url: Url = None, as_json: Json = False) -> None:
                 )
                 for line in lines
             ]
-            output.show(
+            output.print_rich(
                 output.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
             )
         else:
-            output.note("no queues: nothing waits or runs")
+            output.print_note("no queues: nothing waits or runs")
 
     with_queue(url, work)
 
@@ -54,10 +54,10 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 def pause(names: Names, url: Url = None) -> None:
     """Hand out nothing more from these queues; what runs goes on, and tasks may be added."""
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         for name in names:
-            await here.storage.pause_queue(name)
-            output.say(f"paused: {name}")
+            await task_queue.storage.pause_queue(name)
+            output.print_line(f"paused: {name}")
 
     with_queue(url, work, creates=True)
 
@@ -66,10 +66,10 @@ def pause(names: Names, url: Url = None) -> None:
 def resume(names: Names, url: Url = None) -> None:
     """Hand out tasks from these queues again."""
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         for name in names:
-            await here.storage.resume_queue(name)
-            output.say(f"resumed: {name}")
+            await task_queue.storage.resume_queue(name)
+            output.print_line(f"resumed: {name}")
 
     with_queue(url, work, creates=True)
 
@@ -85,16 +85,16 @@ def list_workers(context: typer.Context, url: Url = None, as_json: Json = False)
     if context.invoked_subcommand is not None:
         return
 
-    async def work(here: AsyncTaskQueue) -> None:
-        found = await live_workers(here.storage)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        found = await live_workers(task_queue.storage)
         if as_json:
             for worker in found:
-                output.dump(worker)
+                output.print_json(worker)
             return
         if not found:
-            output.note("no worker is alive; start one: omniq worker MODULE")
+            output.print_note("no worker is alive; start one: omniq worker MODULE")
             return
-        now = here.storage.clock.now()
+        now = task_queue.storage.clock.now()
         rows = [
             (
                 worker.id,
@@ -102,13 +102,13 @@ def list_workers(context: typer.Context, url: Url = None, as_json: Json = False)
                 _state(worker),
                 f"{worker.host}:{worker.pid}",
                 ", ".join(worker.queues) or "all",
-                away(worker.last_heartbeat, now),
-                away(worker.started_at, now),
+                relative_time(worker.last_heartbeat, now),
+                relative_time(worker.started_at, now),
             )
             for worker in found
         ]
         columns = ("worker", ">busy", "state", "process", "queues", "heartbeat", "started")
-        output.show(output.Listing(columns, rows))
+        output.print_rich(output.Listing(columns, rows))
 
     with_queue(url, work)
 
@@ -123,10 +123,10 @@ def _state(worker: WorkerInfo) -> output.Cell:
 def pause_workers(ids: Workers, url: Url = None) -> None:
     """Have these workers claim nothing more; what they run goes on. It ends with the worker."""
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         for worker_id in ids:
-            _check_alive(worker_id, await here.storage.pause_worker(worker_id))
-            output.say(f"paused: {worker_id}")
+            _check_alive(worker_id, await task_queue.storage.pause_worker(worker_id))
+            output.print_line(f"paused: {worker_id}")
 
     with_queue(url, work)
 
@@ -135,10 +135,10 @@ def pause_workers(ids: Workers, url: Url = None) -> None:
 def resume_workers(ids: Workers, url: Url = None) -> None:
     """Let these workers claim again."""
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         for worker_id in ids:
-            _check_alive(worker_id, await here.storage.resume_worker(worker_id))
-            output.say(f"resumed: {worker_id}")
+            _check_alive(worker_id, await task_queue.storage.resume_worker(worker_id))
+            output.print_line(f"resumed: {worker_id}")
 
     with_queue(url, work)
 
@@ -151,28 +151,28 @@ def _check_alive(worker_id: str, is_alive: bool) -> None:
 def breakers(url: Url = None, as_json: Json = False) -> None:
     """The circuit breakers that the fleet shares: what is held back, since when and why."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        found = await breakers_of(here.storage)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        found = await breakers_of(task_queue.storage)
         if as_json:
             for breaker in found:
-                output.dump(breaker)
+                output.print_json(breaker)
             return
         if not found:
-            output.note("no breaker has been used yet")
+            output.print_note("no breaker has been used yet")
             return
-        now = here.storage.clock.now()
+        now = task_queue.storage.clock.now()
         rows = [
             (
                 breaker.name,
                 output.text(breaker.state, "green" if breaker.state == "closed" else "red"),
                 breaker.failures,
-                away(breaker.opened_at, now),
+                relative_time(breaker.opened_at, now),
                 breaker.reason,
                 breaker.probe or "",
             )
             for breaker in found
         ]
         columns = ("breaker", "state", ">failures", "opened", "because of", "probed by")
-        output.show(output.Listing(columns, rows))
+        output.print_rich(output.Listing(columns, rows))
 
     with_queue(url, work)

@@ -10,13 +10,13 @@ from omniq.cli import output
 from omniq.cli.enqueue import function_at
 from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import (
-    away,
     count_of,
-    instant_of,
-    json_value,
-    moment,
-    named_values,
-    seconds_of,
+    format_instant,
+    parse_duration,
+    parse_instant,
+    parse_json_value,
+    parse_pairs,
+    relative_time,
 )
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import MissedPolicy, OverlapPolicy, Schedule
@@ -37,16 +37,16 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Which schedule.")]
 def list_(url: Url = None, as_json: Json = False) -> None:
     """All schedules with their next and last time."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        found = await here.schedules.list()
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        found = await task_queue.schedules.list()
         if as_json:
             for schedule in found:
-                output.dump(schedule)
+                output.print_json(schedule)
         elif found:
-            now = here.storage.clock.now()
-            output.show(output.Listing(_COLUMNS, [_row(each, now) for each in found]))
+            now = task_queue.storage.clock.now()
+            output.print_rich(output.Listing(_COLUMNS, [_row(each, now) for each in found]))
         else:
-            output.note("no schedules")
+            output.print_note("no schedules")
 
     with_queue(url, work)
 
@@ -60,10 +60,10 @@ def _row(schedule: Schedule, now: datetime) -> tuple[output.Cell, ...]:
     return (
         schedule.id,
         timing(schedule),
-        "" if schedule.paused else away(schedule.next_at, now),
+        "" if schedule.paused else relative_time(schedule.next_at, now),
         schedule.task.func_path,
         output.text(state, colour),
-        away(schedule.last_at, now),
+        relative_time(schedule.last_at, now),
         schedule.missed,
         schedule.overlap,
     )
@@ -75,7 +75,7 @@ def timing(schedule: Schedule) -> str:
         return f"{schedule.cron} {schedule.tz or 'UTC'}"
     if schedule.interval is not None:
         return f"every {schedule.interval:g} s"
-    return f"at {moment(schedule.at)}"
+    return f"at {format_instant(schedule.at)}"
 
 
 @app.command()
@@ -87,11 +87,11 @@ def show(
 ) -> None:
     """One schedule and its next times."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        schedule = await _found(here, schedule_id)
-        upcoming = await here.schedules.upcoming(schedule_id, count)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        schedule = await _found(task_queue, schedule_id)
+        upcoming = await task_queue.schedules.upcoming(schedule_id, count)
         if as_json:
-            output.dump({"schedule": schedule, "upcoming": upcoming})
+            output.print_json({"schedule": schedule, "upcoming": upcoming})
             return
         task = without_secrets(schedule.task)
         pairs: list[tuple[str, output.Cell]] = [
@@ -106,13 +106,13 @@ def show(
             ("missed", schedule.missed),
             ("overlap", schedule.overlap),
             ("jitter", f"{schedule.jitter:g} s" if schedule.jitter else ""),
-            ("from", moment(schedule.start)),
-            ("to", moment(schedule.end)),
-            ("last", moment(schedule.last_at)),
+            ("from", format_instant(schedule.start)),
+            ("to", format_instant(schedule.end)),
+            ("last", format_instant(schedule.last_at)),
         ]
-        now = here.storage.clock.now()
-        times = [("next", f"{moment(at)} ({away(at, now)})") for at in upcoming]
-        output.show(output.facts([*pairs, *times]))
+        now = task_queue.storage.clock.now()
+        times = [("next", f"{format_instant(at)} ({relative_time(at, now)})") for at in upcoming]
+        output.print_rich(output.key_values([*pairs, *times]))
 
     with_queue(url, work)
 
@@ -169,34 +169,34 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Enqueue a call of a function by the clock; replaces the schedule of that id."""
-    values = [json_value("argument", text) for text in args or ()]
-    named = named_values("--kwargs", kwargs or ())
+    values = [parse_json_value("argument", text) for text in args or ()]
+    named = parse_pairs("--kwargs", kwargs or ())
     options: ScheduleOptions = {
         "cron": cron,
         "tz": tz,
-        "interval": seconds_of("--interval", interval),
-        "at": instant_of("--at", at),
-        "start": instant_of("--start", start),
-        "end": instant_of("--end", end),
+        "interval": parse_duration("--interval", interval),
+        "at": parse_instant("--at", at),
+        "start": parse_instant("--start", start),
+        "end": parse_instant("--end", end),
         "missed": cast(MissedPolicy, missed),
         "overlap": cast(OverlapPolicy, overlap),
-        "jitter": seconds_of("--jitter", jitter) or 0.0,
+        "jitter": parse_duration("--jitter", jitter) or 0.0,
         "queue": queue,
         "priority": priority,
     }
     function = function_at(func)
 
-    async def work(here: AsyncTaskQueue) -> None:
-        schedule = await here.schedules.add(
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        schedule = await task_queue.schedules.add(
             schedule_id, function, args=values, kwargs=named, **options
         )
         if as_json:
-            output.dump(schedule)
+            output.print_json(schedule)
         else:
-            now = here.storage.clock.now()
-            output.say(
-                f"{schedule.id}: {timing(schedule)}, next {moment(schedule.next_at)} "
-                f"({away(schedule.next_at, now)})"
+            now = task_queue.storage.clock.now()
+            output.print_line(
+                f"{schedule.id}: {timing(schedule)}, next {format_instant(schedule.next_at)} "
+                f"({relative_time(schedule.next_at, now)})"
             )
 
     with_queue(url, work, creates=True)
@@ -206,9 +206,9 @@ def add(
 def pause(schedule_id: Id, url: Url = None) -> None:
     """Fire it no more until it is resumed."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        await here.schedules.pause(schedule_id)
-        output.say(f"paused: {schedule_id}")
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        await task_queue.schedules.pause(schedule_id)
+        output.print_line(f"paused: {schedule_id}")
 
     with_queue(url, work)
 
@@ -217,9 +217,9 @@ def pause(schedule_id: Id, url: Url = None) -> None:
 def resume(schedule_id: Id, url: Url = None) -> None:
     """Fire it again, from its next time on."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        schedule = await here.schedules.resume(schedule_id)
-        output.say(f"resumed: {schedule_id}, next {moment(schedule.next_at)}")
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        schedule = await task_queue.schedules.resume(schedule_id)
+        output.print_line(f"resumed: {schedule_id}, next {format_instant(schedule.next_at)}")
 
     with_queue(url, work)
 
@@ -228,9 +228,9 @@ def resume(schedule_id: Id, url: Url = None) -> None:
 def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
     """Enqueue its task now and print the task's id. Its times stay as they are."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        handle = await here.schedules.trigger(schedule_id)
-        output.dump({"id": handle.id}) if as_json else output.say(handle.id)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        handle = await task_queue.schedules.trigger(schedule_id)
+        output.print_json({"id": handle.id}) if as_json else output.print_line(handle.id)
 
     with_queue(url, work)
 
@@ -239,11 +239,11 @@ def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
 def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
     """Forget it. What it has enqueued is not touched."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        await _found(here, schedule_id)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        await _found(task_queue, schedule_id)
         output.confirm(f"Delete schedule {schedule_id}?", yes)
-        await here.schedules.delete(schedule_id)
-        output.say(f"deleted: {schedule_id}")
+        await task_queue.schedules.delete(schedule_id)
+        output.print_line(f"deleted: {schedule_id}")
 
     with_queue(url, work)
 
@@ -257,23 +257,23 @@ def backfill(
     as_json: Json = False,
 ) -> None:
     """Enqueue its times of a window that have no task yet, once each."""
-    first, last = instant_of("--start", start), instant_of("--end", end)
+    first, last = parse_instant("--start", start), parse_instant("--end", end)
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         if first is None or last is None:
             return
-        handles = await here.schedules.backfill(schedule_id, first, last)
+        handles = await task_queue.schedules.backfill(schedule_id, first, last)
         if as_json:
             for handle in handles:
-                output.dump({"id": handle.id})
+                output.print_json({"id": handle.id})
         else:
-            output.say(f"enqueued: {count_of(len(handles), 'task')}")
+            output.print_line(f"enqueued: {count_of(len(handles), 'task')}")
 
     with_queue(url, work)
 
 
-async def _found(here: AsyncTaskQueue, schedule_id: str) -> Schedule:
-    schedule = await here.schedules.get(schedule_id)
+async def _found(task_queue: AsyncTaskQueue, schedule_id: str) -> Schedule:
+    schedule = await task_queue.schedules.get(schedule_id)
     if schedule is None:
         raise CommandFailed(f"schedule {schedule_id}: no such schedule", console.NOT_FOUND)
     return schedule

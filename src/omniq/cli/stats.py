@@ -11,11 +11,11 @@ import typer
 from omniq.cli import output
 from omniq.cli.keyboard import quit_key
 from omniq.cli.options import Json, Url
-from omniq.cli.parsing import away, error_line, moment, span
+from omniq.cli.parsing import error_line, format_duration, format_instant, relative_time
 from omniq.cli.queue_session import with_queue
 from omniq.errors import StorageError
 from omniq.models import TaskStatus
-from omniq.operations.overview import Overlook, Overview, Spread
+from omniq.operations.overview import Monitor, Overview, Percentiles
 from omniq.queue.async_queue import AsyncTaskQueue
 
 if TYPE_CHECKING:
@@ -37,42 +37,42 @@ def stats(
     Rates need two looks: only `--watch` has them. With `--json`, it prints one line for each look.
     """
 
-    async def work(here: AsyncTaskQueue) -> None:
-        overlook = Overlook(here.storage)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        monitor = Monitor(task_queue.storage)
         if watch and (as_json or sys.stdout.isatty()):
             with quit_key() as pressed:
-                await (_stream if as_json else _live)(here, overlook, interval, pressed)
+                await (_stream if as_json else _live)(task_queue, monitor, interval, pressed)
         elif as_json:
-            output.dump(await overlook.look())
+            output.print_json(await monitor.overview())
         else:
-            output.show(page(await overlook.look()))
+            output.print_rich(page(await monitor.overview()))
 
     with_queue(url, work)
 
 
 async def _stream(
-    here: AsyncTaskQueue, overlook: Overlook, interval: float, pressed: asyncio.Future[None]
+    task_queue: AsyncTaskQueue, monitor: Monitor, interval: float, pressed: asyncio.Future[None]
 ) -> None:
     while not pressed.done():
-        output.dump(await overlook.look())
+        output.print_json(await monitor.overview())
         sys.stdout.flush()
-        await here.storage.clock.wait(pressed, interval)
+        await task_queue.storage.clock.wait(pressed, interval)
 
 
 async def _live(
-    here: AsyncTaskQueue, overlook: Overlook, interval: float, pressed: asyncio.Future[None]
+    task_queue: AsyncTaskQueue, monitor: Monitor, interval: float, pressed: asyncio.Future[None]
 ) -> None:
     from rich.live import Live
 
     with Live(console=output.terminal(), screen=True, auto_refresh=False) as live:
         while not pressed.done():
             try:
-                shown: RenderableType = page(await overlook.look(), is_live=True)
+                shown: RenderableType = page(await monitor.overview(), is_live=True)
             except StorageError as error:
                 # The view outlives a restart of the server.
                 shown = output.block(f"the storage does not answer, trying again: {error}")
             live.update(shown, refresh=True)
-            await here.storage.clock.wait(pressed, interval)
+            await task_queue.storage.clock.wait(pressed, interval)
 
 
 def page(overview: Overview, *, is_live: bool = False) -> Group:
@@ -93,7 +93,7 @@ def page(overview: Overview, *, is_live: bool = False) -> Group:
 
 def _head(overview: Overview, is_live: bool) -> RenderableType:
     how = "  q quits" if is_live else ""
-    return output.text(f"omniq on {overview.storage}  {moment(overview.at)}{how}", "bold")
+    return output.text(f"omniq on {overview.storage}  {format_instant(overview.at)}{how}", "bold")
 
 
 def _numbers(overview: Overview) -> RenderableType:
@@ -106,7 +106,10 @@ def _numbers(overview: Overview) -> RenderableType:
     pairs: list[tuple[str, output.Cell]] = [
         ("tasks", counts),
         ("dead letters", output.text(f"{overview.dead:,}", "red" if overview.dead else "")),
-        ("oldest due", span(overview.oldest_due_age) if overview.oldest_due_age else "none waits"),
+        (
+            "oldest due",
+            format_duration(overview.oldest_due_age) if overview.oldest_due_age else "none waits",
+        ),
     ]
     if overview.rates is not None:
         rates = overview.rates
@@ -117,14 +120,14 @@ def _numbers(overview: Overview) -> RenderableType:
                 f"{rates.failed:,.1f} failed",
             )
         )
-    pairs += [("wait", _spread(overview.wait)), ("run", _spread(overview.run))]
-    return output.facts(pairs)
+    pairs += [("wait", _percentiles(overview.wait)), ("run", _percentiles(overview.run))]
+    return output.key_values(pairs)
 
 
-def _spread(spread: Spread | None) -> str:
+def _percentiles(spread: Percentiles | None) -> str:
     if spread is None:
         return ""
-    return f"{span(spread.median)} median   {span(spread.p95)} p95   (newest {spread.count})"
+    return f"{format_duration(spread.median)} median   {format_duration(spread.p95)} p95   (newest {spread.count})"
 
 
 def _queues(overview: Overview) -> RenderableType:
@@ -149,7 +152,7 @@ def _workers(overview: Overview) -> RenderableType:
             output.text("stalled", "red") if worker.stalled else output.text("alive", "green"),
             f"{worker.host}:{worker.pid}",
             ", ".join(worker.queues) or "all",
-            away(worker.last_heartbeat, overview.at),
+            relative_time(worker.last_heartbeat, overview.at),
         )
         for worker in overview.workers
     ]
@@ -161,7 +164,7 @@ def _breakers(overview: Overview) -> RenderableType:
         (
             breaker.name,
             output.text(breaker.state, "red"),
-            away(breaker.opened_at, overview.at),
+            relative_time(breaker.opened_at, overview.at),
             breaker.reason,
         )
         for breaker in overview.breakers
@@ -176,7 +179,7 @@ def _failures(overview: Overview) -> RenderableType:
             letter.task_id,
             letter.task_type,
             letter.failure_reason,
-            away(letter.last_failure, overview.at),
+            relative_time(letter.last_failure, overview.at),
             error_line(letter.error_details),
         )
         for letter in overview.failures

@@ -9,7 +9,7 @@ import typer
 
 from omniq.cli import output
 from omniq.cli.options import Json, Limit, Url, Yes
-from omniq.cli.parsing import away, count_of, moment, span
+from omniq.cli.parsing import count_of, format_duration, format_instant, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import Attempt, Task, TaskStatus
 from omniq.operations import bulk_actions
@@ -48,27 +48,27 @@ def list_(
 ) -> None:
     """The newest tasks, newest first; with `--after` or `--all`, in order of id."""
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         if every and as_json:
             async for task in bulk_actions.all_tasks(
-                here.storage, status=status, queue=queue, func_path=func, after=after or ""
+                task_queue.storage, status=status, queue=queue, func_path=func, after=after or ""
             ):
-                output.dump(task)
+                output.print_json(task)
             return
-        tasks = await _chosen(here, status, queue, func, limit, after, every)
+        tasks = await _chosen(task_queue, status, queue, func, limit, after, every)
         if as_json:
             for task in tasks:
-                output.dump(task)
+                output.print_json(task)
         elif tasks:
-            output.show(_table(tasks, here.storage.clock.now()))
+            output.print_rich(_table(tasks, task_queue.storage.clock.now()))
         else:
-            output.note("no tasks")
+            output.print_note("no tasks")
 
     with_queue(url, work)
 
 
 async def _chosen(
-    here: AsyncTaskQueue,
+    task_queue: AsyncTaskQueue,
     status: TaskStatus | None,
     queue: str | None,
     func: str | None,
@@ -76,7 +76,7 @@ async def _chosen(
     after: str | None,
     every: bool,
 ) -> list[Task]:
-    storage = here.storage
+    storage = task_queue.storage
     if every:
         return [
             task
@@ -98,8 +98,8 @@ def _table(tasks: list[Task], now: datetime) -> RenderableType:
             output.status_text(task.status),
             task.func_path,
             task.queue,
-            away(task.created_at, now),
-            "" if task.status.is_final or task.owner else away(task.eta, now),
+            relative_time(task.created_at, now),
+            "" if task.status.is_final or task.owner else relative_time(task.eta, now),
             task.attempts,
             task.priority,
         )
@@ -117,12 +117,12 @@ def show(
 ) -> None:
     """One task with its arguments, result, failed runs and what happened when."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        detail = await task_detail(here.storage, task_id)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        detail = await task_detail(task_queue.storage, task_id)
         if as_json:
-            output.dump(detail)
+            output.print_json(detail)
         else:
-            output.show(*task_page(detail, here.storage.clock.now()))
+            output.print_rich(*task_page(detail, task_queue.storage.clock.now()))
 
     with_queue(url, work)
 
@@ -130,19 +130,19 @@ def show(
 def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     """All there is to know about a task, for people."""
     task, result = detail.task, detail.result
-    page = [output.facts([*_identity(task, now), *_running(detail)])]
+    page = [output.key_values([*_identity(task, now), *_running(detail)])]
     if task.status is TaskStatus.SUCCESS and result is not None:
-        page += ["", output.facts([("result", output.value_text(result.result))])]
+        page += ["", output.key_values([("result", output.value_text(result.result))])]
         if result.warnings:
-            page.append(output.facts([("warning", warning) for warning in result.warnings]))
+            page.append(output.key_values([("warning", warning) for warning in result.warnings]))
     elif result is not None and result.reason:
-        page += ["", output.facts([("because", result.reason)])]
+        page += ["", output.key_values([("because", result.reason)])]
     if detail.steps:
         done = [(step.name, output.value_text(step.result)) for step in detail.steps]
         page += ["", output.Listing(("step done", "result"), done)]
     for attempt in detail.attempts:
         page += ["", *_attempt(attempt)]
-    rows = [(moment(each.at), each.what, each.detail) for each in detail.timeline]
+    rows = [(format_instant(each.at), each.what, each.detail) for each in detail.timeline]
     page += ["", output.Listing(("time", "what", ""), rows)]
     if detail.dead is not None:
         page += ["", f"Run it again: omniq dead retry {task.id}"]
@@ -162,12 +162,15 @@ def _identity(task: Task, now: datetime) -> list[tuple[str, output.Cell]]:
         ("arguments", output.value_text(safe.args) if task.args else ""),
         ("keywords", output.value_text(safe.kwargs) if task.kwargs else ""),
         ("metadata", output.value_text(task.metadata) if task.metadata else ""),
-        ("enqueued", f"{moment(task.created_at)} ({away(task.created_at, now)})"),
+        ("enqueued", f"{format_instant(task.created_at)} ({relative_time(task.created_at, now)})"),
         ("retries", f"{task.attempts} failed of {task.max_retries + 1} runs at most"),
         ("crashes", task.crashes or ""),
-        ("timeout", span(task.timeout) if task.timeout else ""),
-        ("expires", moment(task.expires)),
-        ("repeats", task.cron or (f"every {span(task.interval)}" if task.interval else "")),
+        ("timeout", format_duration(task.timeout) if task.timeout else ""),
+        ("expires", format_instant(task.expires)),
+        (
+            "repeats",
+            task.cron or (f"every {format_duration(task.interval)}" if task.interval else ""),
+        ),
         ("unique", task.unique or ""),
         ("schedule", task.schedule_id or ""),
         ("limits", output.value_text(task.limits) if task.limits else ""),
@@ -187,7 +190,7 @@ def _running(detail: TaskDetail) -> list[tuple[str, output.Cell]]:
 
 def _attempt(attempt: Attempt) -> list[RenderableType]:
     error = attempt.error
-    head = f"run {attempt.number} {attempt.outcome} at {moment(attempt.finished_at)}"
+    head = f"run {attempt.number} {attempt.outcome} at {format_instant(attempt.finished_at)}"
     if error is None:
         return [output.text(head, "bold")]
     shown: list[RenderableType] = [
@@ -216,21 +219,21 @@ def cancel(
     """Cancel tasks: waiting ones never run, running ones are told to stop."""
     check_choice(ids, every, any((status, queue, func)))
 
-    async def work(here: AsyncTaskQueue) -> None:
-        chosen = ids or await _ids(here, status, queue, func, ended=False)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        chosen = ids or await _ids(task_queue, status, queue, func, ended=False)
         if every:
             output.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
-        elif len(chosen) == 1 and await here.get_task(chosen[0]) is None:
+        elif len(chosen) == 1 and await task_queue.get_task(chosen[0]) is None:
             raise CommandFailed(f"task {chosen[0]}: no such task on record", console.NOT_FOUND)
-        with output.bar("cancelling") as progress:
-            done = await bulk_actions.cancel_tasks(here.storage, chosen, on_progress=progress)
-        output.report(done, "cancelled", as_json)
+        with output.progress_bar("cancelling") as progress:
+            done = await bulk_actions.cancel_tasks(task_queue.storage, chosen, on_progress=progress)
+        output.print_report(done, "cancelled", as_json)
 
     with_queue(url, work)
 
 
 async def _ids(
-    here: AsyncTaskQueue,
+    task_queue: AsyncTaskQueue,
     status: TaskStatus | None,
     queue: str | None,
     func: str | None,
@@ -240,7 +243,7 @@ async def _ids(
     return [
         task.id
         async for task in bulk_actions.all_tasks(
-            here.storage, status=status, queue=queue, func_path=func
+            task_queue.storage, status=status, queue=queue, func_path=func
         )
         if task.status.is_final is ended
     ]
@@ -262,13 +265,13 @@ def delete(
     """Forget tasks that have ended, with their results and dead letters. What waits or runs stays."""
     check_choice(ids, every, any((status, queue, func)))
 
-    async def work(here: AsyncTaskQueue) -> None:
-        chosen = ids or await _ids(here, status, queue, func, ended=True)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        chosen = ids or await _ids(task_queue, status, queue, func, ended=True)
         if every:
             output.confirm(f"Delete {count_of(len(chosen), 'task')} for good?", yes)
-        with output.bar("deleting") as progress:
-            done = await bulk_actions.delete_tasks(here.storage, chosen, on_progress=progress)
-        output.report(done, "deleted", as_json)
+        with output.progress_bar("deleting") as progress:
+            done = await bulk_actions.delete_tasks(task_queue.storage, chosen, on_progress=progress)
+        output.print_report(done, "deleted", as_json)
 
     with_queue(url, work)
 
@@ -283,23 +286,23 @@ def retry(
     as_json: Json = False,
 ) -> None:
     """Run failed tasks again under their ids, as `omniq dead retry` does."""
-    with_queue(url, lambda here: retry_letters(here, ids, from_start, as_json))
+    with_queue(url, lambda task_queue: retry_letters(task_queue, ids, from_start, as_json))
 
 
 async def retry_letters(
-    here: AsyncTaskQueue, ids: list[str], from_start: bool, as_json: bool
+    task_queue: AsyncTaskQueue, ids: list[str], from_start: bool, as_json: bool
 ) -> None:
     """Put dead letters back in the queue; says of a single one what it is instead."""
-    if len(ids) == 1 and await here.dead.get(ids[0]) is None:
-        task = await here.get_task(ids[0])
+    if len(ids) == 1 and await task_queue.dead.get(ids[0]) is None:
+        task = await task_queue.get_task(ids[0])
         if task is None:
             raise CommandFailed(f"task {ids[0]}: no such task on record", console.NOT_FOUND)
         raise CommandFailed(f"task {ids[0]} is {task.status}, not a dead letter: nothing to retry")
-    with output.bar("retrying") as progress:
+    with output.progress_bar("retrying") as progress:
         done = await bulk_actions.retry_dead(
-            here.storage, ids, from_start=from_start, on_progress=progress
+            task_queue.storage, ids, from_start=from_start, on_progress=progress
         )
-    output.report(done, "back in the queue", as_json)
+    output.print_report(done, "back in the queue", as_json)
 
 
 def check_choice(ids: list[str] | None, every: bool, is_filtered: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from omniq.cli import output
 from omniq.cli.options import Json, Url, Yes
-from omniq.cli.parsing import away, count_of, moment, seconds_of
+from omniq.cli.parsing import count_of, format_instant, parse_duration, relative_time
 from omniq.cli.queue_session import with_queue
 from omniq.operations import bulk_actions
 from omniq.operations.explain import Explanation, Reason
@@ -27,12 +27,12 @@ def explain(
 ) -> None:
     """Why a task does not run, who runs it, or how it ended."""
 
-    async def work(here: AsyncTaskQueue) -> None:
-        explanation = await explain_task(here.storage, task_id)
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        explanation = await explain_task(task_queue.storage, task_id)
         if as_json:
-            output.dump(explanation)
+            output.print_json(explanation)
         else:
-            output.show(*_page(explanation, here.storage.clock.now()))
+            output.print_rich(*_page(explanation, task_queue.storage.clock.now()))
 
     with_queue(url, work)
 
@@ -50,7 +50,7 @@ def _page(explanation: Explanation, now: datetime) -> list[RenderableType]:
 
 def _when(reason: Reason, now: datetime) -> str:
     words = [
-        f"{word} {moment(instant)} ({away(instant, now)})"
+        f"{word} {format_instant(instant)} ({relative_time(instant, now)})"
         for word, instant in (("since", reason.since), ("until", reason.until))
         if instant is not None
     ]
@@ -67,23 +67,23 @@ def purge(
     as_json: Json = False,
 ) -> None:
     """Forget finished tasks and their results. What waits or runs is never touched."""
-    seconds = seconds_of("--older-than", older_than) or 0.0
+    seconds = parse_duration("--older-than", older_than) or 0.0
 
-    async def work(here: AsyncTaskQueue) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
         also = " and all dead letters" if dead else ""
         output.confirm(f"Forget all tasks that ended more than {older_than} ago{also}?", yes)
-        before = here.storage.clock.now() - timedelta(seconds=seconds)
+        before = task_queue.storage.clock.now() - timedelta(seconds=seconds)
         letters = 0
-        with output.bar("purging") as progress:
-            count = await bulk_actions.purge(here.storage, before, on_progress=progress)
+        with output.progress_bar("purging") as progress:
+            count = await bulk_actions.purge(task_queue.storage, before, on_progress=progress)
             if dead:
                 letters = await bulk_actions.purge(
-                    here.storage, before, dead=True, on_progress=progress
+                    task_queue.storage, before, dead=True, on_progress=progress
                 )
         if as_json:
-            output.dump({"tasks": count, "dead": letters})
+            output.print_json({"tasks": count, "dead": letters})
         else:
             also = f", {count_of(letters, 'dead letter')}" if dead else ""
-            output.say(f"forgotten: {count_of(count, 'task')}{also}")
+            output.print_line(f"forgotten: {count_of(count, 'task')}{also}")
 
     with_queue(url, work)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from omniq.cli.options import Url
-from omniq.cli.worker_exec import Orders
+from omniq.cli.worker_exec import WorkerCommand
 
 
 def worker(
@@ -55,14 +55,14 @@ def worker(
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING, …")
     ] = None,
-) -> Orders:
+) -> WorkerCommand:
     """Run the tasks of these modules until told to stop.
 
     SIGTERM or Ctrl-C: take no more tasks, let what runs finish, give the rest back, exit 0. A
     second one: leave within a second. Any function defined in the modules can be a task; the
     current folder is importable.
     """
-    return Orders(
+    return WorkerCommand(
         modules=modules,
         processes=processes,
         url=url,

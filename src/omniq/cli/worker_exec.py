@@ -19,10 +19,10 @@ from omniq.settings import Settings
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 
-_VARIABLE = "_OMNIQ_WORKER_ORDERS"
+_VARIABLE = "_OMNIQ_WORKER_COMMAND"
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `omniq worker`. None is what the settings say."""
 
     modules: list[str]
@@ -49,12 +49,12 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
             log_level=self.log_level,
         )
 
-    def obey(self) -> NoReturn:
+    def run(self) -> NoReturn:
         """Be the worker, and leave with its exit code."""
         settings = self.settings()
         make_current_folder_importable()
         console.start_logging(settings.log_level)
-        # A lease that was asked for here comes before one that stands in the URL.
+        # A lease that was asked for task_queue comes before one that stands in the URL.
         runner = Worker(
             settings.url,
             self.modules,
@@ -87,19 +87,19 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
         return [path for path, is_wanted in wanted.items() if is_wanted]
 
 
-def hand_on(orders: Orders) -> NoReturn:
+def exec_worker(orders: WorkerCommand) -> NoReturn:
     """Have a fresh process obey them in the place of this one, where the system can do that."""
     orders.settings()
     if os.name == "posix":
         os.environ[_VARIABLE] = msgspec.json.encode(orders).decode()
         console.start_anew()
-    orders.obey()
+    orders.run()
 
 
-def handed_on() -> Orders | None:
+def received_command() -> WorkerCommand | None:
     """What this process was started to do, if it was for that."""
     text = os.environ.pop(_VARIABLE, None)
-    return None if text is None else msgspec.json.decode(text, type=Orders)
+    return None if text is None else msgspec.json.decode(text, type=WorkerCommand)
 
 
 def make_current_folder_importable() -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from omniq.dashboard.app_state import Desk
-from omniq.errors import InvalidTask, OmniqError, ScheduleNotFound, TaskNotFound
+from omniq.dashboard.app_state import AppState
+from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
 from omniq.models import TaskStatus, check_name
 from omniq.operations import bulk_actions
 from omniq.operations.formatting import count_of
@@ -108,109 +108,109 @@ class Action(msgspec.Struct, frozen=True):
     path: str
     summary: str
     takes: type[Request]
-    act: Callable[[Desk, Any], Awaitable[Done]]
+    act: Callable[[AppState, Any], Awaitable[Done]]
 
 
-async def retry(desk: Desk, told: Retried) -> Done:
-    report = await bulk_actions.retry_dead(desk.storage, told.ids, from_start=told.from_start)
+async def retry(state: AppState, told: Retried) -> Done:
+    report = await bulk_actions.retry_dead(state.storage, told.ids, from_start=told.from_start)
     return _reported(report, "put back in the queue")
 
 
-async def cancel(desk: Desk, told: Some) -> Done:
-    report = await bulk_actions.cancel_tasks(desk.storage, told.ids, reason="by an operator")
+async def cancel(state: AppState, told: Some) -> Done:
+    report = await bulk_actions.cancel_tasks(state.storage, told.ids, reason="by an operator")
     return _reported(report, "cancelled")
 
 
-async def delete(desk: Desk, told: Some) -> Done:
-    return _reported(await bulk_actions.delete_tasks(desk.storage, told.ids), "deleted")
+async def delete(state: AppState, told: Some) -> Done:
+    return _reported(await bulk_actions.delete_tasks(state.storage, told.ids), "deleted")
 
 
-async def retry_edited(desk: Desk, told: Edited) -> Done:
-    task = await desk.storage.get_dead_task(told.id)
+async def retry_edited(state: AppState, told: Edited) -> Done:
+    task = await state.storage.get_dead_task(told.id)
     if task is None:
         raise TaskNotFound(told.id)
     args = None if told.args is None else restored(told.args, task.args)
     kwargs = None if told.kwargs is None else restored(told.kwargs, task.kwargs)
-    if not await desk.queue.dead.retry(
+    if not await state.queue.dead.retry(
         told.id, args=args, kwargs=kwargs, from_start=told.from_start
     ):
         raise TaskNotFound(told.id)
     return Done(message="1 task put back in the queue")
 
 
-async def retry_group(desk: Desk, told: Group) -> Done:
-    report = await bulk_actions.retry_dead(desk.storage, await _of_group(desk, told))
+async def retry_group(state: AppState, told: Group) -> Done:
+    report = await bulk_actions.retry_dead(state.storage, await _of_group(state, told))
     return _reported(report, "put back in the queue")
 
 
-async def delete_group(desk: Desk, told: Group) -> Done:
+async def delete_group(state: AppState, told: Group) -> Done:
     return _reported(
-        await bulk_actions.delete_dead(desk.storage, await _of_group(desk, told)), "deleted"
+        await bulk_actions.delete_dead(state.storage, await _of_group(state, told)), "deleted"
     )
 
 
-async def pause_queue(desk: Desk, told: OfQueue) -> Done:
-    await desk.storage.pause_queue(told.queue)
+async def pause_queue(state: AppState, told: OfQueue) -> Done:
+    await state.storage.pause_queue(told.queue)
     return Done(message=f"queue {told.queue} is paused")
 
 
-async def resume_queue(desk: Desk, told: OfQueue) -> Done:
-    await desk.storage.resume_queue(told.queue)
+async def resume_queue(state: AppState, told: OfQueue) -> Done:
+    await state.storage.resume_queue(told.queue)
     return Done(message=f"queue {told.queue} hands out tasks again")
 
 
-async def purge_queue(desk: Desk, told: Purge) -> Done:
+async def purge_queue(state: AppState, told: Purge) -> Done:
     """Cancel what waits in the queue; what runs goes on."""
-    check_name("queue", told.queue)
+    check_name("queue", told.queue, error=InvalidValue)
     if told.confirm != told.queue:
-        raise InvalidTask(f"to purge the queue {told.queue}, write its name once more")
+        raise InvalidValue(f"to purge the queue {told.queue}, write its name once more")
     ids: list[str] = []
     for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
-        tasks = await desk.storage.list_tasks(
+        tasks = await state.storage.list_tasks(
             status=status, queue=told.queue, limit=_MOST_AT_ONCE - len(ids)
         )
         ids += [task.id for task in tasks]
-    report = await bulk_actions.cancel_tasks(desk.storage, ids, reason="the queue was purged")
+    report = await bulk_actions.cancel_tasks(state.storage, ids, reason="the queue was purged")
     done = _reported(report, "cancelled")
     if len(ids) == _MOST_AT_ONCE:
         return msgspec.structs.replace(done, message=f"{done.message}; there may be more")
     return done
 
 
-async def pause_worker(desk: Desk, told: OfWorker) -> Done:
-    if not await desk.storage.pause_worker(told.id):
-        raise InvalidTask(f"worker {told.id}: none with that id is alive")
+async def pause_worker(state: AppState, told: OfWorker) -> Done:
+    if not await state.storage.pause_worker(told.id):
+        raise InvalidValue(f"worker {told.id}: none with that id is alive")
     return Done(message=f"worker {told.id} claims nothing more; what it runs goes on")
 
 
-async def resume_worker(desk: Desk, told: OfWorker) -> Done:
-    if not await desk.storage.resume_worker(told.id):
-        raise InvalidTask(f"worker {told.id}: none with that id is alive")
+async def resume_worker(state: AppState, told: OfWorker) -> Done:
+    if not await state.storage.resume_worker(told.id):
+        raise InvalidValue(f"worker {told.id}: none with that id is alive")
     return Done(message=f"worker {told.id} claims again")
 
 
-async def pause_schedule(desk: Desk, told: OfSchedule) -> Done:
-    await desk.queue.schedules.pause(told.id)
+async def pause_schedule(state: AppState, told: OfSchedule) -> Done:
+    await state.queue.schedules.pause(told.id)
     return Done(message=f"schedule {told.id} is paused")
 
 
-async def resume_schedule(desk: Desk, told: OfSchedule) -> Done:
-    await desk.queue.schedules.resume(told.id)
+async def resume_schedule(state: AppState, told: OfSchedule) -> Done:
+    await state.queue.schedules.resume(told.id)
     return Done(message=f"schedule {told.id} goes on")
 
 
-async def trigger_schedule(desk: Desk, told: OfSchedule) -> Done:
-    handle = await desk.queue.schedules.trigger(told.id)
+async def trigger_schedule(state: AppState, told: OfSchedule) -> Done:
+    handle = await state.queue.schedules.trigger(told.id)
     return Done(message=f"enqueued task {handle.id}")
 
 
-async def backfill_schedule(desk: Desk, told: Backfill) -> Done:
+async def backfill_schedule(state: AppState, told: Backfill) -> Done:
     for name, instant in (("start", told.start), ("end", told.end)):
         if not 1970 < instant.year < 9000:
-            raise InvalidTask(f"{name}: expected a year after 1970 and before 9000")
-    if await desk.storage.get_schedule(told.id) is None:
+            raise InvalidValue(f"{name}: expected a year after 1970 and before 9000")
+    if await state.storage.get_schedule(told.id) is None:
         raise ScheduleNotFound(told.id)
-    handles = await desk.queue.schedules.backfill(
+    handles = await state.queue.schedules.backfill(
         told.id, told.start.astimezone(UTC), told.end.astimezone(UTC)
     )
     return Done(message=f"{count_of(len(handles), 'task')} enqueued", done=len(handles))
@@ -238,15 +238,15 @@ ACTIONS = {
 }
 
 
-def told_by_json(action: Action, body: bytes) -> Request:
+def parse_json(action: Action, body: bytes) -> Request:
     """What a program tells an action."""
     try:
         return msgspec.json.decode(body, type=action.takes)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidTask(f"{action.path}: {error}") from None
+        raise InvalidValue(f"{action.path}: {error}") from None
 
 
-def told_by_form(action: Action, fields: Iterable[tuple[str, str]]) -> Request:
+def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> Request:
     """What the form of a page tells an action: many ids, arguments as JSON, times in UTC."""
     known = {field.name for field in msgspec.structs.fields(action.takes)}
     values: dict[str, Any] = {}
@@ -264,15 +264,15 @@ def told_by_form(action: Action, fields: Iterable[tuple[str, str]]) -> Request:
     try:
         return msgspec.convert(values, action.takes, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidTask(f"{action.path}: {error}") from None
+        raise InvalidValue(f"{action.path}: {error}") from None
 
 
-async def perform(desk: Desk, action: Action, told: Request) -> Done:
+async def perform(state: AppState, action: Action, told: Request) -> Done:
     """Do it; whatever was seen before is out of date from now on."""
     try:
-        return await action.act(desk, told)
+        return await action.act(state, told)
     finally:
-        desk.forget()
+        state.forget()
 
 
 def outcome_of(error: OmniqError) -> str:
@@ -280,8 +280,8 @@ def outcome_of(error: OmniqError) -> str:
     return f"refused ({type(error).__name__})"
 
 
-async def _of_group(desk: Desk, group: Group) -> list[str]:
-    ids = await bulk_actions.dead_ids(desk.storage, task_type=group.function, reason=group.reason)
+async def _of_group(state: AppState, group: Group) -> list[str]:
+    ids = await bulk_actions.dead_ids(state.storage, task_type=group.function, reason=group.reason)
     return ids[:_MOST_AT_ONCE]
 
 
@@ -303,4 +303,4 @@ def _json(name: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidTask(f"{name}: not JSON: {error}") from None
+        raise InvalidValue(f"{name}: not JSON: {error}") from None

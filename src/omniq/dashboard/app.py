@@ -16,24 +16,24 @@ from starlette.routing import Route
 from omniq import log
 from omniq.dashboard import api, pages
 from omniq.dashboard.actions import ACTIONS
-from omniq.dashboard.app_state import Desk, desk_of
+from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authentication import Access, TooManyGuesses, is_token
 from omniq.dashboard.authorization import form_of
 from omniq.dashboard.live_stream import stream
 from omniq.dashboard.middleware import (
     HEADERS,
-    Doorway,
+    AccessMiddleware,
     client_of,
-    drop_cookie,
+    delete_cookie,
     relative_path,
     set_cookie,
-    visitor_of,
+    user_of,
 )
 from omniq.dashboard.openapi import document
 from omniq.dashboard.rendering import environment, page
 from omniq.errors import (
     DuplicateTask,
-    InvalidTask,
+    InvalidValue,
     OmniqError,
     QueueFull,
     ScheduleNotFound,
@@ -50,7 +50,7 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 _CODES: dict[type[OmniqError], int] = {
-    InvalidTask: 400,
+    InvalidValue: 400,
     TaskNotFound: 404,
     ScheduleNotFound: 404,
     DuplicateTask: 409,
@@ -72,18 +72,18 @@ def create_app(
     """
     given = events or Dispatcher()
     log.attach(given)
-    desk = Desk(queue, access or Access.from_environment(), given)
+    state = AppState(queue, access or Access.from_environment(), given)
     app = Starlette(
         routes=_routes(),
-        middleware=[Middleware(Doorway, access=desk.access, sessions=desk.sessions)],
+        middleware=[Middleware(AccessMiddleware, access=state.access, sessions=state.sessions)],
         exception_handlers={
             OmniqError: _explain,
             HTTPException: _explain,
-            Exception: _apologise,
+            Exception: _internal_error,
         },
         lifespan=_lifespan,
     )
-    app.state.desk = desk
+    app.state.dashboard = state
     app.state.templates = environment()
     app.state.document = document("/")
     return app
@@ -92,7 +92,7 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
-    await app.state.desk.sampler.close()
+    await app.state.dashboard.sampler.close()
 
 
 def _routes() -> list[Route]:
@@ -134,10 +134,10 @@ def _endpoints() -> list[api.Endpoint]:
 async def login(request: Request) -> Response:
     """The way in: a one-time link, or a form for a secret."""
     token = request.query_params.get("token")
-    is_stranger = bool(request.scope.get("omniq.stranger"))
+    is_stranger = bool(request.scope.get("omniq.unauthenticated"))
     if token is None or is_stranger:
         return _login_page(request, 401 if is_stranger else 200)
-    session = desk_of(request).sessions.redeem(token, client_of(request.scope))
+    session = state_of(request).sessions.redeem(token, client_of(request.scope))
     if session is None:
         return _login_page(request, 403, "This link has been used, or is not the newest one.")
     response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
@@ -147,10 +147,10 @@ async def login(request: Request) -> Response:
 
 async def sign_in(request: Request) -> Response:
     """Sign in with a secret."""
-    if request.scope.get("omniq.stranger"):
+    if request.scope.get("omniq.unauthenticated"):
         return _login_page(request, 401)
     secret = dict(await form_of(request)).get("secret", "")
-    session = desk_of(request).sessions.sign_in(secret, client_of(request.scope))
+    session = state_of(request).sessions.sign_in(secret, client_of(request.scope))
     if session is None:
         return _login_page(request, 403, "That is not one of the secrets.")
     response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
@@ -160,18 +160,18 @@ async def sign_in(request: Request) -> Response:
 
 async def sign_out(request: Request) -> Response:
     """End the session."""
-    session = visitor_of(request).session
+    session = user_of(request).session
     if session is not None:
         if not is_token(session, dict(await form_of(request)).get("token", "")):
             raise HTTPException(403, "the page is out of date: open it again and repeat this")
-        desk_of(request).sessions.end(session)
+        state_of(request).sessions.end(session)
     response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
-    drop_cookie(response, request.scope)
+    delete_cookie(response, request.scope)
     return response
 
 
 def _login_page(request: Request, status: int, error: str = "") -> Response:
-    access = desk_of(request).access
+    access = state_of(request).access
     has_secrets = access.operator is not None or access.viewer is not None
     return page(request, "login.html", status, error=error, has_secrets=has_secrets)
 
@@ -206,7 +206,7 @@ async def _explain(request: Request, error: Exception) -> Response:
     return page(request, "error.html", code, code=code, text=text)
 
 
-async def _apologise(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     """A mistake of ours: said in one line, without telling what is inside."""
     text = "the dashboard has made a mistake; its log says which"
     # It is answered outside of the doorway, so it brings the doorway's headers itself.

@@ -19,7 +19,7 @@ _FRESH_SECONDS = 1.0
 _MOST_KEPT = 64
 
 
-class Desk:
+class AppState:
     """The queue, who is in, and what was asked a moment ago."""
 
     def __init__(self, queue: AsyncTaskQueue, access: Access, events: Dispatcher) -> None:
@@ -57,6 +57,6 @@ class Desk:
         self.sampler.expire()
 
 
-def desk_of(request: Request) -> Desk:
-    """The desk of the application that serves the request."""
-    return cast(Desk, request.app.state.desk)
+def state_of(request: Request) -> AppState:
+    """The state of the application that serves the request."""
+    return cast(AppState, request.app.state.dashboard)

@@ -9,9 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from omniq.dashboard import actions
-from omniq.dashboard.app_state import desk_of
+from omniq.dashboard.app_state import state_of
 from omniq.dashboard.authentication import Role, is_token
-from omniq.dashboard.middleware import MAX_BODY, client_of, visitor_of
+from omniq.dashboard.middleware import MAX_BODY, client_of, user_of
 from omniq.errors import OmniqError
 from omniq.events import OperatorActed
 
@@ -26,20 +26,20 @@ async def change(
     token: str,
 ) -> actions.Done:
     """Do what was asked for, and write down by whom. `token` is what came with it."""
-    visitor = visitor_of(request)
+    user = user_of(request)
     audit = _Audit(request, action)
-    if visitor.role is not Role.OPERATOR:
+    if user.role is not Role.OPERATOR:
         audit.tell("", "refused (not an operator)")
         raise HTTPException(403, "only an operator may change something")
     # A secret that is sent on purpose is its own proof; a cookie is sent without asking.
-    if visitor.session is not None and not is_token(visitor.session, token):
+    if user.session is not None and not is_token(user.session, token):
         audit.tell("", "refused (no token)")
         raise HTTPException(403, "the page is out of date: open it again and repeat this")
     subject = ""
     try:
         told = told_by()
         subject = told.subject
-        done = await actions.perform(desk_of(request), action, told)
+        done = await actions.perform(state_of(request), action, told)
     except OmniqError as error:
         audit.tell(subject, actions.outcome_of(error))
         raise
@@ -75,12 +75,12 @@ class _Audit:
         self._action = action
 
     def tell(self, subject: str, outcome: str) -> None:
-        desk_of(self._request).events.emit(
+        state_of(self._request).events.emit(
             OperatorActed(
                 action=self._action.path,
                 subject=subject,
                 outcome=outcome,
-                by=visitor_of(self._request).role,
+                by=user_of(self._request).role,
                 client=client_of(self._request.scope),
             )
         )

@@ -8,17 +8,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omniq.dashboard.app_state import desk_of
-from omniq.dashboard.sampler import Look, Sampler
+from omniq.dashboard.app_state import state_of
+from omniq.dashboard.sampler import Sampler, Snapshot
 from omniq.to_json import plain
 
-MOST_LISTENERS = 32
+MAX_STREAMS = 32
 
 
 async def stream(request: Request) -> Response:
     """Counts and rates as they change. Past the bound, a listener is told to poll instead."""
-    sampler = desk_of(request).sampler
-    if sampler.watchers >= MOST_LISTENERS:
+    sampler = state_of(request).sampler
+    if sampler.watchers >= MAX_STREAMS:
         return JSONResponse(
             {"error": "too many listeners: ask /api/overview now and then instead"},
             503,
@@ -35,7 +35,7 @@ async def _events(sampler: Sampler) -> AsyncIterator[bytes]:
         yield _event(look, sampler.error)
 
 
-def _event(look: Look | None, error: str) -> bytes:
+def _event(look: Snapshot | None, error: str) -> bytes:
     if look is None:
         return b"event: trouble\ndata: " + msgspec.json.encode({"error": error}) + b"\n\n"
     told = {

@@ -38,14 +38,14 @@ HEADERS = {
 }
 
 
-class Visitor(NamedTuple):
+class User(NamedTuple):
     """Who asks. A program that sends its secret with every request has no session."""
 
     role: Role
     session: Session | None
 
 
-class Doorway:
+class AccessMiddleware:
     """The ASGI middleware that does all of this."""
 
     def __init__(self, app: ASGIApp, access: Access, sessions: Sessions) -> None:
@@ -84,21 +84,21 @@ class Doorway:
         """Find out who asks; strangers see the way in and nothing else."""
         path = relative_path(scope)
         try:
-            visitor = self._visitor(scope, fresh)
+            user = self._visitor(scope, fresh)
         except TooManyGuesses as error:
             return JSONResponse(
                 {"error": str(error)}, 429, {"retry-after": str(int(error.seconds) + 1)}
             )
-        scope["omniq.visitor"] = visitor
-        if visitor is not None or path == "/login" or path.startswith("/static/"):
+        scope["omniq.user"] = user
+        if user is not None or path == "/login" or path.startswith("/static/"):
             return None
         if path == "/api" or path.startswith("/api/"):
             return JSONResponse({"error": "sign in first"}, 401, {"www-authenticate": "Bearer"})
         scope["path"], scope["raw_path"] = f"{scope.get('root_path', '')}/login", b""
-        scope["omniq.stranger"] = True
+        scope["omniq.unauthenticated"] = True
         return None
 
-    def _visitor(self, scope: Scope, fresh: list[Session]) -> Visitor | None:
+    def _visitor(self, scope: Scope, fresh: list[Session]) -> User | None:
         headers = Headers(scope=scope)
         kind, _, secret = headers.get("authorization", "").partition(" ")
         session = self._sessions.find(_cookie(headers.get("cookie", "")))
@@ -109,21 +109,21 @@ class Doorway:
             if session is None:
                 session = self._sessions.begin(role)
                 fresh.append(session)
-            return Visitor(self._allowed(role), session)
+            return User(self._allowed(role), session)
         if kind.lower() == "bearer":
             role = self._sessions.role_of(secret.strip(), client_of(scope))
-            return None if role is None else Visitor(self._allowed(role), None)
-        return None if session is None else Visitor(self._allowed(session.role), session)
+            return None if role is None else User(self._allowed(role), None)
+        return None if session is None else User(self._allowed(session.role), session)
 
     def _allowed(self, role: Role) -> Role:
         return Role.VIEWER if self._access.read_only else role
 
 
-def visitor_of(request: Request) -> Visitor:
+def user_of(request: Request) -> User:
     """Who asks; the doorway has let them in."""
-    visitor = request.scope["omniq.visitor"]
-    assert isinstance(visitor, Visitor)
-    return visitor
+    user = request.scope["omniq.user"]
+    assert isinstance(user, User)
+    return user
 
 
 def set_cookie(response: Response, scope: Scope, session: Session) -> None:
@@ -138,7 +138,7 @@ def set_cookie(response: Response, scope: Scope, session: Session) -> None:
     )
 
 
-def drop_cookie(response: Response, scope: Scope) -> None:
+def delete_cookie(response: Response, scope: Scope) -> None:
     """Let the browser forget the session."""
     response.delete_cookie(COOKIE, path=_cookie_path(scope), httponly=True, samesite="strict")
 

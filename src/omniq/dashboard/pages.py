@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from omniq.dashboard import actions, queries
-from omniq.dashboard.app_state import desk_of
+from omniq.dashboard.app_state import state_of
 from omniq.dashboard.authorization import change, form_of
 from omniq.dashboard.charts import Chart, Series, chart, stacked
-from omniq.dashboard.middleware import visitor_of
+from omniq.dashboard.middleware import user_of
 from omniq.dashboard.rendering import page
-from omniq.dashboard.sampler import Look, Point
+from omniq.dashboard.sampler import Point, Snapshot
 from omniq.models import Schedule, TaskStatus
-from omniq.operations.doctor import promises_of
+from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
 from omniq.operations.formatting import count_of
 from omniq.operations.redaction import redacted, without_secrets
@@ -34,9 +34,9 @@ _SOONEST = 6
 
 async def overview(request: Request) -> Response:
     """How it goes, at one look."""
-    desk = desk_of(request)
-    look = await desk.sampler.current()
-    points = list(desk.sampler.points)
+    state = state_of(request)
+    look = await state.sampler.current()
+    points = list(state.sampler.points)
     return page(
         request,
         "overview.html",
@@ -54,13 +54,13 @@ async def overview(request: Request) -> Response:
     )
 
 
-def _upcoming(look: Look) -> list[tuple[datetime, Schedule]]:
+def _upcoming(look: Snapshot) -> list[tuple[datetime, Schedule]]:
     """The schedules that fire next, the first one first."""
     times = [(each.next_at, each) for each in look.schedules if each.next_at and not each.paused]
     return sorted(times, key=lambda pair: pair[0])[:_SOONEST]
 
 
-def _waiting(look: Look) -> int:
+def _waiting(look: Snapshot) -> int:
     by_status = look.overview.by_status
     return by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING]
 
@@ -95,7 +95,7 @@ def _spark(series: Series, window: float) -> Chart:
     return chart(series, span=window, width=120, height=28)
 
 
-def _sparks(look: Look, points: list[Point]) -> dict[str, Chart]:
+def _sparks(look: Snapshot, points: list[Point]) -> dict[str, Chart]:
     return {
         line.name: _spark(
             [(each.at, float(each.by_queue.get(line.name, 0))) for each in points], _window(points)
@@ -104,7 +104,7 @@ def _sparks(look: Look, points: list[Point]) -> dict[str, Chart]:
     }
 
 
-def problems(look: Look) -> list[tuple[str, str]]:
+def problems(look: Snapshot) -> list[tuple[str, str]]:
     """What needs somebody, each with the page where it can be put right; empty when all is well."""
     seen = look.overview
     found = [
@@ -137,12 +137,12 @@ def problems(look: Look) -> list[tuple[str, str]]:
 
 async def tasks(request: Request) -> Response:
     """Tasks, filtered and paged, to act on some of them."""
-    desk = desk_of(request)
-    question = queries.asked(queries.TasksQuestion, request.query_params.multi_items())
+    state = state_of(request)
+    question = queries.parse_query(queries.TasksQuery, request.query_params.multi_items())
     found, look, functions = await asyncio.gather(
-        queries.answer_tasks(desk, question),
-        desk.sampler.current(),
-        queries.learnt_functions(desk),
+        queries.list_tasks_page(state, question),
+        state.sampler.current(),
+        queries.known_functions(state),
     )
     given = {name: text for name, text in request.query_params.items() if text and name != "cursor"}
     return page(
@@ -163,13 +163,13 @@ async def tasks(request: Request) -> Response:
 
 async def task(request: Request) -> Response:
     """One task: what it is, what happened to it, and why it does not run."""
-    desk = desk_of(request)
+    state = state_of(request)
     task_id = request.path_params["task_id"]
 
     async def ask() -> tuple[TaskDetail, Any]:
-        return await task_detail(desk.storage, task_id), await explain(desk.storage, task_id)
+        return await task_detail(state.storage, task_id), await explain(state.storage, task_id)
 
-    detail, explanation = await desk.once(("task", task_id), ask)
+    detail, explanation = await state.once(("task", task_id), ask)
     safe = without_secrets(detail.task)
     return page(
         request,
@@ -208,16 +208,16 @@ def _through_json(value: Any) -> Any:
 
 async def dead(request: Request) -> Response:
     """Dead letters by what killed them, and the letters of one group."""
-    desk = desk_of(request)
-    question = queries.asked(queries.DeadQuestion, request.query_params.multi_items())
-    letters = await queries.answer_dead(desk, question)
+    state = state_of(request)
+    question = queries.parse_query(queries.DeadQuery, request.query_params.multi_items())
+    letters = await queries.list_dead_page(state, question)
     given = {name: text for name, text in request.query_params.items() if text and name != "after"}
     is_full = len(letters) == question.limit
     return page(
         request,
         "dead.html",
         question=question,
-        groups=await queries.answer_groups(desk),
+        groups=await queries.list_dead_groups(state),
         letters=letters,
         more=urlencode({**given, "after": letters[-1].task_id}) if is_full else None,
     )
@@ -225,40 +225,40 @@ async def dead(request: Request) -> Response:
 
 async def workers(request: Request) -> Response:
     """Who works, on what, and who does not get on."""
-    desk = desk_of(request)
-    await desk.sampler.current()
-    return page(request, "workers.html", views=await queries.answer_workers(desk))
+    state = state_of(request)
+    await state.sampler.current()
+    return page(request, "workers.html", views=await queries.list_workers(state))
 
 
 async def schedules(request: Request) -> Response:
     """What fires when."""
-    desk = desk_of(request)
-    await desk.sampler.current()
-    return page(request, "schedules.html", views=await queries.answer_schedules(desk))
+    state = state_of(request)
+    await state.sampler.current()
+    return page(request, "schedules.html", views=await queries.list_schedules(state))
 
 
 async def queues(request: Request) -> Response:
     """The queues: how deep, how old, paused or not."""
-    desk = desk_of(request)
-    look = await desk.sampler.current()
-    points = list(desk.sampler.points)
+    state = state_of(request)
+    look = await state.sampler.current()
+    points = list(state.sampler.points)
     return page(request, "queues.html", look_now=look, sparks=_sparks(look, points))
 
 
 async def storage(request: Request) -> Response:
     """What this storage promises."""
-    desk = desk_of(request)
-    await desk.sampler.current()
-    findings = await desk.once("promises", lambda: promises_of(desk.storage))
-    settings = desk.storage.settings
+    state = state_of(request)
+    await state.sampler.current()
+    findings = await state.once("promises", lambda: check_storage(state.storage))
+    settings = state.storage.settings
     shown = [(name, text, settings.sources[name]) for name, text in settings.shown().items()]
     return page(request, "storage.html", findings=findings, settings=shown)
 
 
 async def reference(request: Request) -> Response:
     """The API, for people."""
-    desk = desk_of(request)
-    await desk.sampler.current()
+    state = state_of(request)
+    await state.sampler.current()
     return page(request, "reference.html", document=request.app.state.document)
 
 
@@ -268,8 +268,8 @@ def acting(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         fields = await form_of(request)
         token = next((text for name, text in fields if name == "token"), "")
-        done = await change(request, action, lambda: actions.told_by_form(action, fields), token)
-        session = visitor_of(request).session
+        done = await change(request, action, lambda: actions.parse_form(action, fields), token)
+        session = user_of(request).session
         if session is not None:
             session.notice = done.message
         back = next((text for name, text in fields if name == "back"), "")

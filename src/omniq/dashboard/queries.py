@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from omniq.dashboard.app_state import Desk
-from omniq.errors import InvalidTask
+from omniq.dashboard.app_state import AppState
+from omniq.errors import InvalidValue
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
 from omniq.operations.dead_groups import DeadGroups, dead_groups
-from omniq.operations.find_tasks import TaskFilter, TaskPage, browse
+from omniq.operations.find_tasks import TaskFilter, TaskPage, find_tasks
 from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.task_detail import TaskDetail
@@ -39,7 +39,7 @@ When = Annotated[str, Meta(max_length=64, description="an instant with its zone,
 Size = Annotated[int, Meta(ge=1, le=MOST)]
 
 
-class TasksQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which tasks to list. `id` is how the id begins, `metadata` is name=value."""
 
     status: TaskStatus | None = None
@@ -53,7 +53,7 @@ class TasksQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cursor: Text | None = None
 
 
-class DeadQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which dead letters to list, in order of id."""
 
     function: Text | None = None
@@ -81,18 +81,18 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     last: tuple[Task, ...]
 
 
-def asked(kind: type[Q], given: Sequence[tuple[str, str]]) -> Q:
+def parse_query(kind: type[Q], given: Sequence[tuple[str, str]]) -> Q:
     """The question that a query string asks. Fields of a form that were left empty say nothing."""
     fields = {name: text for name, text in given if text}
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidTask(f"{error}") from None
+        raise InvalidValue(f"{error}") from None
 
 
-async def answer_tasks(desk: Desk, question: TasksQuestion) -> TaskPage:
+async def list_tasks_page(state: AppState, question: TasksQuery) -> TaskPage:
     """A page of tasks."""
-    now = desk.clock.now()
+    now = state.clock.now()
     wanted = TaskFilter(
         status=question.status,
         queue=question.queue,
@@ -102,17 +102,17 @@ async def answer_tasks(desk: Desk, question: TasksQuestion) -> TaskPage:
         until=_instant("until", question.until, now),
         metadata=_pairs(question.metadata),
     )
-    return await desk.once(
+    return await state.once(
         question,
-        lambda: browse(desk.storage, wanted, limit=question.limit, cursor=question.cursor),
+        lambda: find_tasks(state.storage, wanted, limit=question.limit, cursor=question.cursor),
     )
 
 
-async def answer_dead(desk: Desk, question: DeadQuestion) -> list[DeadLetter]:
+async def list_dead_page(state: AppState, question: DeadQuery) -> list[DeadLetter]:
     """A page of dead letters."""
-    return await desk.once(
+    return await state.once(
         question,
-        lambda: desk.storage.list_dead(
+        lambda: state.storage.list_dead(
             task_type=question.function,
             reason=question.reason,
             limit=question.limit,
@@ -121,73 +121,73 @@ async def answer_dead(desk: Desk, question: DeadQuestion) -> list[DeadLetter]:
     )
 
 
-async def answer_groups(desk: Desk) -> DeadGroups:
+async def list_dead_groups(state: AppState) -> DeadGroups:
     """The dead letters by function and reason."""
-    return await desk.once("groups", lambda: dead_groups(desk.storage))
+    return await state.once("groups", lambda: dead_groups(state.storage))
 
 
-async def answer_workers(desk: Desk) -> list[WorkerView]:
+async def list_workers(state: AppState) -> list[WorkerView]:
     """Every worker with what it runs."""
 
     async def ask() -> list[WorkerView]:
         return [
-            WorkerView(worker=worker, tasks=await _running(desk, worker))
-            for worker in await live_workers(desk.storage)
+            WorkerView(worker=worker, tasks=await _running(state, worker))
+            for worker in await live_workers(state.storage)
         ]
 
-    return await desk.once("workers", ask)
+    return await state.once("workers", ask)
 
 
-async def _running(desk: Desk, worker: WorkerInfo) -> tuple[tuple[Task, Progress | None], ...]:
+async def _running(state: AppState, worker: WorkerInfo) -> tuple[tuple[Task, Progress | None], ...]:
     held = []
     for task_id in worker.running[:_MOST_RUNNING]:
-        task = await desk.storage.get_task(task_id)
+        task = await state.storage.get_task(task_id)
         if task is not None:
-            held.append((task, await desk.storage.get_progress(task_id)))
+            held.append((task, await state.storage.get_progress(task_id)))
     return tuple(held)
 
 
-async def answer_schedules(desk: Desk) -> list[ScheduleView]:
+async def list_schedules(state: AppState) -> list[ScheduleView]:
     """Every schedule with its next times."""
 
     async def ask() -> list[ScheduleView]:
-        return [await _schedule(desk, each) for each in await desk.queue.schedules.list()]
+        return [await _schedule(state, each) for each in await state.queue.schedules.list()]
 
-    return await desk.once("schedules", ask)
+    return await state.once("schedules", ask)
 
 
-async def _schedule(desk: Desk, schedule: Schedule) -> ScheduleView:
+async def _schedule(state: AppState, schedule: Schedule) -> ScheduleView:
     return ScheduleView(
         schedule=schedule,
-        upcoming=tuple(await desk.queue.schedules.upcoming(schedule.id, 3)),
-        last=await _last_tasks(desk, schedule),
+        upcoming=tuple(await state.queue.schedules.upcoming(schedule.id, 3)),
+        last=await _last_tasks(state, schedule),
     )
 
 
-async def _last_tasks(desk: Desk, schedule: Schedule) -> tuple[Task, ...]:
+async def _last_tasks(state: AppState, schedule: Schedule) -> tuple[Task, ...]:
     """The ids of its tasks begin alike and go on with the time, so they stand together."""
     last, following = schedule.last_at, schedule.next_at
     if last is None:
         return ()
     apart = following - last if following is not None and following > last else _A_DAY
-    listed = await desk.storage.list_tasks(
+    listed = await state.storage.list_tasks(
         after=task_id_at(schedule.id, last - apart * _LAST_TIMES), limit=_LAST_TIMES * 2
     )
     own = [task for task in listed if task.schedule_id == schedule.id]
     return tuple(reversed(own[-_LAST_TIMES:]))
 
 
-async def learnt_functions(desk: Desk) -> list[str]:
+async def known_functions(state: AppState) -> list[str]:
     """The functions of the tasks that were met lately, to choose from; bounded, asked rarely."""
 
     async def ask() -> list[str]:
-        tasks = await newest_tasks(desk.storage, _MOST_LEARNT)
+        tasks = await newest_tasks(state.storage, _MOST_LEARNT)
         return sorted({task.func_path for task in tasks})
 
-    return await desk.once("functions", ask, fresh=_LEARNT_SECONDS)
+    return await state.once("functions", ask, fresh=_LEARNT_SECONDS)
 
 
-def shown_task(task: Task) -> dict[str, Any]:
+def task_json(task: Task) -> dict[str, Any]:
     """A task as anybody may see it: secrets in its arguments are hidden."""
     safe = without_secrets(task)
     hidden = {name: plain(getattr(safe, name)) for name in ("args", "kwargs", "metadata")}
@@ -195,41 +195,41 @@ def shown_task(task: Task) -> dict[str, Any]:
     return {**shown, **hidden}
 
 
-def shown_letter(letter: DeadLetter) -> dict[str, Any]:
+def dead_letter_json(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter without its checkpoint, which is the task's own."""
     shown: dict[str, Any] = plain(msgspec.structs.replace(letter, checkpoint=None))
     del shown["checkpoint"]
     return shown
 
 
-def shown_detail(detail: TaskDetail) -> dict[str, Any]:
+def detail_json(detail: TaskDetail) -> dict[str, Any]:
     """All that is known of a task, as anybody may see it."""
     shown: dict[str, Any] = plain(msgspec.structs.replace(detail, dead=None))
-    shown["task"] = shown_task(detail.task)
+    shown["task"] = task_json(detail.task)
     shown["steps"] = [
         {"name": step.name, "result": plain(redacted(step.result))} for step in detail.steps
     ]
     if detail.result is not None:
         shown["result"]["result"] = plain(redacted(detail.result.result))
-    shown["dead"] = None if detail.dead is None else shown_letter(detail.dead)
+    shown["dead"] = None if detail.dead is None else dead_letter_json(detail.dead)
     return shown
 
 
-def shown_schedule(view: ScheduleView) -> dict[str, Any]:
+def schedule_json(view: ScheduleView) -> dict[str, Any]:
     """A schedule as anybody may see it."""
     shown: dict[str, Any] = plain(view.schedule)
     return {
         **shown,
-        "task": shown_task(view.schedule.task),
+        "task": task_json(view.schedule.task),
         "upcoming": plain(view.upcoming),
-        "last": [shown_task(task) for task in view.last],
+        "last": [task_json(task) for task in view.last],
     }
 
 
-def shown_worker(view: WorkerView) -> dict[str, Any]:
+def worker_json(view: WorkerView) -> dict[str, Any]:
     """A worker as anybody may see it."""
     shown: dict[str, Any] = plain(view.worker)
-    tasks = [{"task": shown_task(task), "progress": plain(how)} for task, how in view.tasks]
+    tasks = [{"task": task_json(task), "progress": plain(how)} for task, how in view.tasks]
     return {**shown, "tasks": tasks}
 
 
@@ -242,7 +242,7 @@ def _instant(name: str, text: str | None, now: datetime) -> datetime | None:
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise InvalidTask(
+        raise InvalidValue(
             f"{name} {text}: expected an instant such as 2026-01-31T12:00Z, or 15m, 2h, 7d"
         ) from None
     return _bounded(name, instant.replace(tzinfo=instant.tzinfo or UTC))
@@ -250,7 +250,7 @@ def _instant(name: str, text: str | None, now: datetime) -> datetime | None:
 
 def _bounded(name: str, instant: datetime) -> datetime:
     if not 1970 < instant.year < 9000:
-        raise InvalidTask(f"{name}: expected a year after 1970 and before 9000")
+        raise InvalidValue(f"{name}: expected a year after 1970 and before 9000")
     return instant
 
 
@@ -259,5 +259,5 @@ def _pairs(text: str) -> dict[str, str]:
         return {}
     name, separator, value = text.partition("=")
     if not separator:
-        raise InvalidTask(f"metadata {text}: expected name=value")
+        raise InvalidValue(f"metadata {text}: expected name=value")
     return {name.strip(): value.strip()}

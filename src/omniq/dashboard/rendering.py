@@ -11,9 +11,9 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from omniq.dashboard.app_state import desk_of
-from omniq.dashboard.middleware import Visitor
-from omniq.operations.formatting import away, count_of, error_line, span
+from omniq.dashboard.app_state import state_of
+from omniq.dashboard.middleware import User
+from omniq.operations.formatting import count_of, error_line, format_duration, relative_time
 from omniq.to_json import plain
 
 _LONGEST_VALUE = 20_000
@@ -29,7 +29,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters.update(
-        span=span,
+        duration=format_duration,
         number=number,
         rate=rate,
         value=value_text,
@@ -46,9 +46,9 @@ def environment() -> Environment:
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
     """A whole page."""
-    desk = desk_of(request)
-    visitor: Visitor | None = request.scope.get("omniq.visitor")
-    session = None if visitor is None else visitor.session
+    state = state_of(request)
+    user: User | None = request.scope.get("omniq.user")
+    session = None if user is None else user.session
     notice = ""
     if session is not None and status == 200:
         notice, session.notice = session.notice, ""
@@ -56,13 +56,13 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
         base=request.scope.get("root_path", ""),
         here=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
         query=request.url.query,
-        visitor=visitor,
-        may_change=visitor is not None and visitor.role == "operator",
+        user=user,
+        may_change=user is not None and user.role == "operator",
         token="" if session is None else session.token,
         notice=notice,
-        now=desk.clock.now(),
-        look=desk.sampler.latest,
-        trouble=desk.sampler.error,
+        now=state.clock.now(),
+        look=state.sampler.latest,
+        trouble=state.sampler.error,
         **context,
     )
     return HTMLResponse(html, status)
@@ -70,7 +70,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 def ago(instant: datetime | None, now: datetime) -> Markup | str:
     """How far away an instant is, with the exact one on hover."""
-    return "" if instant is None else _time(instant, away(instant, now), "ago")
+    return "" if instant is None else _time(instant, relative_time(instant, now), "ago")
 
 
 def at(instant: datetime | None) -> Markup | str:

@@ -18,7 +18,7 @@ from omniq.errors import OmniqError, StorageClosed
 from omniq.events import ChoreFailed
 from omniq.log import write
 from omniq.models import Schedule, TaskStatus
-from omniq.operations.overview import Overlook, Overview
+from omniq.operations.overview import Monitor, Overview
 from omniq.storage.base import BaseStorage
 
 PERIOD = 2.0
@@ -43,7 +43,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     by_queue: dict[str, int]
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All that was seen at one look. `version` grows when some count has changed."""
 
     overview: Overview
@@ -57,11 +57,11 @@ class Sampler:
     def __init__(self, storage: BaseStorage, *, period: float = PERIOD) -> None:
         self._storage = storage
         self._clock = storage.clock
-        self._overlook = Overlook(storage)
+        self._monitor = Monitor(storage)
         self._period = period
         self._pace = period
         self._changes = 0
-        self._look: Look | None = None
+        self._look: Snapshot | None = None
         self._look_task: asyncio.Task[None] | None = None
         self._failure: OmniqError | None = None
         self._looked_at = float("-inf")
@@ -72,7 +72,7 @@ class Sampler:
         self.watchers = 0
         self.points: deque[Point] = deque(maxlen=_MOST_POINTS)
 
-    async def current(self) -> Look:
+    async def current(self) -> Snapshot:
         """How it goes, as of a moment ago; of a slow storage, as it was seen last."""
         self._asked_at = self._clock.monotonic()
         self._begin()
@@ -85,7 +85,7 @@ class Sampler:
         return self._look
 
     @property
-    def latest(self) -> Look | None:
+    def latest(self) -> Snapshot | None:
         """The last look there was, however old; asks nobody."""
         return self._look
 
@@ -94,7 +94,7 @@ class Sampler:
         """Why the last look failed; empty when it did not."""
         return "" if self._failure is None else str(self._failure)
 
-    async def watch(self) -> AsyncGenerator[Look | None, None]:
+    async def watch(self) -> AsyncGenerator[Snapshot | None, None]:
         """Each look as it is taken, from the present one on; None when one has failed."""
         self.watchers += 1
         try:
@@ -109,19 +109,19 @@ class Sampler:
     def expire(self) -> None:
         """Let the next who asks look anew: something was changed."""
         self._looked_at = float("-inf")
-        self._overlook.expire()
+        self._monitor.invalidate()
         # A look that is under way may have been too early to see it.
         self._changes += 1
 
     async def close(self) -> None:
-        """Look no more; everybody who watches is told that it is over."""
+        """Snapshot no more; everybody who watches is told that it is over."""
         self._is_closed = True
         self._announce()
         ending = [task for task in (self._task, self._look_task) if task is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        await self._overlook.close()
+        await self._monitor.close()
 
     def _begin(self) -> None:
         # Here and not when the application starts: one that is mounted is not told about that.
@@ -158,11 +158,11 @@ class Sampler:
         if self._look.overview.counted_at is not None:
             self.points.append(_point(now, self._look.overview))
 
-    async def _refresh(self) -> Look:
-        overview = await self._overlook.look(_COUNT_PATIENCE)
+    async def _refresh(self) -> Snapshot:
+        overview = await self._monitor.overview(_COUNT_PATIENCE)
         before = self._look
         is_same = before is not None and _counts(before.overview) == _counts(overview)
-        return Look(
+        return Snapshot(
             overview=overview,
             schedules=tuple(await self._storage.list_schedules()),
             version=before.version + (not is_same) if before else 1,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from omniq.dashboard.app import create_app
-from omniq.dashboard.app_state import Desk
+from omniq.dashboard.app_state import AppState
 from omniq.dashboard.authentication import OPERATOR_VARIABLE, VIEWER_VARIABLE, Access
 from omniq.errors import SettingsError
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -70,16 +70,16 @@ async def serve(
     check_host(host, access)
     listener = _listen(host, port)
     app = create_app(queue, access=access)
-    desk: Desk = app.state.desk
+    state: AppState = app.state.dashboard
     root = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
 
     def tell_link() -> None:
-        say(f"{root}/login?token={desk.sessions.new_link()}")
+        say(f"{root}/login?token={state.sessions.new_link()}")
 
     if access.operator is None and access.viewer is None:
         tell_link()
         # Each link opens once; whoever comes next finds a fresh one in the terminal.
-        desk.sessions.on_link_used = tell_link
+        state.sessions.on_link_used = tell_link
     else:
         say(f"{root}/")
     config = uvicorn.Config(
@@ -91,14 +91,14 @@ async def serve(
         timeout_graceful_shutdown=_PATIENCE,
     )
     server = _Server(config)
-    await asyncio.gather(server.serve([listener]), _end_streams(server, desk))
+    await asyncio.gather(server.serve([listener]), _end_streams(server, state))
 
 
-async def _end_streams(server: uvicorn.Server, desk: Desk) -> None:
+async def _end_streams(server: uvicorn.Server, state: AppState) -> None:
     """The server waits for its connections, and a live stream does not end by itself."""
     while not server.should_exit:
-        await desk.clock.sleep(0.2)
-    await desk.sampler.close()
+        await state.clock.sleep(0.2)
+    await state.sampler.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -80,9 +80,9 @@ class Spans:
                 self._begin(event, current_task())
             case events.TaskSucceeded():
                 self._end((event.id, event.token), "succeeded")
-            case events.TaskRetried(error=error) | events.TaskFailed(error=error):
+            case events.TaskRetried(error=error) | events.TaskFailure(error=error):
                 self._end((event.id, event.token), event.name.removeprefix("task."), error)
-            case events.TaskCancelled() | events.TaskSnoozed() | events.TaskReleased():
+            case events.TaskCancellation() | events.TaskSnoozed() | events.TaskReleased():
                 self._end((event.id, event.token), event.name.removeprefix("task."))
             case events.StaleRefused():
                 self._end((event.id, event.token), "stale", "another worker owns the task now")

@@ -71,8 +71,8 @@ class Counters:
                 self._seconds.labels(event.func_path, event.queue).observe(seconds)
             case (
                 events.TaskRetried()
-                | events.TaskFailed()
-                | events.TaskCancelled()
+                | events.TaskFailure()
+                | events.TaskCancellation()
                 | events.TaskSnoozed()
                 | events.TaskReleased()
             ):
@@ -80,7 +80,7 @@ class Counters:
             case events.TaskDead():
                 self._dead.labels(event.func_path, event.queue).inc()
             case (
-                events.LeaseLost()
+                events.LeaseLoss()
                 | events.StaleRefused()
                 | events.ChoreFailed()
                 | events.LoopBlocked()

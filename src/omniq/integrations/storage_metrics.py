@@ -22,7 +22,7 @@ class Figures:
 
     def __init__(self, storage: BaseStorage) -> None:
         self._clock = storage.clock
-        self._storage = storage.twin()
+        self._storage = storage.sibling()
         self._portal = Portal()
         self._lock = threading.Lock()
         self._read_at = float("-inf")

@@ -1,5 +1,16 @@
-"""What an operator asks and does, over any storage: the command line and the dashboard share it.
+"""What an operator reads and changes, over any storage; the command line and the dashboard share it.
 
-`overview` says how it goes, `details` what became of one task, `reasons` why it does not run,
-`bulk` acts on many. All of it is plain data and plain functions; how it looks is others' business.
+Plain data and plain functions, without any layout:
+
+- `overview`: counts, rates, latencies, queues, workers and failures.
+- `background_count`: counts a large storage in the background.
+- `find_tasks`: tasks by filter, one page at a time.
+- `newest`: the newest tasks and dead letters.
+- `task_detail`: everything known about one task.
+- `explain`: why a task does not run, or how it ended.
+- `dead_groups`: dead letters grouped by function and reason.
+- `bulk_actions`: retry, cancel, delete and purge many tasks.
+- `doctor`: what a storage guarantees, and how its server is configured.
+- `redaction`: hides secrets in arguments.
+- `formatting`: durations, instants and counts as text.
 """

@@ -1,6 +1,6 @@
-"""How much there is, counted in the background: nobody has to wait for a large storage.
+"""Task counts, made in the background: no reader waits until a large storage is counted.
 
-A count that takes long is made more rarely, so that counting never keeps a storage busy.
+After a slow count the next one waits longer, so that counting never keeps a storage busy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 from omniq.models import QueueStats, TaskStatus
 from omniq.storage.base import BaseStorage
 
-_SHARE = 10
-"""How many times longer than a count the pause after it is at least."""
+_PAUSE_FACTOR = 10
+"""The pause after a count is at least this many times as long as the count took."""
 
 UNCOUNTED = QueueStats(
     by_status=dict.fromkeys(TaskStatus, 0), by_queue={}, oldest_due_age=0.0, dead=0
@@ -22,15 +22,15 @@ UNCOUNTED = QueueStats(
 
 
 class Count(msgspec.Struct, frozen=True):
-    """What was counted, and when; `measured_at` is by the monotonic clock."""
+    """The counts and when they were made; `measured_at` is by the monotonic clock."""
 
     stats: QueueStats
     at: datetime
     measured_at: float
 
 
-class Counting:
-    """Counts a storage for whoever asks, never twice at once."""
+class BackgroundCount:
+    """Counts a storage in the background, one count at a time, for any number of readers."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
@@ -40,31 +40,32 @@ class Counting:
         self._changes = 0
         self.latest: Count | None = None
 
-    def begin(self, *, at_once: bool) -> asyncio.Task[Count] | None:
-        """Count in the background. None: the last count is too young for another, unless `at_once`."""
-        if self._task is None and (at_once or self._clock.monotonic() >= self._next_at):
+    def start(self, *, force: bool) -> asyncio.Task[Count] | None:
+        """The count that is running, or a new one. None: it is too early, and `force` is not set."""
+        if self._task is None and (force or self._clock.monotonic() >= self._next_at):
             self._task = asyncio.get_running_loop().create_task(self._count())
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._done)
         return self._task
 
-    async def settled(
-        self, counting: asyncio.Task[Count] | None, patience: float | None
-    ) -> Count | None:
-        """What that comes to within `patience` seconds; else the last count, None for none yet."""
-        if counting is not None:
-            await asyncio.wait((counting,), timeout=patience)
-            if counting.done():
-                return counting.result()
+    async def wait(self, task: asyncio.Task[Count] | None, timeout: float | None) -> Count | None:
+        """The result of `task` if it is done within `timeout` seconds.
+
+        Otherwise the last count; None if there is none yet.
+        """
+        if task is not None:
+            await asyncio.wait((task,), timeout=timeout)
+            if task.done():
+                return task.result()
         return self.latest
 
-    def expire(self) -> None:
-        """Count anew for the next who asks: something was changed."""
+    def invalidate(self) -> None:
+        """Allow a new count immediately: something was changed."""
         self._next_at = float("-inf")
-        # A count that is under way may have been too early to see it.
+        # A running count may have read the storage before the change.
         self._changes += 1
 
     async def close(self) -> None:
-        """Count no more."""
+        """Cancel the running count."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -75,11 +76,12 @@ class Counting:
         now = self._clock.monotonic()
         self.latest = Count(stats, self._clock.now(), now)
         is_current = changes == self._changes
-        self._next_at = now + _SHARE * (now - began) if is_current else float("-inf")
+        self._next_at = now + _PAUSE_FACTOR * (now - began) if is_current else float("-inf")
         return self.latest
 
-    def _ended(self, task: asyncio.Task[Count]) -> None:
+    def _done(self, task: asyncio.Task[Count]) -> None:
         self._task = None
-        # Told to those who wait. When nobody does, whatever else is asked fails just so.
+        # A reader that waits gets the error. Without one, reading it here avoids asyncio's warning;
+        # the next read of the storage fails in the same way.
         if not task.cancelled():
             task.exception()

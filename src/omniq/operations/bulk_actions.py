@@ -1,6 +1,6 @@
-"""Acts on many tasks at once, one atomic step each, and says how far it is.
+"""Retries, cancels, deletes and purges many tasks: one atomic step per task, with progress.
 
-What was done before an error or an interruption stays done; doing it again does the rest.
+Steps that completed before an error or an interruption stay done; a second call does the others.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from omniq.models import Task, TaskStatus
 from omniq.storage.base import BaseStorage
 
 OnProgress = Callable[[int, int], None]
-"""Told how many are done, and of how many."""
+"""Called with the number of tasks done, and their total."""
 
 _PAGE = 1_000
-_SLICES = 20
-_AT_ONCE = 32
+_PURGE_STEPS = 20
+_CONCURRENCY = 32
 
 
-def silently(done: int, total: int) -> None:
-    """For a caller who does not want to know how far it is."""
+def no_progress(done: int, total: int) -> None:
+    """An `OnProgress` that does nothing."""
 
 
 class BulkReport(msgspec.Struct, frozen=True):
-    """What became of each: how many were done, and why others were not (id to reason)."""
+    """How many tasks were changed, and why the others were not (id to reason)."""
 
     done: int
     refused: dict[str, str]
@@ -39,9 +39,9 @@ async def retry_dead(
     ids: Iterable[str],
     *,
     from_start: bool = False,
-    on_progress: OnProgress = silently,
+    on_progress: OnProgress = no_progress,
 ) -> BulkReport:
-    """Put these dead letters' tasks back in the queue. One that cannot be stays a dead letter."""
+    """Enqueue the tasks of these dead letters again. One that is refused stays a dead letter."""
 
     async def retry(task_id: str) -> str | None:
         try:
@@ -54,9 +54,9 @@ async def retry_dead(
 
 
 async def delete_dead(
-    storage: BaseStorage, ids: Iterable[str], *, on_progress: OnProgress = silently
+    storage: BaseStorage, ids: Iterable[str], *, on_progress: OnProgress = no_progress
 ) -> BulkReport:
-    """Forget these dead letters for good."""
+    """Delete these dead letters permanently."""
 
     async def delete(task_id: str) -> str | None:
         return None if await storage.delete_dead(task_id) else "not a dead letter"
@@ -65,12 +65,12 @@ async def delete_dead(
 
 
 async def delete_tasks(
-    storage: BaseStorage, ids: Iterable[str], *, on_progress: OnProgress = silently
+    storage: BaseStorage, ids: Iterable[str], *, on_progress: OnProgress = no_progress
 ) -> BulkReport:
-    """Forget these tasks for good, each with its dead letter. What waits or runs stays."""
+    """Delete these tasks permanently, each with its dead letter. Live tasks are refused."""
 
     async def delete(task_id: str) -> str | None:
-        # The letter first: between the two steps the task can still be found and deleted again.
+        # The dead letter first: after a crash in between, the task can be found and deleted again.
         had_letter = await storage.delete_dead(task_id)
         if await storage.delete_task(task_id) or had_letter:
             return None
@@ -85,9 +85,9 @@ async def cancel_tasks(
     ids: Iterable[str],
     *,
     reason: str = "by request",
-    on_progress: OnProgress = silently,
+    on_progress: OnProgress = no_progress,
 ) -> BulkReport:
-    """Cancel these tasks: waiting ones never run, running ones are told to stop."""
+    """Cancel these tasks: waiting ones never run, running ones are asked to stop."""
 
     async def cancel(task_id: str) -> str | None:
         if await storage.cancel(task_id, reason):
@@ -103,21 +103,21 @@ async def purge(
     older_than: datetime,
     *,
     dead: bool = False,
-    on_progress: OnProgress = silently,
+    on_progress: OnProgress = no_progress,
 ) -> int:
-    """Forget finished tasks that ended before that instant, or dead letters; how many.
+    """Delete finished tasks that ended before that instant, or dead letters; return how many.
 
-    Goes from the oldest on in slices, so that no single step holds a large storage for long.
+    Deletes the oldest first in several steps, so that no single step blocks a large storage.
     """
-    forget = storage.purge_dead if dead else storage.purge_results
+    purge_before = storage.purge_dead if dead else storage.purge_results
     oldest = await _oldest(storage, dead)
     if oldest is None or oldest >= older_than:
-        on_progress(_SLICES, _SLICES)
-        return await forget(older_than)
+        on_progress(_PURGE_STEPS, _PURGE_STEPS)
+        return await purge_before(older_than)
     count = 0
-    for number in range(1, _SLICES + 1):
-        count += await forget(oldest + (older_than - oldest) * number / _SLICES)
-        on_progress(number, _SLICES)
+    for number in range(1, _PURGE_STEPS + 1):
+        count += await purge_before(oldest + (older_than - oldest) * number / _PURGE_STEPS)
+        on_progress(number, _PURGE_STEPS)
     return count
 
 
@@ -129,7 +129,7 @@ async def dead_ids(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[str]:
-    """The ids of all dead letters in question, as of now: what fails meanwhile is not among them."""
+    """The ids of all dead letters that match now; tasks that fail later are not included."""
     ids: list[str] = []
     after = ""
     while page := await storage.list_dead(
@@ -148,7 +148,7 @@ async def all_tasks(
     func_path: str | None = None,
     after: str = "",
 ) -> AsyncIterator[Task]:
-    """Every task in question, in id order, a page at a time."""
+    """Every task that matches, in order of id, read one page at a time."""
     while page := await storage.list_tasks(
         status=status, queue=queue, func_path=func_path, limit=_PAGE, after=after
     ):
@@ -164,17 +164,17 @@ async def _each(
 ) -> BulkReport:
     wanted = list(dict.fromkeys(ids))
     refused: dict[str, str] = {}
-    for start in range(0, len(wanted), _AT_ONCE):
-        # Several at once: a storage makes one durable write of what comes while another is under way.
-        some = wanted[start : start + _AT_ONCE]
-        said = await asyncio.gather(*(act(task_id) for task_id in some))
-        refused |= {task_id: why for task_id, why in zip(some, said, strict=True) if why}
-        on_progress(start + len(some), len(wanted))
+    for start in range(0, len(wanted), _CONCURRENCY):
+        # Concurrently: a storage combines requests that arrive during a write into the next one.
+        batch = wanted[start : start + _CONCURRENCY]
+        reasons = await asyncio.gather(*(act(task_id) for task_id in batch))
+        refused |= {task_id: why for task_id, why in zip(batch, reasons, strict=True) if why}
+        on_progress(start + len(batch), len(wanted))
     return BulkReport(len(wanted) - len(refused), refused)
 
 
 async def _oldest(storage: BaseStorage, dead: bool) -> datetime | None:
-    """An instant before which nothing can be found that would be purged; None when unknown."""
+    """An instant before which there is nothing to purge; None when the storage is empty."""
     if dead:
         letters = await storage.list_dead(limit=1)
         return letters[0].first_failure if letters else None

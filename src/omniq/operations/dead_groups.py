@@ -1,4 +1,4 @@
-"""Dead letters by what killed them: many letters are mostly a few reasons."""
+"""Dead letters grouped by function and reason: thousands of them usually have a few causes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from omniq.operations.formatting import error_line
 from omniq.storage.base import BaseStorage
 
 _PAGE = 1_000
-_MOST_LOOKED_AT = 10_000
+_MAX_READ = 10_000
 
 
 class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Letters of one function that died for one reason. `error` is that of the newest."""
+    """The dead letters of one function with one failure reason. `error` is that of the newest."""
 
     func_path: str
     reason: str
@@ -26,7 +26,7 @@ class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadGroups(msgspec.Struct, frozen=True):
-    """The groups, the largest first. `is_cut`: there are more letters than were looked at."""
+    """The groups, largest first. `letters` were read; `is_cut`: there are more."""
 
     groups: tuple[DeadGroup, ...]
     letters: int
@@ -34,23 +34,23 @@ class DeadGroups(msgspec.Struct, frozen=True):
 
 
 async def dead_groups(storage: BaseStorage) -> DeadGroups:
-    """All dead letters, or the first ten thousand, by function and reason."""
+    """Group all dead letters, or the first ten thousand, by function and reason."""
     groups: dict[tuple[str, str], DeadGroup] = {}
     count, after = 0, ""
-    while count < _MOST_LOOKED_AT:
+    while count < _MAX_READ:
         page = await storage.list_dead(limit=_PAGE, after=after)
         for letter in page:
             key = (letter.task_type, letter.failure_reason)
-            groups[key] = _with(groups.get(key), letter)
+            groups[key] = _add(groups.get(key), letter)
         count += len(page)
         if len(page) < _PAGE:
             break
         after = page[-1].task_id
     ordered = sorted(groups.values(), key=lambda each: (-each.count, each.func_path, each.reason))
-    return DeadGroups(tuple(ordered), count, count >= _MOST_LOOKED_AT)
+    return DeadGroups(tuple(ordered), count, count >= _MAX_READ)
 
 
-def _with(group: DeadGroup | None, letter: DeadLetter) -> DeadGroup:
+def _add(group: DeadGroup | None, letter: DeadLetter) -> DeadGroup:
     if group is None:
         return DeadGroup(
             func_path=letter.task_type,

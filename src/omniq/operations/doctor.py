@@ -1,4 +1,4 @@
-"""What a storage promises, as far as that can be told from here, in words."""
+"""What a storage guarantees and how its server is configured, as far as a client can check."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _REACH = {
     "fleet": "any number of machines",
 }
 _DURABILITY = {
-    "none": "nothing: what is acknowledged may be lost with the process or server that keeps it",
+    "none": "nothing: acknowledged tasks may be lost when the process or server stops",
     "os": "the end of the process, not a power cut",
     "power": "a power cut",
 }
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at. The verdict is "ok", "warn: …" or "bad: …"."""
+    """The result of one check. The verdict is "ok", "warn: …" or "bad: …"."""
 
     name: str
     value: str
@@ -33,39 +33,44 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class Reporting(Protocol):
-    """A storage on a server, which tells how that server is set up."""
+class HasServerReport(Protocol):
+    """A storage on a server that can report how the server is configured."""
 
     async def server_report(self) -> list[tuple[str, str, str]]:
-        """Names, values and verdicts."""
+        """(name, value, verdict) of each check of the server."""
 
 
-async def promises_of(storage: BaseStorage) -> list[Finding]:
-    """What the storage says of itself, and what its server says of its own settings."""
-    findings = _promises(storage)
-    if isinstance(storage, Reporting):
+async def check_storage(storage: BaseStorage) -> list[Finding]:
+    """The guarantees of the storage, then the checks of its server, if it has one."""
+    findings = _guarantees(storage)
+    if isinstance(storage, HasServerReport):
         findings += [Finding(*line) for line in await storage.server_report()]
     return findings
 
 
-def _promises(storage: BaseStorage) -> list[Finding]:
-    promised = storage.capabilities
+def _guarantees(storage: BaseStorage) -> list[Finding]:
+    capabilities = storage.capabilities
     return [
-        Finding("backend", promised.name),
-        Finding("shared by", _REACH[promised.reach]),
-        Finding("survives", _DURABILITY[promised.durability], _on_durability(storage)),
+        Finding("backend", capabilities.name),
+        Finding("shared by", _REACH[capabilities.reach]),
+        Finding("survives", _DURABILITY[capabilities.durability], _durability_verdict(storage)),
         Finding(
-            "batches", "all or nothing" if promised.atomic_batches else "in part after a crash"
+            "batches", "all or nothing" if capabilities.atomic_batches else "in part after a crash"
         ),
-        Finding("max_pending", "exact" if promised.exact_bound else "may be exceeded by a race"),
-        Finding("SQL transactions", "yes" if promised.transactions else "no"),
+        Finding(
+            "max_pending", "exact" if capabilities.exact_bound else "may be exceeded by a race"
+        ),
+        Finding("SQL transactions", "yes" if capabilities.transactions else "no"),
     ]
 
 
-def _on_durability(storage: BaseStorage) -> str:
-    promised, wanted = storage.capabilities, storage.settings.durability
+def _durability_verdict(storage: BaseStorage) -> str:
+    capabilities, wanted = storage.capabilities, storage.settings.durability
     levels = list(_DURABILITY)
-    # A server has its own settings, which ours do not change; memory was asked for by its name.
-    if promised.reach == "fleet" and levels.index(promised.durability) < levels.index(wanted):
-        return f"warn: durability is {wanted!r} in the settings, and the server's do not give that"
+    # Only for a server: its durability is configured there, and our settings do not change it.
+    # Memory is never durable, and a user who chose it knows that.
+    if capabilities.reach == "fleet" and levels.index(capabilities.durability) < levels.index(
+        wanted
+    ):
+        return f"warn: durability is {wanted!r} in the settings; the server is configured for less"
     return "ok"

@@ -1,7 +1,7 @@
-"""Why a task does not run, or what became of it, as a chain of reasons.
+"""Why a task does not run, who runs it, or how it ended, as a list of reasons.
 
-Each reason stands by itself: the task runs when none is left. The first one is what to look at
-first.
+Each reason of a waiting task blocks it independently: the task runs when none is left. The first
+one is the first to resolve.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ import msgspec
 from omniq.clock import from_micros, to_micros
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState, ask_again_at, gates_of, room
 from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo
+from omniq.operations.formatting import count_of
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.storage.base import BaseStorage
 from omniq.storage.health import live_workers
 
-_MOST_COUNTED = 1_000
-_MOST_NAMED = 5
+_MAX_COUNTED = 1_000
+_MAX_IDS = 5
+
+_TIME_LABELS = {
+    "held": ("started", "times out"),
+    "worker_lost": ("started", "until"),
+    "worker_stalled": ("last heartbeat", "until"),
+}
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """One reason. `code` is for programs, `text` for people; `hint` is what to do about it.
 
-    `since` and `until` say from and to when it holds, as far as that is known.
+    `since` and `until` are when it began and when it ends, as far as that is known.
     """
 
     code: str
@@ -38,7 +45,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task is and why. `state` is what the reasons explain."""
+    """The reasons why a task is in its `state`."""
 
     task_id: str
     func_path: str
@@ -47,23 +54,31 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["waiting", "running", "ended"]
     reasons: tuple[Reason, ...]
 
+    def times(self, reason: Reason) -> list[tuple[str, datetime]]:
+        """The known times of one of the reasons, each with a label such as "since" or "started"."""
+        labels = _TIME_LABELS.get(reason.code, ("since", "until"))
+        if self.state == "ended":
+            labels = ("at", "expired")
+        pairs = zip(labels, (reason.since, reason.until), strict=True)
+        return [(label, instant) for label, instant in pairs if instant is not None]
+
 
 async def explain(storage: BaseStorage, task_id: str) -> Explanation:
-    """Why the task does not run, or by whom it is run, or how it ended.
+    """Why the task does not run, which worker runs it, or how it ended.
 
-    Raises `TaskNotFound` when no record of it is kept.
+    Raises `TaskNotFound` when no record of it is stored.
     """
     detail = await task_detail(storage, task_id)
     task = detail.task
     if task.status.is_final:
         state: Literal["waiting", "running", "ended"] = "ended"
-        reasons = [_ending(detail)]
+        reasons = [_end_of(detail)]
     elif task.owner is not None:
         state = "running"
-        reasons = await _holding(storage, detail)
+        reasons = await _running_reasons(storage, detail)
     else:
         state = "waiting"
-        reasons = await _waiting(storage, task)
+        reasons = await _waiting_reasons(storage, task)
     return Explanation(
         task_id=task.id,
         func_path=task.func_path,
@@ -74,13 +89,16 @@ async def explain(storage: BaseStorage, task_id: str) -> Explanation:
     )
 
 
-def _ending(detail: TaskDetail) -> Reason:
+# Ended
+
+
+def _end_of(detail: TaskDetail) -> Reason:
     task, result, letter = detail.task, detail.result, detail.dead
     ended = result.finished_at if result is not None else None
     if letter is not None:
         return Reason(
             code="dead",
-            text=f"failed for good after {_runs(letter.attempt_count)}: "
+            text=f"The task failed permanently after {count_of(letter.attempt_count, 'attempt')}: "
             f"{letter.failure_reason}{_error(result)}",
             since=letter.last_failure,
             hint=f"omniq dead show {task.id}, then omniq dead retry {task.id}",
@@ -89,27 +107,28 @@ def _ending(detail: TaskDetail) -> Reason:
     why = (result.reason or "") if result is not None else ""
     match task.status:
         case TaskStatus.SUCCESS:
-            runs = result.attempts if result is not None else task.attempts + 1
-            return Reason(code="succeeded", text=f"succeeded in run {runs}", since=ended)
+            attempts = result.attempts if result is not None else task.attempts + 1
+            text = f"The task succeeded on attempt {attempts}"
+            return Reason(code="succeeded", text=text, since=ended)
         case TaskStatus.CANCELLED if why == "expired":
             return Reason(
                 code="expired",
-                text="was cancelled: its time to start had passed before a worker took it",
+                text="The task was cancelled: it expired before a worker started it",
                 since=ended,
                 until=task.expires,
-                hint="give it more time with expires=, or run more workers",
+                hint="set a longer expires=, or run more workers",
             )
         case TaskStatus.CANCELLED:
             return Reason(
                 code="cancelled",
-                text=f"was cancelled: {why or 'no reason is kept'}",
+                text=f"The task was cancelled: {why or 'no reason was recorded'}",
                 since=ended,
                 facts={"reason": why},
             )
         case _:
             return Reason(
                 code="failed",
-                text=f"failed for good{': ' + why if why else ''}{_error(result)}; "
+                text=f"The task failed permanently{': ' + why if why else ''}{_error(result)}; "
                 "its dead letter was deleted",
                 since=ended,
             )
@@ -121,56 +140,58 @@ def _error(result: TaskResult | None) -> str:
     return f" ({result.error.error_type}: {result.error.message})"
 
 
-async def _holding(storage: BaseStorage, detail: TaskDetail) -> list[Reason]:
+# Running
+
+
+async def _running_reasons(storage: BaseStorage, detail: TaskDetail) -> list[Reason]:
     task = detail.task
     workers = await live_workers(storage)
-    holder = next((worker for worker in workers if worker.id == task.owner), None)
-    reasons = [_held_by_nobody(task, workers) if holder is None else _held_by(task, holder, detail)]
+    owner = next((worker for worker in workers if worker.id == task.owner), None)
+    reasons = [_lost_worker(task, workers) if owner is None else _held_by(task, owner, detail)]
     if task.cancel_requested:
-        reasons.append(
-            Reason(code="cancel_requested", text="it was cancelled, and has been told to stop")
-        )
-    if holder is not None and holder.stalled:
+        text = "The task was cancelled and has been asked to stop"
+        reasons.append(Reason(code="cancel_requested", text=text))
+    if owner is not None and owner.stalled:
         reasons.append(
             Reason(
                 code="worker_stalled",
-                text=f"its worker is stalled: its event loop does not turn (process {holder.pid} "
-                f"on {holder.host})",
-                since=holder.last_heartbeat,
-                hint="something blocks the loop of that process; an async function must not block",
+                text=f"Its worker is stalled: the event loop of process {owner.pid} on "
+                f"{owner.host} is blocked",
+                since=owner.last_heartbeat,
+                hint="find what blocks the event loop of that process; an async function must not",
             )
         )
     return reasons
 
 
-def _held_by(task: Task, holder: WorkerInfo, detail: TaskDetail) -> Reason:
-    doing = "held" if task.status is TaskStatus.RETRYING else "run"
+def _held_by(task: Task, owner: WorkerInfo, detail: TaskDetail) -> Reason:
+    verb = "holds" if task.status is TaskStatus.RETRYING else "runs"
     until = None
     if task.timeout is not None and task.started_at is not None:
         until = task.started_at + timedelta(seconds=task.timeout)
     progress = detail.progress
     return Reason(
         code="held",
-        text=f"is being {doing} by worker {holder.id} (process {holder.pid} on {holder.host})"
+        text=f"Worker {owner.id} (process {owner.pid} on {owner.host}) {verb} the task"
         + (
             ""
             if progress is None
-            else f", {progress.fraction:.0%} done {progress.message}".rstrip()
+            else f", {progress.fraction:.0%} done: {progress.message}".rstrip(": ")
         ),
         since=task.started_at,
         until=until,
-        facts={"worker": holder.id, "host": holder.host, "pid": holder.pid},
+        facts={"worker": owner.id, "host": owner.host, "pid": owner.pid},
     )
 
 
-def _held_by_nobody(task: Task, workers: Sequence[WorkerInfo]) -> Reason:
+def _lost_worker(task: Task, workers: Sequence[WorkerInfo]) -> Reason:
     return Reason(
         code="worker_lost",
-        text=f"was being run by worker {task.owner}, whose lease has ended; "
+        text=f"Worker {task.owner} ran the task, and its lease has expired; "
         + (
-            "the other workers are about to take it back"
+            "another worker will recover the task"
             if workers
-            else "and no other worker is alive to take it back"
+            else "no other worker is alive to recover the task"
         ),
         since=task.started_at,
         hint="" if workers else "start one: omniq worker MODULE",
@@ -178,51 +199,54 @@ def _held_by_nobody(task: Task, workers: Sequence[WorkerInfo]) -> Reason:
     )
 
 
-async def _waiting(storage: BaseStorage, task: Task) -> list[Reason]:
+# Waiting
+
+
+async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     now = storage.clock.now()
     paused = await storage.paused_queues()
     workers = await storage.workers()
     reasons = [
-        *_by_time(task, now),
-        *_by_pause(task, paused),
-        *_by_gates(task, await storage.gates(), to_micros(now)),
-        *_by_workers(task, workers),
+        *_time_reasons(task, now),
+        *_pause_reasons(task, paused),
+        *_gate_reasons(task, await storage.gates(), to_micros(now)),
+        *_worker_reasons(task, workers),
     ]
     if task.crashes:
-        reasons += await _by_suspicion(storage, task, workers)
+        reasons += await _suspect_reasons(storage, task, workers)
     if not reasons or all(reason.code == "all_busy" for reason in reasons):
-        reasons += await _by_others(storage, task, paused, now)
+        reasons += await _order_reasons(storage, task, paused, now)
     return reasons or [
         Reason(
             code="due",
-            text="is due and nothing stands in its way: the next free worker takes it",
+            text="The task is due and nothing blocks it: the next free worker claims it",
             since=task.eta,
         )
     ]
 
 
-def _by_time(task: Task, now: datetime) -> Iterator[Reason]:
+def _time_reasons(task: Task, now: datetime) -> Iterator[Reason]:
     if task.expires is not None and task.expires <= now:
         yield Reason(
             code="expired",
-            text="its time to start has passed: it ends as cancelled when a worker comes to it",
+            text="The task expired before a worker started it: the next claim cancels it",
             since=task.expires,
         )
     if task.eta is not None and task.eta > now:
-        again = f" (failed {_times(task.attempts)})" if task.attempts else ""
-        yield Reason(code="not_due", text=f"is not due yet{again}", until=task.eta)
+        failed = f" (failed {_times(task.attempts)})" if task.attempts else ""
+        yield Reason(code="not_due", text=f"The task is not due yet{failed}", until=task.eta)
 
 
-def _by_pause(task: Task, paused: frozenset[str]) -> Iterator[Reason]:
+def _pause_reasons(task: Task, paused: frozenset[str]) -> Iterator[Reason]:
     if task.queue in paused:
         yield Reason(
             code="queue_paused",
-            text=f"its queue {task.queue} is paused",
+            text=f"Its queue {task.queue} is paused",
             hint=f"omniq queues resume {task.queue}",
         )
 
 
-def _by_gates(task: Task, states: dict[str, GateState], now: int) -> Iterator[Reason]:
+def _gate_reasons(task: Task, states: dict[str, GateState], now: int) -> Iterator[Reason]:
     for gate in gates_of(task):
         state = states.get(gate.key, GateState())
         if room(gate, state, now) == 0:
@@ -238,76 +262,78 @@ def _closed_gate(gate: Gate, state: GateState, now: int) -> Reason:
         case "running":
             return Reason(
                 code="limit",
-                text=f"the limit {name} lets {gate.size} run at once: taken by {_named(holders)}",
+                text=f"The limit {name} allows {count_of(gate.size, 'running task')} at a time: "
+                f"{_id_list(holders)}",
                 facts={"limit": name, "size": gate.size, "holders": holders},
             )
         case "rate":
             return Reason(
                 code="rate",
-                text=f"the rate limit {name} lets {gate.size} start in "
-                f"{gate.span / 1_000_000:g} s, and so many have",
+                text=f"The rate limit {name} allows {count_of(gate.size, 'start')} in "
+                f"{gate.span / 1_000_000:g} s, and none is left",
                 until=until,
                 facts={"limit": name, "size": gate.size},
             )
         case "breaker":
-            return _closed_breaker(name, state, until, holders)
+            return _open_breaker(name, state, until, holders)
 
 
-def _closed_breaker(
+def _open_breaker(
     name: str, state: GateState, until: datetime | None, holders: list[str]
 ) -> Reason:
     because = f" because of {state.reason}" if state.reason else ""
     if state.breaker is BreakerState.HALF_OPEN:
-        text = f"the breaker {name} is open{because}, and task {_named(holders)} probes it"
+        text = f"The breaker {name} is open{because}, and task {_id_list(holders)} probes it"
     else:
-        text = f"the breaker {name} is open{because}, after {_failures(state.failures)}"
+        text = f"The breaker {name} is open{because}, after {_failures(state.failures)}"
     return Reason(
         code="breaker_open",
         text=text,
         since=from_micros(state.opened_at),
         until=until,
-        hint="it closes by itself when a probe succeeds; see omniq breakers",
+        hint="it closes automatically when a probe succeeds; see omniq breakers",
         facts={"breaker": name, "reason": state.reason, "failures": state.failures},
     )
 
 
-def _by_workers(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reason]:
+def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reason]:
     module = task.func_path.rpartition(".")[0]
     serving = [worker for worker in workers if _serves(worker, task.queue)]
     if not workers:
         yield Reason(
-            code="no_worker", text="no worker is alive", hint=f"start one: omniq worker {module}"
+            code="no_worker", text="No worker is alive", hint=f"start one: omniq worker {module}"
         )
     elif not serving:
-        taken = sorted({queue for worker in workers for queue in worker.queues})
+        served = sorted({queue for worker in workers for queue in worker.queues})
         yield Reason(
             code="no_worker_for_queue",
-            text=f"no worker takes from its queue {task.queue}; they take from {', '.join(taken)}",
+            text=f"No worker serves its queue {task.queue}; the workers serve {', '.join(served)}",
             hint=f"start one: omniq worker {module} --queues {task.queue}",
-            facts={"queues": taken},
+            facts={"queues": served},
         )
     if task.releases:
         yield Reason(
             code="unknown_function",
-            text=f"workers have given it back {_times(task.releases)}, not having the function "
-            f"{task.func_path}",
+            text=f"Workers have released the task {_times(task.releases)}, because they do not "
+            f"have the function {task.func_path}",
             hint=f"start a worker that has it: omniq worker {module}",
             facts={"releases": task.releases},
         )
     if serving and all(_is_full(worker) for worker in serving):
         slots = sum(worker.concurrency for worker in serving)
+        owners = "the only worker" if len(serving) == 1 else f"{len(serving)} workers"
         yield Reason(
             code="all_busy",
-            text=f"no worker has a free slot: all {slots} of {_workers(len(serving))} are taken",
+            text=f"No worker has a free slot: {owners} with {count_of(slots, 'slot')} in use",
             hint="wait, or start more workers",
             facts={"workers": len(serving), "slots": slots},
         )
 
 
-async def _by_suspicion(
+async def _suspect_reasons(
     storage: BaseStorage, task: Task, workers: Sequence[WorkerInfo]
 ) -> list[Reason]:
-    """A worker runs one task at a time that was there when another died."""
+    """Of the tasks that ran when a worker died, each worker runs one at a time."""
     serving = [worker for worker in workers if _serves(worker, task.queue)]
     suspects: list[str] = []
     for worker in serving:
@@ -321,22 +347,22 @@ async def _by_suspicion(
     return [
         Reason(
             code="suspect",
-            text=f"a worker died {_times(task.crashes)} while it ran; each worker runs one such "
-            f"task at a time, and they run {_named(suspects)}",
+            text=f"A worker died {_times(task.crashes)} while it ran the task; each worker runs "
+            f"one such task at a time, at present {_id_list(suspects)}",
             facts={"crashes": task.crashes, "holders": suspects},
         )
     ]
 
 
-async def _by_others(
+async def _order_reasons(
     storage: BaseStorage, task: Task, paused: frozenset[str], now: datetime
 ) -> list[Reason]:
-    """How many due tasks come first. Those of other queues count where the same worker takes them."""
+    """The number of due tasks that are claimed first, in all queues that the same workers serve."""
     workers = [worker for worker in await storage.workers() if _serves(worker, task.queue)]
     ahead, is_exact = 0, True
     for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
-        page = await storage.list_tasks(status=status, limit=_MOST_COUNTED)
-        is_exact = is_exact and len(page) < _MOST_COUNTED
+        page = await storage.list_tasks(status=status, limit=_MAX_COUNTED)
+        is_exact = is_exact and len(page) < _MAX_COUNTED
         ahead += sum(
             other.owner is None
             and other.id != task.id
@@ -352,8 +378,8 @@ async def _by_others(
     return [
         Reason(
             code="behind",
-            text=f"waits behind {count} {'task' if ahead == 1 else 'tasks'} of higher priority or "
-            "earlier due time",
+            text=f"The task waits behind {count} {'task' if ahead == 1 else 'tasks'} with a higher "
+            "priority or an earlier due time",
             since=task.eta,
             facts={"ahead": ahead, "exact": is_exact},
         )
@@ -373,26 +399,18 @@ def _serves(worker: WorkerInfo, queue: str) -> bool:
 
 
 def _is_full(worker: WorkerInfo) -> bool:
-    # A concurrency of 0 says that the worker has told nothing of its slots.
+    # A concurrency of 0 means that the worker has not reported its slots.
     return 0 < worker.concurrency <= len(worker.running)
 
 
-def _named(ids: Sequence[str]) -> str:
-    shown = ", ".join(ids[:_MOST_NAMED])
-    return f"{shown} and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else shown
+def _id_list(ids: Sequence[str]) -> str:
+    shown = ", ".join(ids[:_MAX_IDS])
+    return f"{shown} and {len(ids) - _MAX_IDS} more" if len(ids) > _MAX_IDS else shown
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
-
-
 def _failures(count: int) -> str:
     return "1 failure" if count == 1 else f"{count} failures in a row"
-
-
-def _workers(count: int) -> str:
-    return "the only worker" if count == 1 else f"{count} workers"

@@ -1,4 +1,7 @@
-"""Looking for tasks: filters that a storage knows, and those that are asked here, a page at a time."""
+"""Tasks by filter, one page at a time.
+
+A storage filters by status, queue, function and time; metadata and id prefix are checked here.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from omniq.models import Task, TaskStatus
 from omniq.storage.base import BaseStorage
 
 _CHUNK = 250
-_MOST_CHUNKS = 6
-_MOST_SCANS = 3
+_MAX_CHUNKS = 6
+_MAX_SCANS = 3
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks. `since` and `until` are about the time of enqueue, `metadata` is name to text.
+    """Which tasks. `since` and `until` bound the time of enqueue, `metadata` maps name to text.
 
-    `prefix` is how the id begins.
+    `prefix` is the beginning of the id.
     """
 
     status: TaskStatus | None = None
@@ -31,9 +34,10 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Some tasks, the newest first. `cursor` leads to the next page; None: there is no other.
+    """Some tasks, newest first. `cursor` starts the next page; None: this is the last page.
 
-    `is_cut`: the page is short, even empty, and leads on, so that no question takes long.
+    `is_cut`: the search stopped early to bound its time, so the page may be short or empty although
+    `cursor` leads to more tasks.
     """
 
     tasks: tuple[Task, ...]
@@ -41,14 +45,14 @@ class TaskPage(msgspec.Struct, frozen=True):
     is_cut: bool
 
 
-async def browse(
+async def find_tasks(
     storage: BaseStorage, wanted: TaskFilter, *, limit: int, cursor: str | None = None
 ) -> TaskPage:
-    """The tasks in question, a page of them; with a prefix, in order of id."""
+    """One page of the tasks that match, newest first; with a prefix, in order of id."""
     if wanted.prefix:
         return await _by_prefix(storage, wanted, limit, cursor)
     found: list[Task] = []
-    for _ in range(_MOST_CHUNKS if wanted.metadata else _MOST_SCANS):
+    for _ in range(_MAX_CHUNKS if wanted.metadata else _MAX_SCANS):
         scan = await storage.scan_tasks(
             status=wanted.status,
             queue=wanted.queue,
@@ -65,7 +69,9 @@ async def browse(
             found.append(task)
             if len(found) == limit:
                 is_last = number == len(scan.tasks) - 1
-                return TaskPage(tuple(found), scan.cursor if is_last else scan.marks[number], False)
+                return TaskPage(
+                    tuple(found), scan.cursor if is_last else scan.cursors[number], False
+                )
         cursor = scan.cursor
         if cursor is None:
             break
@@ -75,18 +81,18 @@ async def browse(
 async def _by_prefix(
     storage: BaseStorage, wanted: TaskFilter, limit: int, cursor: str | None
 ) -> TaskPage:
-    """Ids are sorted, so those that begin alike stand together.
+    """One page of the tasks whose id begins with the prefix: they are adjacent in order of id.
 
-    Other conditions are asked here: a storage would look for its page through all that follow.
+    The other conditions are checked here: a storage would fill its page from all later ids.
     """
     exact = None if cursor else await storage.get_task(wanted.prefix)
     listed = await storage.list_tasks(limit=_CHUNK + limit, after=cursor or wanted.prefix)
-    alike = list(takewhile(lambda task: task.id.startswith(wanted.prefix), listed))
-    some = [task for task in ([exact] if exact else []) + alike if _matches(task, wanted)]
-    if len(some) > limit:
-        return TaskPage(tuple(some[:limit]), some[limit - 1].id, False)
-    is_cut = len(alike) == _CHUNK + limit
-    return TaskPage(tuple(some), alike[-1].id if is_cut else None, is_cut)
+    with_prefix = list(takewhile(lambda task: task.id.startswith(wanted.prefix), listed))
+    matching = [task for task in ([exact] if exact else []) + with_prefix if _matches(task, wanted)]
+    if len(matching) > limit:
+        return TaskPage(tuple(matching[:limit]), matching[limit - 1].id, False)
+    is_cut = len(with_prefix) == _CHUNK + limit
+    return TaskPage(tuple(matching), with_prefix[-1].id if is_cut else None, is_cut)
 
 
 def _is_before(task: Task, since: datetime | None) -> bool:

@@ -12,11 +12,11 @@ from omniq.storage.base import BaseStorage
 
 T = TypeVar("T")
 
-_SMALL = 200
+_MIN_PAGE = 200
 _MARGIN = 2
 _FIRST_SPAN = 2_000
 _WIDENING = 8
-_MOST_WALKED = 50
+_MAX_PAGES = 50
 
 
 async def newest_tasks(
@@ -27,7 +27,7 @@ async def newest_tasks(
     queue: str | None = None,
     func_path: str | None = None,
 ) -> list[Task]:
-    """The newest of the tasks in question, newest first; however long it takes to find them."""
+    """The newest tasks that match, newest first. Scans until `limit` are found, however long it takes."""
     found: list[Task] = []
     cursor: str | None = None
     while len(found) < limit:
@@ -54,7 +54,7 @@ async def newest_dead(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[DeadLetter]:
-    """The dead letters of the newest tasks, the latest failure first."""
+    """The dead letters of the newest tasks, latest failure first."""
 
     async def page(after: str, size: int) -> list[DeadLetter]:
         return await storage.list_dead(
@@ -71,39 +71,42 @@ async def _newest(
     id_of: Callable[[T], str],
     limit: int,
 ) -> list[T]:
-    """The last `limit` by id or a few more, in some pages of bounded size, however many there are."""
-    size = limit * _MARGIN + _SMALL
+    """The last `limit` items by id, or a few more, in a few pages of bounded size.
 
-    async def look(after: str) -> tuple[list[T], bool]:
-        """What comes after that id, and whether there may be more of it."""
+    Ids begin with a timestamp, so a time is found by bisection, after which enough items follow.
+    """
+    size = limit * _MARGIN + _MIN_PAGE
+
+    async def read_after(after: str) -> tuple[list[T], bool]:
+        """The items after that id, and whether there may be more."""
         found = await page(after, size)
         return found, len(found) == size
 
-    first, is_cut = await look("")
+    first, is_cut = await read_after("")
     if not is_cut:
         return first
     now, span = storage.clock.micros() // 1000, _FIRST_SPAN
-    found, is_cut = await look(encode_id(now - span, 0))
+    found, is_cut = await read_after(encode_id(now - span, 0))
     while len(found) < limit:
         span *= _WIDENING
         if span > now:
-            # Only ids of one's own that sort before all others.
+            # The ids were chosen by the application and sort before all generated ones.
             return first
-        found, is_cut = await look(encode_id(now - span, 0))
-    # After `early` there are enough, after `late` there may be too few: narrow it down until what
-    # comes after `early` fits into one page.
+        found, is_cut = await read_after(encode_id(now - span, 0))
+    # Enough items follow `early`, perhaps too few follow `late`: bisect until all items after
+    # `early` fit into one page.
     early, late = now - span, now - span // _WIDENING
     while is_cut and late - early > 1:
         middle = (early + late) // 2
-        closer, is_closer_cut = await look(encode_id(middle, 0))
+        closer, is_closer_cut = await read_after(encode_id(middle, 0))
         if len(closer) >= limit:
             early, found, is_cut = middle, closer, is_closer_cut
         else:
             late = middle
-    # One call can enqueue thousands within a millisecond: go through them.
-    for _ in range(_MOST_WALKED):
+    # One call can enqueue thousands of tasks within a millisecond: page through them.
+    for _ in range(_MAX_PAGES):
         if not is_cut:
             break
-        more, is_cut = await look(id_of(found[-1]))
+        more, is_cut = await read_after(id_of(found[-1]))
         found = (found + more)[-size:]
     return found

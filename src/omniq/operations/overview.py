@@ -1,4 +1,4 @@
-"""How it goes: queues, rates, latencies, workers, failures, at one look."""
+"""The state of a storage: counts, rates, latencies, queues, workers and failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from omniq.models import DeadLetter, QueueStats, Task, TaskResult, TaskStatus, WorkerInfo
-from omniq.operations.background_count import UNCOUNTED, Count, Counting
+from omniq.operations.background_count import UNCOUNTED, BackgroundCount, Count
 from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.storage.base import BaseStorage
 from omniq.storage.health import BreakerInfo, breakers_of, live_workers
@@ -19,13 +19,13 @@ _WINDOW = 10.0
 _SAMPLED_TASKS = 100
 _SAMPLED_RESULTS = 20
 _FAILURES = 5
-_MOST_RUNNING = 2_000
+_MAX_RUNNING = 2_000
 
 
-class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue with tasks, or one that is paused. `workers` is how many take from it.
+class QueueSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue that has tasks, is paused or is served. `workers` is the number that serve it.
 
-    `oldest_due_age` is how many seconds the first of its waiting tasks has been due.
+    `oldest_due_age` is how many seconds ago the oldest of its waiting tasks became due.
     """
 
     name: str
@@ -36,8 +36,8 @@ class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due_age: float = 0.0
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """Seconds that the newest tasks took: the middle one, the slow ones, and of how many."""
+class Percentiles(msgspec.Struct, frozen=True):
+    """Seconds that the newest tasks took: median, 95th percentile, and the number of tasks."""
 
     median: float
     p95: float
@@ -45,7 +45,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Tasks a second over the last seconds. What is purged meanwhile makes them too small."""
+    """Tasks per second over the last seconds. A purge in that time makes them too small."""
 
     enqueued: float
     finished: float
@@ -53,10 +53,10 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at one look. `rates` need two looks; the spreads need tasks that ran lately.
+    """The state at `at`. `rates` need two counts; `wait` and `run` need tasks that ran recently.
 
-    `wait` is from being due to being started, `run` from there to the end. All counts are as of
-    `counted_at`; None: they are 0 because nobody has counted yet.
+    `wait` is the time from due to started, `run` from started to finished. All counts are as of
+    `counted_at`; None: the first count is not done, and they are 0.
     """
 
     at: datetime
@@ -65,11 +65,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     by_status: dict[TaskStatus, int]
     oldest_due_age: float
     dead: int
-    queues: tuple[QueueLine, ...]
+    queues: tuple[QueueSummary, ...]
     workers: tuple[WorkerInfo, ...]
     breakers: tuple[BreakerInfo, ...]
-    wait: Spread | None
-    run: Spread | None
+    wait: Percentiles | None
+    run: Percentiles | None
     rates: Rates | None
     failures: tuple[DeadLetter, ...]
 
@@ -81,38 +81,38 @@ class _Sample(msgspec.Struct, frozen=True):
     failed: int
 
 
-class _Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest tasks told when the counts were these."""
+class _RecentTasks(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of the newest tasks, made when the counts were these."""
 
     by_status: dict[TaskStatus, int]
     dead: int
-    wait: Spread | None
-    run: Spread | None
+    wait: Percentiles | None
+    run: Percentiles | None
     failures: tuple[DeadLetter, ...]
 
 
-class Overlook:
-    """Looks at a storage again and again, and so knows its rates."""
+class Monitor:
+    """Reads the overview of a storage repeatedly, and computes rates from the differences."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
-        self._counting = Counting(storage)
+        self._count = BackgroundCount(storage)
         self._samples: deque[_Sample] = deque()
         self._rated: Count | None = None
         self._rates: Rates | None = None
-        self._seen: _Newest | None = None
+        self._recent: _RecentTasks | None = None
 
-    async def look(self, patience: float | None = None) -> Overview:
-        """How it goes now. Counts that take longer than `patience` seconds are those of before."""
+    async def overview(self, count_timeout: float | None = None) -> Overview:
+        """The state now. If counting takes longer than `count_timeout` seconds, the last counts."""
         storage = self._storage
-        counting = self._counting.begin(at_once=patience is None)
+        counting = self._count.start(force=count_timeout is None)
         workers = await live_workers(storage)
         breakers = await breakers_of(storage)
-        count = await self._counting.settled(counting, patience)
+        count = await self._count.wait(counting, count_timeout)
         stats = UNCOUNTED if count is None else count.stats
         if count is not None and count is not self._rated:
             self._rated, self._rates = count, self._rates_of(count)
-        newest = await self._newest(stats)
+        recent = await self._recent_tasks(stats)
         return Overview(
             at=storage.clock.now(),
             counted_at=None if count is None else count.at,
@@ -120,42 +120,44 @@ class Overlook:
             by_status=stats.by_status,
             oldest_due_age=stats.oldest_due_age,
             dead=stats.dead,
-            queues=tuple(await _queue_lines(storage, stats, workers)),
+            queues=tuple(await _summaries(storage, stats, workers)),
             workers=tuple(workers),
             breakers=tuple(breakers),
-            wait=newest.wait,
-            run=newest.run,
+            wait=recent.wait,
+            run=recent.run,
             rates=self._rates,
-            failures=newest.failures,
+            failures=recent.failures,
         )
 
-    def expire(self) -> None:
-        """Count anew at the next look: something was changed."""
-        self._counting.expire()
+    def invalidate(self) -> None:
+        """Count again for the next overview: something was changed."""
+        self._count.invalidate()
 
     async def close(self) -> None:
-        """Count no more."""
-        await self._counting.close()
+        """Cancel the running count."""
+        await self._count.close()
 
-    async def _newest(self, stats: QueueStats) -> _Newest:
-        """What the newest tasks tell, asked again only when some count has changed."""
-        if self._seen is None or (self._seen.by_status, self._seen.dead) != (
+    async def _recent_tasks(self, stats: QueueStats) -> _RecentTasks:
+        """Measurements of the newest tasks, made again only when some count has changed."""
+        if self._recent is None or (self._recent.by_status, self._recent.dead) != (
             stats.by_status,
             stats.dead,
         ):
             storage = self._storage
             tasks = await newest_tasks(storage, _SAMPLED_TASKS)
-            self._seen = _Newest(
+            self._recent = _RecentTasks(
                 by_status=stats.by_status,
                 dead=stats.dead,
-                wait=_spread([each for task in tasks if (each := _waited(task)) is not None]),
-                run=_spread(await _run_times(storage, tasks)),
+                wait=_percentiles(
+                    [each for task in tasks if (each := _wait_time(task)) is not None]
+                ),
+                run=_percentiles(await _run_times(storage, tasks)),
                 failures=tuple(await newest_dead(storage, _FAILURES)),
             )
-        return self._seen
+        return self._recent
 
     def _rates_of(self, count: Count) -> Rates | None:
-        """From what the counters have grown by since the oldest sample of the window."""
+        """The growth of the counts since the oldest sample of the window, per second."""
         by_status = count.stats.by_status
         failed = by_status[TaskStatus.FAILED]
         ended = by_status[TaskStatus.SUCCESS] + failed + by_status[TaskStatus.CANCELLED]
@@ -174,20 +176,20 @@ class Overlook:
         )
 
 
-async def queue_lines(storage: BaseStorage) -> list[QueueLine]:
+async def queue_summaries(storage: BaseStorage) -> list[QueueSummary]:
     """Every queue that has tasks, is paused, or is named by a worker."""
-    return await _queue_lines(storage, await storage.stats(), await storage.workers())
+    return await _summaries(storage, await storage.stats(), await storage.workers())
 
 
-async def _queue_lines(
+async def _summaries(
     storage: BaseStorage, stats: QueueStats, workers: Sequence[WorkerInfo]
-) -> list[QueueLine]:
+) -> list[QueueSummary]:
     paused = await storage.paused_queues()
-    scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MOST_RUNNING)
+    scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MAX_RUNNING)
     running = Counter(task.queue for task in scan.tasks)
     named = {queue for worker in workers for queue in worker.queues}
     return [
-        QueueLine(
+        QueueSummary(
             name=name,
             waiting=max(0, stats.by_queue.get(name, 0) - running[name]),
             running=running[name],
@@ -199,7 +201,7 @@ async def _queue_lines(
     ]
 
 
-def _waited(task: Task) -> float | None:
+def _wait_time(task: Task) -> float | None:
     if task.started_at is None or task.eta is None or task.status is TaskStatus.PENDING:
         return None
     return max(0.0, (task.started_at - task.eta).total_seconds())
@@ -208,25 +210,25 @@ def _waited(task: Task) -> float | None:
 async def _run_times(storage: BaseStorage, tasks: Sequence[Task]) -> list[float]:
     ended = [task for task in tasks if task.status is TaskStatus.SUCCESS][:_SAMPLED_RESULTS]
     results = await asyncio.gather(*(storage.get_result(task.id) for task in ended))
-    return [seconds for result in results if (seconds := _ran(result)) is not None]
+    return [seconds for result in results if (seconds := _run_time(result)) is not None]
 
 
-def _ran(result: TaskResult | None) -> float | None:
+def _run_time(result: TaskResult | None) -> float | None:
     if result is None or result.started_at is None or result.finished_at is None:
         return None
     return max(0.0, (result.finished_at - result.started_at).total_seconds())
 
 
-def _spread(seconds: list[float]) -> Spread | None:
-    """The middle and the slow end.
+def _percentiles(seconds: list[float]) -> Percentiles | None:
+    """Median, 95th percentile and number of the values; None if there are none.
 
-    >>> _spread([3.0, 1.0, 2.0])
-    Spread(median=2.0, p95=3.0, count=3)
+    >>> _percentiles([3.0, 1.0, 2.0])
+    Percentiles(median=2.0, p95=3.0, count=3)
     """
     if not seconds:
         return None
     ordered = sorted(seconds)
-    return Spread(
+    return Percentiles(
         ordered[len(ordered) // 2],
         ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)],
         len(ordered),

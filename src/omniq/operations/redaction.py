@@ -1,7 +1,8 @@
-"""Hides what looks like a secret in the arguments of a task before anybody sees them.
+"""Hides secrets in the arguments of a task before they are shown.
 
-By the name it stands under, at any depth; of an argument also by the name or the mark of its
-parameter, if it was enqueued by its function. In a URL a password is known by its place.
+A value is a secret if its key looks like the name of one, at any depth. An argument is also one if
+its parameter has such a name or is marked `Secret`; that is known only when the task was enqueued
+by its function, not by a dotted path. In a URL, the password is masked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REDACTED = "[redacted]"
 
 
 def redacted(value: Any) -> Any:
-    """The value, with `[redacted]` in the place of everything under a name that tells of secrets.
+    """The value, with `[redacted]` for every item whose key looks like the name of a secret.
 
     >>> redacted({"user": "ada", "password": "x", "headers": [{"Authorization": "Bearer y"}]})
     {'user': 'ada', 'password': '[redacted]', 'headers': [{'Authorization': '[redacted]'}]}
@@ -39,10 +40,10 @@ def redacted(value: Any) -> Any:
 
 
 def without_secrets(task: Task) -> Task:
-    """The task as it may be shown."""
+    """The task with its secrets replaced by `[redacted]`, to be shown."""
     args = [
-        REDACTED if place in task.secrets else redacted(value)
-        for place, value in enumerate(task.args)
+        REDACTED if position in task.secrets else redacted(value)
+        for position, value in enumerate(task.args)
     ]
     kwargs = {
         name: REDACTED if name in task.secrets else value
@@ -54,7 +55,7 @@ def without_secrets(task: Task) -> Task:
 
 
 def restored(edited: Any, original: Any) -> Any:
-    """The edited value, with the original in each place that still says `[redacted]`.
+    """The edited value, with the original wherever it still is `[redacted]`.
 
     >>> restored({"user": "eve", "password": REDACTED}, {"user": "ada", "password": "x"})
     {'user': 'eve', 'password': 'x'}

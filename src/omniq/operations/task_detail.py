@@ -1,4 +1,4 @@
-"""One task with everything that is known about it."""
+"""Everything that is known about one task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks.steps import decode_value, read_checkpoint
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """Something that happened to the task, or will."""
+class TimelineEntry(msgspec.Struct, frozen=True):
+    """Something that happened to the task, or is due to happen."""
 
     at: datetime
     what: str
@@ -23,14 +23,14 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Something durable that the task has done: a step and its result, or how far a cursor is."""
+    """A durable step that is done with its result, or the position of a cursor."""
 
     name: str
     result: Any
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A task, what it came to, and how it got there. `attempts` are the runs that failed."""
+    """A task with its result and its history. `attempts` are those that failed."""
 
     task: Task
     result: TaskResult | None
@@ -38,13 +38,13 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
     dead: DeadLetter | None
     progress: Progress | None
     steps: tuple[Step, ...]
-    timeline: tuple[Moment, ...]
+    timeline: tuple[TimelineEntry, ...]
 
 
 async def task_detail(storage: BaseStorage, task_id: str) -> TaskDetail:
-    """All that is known of the task, also of a dead letter whose own record has expired.
+    """Everything that is known about the task, also if only its dead letter is still stored.
 
-    Raises `TaskNotFound` when nothing is.
+    Raises `TaskNotFound` when neither the task nor a dead letter is stored.
     """
     task = await storage.get_task(task_id)
     letter = await storage.get_dead(task_id)
@@ -69,7 +69,7 @@ async def _result(storage: BaseStorage, task_id: str) -> TaskResult | None:
     try:
         return await storage.get_result(task_id)
     except SerializationError as error:
-        # An unreadable result must not hide the task it belongs to.
+        # An unreadable result must not hide its task.
         return TaskResult(
             task_id=task_id, status=TaskStatus.FAILED, reason=f"the result cannot be read: {error}"
         )
@@ -82,42 +82,51 @@ async def _checkpoint(
 
 
 def _steps(storage: BaseStorage, checkpoint: bytes | None) -> list[Step]:
-    """What the checkpoint says is done; nothing when another version of omniq wrote it."""
+    """The steps recorded in the checkpoint; empty when another version of omniq wrote it."""
     try:
-        kept = read_checkpoint(checkpoint)
+        recorded = read_checkpoint(checkpoint)
         steps = [
-            Step(name, decode_value(storage.serializer, data)) for name, data in kept.steps.items()
+            Step(name, decode_value(storage.serializer, data))
+            for name, data in recorded.steps.items()
         ]
     except SerializationError:
         return []
-    return steps + [Step(name, f"{mark.count} done") for name, mark in kept.marks.items()]
+    return steps + [Step(name, f"{mark.count} done") for name, mark in recorded.marks.items()]
 
 
-def _timeline(task: Task, result: TaskResult | None, attempts: Iterable[Attempt]) -> list[Moment]:
-    moments = [Moment(task.created_at, "enqueued")]
+def _timeline(
+    task: Task, result: TaskResult | None, attempts: Iterable[Attempt]
+) -> list[TimelineEntry]:
+    entries = [TimelineEntry(task.created_at, "enqueued")]
     for attempt in attempts:
         if attempt.started_at is not None:
-            moments.append(Moment(attempt.started_at, "started", f"run {attempt.number}"))
+            entries.append(
+                TimelineEntry(attempt.started_at, "started", f"attempt {attempt.number}")
+            )
         error = attempt.error
         detail = "" if error is None else f"{error.error_type}: {error.message}"
-        moments.append(Moment(attempt.finished_at, attempt.outcome, detail))
-    moments += _newest_run(task, result, {attempt.started_at for attempt in attempts})
+        entries.append(TimelineEntry(attempt.finished_at, attempt.outcome, detail))
+    entries += _last_attempt(task, result, {attempt.started_at for attempt in attempts})
     if not task.status.is_final and task.owner is None and task.eta is not None:
-        moments.append(Moment(task.eta, "due"))
-    return sorted(moments, key=lambda moment: moment.at)
+        entries.append(TimelineEntry(task.eta, "due"))
+    return sorted(entries, key=lambda entry: entry.at)
 
 
-def _newest_run(task: Task, result: TaskResult | None, known: set[datetime | None]) -> list[Moment]:
-    """The run that no failure tells of: the one that goes on, or that ended well."""
+def _last_attempt(
+    task: Task, result: TaskResult | None, known: set[datetime | None]
+) -> list[TimelineEntry]:
+    """The attempt that is not in the history of failures: it runs, succeeded or was cancelled."""
     started = task.started_at
     if result is not None and result.started_at is not None and result.status.is_final:
         started = result.started_at
-    moments = []
+    entries = []
     if started is not None and started not in known:
-        moments.append(Moment(started, "started", f"run {task.token}"))
+        entries.append(TimelineEntry(started, "started", f"attempt {task.token}"))
     if result is not None and result.finished_at is not None:
         if result.status in (TaskStatus.SUCCESS, TaskStatus.CANCELLED):
-            moments.append(Moment(result.finished_at, str(result.status), result.reason or ""))
+            entries.append(
+                TimelineEntry(result.finished_at, str(result.status), result.reason or "")
+            )
         elif result.status is TaskStatus.FAILED:
-            moments.append(Moment(result.finished_at, "dead", result.reason or ""))
-    return moments
+            entries.append(TimelineEntry(result.finished_at, "dead", result.reason or ""))
+    return entries

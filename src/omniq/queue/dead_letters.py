@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from omniq.durations import Duration, instant_before
-from omniq.errors import DuplicateTask
+from omniq.errors import DuplicateTask, InvalidValue
 from omniq.models import Attempt, DeadLetter, Task
 from omniq.storage import BaseStorage
 from omniq.to_json import plain
@@ -134,8 +134,8 @@ class AsyncDeadLetters:
     ) -> tuple[datetime | None, datetime | None]:
         now = self._storage.clock.now()
         return (
-            None if since is None else instant_before("since", since, now),
-            None if until is None else instant_before("until", until, now),
+            None if since is None else instant_before("since", since, now, error=InvalidValue),
+            None if until is None else instant_before("until", until, now, error=InvalidValue),
         )
 
     async def _each(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from omniq._portal import Portal
 from omniq.durations import Duration, seconds_of
-from omniq.errors import DuplicateTask, InvalidTask, ScheduleNotFound
+from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, ScheduleNotFound
 from omniq.models import (
     BreakerRule,
     MissedPolicy,
@@ -120,7 +120,8 @@ class AsyncSchedules:
         stands for in `ctx.metadata["scheduled_for"]`.
 
         One that is replaced keeps its place in time where the timing is the same, and stays paused
-        if it was. Raises `InvalidTask` for what could not be fired, or never would be.
+        if it was. Raises `InvalidValue` for a schedule that cannot be fired or never would be, and
+        `InvalidTask` for a bad call or a bad option of its task.
         """
         check_call(func, args, kwargs or {})
         schedule = self._built(schedule_id, func, args, kwargs or {}, options)
@@ -161,13 +162,13 @@ class AsyncSchedules:
 
         `start` and `end` of the schedule, its policies and whether it is paused do not matter.
         """
-        check_instant("start", start)
-        check_instant("end", end)
+        check_instant("start", start, error=InvalidValue)
+        check_instant("end", end, error=InvalidValue)
         schedule = await self._find(schedule_id)
         times = takewhile(lambda at: at <= end, nominal_times(schedule, start - _INSTANT))
         nominal = list(islice(times, _MOST_AT_ONCE + 1))
         if len(nominal) > _MOST_AT_ONCE:
-            raise InvalidTask(
+            raise InvalidValue(
                 f"schedule {schedule_id}: more than {_MOST_AT_ONCE} times in that window; "
                 "backfill it in parts"
             )
@@ -184,7 +185,7 @@ class AsyncSchedules:
 
     async def upcoming(self, schedule_id: str, n: int = 5) -> Sequence[datetime]:
         """The next `n` nominal times, in UTC; of a paused one, as if it were resumed now."""
-        check_int("n", n, low=0)
+        check_int("n", n, low=0, error=InvalidValue)
         schedule = await self._find(schedule_id)
         first = (
             _first_from_now(schedule, self._clock.now()) if schedule.paused else schedule.next_at
@@ -249,7 +250,7 @@ class AsyncSchedules:
             known = await self._storage.get_schedule(schedule.id)
             placed = _placed(schedule, known, now)
             if placed.next_at is None and (known is None or known.next_at is not None):
-                raise InvalidTask(f"schedule {schedule.id}: names no time that is still to come")
+                raise InvalidValue(f"schedule {schedule.id}: names no time that is still to come")
             if known is None:
                 await self._storage.put_schedule(placed)
                 return placed
@@ -267,12 +268,12 @@ class AsyncSchedules:
         options: Mapping[str, Any],
     ) -> Schedule:
         own: dict[str, Any] = {
-            name: seconds_of(name, value) if name in _DURATIONS else value
+            name: seconds_of(name, value, error=InvalidValue) if name in _DURATIONS else value
             for name, value in options.items()
             if name in (*_TIMING, *_POLICIES) and value is not None
         }
         if not own.keys() & {"cron", "interval", "at"}:
-            raise InvalidTask(f"schedule {schedule_id}: give one of cron, interval and at")
+            raise InvalidValue(f"schedule {schedule_id}: give one of cron, interval and at")
         rest = {name: value for name, value in options.items() if name not in own}
         if isinstance(rest.get("expires"), datetime):
             raise InvalidTask("expires: the tasks of a schedule expire after a duration")

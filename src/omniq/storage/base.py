@@ -24,6 +24,7 @@ from omniq.cron import next_run
 from omniq.errors import (
     DuplicateTask,
     InvalidTask,
+    InvalidValue,
     LeaseLost,
     SerializationError,
     StaleClaim,
@@ -54,12 +55,12 @@ from omniq.outcomes import (
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
 from omniq.storage.row_rules import Finish, Row, row_of, task_of
-from omniq.storage.side_data import Keeping, check_now
+from omniq.storage.side_data import SideData, check_now
 from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
-from omniq.storage.wakeups import Hints
+from omniq.storage.wakeups import LocalWakeups
 
 
-class BaseStorage(Keeping):
+class BaseStorage(SideData):
     """Keeps tasks, hands each to one owner at a time, and records what became of it.
 
     A storage object is an owner: it has an id of its own that is fresh each time it is opened, one
@@ -78,14 +79,14 @@ class BaseStorage(Keeping):
         max_pending: int | None = None,
     ) -> None:
         if max_pending is not None:
-            check_int("max_pending", max_pending, low=1)
+            check_int("max_pending", max_pending, low=1, error=InvalidValue)
         self._settings = settings or Settings()
         self._serializer = serializer or serializer_for(self._settings)
         self._clock = clock
         self._max_pending = max_pending
-        self._hints = Hints()
+        self._local_wakeups = LocalWakeups()
         self._identity = Identity()
-        self._is_twin = False
+        self._is_sibling = False
         self._is_open = False
         self._held: dict[str, Task] = {}
         self._held_as = ""
@@ -132,8 +133,8 @@ class BaseStorage(Keeping):
         O2. Every opening is a new owner; claims of an earlier opening are not adopted.
         """
         await self._open()
-        if not self._is_twin:
-            self._identity.renew(self._clock.new_id(), self._clock.micros())
+        if not self._is_sibling:
+            self._identity.start(self._clock.new_id(), self._clock.micros())
         self._is_open = True
 
     async def close(self) -> None:
@@ -144,14 +145,14 @@ class BaseStorage(Keeping):
         if not self._is_open:
             return
         try:
-            if not self._is_twin and self._identity.trusted_until:
+            if not self._is_sibling and self._identity.lease_until:
                 await self._retire(self.owner)
         finally:
             self._is_open = False
             self._held.clear()
             self._claim_ids.clear()
             await self._close()
-            self._hints.work()
+            self._local_wakeups.notify_work()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -172,12 +173,12 @@ class BaseStorage(Keeping):
         """
         self._check_open()
         owner = self.owner
-        if self._identity.trusted_until:
+        if self._identity.lease_until:
             await self._retire(owner)
             self._become_new(owner)
 
     @abstractmethod
-    def twin(self) -> BaseStorage:
+    def sibling(self) -> BaseStorage:
         """An unopened object on the same store that acts as the same owner.
 
         O4. For a heartbeat: it renews this owner's lease from another thread or event loop, over
@@ -211,7 +212,7 @@ class BaseStorage(Keeping):
         enqueued = await self._enqueue_all(self._rows_for(tasks, nonce))
         hit("enqueue.after")
         if enqueued:
-            self._hints.work()
+            self._local_wakeups.notify_work()
         return enqueued
 
     async def enqueue_within(
@@ -288,16 +289,16 @@ class BaseStorage(Keeping):
         if claim is None and not entries:
             return [], []
         owner = self.owner
-        hit("turn.before")
+        hit("record_and_claim.before")
         try:
-            recorded, rows = await self._turn(owner, entries, claim)
+            recorded, rows = await self._record_and_claim(owner, entries, claim)
         except LeaseLost as lost:
             self._become_new(lost.owner)
             raise
-        hit("turn.after")
+        hit("record_and_claim.after")
         self._forget(outcomes, recorded)
         if claim is None or owner != self.owner:
-            # A twin was fenced meanwhile: what was claimed has been given back with the rest.
+            # A sibling was fenced meanwhile: what was claimed has been given back with the rest.
             return recorded, []
         return recorded, await self._remember(rows, claim.claim_id)
 
@@ -404,9 +405,9 @@ class BaseStorage(Keeping):
         hit("transaction.after")
         if self.claims.get(task_id) == token:
             self._completed[task_id] = token
-        self._hints.results((task_id,))
+        self._local_wakeups.notify_results((task_id,))
         if _runs_again(entries[-1].outcome):
-            self._hints.work()
+            self._local_wakeups.notify_work()
 
     # Cancel
 
@@ -421,20 +422,20 @@ class BaseStorage(Keeping):
         check_id(task_id)
         cancelled = await self._cancel(task_id, reason)
         if cancelled:
-            self._hints.results((task_id,))
-            self._hints.cancelled(task_id)
+            self._local_wakeups.notify_results((task_id,))
+            self._local_wakeups.notify_cancelled(task_id)
         return cancelled
 
     def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Tell `listener` at once of what is cancelled through this object; how to stop that."""
-        return self._hints.on_cancel(listener)
+        return self._local_wakeups.on_cancel(listener)
 
     # Leases and recovery
 
     @property
     def lease_remaining(self) -> float:
         """Seconds for which the lease is surely this owner's; 0 or less when it may have ended."""
-        return (self._identity.trusted_until - self._clock.boot_micros()) / 1_000_000
+        return (self._identity.lease_until - self._clock.boot_micros()) / 1_000_000
 
     async def renew(
         self,
@@ -492,13 +493,13 @@ class BaseStorage(Keeping):
         """
         self._check_open()
         limit = self._settings.max_crashes if max_crashes is None else max_crashes
-        check_int("max_crashes", limit, low=1)
+        check_int("max_crashes", limit, low=1, error=InvalidValue)
         hit("recover.before")
         given_back = await self._give_back(limit)
         hit("recover.after")
         if given_back:
-            self._hints.work()
-            self._hints.results(back.task_id for back in given_back)
+            self._local_wakeups.notify_work()
+            self._local_wakeups.notify_results(back.task_id for back in given_back)
         return given_back
 
     # Waiting
@@ -523,7 +524,7 @@ class BaseStorage(Keeping):
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         pause = _FIRST_PAUSE
         while True:
-            with self._hints.listen_for_result(task_id) as ended:
+            with self._local_wakeups.listen_for_result(task_id) as ended:
                 result = await self.get_result(task_id)
                 if result is not None and result.status.is_final:
                     return result
@@ -552,7 +553,7 @@ class BaseStorage(Keeping):
         """
 
     @abstractmethod
-    async def _turn(
+    async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         """Record the entries, then claim.
@@ -664,10 +665,10 @@ class BaseStorage(Keeping):
         queues: Sequence[str] | None,
         claim_id: str | None,
     ) -> Claim | None:
-        check_int("limit", limit, low=0)
+        check_int("limit", limit, low=0, error=InvalidValue)
         check_instant("now", now)
         for queue in queues or ():
-            check_name("queue", queue)
+            check_name("queue", queue, error=InvalidValue)
         if limit == 0:
             return None
         return Claim(
@@ -698,7 +699,7 @@ class BaseStorage(Keeping):
         """The claims this object made as the owner it is; those of one that was fenced are gone."""
         owner = self.owner
         if self._held_as != owner:
-            # Noticed here and not where it happens: it may be a twin that was told.
+            # Noticed here and not where it happens: it may be a sibling that was told.
             self._held.clear()
             self._claim_ids.clear()
             self._repeated.clear()
@@ -733,9 +734,9 @@ class BaseStorage(Keeping):
                 continue
             self._drop_claim(outcome)
         if outcomes:
-            self._hints.results(outcome.task_id for outcome in outcomes)
+            self._local_wakeups.notify_results(outcome.task_id for outcome in outcomes)
             if any(map(_runs_again, outcomes)):
-                self._hints.work()
+                self._local_wakeups.notify_work()
 
     def _drop_claim(self, outcome: Outcome) -> None:
         held = self._held.get(outcome.task_id)

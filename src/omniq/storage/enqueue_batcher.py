@@ -1,7 +1,7 @@
-"""Natural batching of enqueues: what is asked for while one is being written is written together.
+"""Batching of enqueues: calls that arrive while a write is in progress are written together.
 
-Nothing waits for a timer: a caller who is alone has the latency of a single write, and of many
-callers each pays a small part of one. For backends on a server, where a write is a round trip.
+There is no timer. A single caller has the latency of one write; concurrent callers share the cost
+of a write. For backends on a server, where a write is a round trip.
 """
 
 from __future__ import annotations
@@ -10,75 +10,78 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from omniq._futures import set_result
 from omniq.errors import OmniqError, StorageError, StorageRefused
 from omniq.storage.row_rules import Row
 
-_MOST_ROWS, _MOST_BYTES = 1_000, 1 << 22
-"""What one write takes of several callers, so that nobody waits long for the others."""
+_MAX_ROWS, _MAX_BYTES = 1_000, 1 << 22
+"""The largest write that combines several calls, so that no caller waits long for the others."""
 
 
 class _Call:
-    """The rows of one caller, and who waits for their ids."""
+    """The rows of one caller, and the future on which it waits for their ids."""
 
-    __slots__ = ("answer", "rows", "size")
+    __slots__ = ("ids", "rows", "size")
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
         self.size = sum(len(row.body) for row in rows)
-        self.answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-
-    def tell(self, ids: list[str]) -> None:
-        if not self.answer.done():
-            self.answer.set_result(ids)
+        self.ids: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        if not self.ids.done():
+            self.ids.set_exception(error)
 
 
-class Enqueues:
-    """Has the rows of many callers written, in the order they came. Used on one event loop.
+class EnqueueBatcher:
+    """Writes the rows of many callers, in the order of their calls. Used on one event loop.
 
-    `write` keeps all rows it is given or raises, and may be given rows of several calls, never two
-    with one id. Each caller gets the answer to its own call: a batch that is refused is written
-    anew, call by call. A caller that is cancelled before its rows are on their way enqueues nothing.
+    `write` stores all rows it is given or raises. It may be given the rows of several calls, but
+    never two rows with the same id. Each caller gets the result of its own call: a batch that is
+    refused is written again, call by call. A caller that is cancelled before its rows are written
+    enqueues nothing.
 
-    With two `lanes` a write begins while another is under way: the server works on the one while
-    callers prepare the next. They must arrive in the order in which they were begun.
+    With `concurrent_writes=2`, a write begins while another is in progress: the server executes one
+    while callers prepare the next. Writes must reach the store in the order in which they began.
     """
 
     def __init__(
-        self, write: Callable[[list[Row]], Awaitable[list[str]]], *, lanes: int = 1
+        self, write: Callable[[list[Row]], Awaitable[list[str]]], *, concurrent_writes: int = 1
     ) -> None:
         self._write = write
         self._waiting: deque[_Call] = deque()
-        self._free_lanes = self._lanes = lanes
-        self._under_way = 0
+        # A slot is taken from the moment a write is planned; `_writing` counts those that began.
+        self._free_slots = self._slots = concurrent_writes
+        self._writing = 0
         self._is_crowded = False
         self._writers: set[asyncio.Task[None]] = set()
 
     async def add(self, rows: list[Row]) -> list[str]:
-        """The ids that now stand for the rows."""
-        if self._is_crowded or self._free_lanes < self._lanes:
+        """Enqueue the rows; return the id of the task that now represents each."""
+        if self._is_crowded or self._free_slots < self._slots:
             call = _Call(rows)
             self._waiting.append(call)
-            self._start_writing()
-            return await call.answer
-        # Alone: without the detour of a task of its own.
-        self._free_lanes -= 1
-        self._under_way += 1
+            self._start_writer()
+            return await call.ids
+        # The only caller: write directly, without an asyncio task.
+        self._free_slots -= 1
+        self._writing += 1
         try:
             return await self._write(rows)
         finally:
-            self._free_lanes += 1
-            self._under_way -= 1
+            self._free_slots += 1
+            self._writing -= 1
             if self._waiting:
-                self._start_writing()
+                self._start_writer()
 
-    def _start_writing(self) -> None:
-        """It begins when all who are about to ask, those just answered above all, have asked."""
-        if self._free_lanes:
-            self._free_lanes -= 1
+    def _start_writer(self) -> None:
+        """Start a writer task if a slot is free.
+
+        The task begins at a later turn of the event loop, after the callers that are about to call
+        `add`, above all those that just received their ids, have done so.
+        """
+        if self._free_slots:
+            self._free_slots -= 1
             writer = asyncio.get_running_loop().create_task(self._write_waiting())
             self._writers.add(writer)
             writer.add_done_callback(self._writers.discard)
@@ -87,35 +90,35 @@ class Enqueues:
         try:
             while calls := self._next_calls():
                 self._is_crowded = len(calls) > 1
-                self._under_way += 1
+                self._writing += 1
                 try:
                     await self._write_together(calls)
                 finally:
-                    self._under_way -= 1
+                    self._writing -= 1
         except BaseException:
-            # The event loop is coming to its end.
+            # The event loop is shutting down.
             while self._waiting:
-                self._waiting.popleft().answer.cancel()
+                self._waiting.popleft().ids.cancel()
             raise
         finally:
-            self._free_lanes += 1
+            self._free_slots += 1
 
     def _next_calls(self) -> list[_Call]:
-        """Those who have waited longest: as many as fit into one write, and as are not for others."""
+        """Take the oldest calls: as many as fit into one write, leaving the other slots a share."""
         calls: list[_Call] = []
         ids: set[str] = set()
         size = 0
-        left_to_others = len(self._waiting) * (1 - 1 / (self._lanes - self._under_way))
+        left_to_others = len(self._waiting) * (1 - 1 / (self._slots - self._writing))
         while self._waiting and (not calls or len(self._waiting) > left_to_others):
             call = self._waiting[0]
             own = {row.id for row in call.rows}
             size += call.size
-            # A second call with an id has to find what the first one left.
-            is_next = ids.isdisjoint(own) and len(ids) + len(own) <= _MOST_ROWS
-            if calls and not (is_next and size <= _MOST_BYTES):
+            # A second call with the same id must see the result of the first.
+            fits = ids.isdisjoint(own) and len(ids) + len(own) <= _MAX_ROWS
+            if calls and not (fits and size <= _MAX_BYTES):
                 break
             self._waiting.popleft()
-            if not call.answer.done():
+            if not call.ids.done():
                 calls.append(call)
                 ids |= own
         return calls
@@ -132,20 +135,20 @@ class Enqueues:
                 call.fail(error)
         except BaseException:
             for call in calls:
-                call.answer.cancel()
+                call.ids.cancel()
             raise
         else:
             start = 0
             for call in calls:
-                call.tell(ids[start : start + len(call.rows)])
+                set_result(call.ids, ids[start : start + len(call.rows)])
                 start += len(call.rows)
 
     async def _write_singly(self, calls: list[_Call]) -> None:
         try:
             for call in calls:
-                if not call.answer.done():
+                if not call.ids.done():
                     await self._write_together([call])
         except BaseException:
             for call in calls:
-                call.answer.cancel()
+                call.ids.cancel()
             raise

@@ -1,6 +1,6 @@
-"""The read side of a storage: what the queue, the command line and the dashboard may ask.
+"""The read side of the storage contract, for the queue, the command line and the dashboard.
 
-Nothing here changes anything, and nothing here is needed to claim or to record.
+No method here changes stored data, and claiming and recording need none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 import msgspec
 
 from omniq.clock import from_micros, to_micros
-from omniq.errors import InvalidTask, SerializationError
+from omniq.errors import InvalidValue, SerializationError
 from omniq.gate_rules import GateState
 from omniq.models import (
     Attempt,
@@ -31,12 +31,15 @@ from omniq.serialization import Serializer
 from omniq.storage.row_rules import FinishedRow, Row, check_body, retrying_result, task_of
 
 MAX_PAGE = 10_000
-MOST_LOOKED_AT = 10_000
-"""Records that a scan looks at: a few hundredths of a second on any storage that has an order."""
+MAX_SCANNED = 10_000
+"""Records that one scan reads at most.
+
+That takes a few hundredths of a second on every storage that has an order of enqueue.
+"""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to list. Tasks come sorted by id; `after` is the last id of the page before."""
+    """Which tasks to list, sorted by id; `after` is the last id of the previous page."""
 
     status: TaskStatus | None = None
     queue: str | None = None
@@ -46,46 +49,47 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to look for, the newest first.
+    """Which tasks to find, newest first.
 
-    `cursor` is where the scan before has stopped; without one it begins at `until`, microseconds
-    since 1970, or with the newest. `most` is how many records may be looked at.
+    `cursor` is where the previous scan stopped. Without one, the scan begins at `until`
+    (microseconds since 1970), or with the newest task. `max_scanned` is the number of records that
+    may be read.
     """
 
     status: TaskStatus | None = None
     queue: str | None = None
     func_path: str | None = None
     limit: int = 100
-    most: int = MOST_LOOKED_AT
+    max_scanned: int = MAX_SCANNED
     until: int | None = None
     cursor: str | None = None
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """The rows of a scan, each with the cursor that goes on after it.
+    """The rows that a scan found. `cursors[i]` continues the scan after `rows[i]`.
 
-    `cursor` goes on after all that was looked at; None: there are no others.
+    `cursor` continues after the last record that was read; None when there are no more.
     """
 
     rows: list[Row]
-    marks: list[str]
+    cursors: list[str]
     cursor: str | None
 
 
 class TaskScan(msgspec.Struct, frozen=True):
-    """The tasks that a scan has found, the newest first, each with the cursor that goes on after it.
+    """The tasks that a scan found, newest first. `cursors[i]` continues the scan after `tasks[i]`.
 
-    `cursor` goes on after all that was looked at; None: there are no others. It may lead on though
-    few were found, even none: a scan looks at so many records and no more.
+    `cursor` continues after the last record that was read; None when there are no more. It may be
+    set although few tasks or none were found, because one scan reads a bounded number of records.
     """
 
     tasks: tuple[Task, ...]
-    marks: tuple[str, ...]
+    cursors: tuple[str, ...]
     cursor: str | None
 
 
 class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters to list, sorted by id; `after` is the last id of the page before."""
+    """Which dead letters to list, sorted by id; `after` is the last id of the previous page."""
 
     task_type: str | None = None
     reason: str | None = None
@@ -94,28 +98,28 @@ class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(ABC):
-    """Questions every storage answers.
+    """The queries that every storage answers.
 
     Promises:
     Q1. A task is found by its id from the moment its enqueue returned until its record is purged.
-    Q2. A listed task is what `get_task` would give; pages in id order cover every task that was
-        there throughout, once.
-    Q3. `stats` counts each task once, under its status; `by_status` names every status.
-    Q4. A result that is not final is given out as such (RETRYING), never as SUCCESS or FAILED.
-    Q5. What a reader gets is a copy: nothing a reader does changes what the storage holds.
+    Q2. A listed task equals what `get_task` returns; pages in id order contain every task that
+        existed throughout, exactly once.
+    Q3. `stats` counts each task once, under its status; `by_status` has an entry for every status.
+    Q4. A result that is not final is returned as such (RETRYING), never as SUCCESS or FAILED.
+    Q5. A reader gets a copy: nothing a reader does changes what is stored.
     Q6. The history of a task has its failed runs in order, the first and the newest ones; that of a
-        dead letter is there as long as the letter.
-    Q7. Scans that go on where the last has stopped find every task in question that was there
-        throughout, once, the newest first. Where a storage keeps no order of enqueue it goes by the
-        ids that omniq makes; of others it then looks at the first thousand.
-    Q8. `oldest_by_queue` names the queues in which a task is due, and for how long the first of
-        each has been; a task that is held or not due yet does not count.
+        dead letter exists as long as the letter.
+    Q7. Scans that continue where the last one stopped find every matching task that existed
+        throughout, exactly once, newest first. A storage without an order of enqueue sorts by the
+        ids that omniq makes; of tasks with other ids it then reads the first thousand.
+    Q8. `oldest_by_queue` has an entry for each queue in which a task is due: for how long its first
+        task has been due. A task that is held or not due yet does not count.
     """
 
     _serializer: Serializer
 
     async def get_task(self, task_id: str) -> Task | None:
-        """The task as it is now; None when there is no record of it."""
+        """Return the task as it is now; None when it has no record."""
         check_id(task_id)
         found = await self._find(task_id)
         if found is None:
@@ -123,7 +127,7 @@ class Inspection(ABC):
         return self._task(found.row if isinstance(found, FinishedRow) else found)
 
     async def get_result(self, task_id: str) -> TaskResult | None:
-        """The newest result; None while there is none. Does not wait."""
+        """Return the newest result; None while there is none. Does not wait."""
         check_id(task_id)
         found = await self._find(task_id)
         if isinstance(found, FinishedRow):
@@ -131,9 +135,9 @@ class Inspection(ABC):
         if found is None:
             return None
         if found.repeats:
-            kept = await self._find_newest_result(task_id)
-            if kept is not None:
-                return self._result(task_id, kept)
+            newest = await self._find_newest_result(task_id)
+            if newest is not None:
+                return self._result(task_id, newest)
         return retrying_result(found)
 
     async def list_tasks(
@@ -145,7 +149,7 @@ class Inspection(ABC):
         limit: int = 100,
         after: str | None = None,
     ) -> list[Task]:
-        """Tasks in id order, which for ids made by omniq is the order of enqueue."""
+        """Return tasks in id order, which for ids made by omniq is the order of enqueue."""
         query = TaskQuery(
             status=None if status is None else _status(status),
             queue=queue,
@@ -164,15 +168,16 @@ class Inspection(ABC):
         limit: int = 100,
         until: datetime | None = None,
         cursor: str | None = None,
-        most: int = MOST_LOOKED_AT,
+        max_scanned: int = MAX_SCANNED,
     ) -> TaskScan:
-        """Tasks from the newest on, at a bounded cost however many there are.
+        """Return tasks, newest first, at a bounded cost however many are stored.
 
-        `until` begins with those enqueued about then; a `cursor` comes before it. `most` is about
-        how many records are looked at: of a status that has an index, only those that have it.
+        `until` begins with tasks enqueued about then; a `cursor` takes precedence over it.
+        `max_scanned` is about the number of records read: where the status has an index, only
+        records with that status count.
         """
-        check_int("most", most, low=1)
-        check_instant("until", until)
+        check_int("max_scanned", max_scanned, low=1, error=InvalidValue)
+        check_instant("until", until, error=InvalidValue)
         query = ScanQuery(
             status=None if status is None else _status(status),
             queue=queue,
@@ -180,14 +185,14 @@ class Inspection(ABC):
             limit=_page_size(limit),
             until=None if until is None else to_micros(until),
             cursor=cursor,
-            most=most,
+            max_scanned=max_scanned,
         )
         found = await self._scan(query)
         tasks = tuple(self._task(row) for row in found.rows)
-        return TaskScan(tasks, tuple(found.marks), found.cursor)
+        return TaskScan(tasks, tuple(found.cursors), found.cursor)
 
     async def history(self, task_id: str) -> list[Attempt]:
-        """The task's runs that did not succeed, oldest first."""
+        """Return the task's runs that did not succeed, oldest first."""
         check_id(task_id)
         found = await self._find(task_id) or await self._find_dead_row(task_id)
         if found is None:
@@ -205,15 +210,15 @@ class Inspection(ABC):
         limit: int = 100,
         after: str | None = None,
     ) -> list[DeadLetter]:
-        """Dead letters in id order; those whose last failure was at `since` or later, before `until`."""
+        """Return dead letters in id order whose last failure was at `since` or later, before `until`."""
         for name, instant in (("since", since), ("until", until)):
-            check_instant(name, instant)
+            check_instant(name, instant, error=InvalidValue)
         query = DeadQuery(
             task_type=task_type, reason=reason, limit=_page_size(limit), after=after or ""
         )
         page = await self._list_dead(query)
         found: list[DeadLetter] = []
-        # Letters are few, and times are asked for by people: not worth an index on every backend.
+        # There are few dead letters, and only people filter by time: not worth an index everywhere.
         while page:
             found += [letter for letter in page if _failed_within(letter, since, until)]
             if len(found) >= limit or len(page) < limit:
@@ -223,82 +228,82 @@ class Inspection(ABC):
         return found[:limit]
 
     async def get_dead_task(self, task_id: str) -> Task | None:
-        """The task of a dead letter, as it would be retried; also when its result has gone."""
+        """Return a dead letter's task as it would be retried, even if its result was purged."""
         check_id(task_id)
         row = await self._find_dead_row(task_id)
         return None if row is None else self._task(row)
 
     @abstractmethod
     async def stats(self) -> QueueStats:
-        """How much of what there is."""
+        """Return the number of tasks by status and by queue, and the number of dead letters."""
 
     async def count_waiting(self) -> int:
-        """How many tasks wait for their next run."""
+        """Return the number of tasks that wait for their next run."""
         by_status = (await self.stats()).by_status
         return by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING]
 
     @abstractmethod
     async def workers(self) -> list[WorkerInfo]:
-        """Workers whose lease has not ended, in id order, each with the tasks it holds."""
+        """Return the workers whose lease has not expired, in id order, with the tasks each holds."""
 
     @abstractmethod
     async def held_by(self, owner: str) -> dict[str, int]:
-        """The claims of an owner as the storage sees them: task id to token."""
+        """Return the owner's claims according to the store: task id to token."""
 
     @abstractmethod
     async def get_dead(self, task_id: str) -> DeadLetter | None:
-        """The dead letter of that task, with its checkpoint."""
+        """Return the task's dead letter, with its checkpoint."""
 
     @abstractmethod
     async def get_progress(self, task_id: str) -> Progress | None:
-        """What the running task last reported."""
+        """Return the last progress that the running task reported."""
 
     @abstractmethod
     async def load_checkpoint(self, task_id: str) -> bytes | None:
-        """What `save_checkpoint` last kept for the task."""
+        """Return the task's checkpoint, as `save_checkpoint` last stored it."""
 
     @abstractmethod
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
-        """The schedule as it is now."""
+        """Return the schedule as it is now; None when there is none with that id."""
 
     @abstractmethod
     async def list_schedules(self) -> list[Schedule]:
-        """All schedules, in id order."""
+        """Return all schedules, in id order."""
 
     @abstractmethod
     async def paused_queues(self) -> frozenset[str]:
-        """Queues from which nothing is claimed."""
+        """Return the queues from which nothing is claimed."""
 
     @abstractmethod
     async def gates(self) -> dict[str, GateState]:
-        """The shared state of every running limit, rate limit and breaker that was ever used."""
+        """Return the shared state of every concurrency limit, rate limit and breaker ever used."""
 
     @abstractmethod
     async def _find(self, task_id: str) -> Row | FinishedRow | None:
-        """The record of the task, live or finished; None also when its `expires_at` has passed."""
+        """Return the task's record, live or finished; None also once its `expires_at` has passed."""
 
     @abstractmethod
     async def _find_dead_row(self, task_id: str) -> Row | None:
-        """The row that a dead letter keeps for its retry."""
+        """Return the row that is stored with a dead letter for its retry."""
 
     @abstractmethod
     async def _find_newest_result(self, task_id: str) -> bytes | None:
-        """The encoded result of a repeating task's newest run."""
+        """Return the encoded result of a repeating task's newest run."""
 
     @abstractmethod
     async def _list(self, query: TaskQuery) -> list[Row]:
-        """The rows of a page, live and finished together, in id order."""
+        """Return the rows of a page, live and finished together, in id order."""
 
     @abstractmethod
     async def _scan(self, query: ScanQuery) -> Scan:
-        """The rows in question from the newest on, and where to go on."""
+        """Return the matching rows, newest first, and where to continue."""
 
     @abstractmethod
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
-        """The dead letters of a page, in id order, without their checkpoints."""
+        """Return the dead letters of a page, in id order, without their checkpoints."""
 
     def _task(self, row: Row) -> Task:
-        """The task of a row; one that cannot be decoded is still shown, without its arguments."""
+        """Return the row's task; one that cannot be decoded is returned without its arguments."""
         try:
             task = self._decoded(row)
         except SerializationError:
@@ -313,39 +318,41 @@ class Inspection(ABC):
         return task_of(row, task)
 
     def _decoded(self, row: Row) -> Task:
-        """What was enqueued; `SerializationError` when the row has no such body."""
+        """Return the task as enqueued; `SerializationError` if the body does not match the row."""
         task = self._serializer.decode_task(row.body)
         check_body(row, task)
         return task
 
-    def _result(self, task_id: str, kept: bytes) -> TaskResult:
-        result = self._serializer.decode_result(kept)
+    def _result(self, task_id: str, encoded: bytes) -> TaskResult:
+        result = self._serializer.decode_result(encoded)
         if result.task_id != task_id:
-            raise SerializationError(f"task {task_id}: its result is that of {result.task_id}")
+            raise SerializationError(
+                f"task {task_id}: the stored result belongs to task {result.task_id}"
+            )
         return result
 
 
-def sequence_of(cursor: str | None) -> int | None:
-    """Where a scan in order of enqueue has stopped."""
+def cursor_sequence(cursor: str | None) -> int | None:
+    """Return the `seq` at which a scan in order of enqueue stopped."""
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-        raise InvalidTask("cursor: not one that a page has given")
+        raise InvalidValue("cursor: pass one that an earlier page returned")
     return int(cursor)
 
 
-def scanned(rows: list[Row], limit: int, stopped_at: int | None) -> Scan:
-    """A scan in order of enqueue. `rows` are one more than wanted, where there are more.
+def scan_by_sequence(rows: list[Row], limit: int, stopped_at: int | None) -> Scan:
+    """Return a scan in order of enqueue. `rows` holds up to `limit + 1` rows.
 
-    `stopped_at`: where it has stopped because it has looked at enough.
+    `stopped_at`: the `seq` at which reading stopped because the bound on records was reached.
     """
-    marks = [str(row.seq) for row in rows[:limit]]
+    cursors = [str(row.seq) for row in rows[:limit]]
     if len(rows) > limit:
-        return Scan(rows[:limit], marks, marks[-1] if marks else str(rows[0].seq + 1))
-    return Scan(rows, marks, None if stopped_at is None else str(stopped_at))
+        return Scan(rows[:limit], cursors, cursors[-1] if cursors else str(rows[0].seq + 1))
+    return Scan(rows, cursors, None if stopped_at is None else str(stopped_at))
 
 
-def counted(
+def queue_stats(
     by_status: dict[TaskStatus, int],
     by_queue: dict[str, int],
     oldest: dict[str, int],
@@ -353,7 +360,7 @@ def counted(
     now: int,
     dead: int,
 ) -> QueueStats:
-    """The stats from counts, and from the time at which the first waiting task of a queue is due."""
+    """Return the stats. `oldest`: when each queue's first waiting task is due, in microseconds."""
     due = {queue: (now - at) / 1_000_000 for queue, at in oldest.items() if at <= now}
     return QueueStats(
         by_status=by_status,
@@ -371,15 +378,15 @@ def _failed_within(letter: DeadLetter, since: datetime | None, until: datetime |
 
 
 def _status(status: str) -> TaskStatus:
-    """The status, also when it was given by its name."""
+    """Return the status, which may be given by name."""
     try:
         return TaskStatus(status)
     except ValueError:
         known = ", ".join(TaskStatus)
-        raise InvalidTask(f"status {status!r}: expected one of {known}") from None
+        raise InvalidValue(f"status {status!r}: expected one of {known}") from None
 
 
 def _page_size(limit: int) -> int:
     if type(limit) is not int or not 0 <= limit <= MAX_PAGE:
-        raise InvalidTask(f"limit {limit!r}: expected a whole number from 0 to {MAX_PAGE}")
+        raise InvalidValue(f"limit {limit!r}: expected a whole number from 0 to {MAX_PAGE}")
     return limit

@@ -1,8 +1,8 @@
-"""The newest tasks of a storage that sorts them by id and keeps no order of enqueue.
+"""The newest tasks of a storage that sorts tasks by id and stores no order of enqueue.
 
-The ids that omniq makes begin with their time, so those are read backwards. Ids that were made
-otherwise, by a schedule or by hand, mostly sort after them all, and say nothing: of those the first
-thousand are read, and stand where they belong by the time of their enqueue.
+The ids that omniq makes begin with their time, so these tasks are read backwards by id. Other ids,
+made by a schedule or a caller, carry no time, and most of them sort after all the ids of omniq. The
+first thousand of those tasks are read and merged into the order by the time of their enqueue.
 """
 
 from __future__ import annotations
@@ -11,92 +11,93 @@ import heapq
 from collections.abc import Awaitable, Callable
 
 from omniq.clock import encode_id
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidValue
 from omniq.storage.inspection import Scan, ScanQuery, TaskQuery
 from omniq.storage.row_rules import Row
 
-# Ids that omniq makes begin with a digit up to 7.
-_OTHERS = "8"
-_BEYOND_OWN = "8!"
-_MOST_OTHERS = 1_000
+# Ids that omniq makes ("time ids") begin with a digit up to 7.
+_OTHER_IDS = "8"
+_AFTER_TIME_IDS = "8!"
+_MAX_OTHERS = 1_000
 _LATEST = 2**63
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _DIGITS = str.maketrans(_CROCKFORD, "0123456789abcdefghijklmnopqrstuv")
 
-Back = Callable[[str, int], Awaitable[tuple[list[Row], str | None]]]
-"""Rows in question before that id, so many at most, the last id first; and, when it has stopped
-before it had so many, the last id that it has looked at."""
+ReadBackwards = Callable[[str, int], Awaitable[tuple[list[Row], str | None]]]
+"""Returns the matching rows before an id, up to a number of rows, highest id first; and the last id
+that was read, if reading stopped at its own bound before that number was reached."""
 
-Forth = Callable[[TaskQuery], Awaitable[list[Row]]]
-"""A page in id order."""
+ReadPage = Callable[[TaskQuery], Awaitable[list[Row]]]
+"""Returns a page in id order."""
 
-Place = tuple[str, tuple[int, str]]
-"""How far the ids of omniq's own have been read, and how far the others (time, id)."""
+Position = tuple[str, tuple[int, str]]
+"""How far the time ids have been read, and how far the others (time of enqueue, id)."""
 
 
-async def scan_by_id(query: ScanQuery, back: Back, forth: Forth) -> Scan:
-    """Both kinds together, the newest first."""
-    place = _place(query)
-    own, stopped_at = await back(place[0], query.limit + 1)
-    others = await forth(
+async def scan_by_id(query: ScanQuery, read_backwards: ReadBackwards, read_page: ReadPage) -> Scan:
+    """Return the matching tasks of both kinds of id, newest first."""
+    position = _position(query)
+    by_time, stopped_at = await read_backwards(position[0], query.limit + 1)
+    others = await read_page(
         TaskQuery(
             status=query.status,
             queue=query.queue,
             func_path=query.func_path,
-            limit=_MOST_OTHERS,
-            after=_OTHERS,
+            limit=_MAX_OTHERS,
+            after=_OTHER_IDS,
         )
     )
-    # What is older than the last id that was looked at belongs on a later page.
+    # A task older than the last id that was read belongs on a later page.
     floor = (_millis(stopped_at) * 1000, "") if stopped_at else (-1, "")
-    rest = sorted((row for row in others if floor <= _age(row) < place[1]), key=_age, reverse=True)
-    rows = list(heapq.merge(own, rest, key=_when, reverse=True))
-    marks = []
+    in_range = [row for row in others if floor <= _age(row) < position[1]]
+    in_range.sort(key=_age, reverse=True)
+    rows = list(heapq.merge(by_time, in_range, key=_merge_key, reverse=True))
+    cursors = []
     for row in rows[: query.limit]:
-        place = _past(place, row)
-        marks.append(_text(place))
+        position = _position_after(position, row)
+        cursors.append(_cursor(position))
     if len(rows) > query.limit:
-        return Scan(rows[: query.limit], marks, _text(place))
+        return Scan(rows[: query.limit], cursors, _cursor(position))
     if stopped_at is None:
-        return Scan(rows, marks, None)
-    return Scan(rows, marks, _text((stopped_at, min(place[1], floor))))
+        return Scan(rows, cursors, None)
+    return Scan(rows, cursors, _cursor((stopped_at, min(position[1], floor))))
 
 
-def _place(query: ScanQuery) -> Place:
+def _position(query: ScanQuery) -> Position:
     if query.cursor is None:
         if query.until is None:
-            return _BEYOND_OWN, (_LATEST, "")
+            return _AFTER_TIME_IDS, (_LATEST, "")
         micros = max(0, query.until)
         return encode_id(micros // 1000 + 1, 0), (micros, "")
     try:
-        own, micros_text, other = query.cursor.split("~")
-        return own, (int(micros_text), other)
+        time_id, micros_text, other = query.cursor.split("~")
+        return time_id, (int(micros_text), other)
     except ValueError:
-        raise InvalidTask("cursor: not one that a page has given") from None
+        raise InvalidValue("cursor: pass one that an earlier page returned") from None
 
 
-def _text(place: Place) -> str:
-    own, (micros, other) = place
-    return f"{own}~{micros}~{other}"
+def _cursor(position: Position) -> str:
+    time_id, (micros, other) = position
+    return f"{time_id}~{micros}~{other}"
 
 
-def _past(place: Place, row: Row) -> Place:
-    own, other = place
-    return (own, _age(row)) if row.id > _OTHERS else (row.id, other)
+def _position_after(position: Position, row: Row) -> Position:
+    time_id, other = position
+    return (time_id, _age(row)) if row.id > _OTHER_IDS else (row.id, other)
 
 
 def _age(row: Row) -> tuple[int, str]:
     return row.created_at, row.id
 
 
-def _when(row: Row) -> int:
-    """Falls along each of the two lists, whatever the clocks of those who enqueued said."""
-    return row.created_at if row.id > _OTHERS else _millis(row.id) * 1000
+def _merge_key(row: Row) -> int:
+    """A time that decreases along each of the two lists, even if the enqueuers' clocks differed."""
+    return row.created_at if row.id > _OTHER_IDS else _millis(row.id) * 1000
 
 
 def _millis(task_id: str) -> int:
-    """The time in an id that omniq made; 0 for any other."""
+    """Return the time in an id that omniq made; 0 for any other id."""
     if len(task_id) == 26 and set(task_id) <= set(_CROCKFORD):
         return int(task_id.translate(_DIGITS), 32) >> 80
     return 0

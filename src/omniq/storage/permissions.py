@@ -1,4 +1,4 @@
-"""Who else may write to a store on this machine: what stands in it decides what workers run."""
+"""Refuses a store that other users may write to, since its contents decide what workers run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from omniq.errors import StorageRefused
 
 
 def refuse_shared(place: Path) -> None:
-    """Refuse a file or folder that belongs to somebody else, or that anybody may change.
+    """Raise `StorageRefused` for a file or folder of another user, or that every user may write to.
 
-    One of a group may be shared with that group; where only the owner of an entry may replace it,
-    as in /tmp, anybody may add to a folder.
+    Write access for a group is accepted. So is a folder that every user may add to, when only the
+    owner of an entry may replace it, as in /tmp.
     """
     try:
         facts = os.stat(place)
@@ -21,11 +21,12 @@ def refuse_shared(place: Path) -> None:
         return
     if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
         raise StorageRefused(
-            f"{place}: anybody on this machine may write to it, and so choose what your workers "
-            f"run; say chmod o-w {place}"
+            f"{place}: every user of this machine may write to it, and so choose what your workers "
+            f"run; run chmod o-w {place}"
         )
-    # Root may look after everybody's stores, and what is root's can be trusted.
+    # Root may maintain the stores of all users, and a store of root can be trusted.
     if facts.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
         raise StorageRefused(
-            f"{place}: belongs to another user (number {facts.st_uid}), who chooses what is run"
+            f"{place}: belongs to another user (uid {facts.st_uid}), who could choose what your "
+            "workers run; use a store of your own, or change its owner"
         )

@@ -15,8 +15,8 @@ from datetime import datetime
 import msgspec
 
 from omniq.clock import Clock, seconds_to_micros, to_micros
-from omniq.cron import next_cron
-from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed
+from omniq.cron import check_cron
+from omniq.errors import InvalidTask, InvalidValue, SerializationError, StaleClaim, StorageClosed
 from omniq.models import (
     Progress,
     Schedule,
@@ -32,15 +32,15 @@ from omniq.settings import Settings
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
 from omniq.storage.types import Capabilities
-from omniq.storage.wakeups import Hints
+from omniq.storage.wakeups import LocalWakeups
 
 
-class Keeping(Inspection):
+class SideData(Inspection):
     """Verbs for what is kept beside the queue. Each numbered promise holds on every backend."""
 
     _clock: Clock
     _settings: Settings
-    _hints: Hints
+    _local_wakeups: LocalWakeups
     _is_open: bool
 
     @property
@@ -117,7 +117,7 @@ class Keeping(Inspection):
             body = self._serializer.encode_task(task)
         revived = await self._retry_dead(task_id, body, from_start)
         if revived:
-            self._hints.work()
+            self._local_wakeups.notify_work()
         return revived
 
     @abstractmethod
@@ -187,7 +187,7 @@ class Keeping(Inspection):
         # Below 2**52, so that every backend can count on from it exactly.
         first_version = 1 + int(self._clock.random() * 2**51)
         await self._put_schedule(msgspec.structs.replace(schedule, version=first_version))
-        self._hints.schedules()
+        self._local_wakeups.notify_schedules()
 
     @abstractmethod
     async def delete_schedule(self, schedule_id: str) -> bool:
@@ -214,9 +214,9 @@ class Keeping(Inspection):
             )
         fired = await self._fire_schedule(schedule, advanced, row)
         if fired:
-            self._hints.work()
+            self._local_wakeups.notify_work()
             if row is None:
-                self._hints.schedules()
+                self._local_wakeups.notify_schedules()
         return fired
 
     def listen_for_schedules(self) -> AbstractContextManager[asyncio.Future[None]]:
@@ -224,7 +224,7 @@ class Keeping(Inspection):
 
         A hint: it hears of changes made through this storage, and perhaps of no others.
         """
-        return self._hints.listen_for_schedules()
+        return self._local_wakeups.listen_for_schedules()
 
     # Queues
 
@@ -234,15 +234,15 @@ class Keeping(Inspection):
         G1. A paused queue takes tasks and hands none out; what runs goes on.
         """
         self._check_open()
-        check_name("queue", queue)
+        check_name("queue", queue, error=InvalidValue)
         await self._set_paused(queue, True)
 
     async def resume_queue(self, queue: str) -> None:
         """Claim from the queue again."""
         self._check_open()
-        check_name("queue", queue)
+        check_name("queue", queue, error=InvalidValue)
         await self._set_paused(queue, False)
-        self._hints.work()
+        self._local_wakeups.notify_work()
 
     # Workers
 
@@ -253,13 +253,13 @@ class Keeping(Inspection):
         V2. It ends with the worker's lease.
         """
         self._check_open()
-        check_id(worker_id)
+        check_name("worker id", worker_id, error=InvalidValue)
         return await self._set_worker_paused(worker_id, True)
 
     async def resume_worker(self, worker_id: str) -> bool:
         """Let it claim again; False when it has no lease."""
         self._check_open()
-        check_id(worker_id)
+        check_name("worker id", worker_id, error=InvalidValue)
         return await self._set_worker_paused(worker_id, False)
 
     # What a backend implements
@@ -319,7 +319,7 @@ class Keeping(Inspection):
             check_key("tz", task.tz)
         if task.cron is not None:
             check_key("cron", task.cron)
-            next_cron(task.cron, self._clock.now(), task.tz)
+            check_cron(task.cron, task.tz, after=self._clock.now(), error=InvalidTask)
 
 
 def check_now(field: str, instant: datetime) -> None:

@@ -1,4 +1,4 @@
-"""The words that a storage and its callers exchange, besides tasks and outcomes."""
+"""The values that a storage exchanges with its callers and its backend, besides tasks and outcomes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Durability = Literal["none", "os", "power"]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between backends, as data.
+    """The differences between backends, as data.
 
-    `durability`: what an acknowledged write survives: nothing, the death of the process (`os`), or
-    a power cut (`power`). `reach`: who can share the storage. `atomic_batches`: whether a batch is
-    enqueued all or nothing even across a crash. `exact_bound`: whether `max_pending` holds exactly
-    when many processes enqueue at once. `transactions`: whether a caller's own SQL transaction can
-    carry an enqueue.
+    `durability`: what an acknowledged write survives: nothing (`none`), the death of the process
+    (`os`), or a power cut (`power`). `reach`: which processes can share the storage.
+    `atomic_batches`: whether a batch is enqueued completely or not at all, even across a crash.
+    `exact_bound`: whether `max_pending` holds exactly when several processes enqueue concurrently.
+    `transactions`: whether an enqueue can be part of a caller's own SQL transaction.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An outcome on its way into a backend; `result` is its encoded result if it carries one."""
+    """An outcome to be recorded; `result` is its encoded result if it has one."""
 
     outcome: Outcome
     result: bytes | None
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for tasks. `now=None` is the storage's own clock."""
+    """A request for up to `limit` tasks. `now=None` means the storage's own clock."""
 
     limit: int
     now: int | None
@@ -48,9 +48,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """What a worker learns at each renewal: what it holds, and what it should stop.
+    """The reply to a lease renewal: the claims that the worker holds, and the tasks it should stop.
 
-    `paused`: somebody wants it to claim nothing more for now.
+    `paused`: an operator has paused the worker, so it should claim nothing for now.
     """
 
     held: dict[str, int]
@@ -59,7 +59,7 @@ class Renewal(msgspec.Struct, frozen=True):
 
 
 class GivenBack(msgspec.Struct, frozen=True):
-    """A task taken from a dead owner. `status` is what it is now: FAILED after too many crashes."""
+    """A task that was taken from a dead owner. `status` is its new one: FAILED after too many crashes."""
 
     task_id: str
     func_path: str
@@ -68,9 +68,10 @@ class GivenBack(msgspec.Struct, frozen=True):
 
 
 class Identity:
-    """Who a storage object is to the store. Shared with its twins, so that they act as one owner.
+    """The owner that a storage object acts as. Its siblings share it, so that they act as one owner.
 
-    Twins live in other threads: what they find out is taken in only while it is still true.
+    Siblings run in other threads, so `replace` and `trust` have no effect when the owner that they
+    refer to has been replaced meanwhile.
     """
 
     def __init__(self) -> None:
@@ -78,21 +79,22 @@ class Identity:
         self.owner = ""
         self.started_at = 0
         self.lease = 0.0
-        """Seconds each renewal asks for; 0 before the first one."""
-        self.trusted_until = 0
-        """Boot-clock microseconds until which the lease is surely ours; 0 before the first one."""
+        """Length of the lease that each renewal requests, in seconds; 0 before the first renewal."""
+        self.lease_until = 0
+        """Boot-clock microseconds until which the lease certainly lasts; 0 before the first renewal."""
 
-    def renew(self, owner: str, now: int) -> None:
-        self.owner, self.started_at, self.trusted_until = owner, now, 0
+    def start(self, owner: str, now: int) -> None:
+        """Become `owner`, without a lease."""
+        self.owner, self.started_at, self.lease_until = owner, now, 0
 
     def replace(self, fenced: str, owner: str, now: int) -> None:
-        """Become `owner`, unless a twin has replaced the fenced one already."""
+        """Become `owner`, unless a sibling has already replaced the `fenced` owner."""
         with self._lock:
             if self.owner == fenced:
-                self.renew(owner, now)
+                self.start(owner, now)
 
     def trust(self, owner: str, until: int) -> None:
-        """The store has given that owner a lease, which may not be this one any more."""
+        """Note the lease that the store granted to `owner`, if that is still the current owner."""
         with self._lock:
             if self.owner == owner:
-                self.trusted_until = until
+                self.lease_until = until

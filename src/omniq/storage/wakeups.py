@@ -1,4 +1,7 @@
-"""Wake-ups inside one process. Hints only: whoever waits looks at the storage again anyway."""
+"""Wake-ups within one process: tell waiters that tasks, results or schedules may have changed.
+
+A wake-up is only a hint. A waiter that misses one finds the change at its next poll.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ from contextlib import contextmanager
 from omniq._futures import finish
 
 _WORK, _SCHEDULES = "", "/"
-"""The topics of claimable work and of schedules. No task id, the other topics, is like them."""
+"""The topics of claimable tasks and of schedules. All other topics are task ids, never like these."""
 
 
-class Hints:
-    """Tells waiters in any thread or event loop that a topic may have changed."""
+class LocalWakeups:
+    """Wakes waiters in any thread or event loop of this process when a topic may have changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # In the order in which they came, so that what follows can be replayed.
+        # Futures in the order in which they were added, so that a simulation can be replayed.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
-        # Replaced as a whole, never changed in place: `cancelled` walks it without the lock.
+        # Replaced as a whole, never changed in place: `notify_cancelled` reads it without the lock.
         self._on_cancel: tuple[Callable[[str], None], ...] = ()
 
     @contextmanager
     def listen_for_work(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done when there may be something to claim."""
+        """A future that is done when there may be a task to claim."""
         with self._listen(_WORK) as future:
             yield future
 
@@ -41,34 +44,34 @@ class Hints:
         with self._listen(_SCHEDULES) as future:
             yield future
 
-    def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Call `listener` with the id of each cancelled task, until the returned function is called."""
+    def on_cancel(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call `callback` with the id of each cancelled task, until the returned function is called."""
         with self._lock:
-            self._on_cancel = (*self._on_cancel, listener)
+            self._on_cancel = (*self._on_cancel, callback)
 
-        def forget() -> None:
+        def unsubscribe() -> None:
             with self._lock:
-                self._on_cancel = tuple(one for one in self._on_cancel if one is not listener)
+                self._on_cancel = tuple(each for each in self._on_cancel if each is not callback)
 
-        return forget
+        return unsubscribe
 
-    def cancelled(self, task_id: str) -> None:
-        """The task is not wanted any more."""
-        for listener in self._on_cancel:
-            listener(task_id)
+    def notify_cancelled(self, task_id: str) -> None:
+        """Run the `on_cancel` callbacks for this task."""
+        for callback in self._on_cancel:
+            callback(task_id)
 
-    def work(self) -> None:
-        """Something may have become claimable."""
+    def notify_work(self) -> None:
+        """Wake the waiters for work: a task may have become claimable."""
         if self._waiting:
             self._wake((_WORK,))
 
-    def schedules(self) -> None:
-        """A schedule may have changed."""
+    def notify_schedules(self) -> None:
+        """Wake the waiters for schedules: one may have changed."""
         if self._waiting:
             self._wake((_SCHEDULES,))
 
-    def results(self, task_ids: Iterable[str]) -> None:
-        """These tasks may have ended."""
+    def notify_results(self, task_ids: Iterable[str]) -> None:
+        """Wake the waiters for these tasks: they may have ended."""
         if self._waiting:
             self._wake(task_ids)
 
@@ -90,10 +93,10 @@ class Hints:
     def _wake(self, topics: Iterable[str]) -> None:
         with self._lock:
             futures = [future for topic in topics for future in self._waiting.pop(topic, ())]
-        here = _running_loop() if futures else None
+        this_loop = _running_loop() if futures else None
         for future in futures:
             loop = future.get_loop()
-            if loop is here:
+            if loop is this_loop:
                 finish(future)
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(finish, future)

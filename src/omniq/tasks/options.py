@@ -129,7 +129,7 @@ def _check_schedule(given: dict[str, Any]) -> None:
     if "tz" in given and "cron" not in given:
         raise InvalidTask("tz: only a cron expression has a time zone")
     if "cron" in given:
-        check_cron(given["cron"], given.get("tz"))
+        check_cron(given["cron"], given.get("tz"), error=InvalidTask)
 
 
 def _rate(value: object) -> tuple[int, float]:

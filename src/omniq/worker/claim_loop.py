@@ -364,7 +364,7 @@ class Turns:
 
     def on_loss(self) -> None:
         """The lease is gone, and what was held has been given back: stop running it."""
-        self._events.emit(events.LeaseLost(owner=self._storage.owner))
+        self._events.emit(events.LeaseLoss(owner=self._storage.owner))
         self._runs.stop_all("lease")
         # Whoever was paused is no more: this worker has a fresh id.
         self._is_paused = False

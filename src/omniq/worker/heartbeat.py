@@ -43,7 +43,7 @@ class Heartbeat:
         is_stalled: Callable[[], bool],
         beside: Callable[[], Awaitable[None]],
     ) -> None:
-        self._twin = storage.twin()
+        self._sibling = storage.sibling()
         self._clock = storage.clock
         self._lease = lease
         self._pause = min(lease / _BEATS_PER_LEASE, _LONGEST_PAUSE)
@@ -89,7 +89,7 @@ class Heartbeat:
         await asyncio.wait(tasks)
         # Closing gives nothing back; what cannot be closed goes with the process.
         with suppress(Exception):
-            await self._twin.close()
+            await self._sibling.close()
 
     async def _guard(self) -> None:
         """Whatever runs beside the heart must not stop it."""
@@ -124,9 +124,9 @@ class Heartbeat:
     async def _renew(self) -> None:
         # Half a lease, so that there is time to ask again when an answer does not come at all.
         async with asyncio.timeout(self._lease / 2):
-            if not self._twin.is_open:
-                await self._twin.open()
-            renewal = await self._twin.renew(
+            if not self._sibling.is_open:
+                await self._sibling.open()
+            renewal = await self._sibling.renew(
                 lease=self._lease,
                 concurrency=self._concurrency,
                 queues=self._queues,

@@ -11,7 +11,7 @@ from typing import Any, Self, TypedDict
 
 from omniq import events
 from omniq._portal import Portal
-from omniq.errors import InvalidTask, PoolStopped, ShutdownTimeout
+from omniq.errors import InvalidValue, PoolStopped, ShutdownTimeout
 from omniq.events import Dispatcher
 from omniq.models import check_int, check_name, check_seconds
 from omniq.storage.base import BaseStorage
@@ -64,15 +64,15 @@ class AsyncWorkerPool:
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
-        check_int("concurrency", concurrency, low=1)
-        check_seconds("poll_interval", poll_interval, above_zero=True)
-        check_seconds("base_retry_delay", base_retry_delay)
-        check_seconds("lease", lease, above_zero=True)
+        check_int("concurrency", concurrency, low=1, error=InvalidValue)
+        check_seconds("poll_interval", poll_interval, above_zero=True, error=InvalidValue)
+        check_seconds("base_retry_delay", base_retry_delay, error=InvalidValue)
+        check_seconds("lease", lease, above_zero=True, error=InvalidValue)
         if max_leaked_threads is not None:
-            check_int("max_leaked_threads", max_leaked_threads, low=1)
-        check_seconds("loop_patience", loop_patience, above_zero=True)
+            check_int("max_leaked_threads", max_leaked_threads, low=1, error=InvalidValue)
+        check_seconds("loop_patience", loop_patience, above_zero=True, error=InvalidValue)
         for queue in queues or ():
-            check_name("queue", queue)
+            check_name("queue", queue, error=InvalidValue)
         self._storage = storage
         self._plan = EnginePlan(
             concurrency=concurrency,
@@ -117,7 +117,7 @@ class AsyncWorkerPool:
         What was opened is closed again when it fails. A pool that has stopped may be started anew.
         """
         if self._engine is not None and not self._engine.has_ended:
-            raise InvalidTask("the pool runs already")
+            raise InvalidValue("the pool is already running; stop it before you start it again")
         self._engine = engine = Engine(
             self._storage,
             self._plan,
@@ -142,7 +142,7 @@ class AsyncWorkerPool:
         out, and the error if the pool had died of one. Never waits for a poll. May be called
         again, also while another call waits: each may cut the other short.
         """
-        check_seconds("timeout", timeout)
+        check_seconds("timeout", timeout, error=InvalidValue)
         engine = self._engine
         if engine is None:
             await self._close_storage()
@@ -353,5 +353,5 @@ def _rules(errors: ErrorRules | None, storage: BaseStorage) -> ErrorRules | None
     if errors is None and storage.settings.errors is not None:
         return rules_at(storage.settings.errors)
     if errors is not None and not isinstance(errors, ErrorRules):
-        raise InvalidTask("errors: expected ErrorRules(...)")
+        raise InvalidValue("errors: expected ErrorRules(...)")
     return errors

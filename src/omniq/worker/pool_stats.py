@@ -133,10 +133,10 @@ class Tally:
             case Retried(error=error, eta=eta) if eta is not None:
                 self._events.emit(events.TaskRetried(**facts, error=error.error_type, retry_at=eta))
             case Failed(error=error, reason=reason):
-                self._events.emit(events.TaskFailed(**facts, error=error.error_type))
+                self._events.emit(events.TaskFailure(**facts, error=error.error_type))
                 self._events.emit(events.TaskDead(**facts, reason=reason))
             case Cancelled(reason=reason):
-                self._events.emit(events.TaskCancelled(**facts, reason=reason))
+                self._events.emit(events.TaskCancellation(**facts, reason=reason))
             case Snoozed(eta=eta):
                 self._events.emit(events.TaskSnoozed(**facts, until=eta))
             case _:

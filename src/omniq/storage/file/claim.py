@@ -13,7 +13,7 @@ from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.gates import Gatekeeper
 from omniq.storage.file.record import Held, Holdings, Recorder
 from omniq.storage.file.task_files import Ledger
-from omniq.storage.ready_queue import Wanted
+from omniq.storage.ready_queue import ClaimFilter
 from omniq.storage.row_rules import Row
 from omniq.storage.types import Claim
 
@@ -38,9 +38,9 @@ class Claimer:
         ready = self._ledger.index.ready
         self._ledger.meet_arrivals()
         ready.promote(due_by, now)
-        lots = ready.lots_with_room(lambda gate: self._gatekeeper.room(gate, now))
+        groups = ready.groups_with_room(lambda gate: self._gatekeeper.room(gate, now))
         holds_suspect = any(held.live.row.is_suspect for held in self._holdings.of(owner))
-        wanted = Wanted(claim.queues, self.paused(), suspects=not holds_suspect)
+        wanted = ClaimFilter(claim.queues, self.paused(), suspects=not holds_suspect)
         claimed: list[Row] = []
         aside: list[Waiter] = []
         waiter: Waiter | None = None
@@ -50,7 +50,7 @@ class Claimer:
 
         try:
             while len(claimed) < claim.limit:
-                waiter = ready.take_next(wanted, lots, known_room)
+                waiter = ready.take_next(wanted, groups, known_room)
                 if waiter is None:
                     break
                 row = self._try(waiter, owner, due_by, now, aside)

@@ -17,7 +17,7 @@ from omniq.storage.file.file_names import committed_of, dead_path, id_of, result
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.listed_records import ListedRecords
 from omniq.storage.file.task_files import Ledger
-from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, counted
+from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, queue_stats
 from omniq.storage.row_rules import Row
 
 _STALE_AFTER = 3600 * 10**9
@@ -163,7 +163,7 @@ class Archive:
             by_queue[queue] = by_queue.get(queue, 0) + 1
             if due is not None:
                 oldest[queue] = min(due, oldest.get(queue, due))
-        return counted(by_status, by_queue, oldest, now=now, dead=len(self.dead_ids()))
+        return queue_stats(by_status, by_queue, oldest, now=now, dead=len(self.dead_ids()))
 
     def _live_ids(self) -> set[str]:
         """To be asked for before the results: a task that ends in between is not to be missed."""
@@ -198,9 +198,9 @@ class Archive:
     ) -> tuple[list[Row], str | None]:
         """Rows before that id, the last one first; and the id at which it had to stop."""
         ids = sorted((task_id for task_id in self._ids(now) if task_id < before), reverse=True)
-        rows = list(islice(self._matching(ids[: query.most], query), limit))
-        is_cut = len(ids) > query.most and len(rows) < limit
-        return rows, ids[query.most - 1] if is_cut else None
+        rows = list(islice(self._matching(ids[: query.max_scanned], query), limit))
+        is_cut = len(ids) > query.max_scanned and len(rows) < limit
+        return rows, ids[query.max_scanned - 1] if is_cut else None
 
     def _ids(self, now: int) -> set[str]:
         """The ids of all tasks, live and ended."""

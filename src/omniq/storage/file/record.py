@@ -31,7 +31,7 @@ class Held(msgspec.Struct):
 
 
 class Holdings:
-    """What an owner has claimed. Shared with its twins; each dictionary step is atomic."""
+    """What an owner has claimed. Shared with its siblings; each dictionary step is atomic."""
 
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
@@ -116,7 +116,7 @@ class Recorder:
         if found is None:
             return False
         if isinstance(found, Live) and row_rules.is_current(found.row, entry.outcome, owner):
-            # Cancelled meanwhile, or claimed through a twin: with the record at hand, once more.
+            # Cancelled meanwhile, or claimed through a sibling: with the record at hand, once more.
             plan = self._work_out(found, entry, now)
             self._ledger.commit([plan.change])
             if not plan.change.holds:

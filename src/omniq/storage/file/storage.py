@@ -108,24 +108,24 @@ class FileStorage(BaseStorage):
             exact_bound=False,
         )
 
-    def twin(self) -> FileStorage:
-        twin = FileStorage(
+    def sibling(self) -> FileStorage:
+        sibling = FileStorage(
             self.path,
             serializer=self._serializer,
             clock=self._clock,
             settings=self._settings,
             max_pending=self._max_pending,
         )
-        twin._identity = self._identity
-        twin._is_twin = True
-        twin._holdings = self._holdings
-        twin._hints = self._hints
-        return twin
+        sibling._identity = self._identity
+        sibling._is_sibling = True
+        sibling._holdings = self._holdings
+        sibling._local_wakeups = self._local_wakeups
+        return sibling
 
     # The thread
 
     async def _open(self) -> None:
-        if not self._is_twin:
+        if not self._is_sibling:
             self._holdings = Holdings()
         store = Store(
             Needs(
@@ -197,7 +197,7 @@ class FileStorage(BaseStorage):
         finally:
             self._tell_arrivals(store)
 
-    async def _turn(
+    async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         store, worker = self._ready()
@@ -214,7 +214,7 @@ class FileStorage(BaseStorage):
             self._tell_arrivals(store)
         if store.claimer.expired:
             expired, store.claimer.expired = store.claimer.expired, []
-            self._hints.results(expired)
+            self._local_wakeups.notify_results(expired)
         return recorded, rows
 
     async def _cancel(self, task_id: str, reason: str) -> bool:
@@ -224,7 +224,7 @@ class FileStorage(BaseStorage):
 
     async def _renew(self, info: WorkerInfo, lease: int) -> Renewal:
         identity = self._identity
-        is_first = identity.trusted_until == 0 and identity.owner == info.id
+        is_first = identity.lease_until == 0 and identity.owner == info.id
         return await self._run(lambda store: store.renew(info, lease, is_first=is_first))
 
     async def _retire(self, owner: str) -> None:
@@ -245,7 +245,7 @@ class FileStorage(BaseStorage):
     # Waiting
 
     async def _wait_for_work(self, timeout: float) -> None:
-        with self._hints.listen_for_work() as hint:
+        with self._local_wakeups.listen_for_work() as hint:
             next_due, has_news = await self._read(_look_ahead)
             if has_news:
                 return
@@ -264,7 +264,7 @@ class FileStorage(BaseStorage):
     def _tell_arrivals(self, store: Store) -> None:
         """Whatever was done may have heard of new tasks in place of whoever waits to hear of them."""
         if self._waiting and store.ledger.has_arrivals():
-            self._hints.work()
+            self._local_wakeups.notify_work()
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have changes of the folder looked at, by whichever process, while somebody waits."""
@@ -292,7 +292,7 @@ class FileStorage(BaseStorage):
         self, loop: asyncio.AbstractEventLoop, look: Future[tuple[int | None, bool]]
     ) -> None:
         if look.cancelled() or look.exception() is not None or look.result()[1]:
-            self._hints.work()
+            self._local_wakeups.notify_work()
         else:
             self._arm(loop)
 

@@ -35,11 +35,11 @@ from omniq.storage.inspection import (
     Scan,
     ScanQuery,
     TaskQuery,
-    counted,
-    scanned,
-    sequence_of,
+    cursor_sequence,
+    queue_stats,
+    scan_by_sequence,
 )
-from omniq.storage.ready_queue import ReadyQueue, Wanted
+from omniq.storage.ready_queue import ClaimFilter, ReadyQueue
 from omniq.storage.row_rules import Finish, FinishedRow, Row, Settled
 from omniq.storage.types import Capabilities, Claim, Entry, GivenBack, Renewal
 
@@ -55,7 +55,7 @@ class _Grave(msgspec.Struct):
 
 
 class _Memory:
-    """Everything a memory store holds. Twins share it, each from a thread of its own."""
+    """Everything a memory store holds. Siblings share it, each from a thread of its own."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -99,11 +99,11 @@ class MemoryStorage(BaseStorage):
     def capabilities(self) -> Capabilities:
         return Capabilities(name="memory", durability="none", reach="process")
 
-    def twin(self) -> MemoryStorage:
-        twin = self.another()
-        twin._identity = self._identity
-        twin._is_twin = True
-        return twin
+    def sibling(self) -> MemoryStorage:
+        sibling = self.another()
+        sibling._identity = self._identity
+        sibling._is_sibling = True
+        return sibling
 
     def another(
         self,
@@ -123,7 +123,7 @@ class MemoryStorage(BaseStorage):
             max_pending=max_pending or self._max_pending,
         )
         other._memory = self._memory
-        other._hints = self._hints
+        other._local_wakeups = self._local_wakeups
         return other
 
     async def _open(self) -> None:
@@ -192,7 +192,7 @@ class MemoryStorage(BaseStorage):
 
     # Record and claim
 
-    async def _turn(
+    async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         now = self._clock.micros()
@@ -266,9 +266,9 @@ class MemoryStorage(BaseStorage):
         def room(gate: Gate) -> int:
             return gate_rules.room(gate, memory.gate(gate.key), now)
 
-        lots = memory.waiting.lots_with_room(lambda gate: self._room_if_awake(gate, now))
+        groups = memory.waiting.groups_with_room(lambda gate: self._room_if_awake(gate, now))
         held = memory.held.setdefault(owner, {})
-        wanted = Wanted(
+        wanted = ClaimFilter(
             claim.queues,
             memory.paused,
             suspects=not any(row.is_suspect for row in held.values()),
@@ -276,7 +276,7 @@ class MemoryStorage(BaseStorage):
         claimed: list[Row] = []
         aside: list[Row] = []
         while len(claimed) < claim.limit:
-            row = memory.waiting.take_next(wanted, lots, room)
+            row = memory.waiting.take_next(wanted, groups, room)
             if row is None:
                 break
             if row.visible > due_by:
@@ -284,7 +284,7 @@ class MemoryStorage(BaseStorage):
             elif row_rules.is_expired(row, due_by):
                 expired = row_rules.finish_cancelled(row, now, "expired")
                 self._finish(row, expired, self._encode_finish(expired, None), now)
-                self._hints.results((row.id,))
+                self._local_wakeups.notify_results((row.id,))
             elif self._enter_gates(row, now):
                 row_rules.claim(row, owner, now)
                 held[row.id] = row
@@ -386,7 +386,7 @@ class MemoryStorage(BaseStorage):
     # Waiting
 
     async def _wait_for_work(self, timeout: float) -> None:
-        with self._hints.listen_for_work() as hint:
+        with self._local_wakeups.listen_for_work() as hint:
             with self._memory.lock:
                 next_due = self._memory.waiting.next_due()
             if next_due is not None:
@@ -613,15 +613,15 @@ class MemoryStorage(BaseStorage):
     async def _scan(self, query: ScanQuery) -> Scan:
         self._check_open()
         memory, now = self._memory, self._clock.micros()
-        begin = sequence_of(query.cursor)
+        begin = cursor_sequence(query.cursor)
         with memory.lock:
             rows = sorted(self._all_rows(now), key=lambda row: row.seq, reverse=True)
             if begin is None and query.until is not None:
                 rows = [row for row in rows if row.created_at < query.until]
             older = [row for row in rows if begin is None or row.seq < begin]
-            found = [copy.copy(row) for row in older[: query.most] if _matches(row, query)]
-        last = older[query.most - 1].seq if len(older) > query.most else None
-        return scanned(found[: query.limit + 1], query.limit, last)
+            found = [copy.copy(row) for row in older[: query.max_scanned] if _matches(row, query)]
+        last = older[query.max_scanned - 1].seq if len(older) > query.max_scanned else None
+        return scan_by_sequence(found[: query.limit + 1], query.limit, last)
 
     def _all_rows(self, now: int) -> Iterator[Row]:
         yield from self._memory.rows.values()
@@ -651,7 +651,7 @@ class MemoryStorage(BaseStorage):
                     if row.owner is None:
                         oldest[row.queue] = min(row.due, oldest.get(row.queue, row.due))
             dead = len(memory.dead)
-        return counted(by_status, by_queue, oldest, now=now, dead=dead)
+        return queue_stats(by_status, by_queue, oldest, now=now, dead=dead)
 
     async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
         memory = self._memory

@@ -11,7 +11,7 @@ import msgspec
 from omniq.errors import SerializationError, StorageCorrupt
 from omniq.models import DeadLetter, QueueStats, Schedule, TaskStatus, WorkerInfo
 from omniq.serialization import Serializer, encode_internal, internal_decoder
-from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, counted
+from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, queue_stats
 from omniq.storage.redis.encoding import (
     STATUS_LETTERS,
     STATUSES,
@@ -60,8 +60,8 @@ async def read_back(
     """Rows before that id, the last one first; and the id at which it had to stop."""
     rows: list[Row] = []
     place: str | None = before
-    size = min(query.most, _LOOKED_AT)
-    for _ in range(0, query.most, size):
+    size = min(query.max_scanned, _LOOKED_AT)
+    for _ in range(0, query.max_scanned, size):
         assert place is not None
         some, place = await _part(
             run, query, place, limit - len(rows), is_back=True, looked_at=size
@@ -146,7 +146,7 @@ def stats_of(reply: list[Any]) -> QueueStats:
     for letter, count in zip("sfc", kept, strict=True):
         by_status[STATUSES[letter]] = count
     oldest = {queue: instant_of(due.decode()) for queue, due in pairs(firsts).items()}
-    return counted(by_status, by_queue, oldest, now=int(now), dead=dead)
+    return queue_stats(by_status, by_queue, oldest, now=int(now), dead=dead)
 
 
 # Dead letters

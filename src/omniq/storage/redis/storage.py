@@ -26,7 +26,7 @@ from omniq.outcomes import Released, Rescheduled
 from omniq.serialization import Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage import row_rules
-from omniq.storage.enqueue_batcher import Enqueues
+from omniq.storage.enqueue_batcher import EnqueueBatcher
 from omniq.storage.redis import encoding, queries, server_check
 from omniq.storage.redis.connection import Link, OutOfMemory
 from omniq.storage.redis.encoding import Kept, instant_of, stamp
@@ -80,8 +80,8 @@ class RedisStorage(RedisKeeping):
     def capabilities(self) -> Capabilities:
         return Capabilities(name="redis", durability=self._durability, reach="fleet")
 
-    def twin(self) -> RedisStorage:
-        twin = RedisStorage(
+    def sibling(self) -> RedisStorage:
+        sibling = RedisStorage(
             self._url,
             prefix=self._prefix,
             serializer=self._serializer,
@@ -89,10 +89,10 @@ class RedisStorage(RedisKeeping):
             settings=self._settings,
             max_pending=self._max_pending,
         )
-        twin._identity = self._identity
-        twin._hints = self._hints
-        twin._is_twin = True
-        return twin
+        sibling._identity = self._identity
+        sibling._local_wakeups = self._local_wakeups
+        sibling._is_sibling = True
+        return sibling
 
     async def server_report(self) -> list[tuple[str, str, str]]:
         """What the server's settings promise: `(name, value, verdict)` each, for `omniq doctor`."""
@@ -107,7 +107,9 @@ class RedisStorage(RedisKeeping):
         self._link = Link(self._url, name=f"omniq-{os.getpid()}")
         self._scripts = Scripts(self._link, self._prefix, self._asked_now)
         # One after the other where it matters who comes first: there may be room for few.
-        self._enqueues = Enqueues(self._insert, lanes=2 if self._max_pending is None else 1)
+        self._enqueues = EnqueueBatcher(
+            self._insert, concurrent_writes=2 if self._max_pending is None else 1
+        )
         self._channel = self._scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self._channel, self._scripts.key("awaited")]
         self._ear = Ear(self._link, channels, self._on_message)
@@ -191,7 +193,7 @@ class RedisStorage(RedisKeeping):
 
     # Record and claim
 
-    async def _turn(
+    async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         recording = Recording(owner, entries, self._known.take(owner, entries))
@@ -269,7 +271,7 @@ class RedisStorage(RedisKeeping):
         except StorageError:
             # The next claim finds them again. What this one has taken must not be lost for that.
             return False
-        self._hints.results(ids)
+        self._local_wakeups.notify_results(ids)
         return True
 
     async def _settle(self, changes: list[Change]) -> str:
@@ -304,7 +306,7 @@ class RedisStorage(RedisKeeping):
     # Leases
 
     async def _renew(self, info: WorkerInfo, lease: int) -> Renewal:
-        is_first = self._identity.trusted_until == 0
+        is_first = self._identity.lease_until == 0
         reply = await self._run("renew", info.id, lease, raw(encode_internal(info)), int(is_first))
         if reply == b"lost":
             raise LeaseLost(info.id)
@@ -368,9 +370,9 @@ class RedisStorage(RedisKeeping):
             self._has_hint = True
             if self._nudge is not None:
                 finish(self._nudge)
-            self._hints.work()
+            self._local_wakeups.notify_work()
         else:
-            self._hints.results(text.split(" "))
+            self._local_wakeups.notify_results(text.split(" "))
 
     async def _wait_for_work(self, timeout: float) -> None:
         if timeout > 0 and await self._ear.open():
@@ -378,7 +380,7 @@ class RedisStorage(RedisKeeping):
             self._has_hint = False
             return
         deadline = self._clock.monotonic() + timeout
-        with self._hints.listen_for_work() as hint:
+        with self._local_wakeups.listen_for_work() as hint:
             # Whoever waits again has just asked for a claim, which should not have to wait for this.
             await self._clock.sleep(0)
             while not (self._has_hint or hint.done()):

@@ -12,7 +12,7 @@ from omniq.clock import Clock
 from omniq.errors import SerializationError
 from omniq.models import DeadLetter, Progress, QueueStats, Schedule, TaskStatus, WorkerInfo
 from omniq.serialization import Serializer, encode_internal, internal_decoder
-from omniq.storage.inspection import DeadQuery, TaskQuery, counted
+from omniq.storage.inspection import DeadQuery, TaskQuery, queue_stats
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import leases, tables
 from omniq.storage.sqlite.connection import Connection, statement
@@ -70,7 +70,7 @@ def read_stats(db: Connection, now: int) -> QueueStats:
     ):
         by_status[TaskStatus(status)] += count
     (dead,) = db.execute("SELECT count(*) FROM omniq_dead").fetchone()
-    return counted(by_status, by_queue, oldest, now=now, dead=dead)
+    return queue_stats(by_status, by_queue, oldest, now=now, dead=dead)
 
 
 def read_renewal(db: Connection, owner: str) -> Renewal:

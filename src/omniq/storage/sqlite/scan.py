@@ -14,7 +14,7 @@ import msgspec
 
 from omniq.clock import encode_id
 from omniq.models import TaskStatus
-from omniq.storage.inspection import Scan, ScanQuery, scanned, sequence_of
+from omniq.storage.inspection import Scan, ScanQuery, cursor_sequence, scan_by_sequence
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import Connection
 
@@ -38,7 +38,7 @@ _INDEXES = {
 
 def scan(db: Connection, query: ScanQuery, now: int) -> Scan:
     """The tasks in question from the newest on."""
-    before = sequence_of(query.cursor)
+    before = cursor_sequence(query.cursor)
     if before is None:
         before = _LATEST if query.until is None else _first_after(db, query.until)
     given = {**msgspec.structs.asdict(query), "now": now, "before": before}
@@ -50,7 +50,7 @@ def scan(db: Connection, query: ScanQuery, now: int) -> Scan:
     given["floor"] = -1 if stopped_at is None else stopped_at
     sql = _statement(query.status, query.queue is not None, query.func_path is not None)
     rows = [stored.row for stored in tables.read_rows(db, sql, given)]
-    return scanned(rows, query.limit, stopped_at)
+    return scan_by_sequence(rows, query.limit, stopped_at)
 
 
 def _first_after(db: Connection, until: int) -> int:
@@ -72,7 +72,7 @@ def _floor(
     indexed = status if status in _INDEXES[table] else None
     sql = (
         f"SELECT seq FROM {_source(table, indexed)} WHERE seq < :before "
-        f"{_condition(indexed)} ORDER BY seq DESC LIMIT 1 OFFSET :most - 1"
+        f"{_condition(indexed)} ORDER BY seq DESC LIMIT 1 OFFSET :max_scanned - 1"
     )
     found = db.execute(sql, given).fetchone()
     return None if found is None else found[0]

@@ -82,18 +82,18 @@ class SQLiteStorage(BaseStorage):
             transactions=True,
         )
 
-    def twin(self) -> SQLiteStorage:
-        twin = SQLiteStorage(
+    def sibling(self) -> SQLiteStorage:
+        sibling = SQLiteStorage(
             self._path,
             serializer=self._serializer,
             clock=self._clock,
             settings=self._settings,
             max_pending=self._max_pending,
         )
-        twin._identity = self._identity
-        twin._hints = self._hints
-        twin._is_twin = True
-        return twin
+        sibling._identity = self._identity
+        sibling._local_wakeups = self._local_wakeups
+        sibling._is_sibling = True
+        return sibling
 
     async def _open(self) -> None:
         path = self._path.absolute()
@@ -122,7 +122,7 @@ class SQLiteStorage(BaseStorage):
         try:
             self._database.create()
             self._lease_database.create()
-            if not self._is_twin:
+            if not self._is_sibling:
                 await self._writer.connect()
             await self._leases.connect()
             self._watch = Watch(self._database.connect(writes=False, any_thread=True))
@@ -191,7 +191,7 @@ class SQLiteStorage(BaseStorage):
 
     # Record and claim
 
-    async def _turn(
+    async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         if claim is not None:
@@ -206,7 +206,7 @@ class SQLiteStorage(BaseStorage):
             _, claimed = await self._write(lambda db: self._take_turn(db, owner, [], claim, {}))
         self._known_rows.update(owner, entries, claimed.rows)
         if claimed.expired:
-            self._hints.results(claimed.expired)
+            self._local_wakeups.notify_results(claimed.expired)
         return recorded, claimed.rows
 
     def _take_turn(
@@ -250,7 +250,7 @@ class SQLiteStorage(BaseStorage):
     # Leases
 
     async def _renew(self, info: WorkerInfo, lease: int) -> Renewal:
-        is_first = self._identity.trusted_until == 0
+        is_first = self._identity.lease_until == 0
         await self._leases.run(
             lambda db: leases.renew(db, info, lease, self._clock, is_first=is_first)
         )
@@ -302,7 +302,7 @@ class SQLiteStorage(BaseStorage):
         deadline = self._clock.monotonic() + timeout
         seen, pause = self._version_at_claim, _FIRST_PAUSE
         next_due = self._watch.next_due()
-        with self._hints.listen_for_work() as hint:
+        with self._local_wakeups.listen_for_work() as hint:
             while True:
                 version = self._watch.version()
                 if version != seen:

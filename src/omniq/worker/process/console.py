@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from loguru import logger
 
 from omniq import log
-from omniq.errors import InvalidTask, OmniqError, ScheduleNotFound, SettingsError, TaskNotFound
+from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, SettingsError, TaskNotFound
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -80,7 +80,7 @@ def complain(error: OmniqError | str) -> int:
     write(f"omniq: {visible(' '.join(str(error).split()))}\n")
     if isinstance(error, TaskNotFound | ScheduleNotFound):
         return NOT_FOUND
-    return BAD_USAGE if isinstance(error, SettingsError | InvalidTask) else FAILURE
+    return BAD_USAGE if isinstance(error, SettingsError | InvalidValue) else FAILURE
 
 
 def visible(text: str, *, keep: str = "") -> str:

@@ -254,10 +254,10 @@ class Serving:
         owner = self._storage.owner
         if not owner or not self._storage.is_open:
             return
-        async with self._storage.twin() as twin:
-            held = await twin.held_by(owner)
+        async with self._storage.sibling() as sibling:
+            held = await sibling.held_by(owner)
             held.pop(guilty, None)
-            await twin.record([Released(task_id, token) for task_id, token in held.items()])
+            await sibling.record([Released(task_id, token) for task_id, token in held.items()])
 
 
 async def _done_before(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 
 from omniq import log
-from omniq.errors import OmniqError, SettingsError, ShutdownTimeout
+from omniq.errors import InvalidValue, OmniqError, SettingsError, ShutdownTimeout
 from omniq.events import Dispatcher, WorkerStopping
 from omniq.models import check_int, check_name, check_seconds
 from omniq.settings import Settings
@@ -73,7 +73,7 @@ class Worker:
         settings: Settings | None = None,
         listeners: Sequence[str] = (),
     ) -> None:
-        check_int("processes", processes, low=1)
+        check_int("processes", processes, low=1, error=InvalidValue)
         if isinstance(storage, BaseStorage):
             self._url, self.storage = None, storage
         else:
@@ -149,7 +149,7 @@ class Worker:
 
         After `timeout` seconds what still runs is given back, and `ShutdownTimeout` is raised.
         """
-        check_seconds("timeout", timeout)
+        check_seconds("timeout", timeout, error=InvalidValue)
         if self._thread is None:
             return
         self.request_stop(timeout)
@@ -308,17 +308,17 @@ def _checked(plan: Plan) -> Plan:
     """The plan, or the reason why it cannot work."""
     if not plan.modules:
         raise SettingsError("a worker needs the modules whose functions it may run")
-    check_int("max_concurrency", plan.concurrency, low=1)
-    check_seconds("poll_interval", plan.poll_interval, above_zero=True)
-    check_seconds("shutdown_timeout", plan.shutdown_timeout)
-    check_seconds("lease", plan.lease, above_zero=True)
+    check_int("max_concurrency", plan.concurrency, low=1, error=InvalidValue)
+    check_seconds("poll_interval", plan.poll_interval, above_zero=True, error=InvalidValue)
+    check_seconds("shutdown_timeout", plan.shutdown_timeout, error=InvalidValue)
+    check_seconds("lease", plan.lease, above_zero=True, error=InvalidValue)
     if plan.lease < MIN_LEASE:
         raise SettingsError(
             f"lease={plan.lease:g}: a lease below {MIN_LEASE} s cannot be kept; the heartbeat comes "
             f"every third of it. A lease is how long others wait for a dead worker: take 5 or more"
         )
     for name in plan.queues or ():
-        check_name("queue", name)
+        check_name("queue", name, error=InvalidValue)
     return plan
 
 

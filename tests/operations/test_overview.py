@@ -9,7 +9,7 @@ import pytest
 from omniq.errors import TaskNotFound
 from omniq.models import Task, TaskStatus
 from omniq.operations.newest import newest_dead, newest_tasks
-from omniq.operations.overview import Overlook, queue_lines
+from omniq.operations.overview import Monitor, queue_summaries
 from omniq.operations.task_detail import task_detail
 from omniq.outcomes import Failed, Retried, Succeeded
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -18,15 +18,15 @@ from omniq.to_json import plain
 
 async def test_a_first_look_knows_no_rates_and_a_second_one_does(storage, worker, clock):
     other = await worker(concurrency=4)
-    overlook = Overlook(storage)
-    assert (await overlook.look()).rates is None
+    monitor = Monitor(storage)
+    assert (await monitor.overview()).rates is None
 
     await storage.enqueue_many(some_tasks("abcd"))
     claimed = await other.reserve(4)
     clock.advance(2)
     ends = [Succeeded(task.id, task.token, a_result(task)) for task in claimed[:2]]
     await other.record([*ends, Failed(claimed[2].id, claimed[2].token, an_error())])
-    rates = (await overlook.look()).rates
+    rates = (await monitor.overview()).rates
 
     assert rates is not None
     assert (rates.enqueued, rates.finished, rates.failed) == (2.0, 1.5, 0.5)
@@ -37,11 +37,11 @@ async def test_a_purge_does_not_make_rates_negative(storage, worker, clock):
     await storage.enqueue(a_task("a"))
     (task,) = await other.reserve(1)
     await other.record([Succeeded("a", task.token, a_result(task))])
-    overlook = Overlook(storage)
-    await overlook.look()
+    monitor = Monitor(storage)
+    await monitor.overview()
     clock.advance(1)
     await storage.purge_results(clock.now())
-    rates = (await overlook.look()).rates
+    rates = (await monitor.overview()).rates
 
     assert rates is not None
     assert (rates.enqueued, rates.finished) == (0, 0)
@@ -55,7 +55,7 @@ async def test_wait_and_run_are_measured_from_the_newest_tasks(storage, worker, 
     clock.advance(5)
     result = a_result(task, started_at=task.started_at, finished_at=clock.now())
     await other.record([Succeeded("a", task.token, result)])
-    overview = await Overlook(storage).look()
+    overview = await Monitor(storage).overview()
 
     assert overview.wait is not None
     assert overview.run is not None
@@ -68,7 +68,7 @@ async def test_queues_show_what_waits_and_runs_who_takes_it_and_what_is_paused(s
     await other.reserve(1, queues=("mail",))
     await storage.pause_queue("idle")
 
-    lines = {line.name: line for line in await queue_lines(storage)}
+    lines = {line.name: line for line in await queue_summaries(storage)}
     assert list(lines) == ["idle", "mail", "web"]
     assert (lines["mail"].waiting, lines["mail"].running, lines["mail"].workers) == (1, 1, 1)
     assert (lines["web"].waiting, lines["web"].workers) == (1, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omniq.operations.find_tasks import TaskFilter, browse
+from omniq.operations.find_tasks import TaskFilter, find_tasks
 from omniq.storage import inspection
 from omniq.testing.builders import a_task
 
@@ -21,11 +21,11 @@ async def busy(storage, clock):
 
 async def followed(storage, wanted):
     """How many pages it takes, and what is on them."""
-    page = await browse(storage, wanted, limit=10)
+    page = await find_tasks(storage, wanted, limit=10)
     found, pages = list(page.tasks), 1
     while page.cursor is not None:
         assert page.is_cut
-        page = await browse(storage, wanted, limit=10, cursor=page.cursor)
+        page = await find_tasks(storage, wanted, limit=10, cursor=page.cursor)
         found += page.tasks
         pages += 1
     return found, pages
@@ -46,7 +46,7 @@ async def test_what_a_storage_can_filter_is_found_on_one_page_among_thousands(bu
 
 
 async def test_a_full_page_is_not_cut(busy):
-    page = await browse(busy, TaskFilter(), limit=10)
+    page = await find_tasks(busy, TaskFilter(), limit=10)
 
     assert len(page.tasks) == 10
     assert not page.is_cut
@@ -54,4 +54,4 @@ async def test_a_full_page_is_not_cut(busy):
 
 
 def test_a_scan_is_bounded():
-    assert inspection.ScanQuery().most <= 10_000
+    assert inspection.ScanQuery().max_scanned <= 10_000

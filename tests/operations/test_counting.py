@@ -1,4 +1,4 @@
-"""Counting in the background: nobody waits for it, and it never keeps a storage busy."""
+"""BackgroundCount in the background: nobody waits for it, and it never keeps a storage busy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from omniq.errors import StorageError
-from omniq.operations.background_count import Counting
-from omniq.operations.overview import Overlook
+from omniq.operations.background_count import BackgroundCount
+from omniq.operations.overview import Monitor
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock
@@ -37,11 +37,11 @@ async def slow(clock: ManualClock):
 
 
 async def test_a_look_does_not_wait_for_a_count_and_says_that_there_is_none(slow):
-    overlook = Overlook(slow)
-    first = await overlook.look(0.001)
+    monitor = Monitor(slow)
+    first = await monitor.overview(0.001)
     slow.may_count.set()
-    second = await overlook.look(5)
-    await overlook.close()
+    second = await monitor.overview(5)
+    await monitor.close()
 
     assert first.counted_at is None
     assert sum(first.by_status.values()) == 0
@@ -52,30 +52,30 @@ async def test_a_look_does_not_wait_for_a_count_and_says_that_there_is_none(slow
 
 async def test_while_a_count_is_under_way_the_last_one_is_shown(slow, clock):
     slow.may_count.set()
-    overlook = Overlook(slow)
-    first = await overlook.look(5)
+    monitor = Monitor(slow)
+    first = await monitor.overview(5)
     slow.may_count.clear()
-    overlook.expire()
+    monitor.invalidate()
     clock.advance(60)
-    second = await overlook.look(0.001)
-    await overlook.close()
+    second = await monitor.overview(0.001)
+    await monitor.close()
 
     assert second.counted_at == first.counted_at
     assert second.at > first.at
 
 
 async def test_after_a_count_that_took_long_the_next_one_waits_ten_times_as_long(slow, clock):
-    counting = Counting(slow)
-    first = counting.begin(at_once=False)
+    counting = BackgroundCount(slow)
+    first = counting.start(force=False)
     await asyncio.sleep(0)
     clock.advance(3)
     slow.may_count.set()
-    await counting.settled(first, None)
+    await counting.wait(first, None)
     clock.advance(29)
-    early = counting.begin(at_once=False)
+    early = counting.start(force=False)
     clock.advance(2)
-    late = counting.begin(at_once=False)
-    await counting.settled(late, None)
+    late = counting.start(force=False)
+    await counting.wait(late, None)
 
     assert first is not None
     assert early is None
@@ -84,14 +84,14 @@ async def test_after_a_count_that_took_long_the_next_one_waits_ten_times_as_long
 
 
 async def test_what_was_changed_while_it_counted_makes_it_count_again(slow):
-    counting = Counting(slow)
-    first = counting.begin(at_once=False)
+    counting = BackgroundCount(slow)
+    first = counting.start(force=False)
     await asyncio.sleep(0)
-    counting.expire()
+    counting.invalidate()
     slow.may_count.set()
-    await counting.settled(first, None)
-    second = counting.begin(at_once=False)
-    await counting.settled(second, None)
+    await counting.wait(first, None)
+    second = counting.start(force=False)
+    await counting.wait(second, None)
 
     assert second is not None
     assert slow.counts == 2
@@ -100,7 +100,7 @@ async def test_what_was_changed_while_it_counted_makes_it_count_again(slow):
 async def test_a_count_that_fails_says_so_to_whoever_waits(clock):
     async with FaultyStorage(MemoryStorage(clock=clock)) as storage:
         storage.fail("read", times=None)
-        overlook = Overlook(storage)
+        monitor = Monitor(storage)
 
         with pytest.raises(StorageError):
-            await overlook.look()
+            await monitor.overview()
