@@ -1,4 +1,4 @@
-# One command for each thing one does here. The first run builds .venv from any Python >= 3.11.
+# One command for each job. The first run builds .venv from any Python >= 3.11.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +33,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		while IFS='|' read -r name what; do printf '%-18s %s\n' "$$name" "$$what"; done
 
-demo: $(STAMP) ## see omniq at work
+demo: $(STAMP) ## see omniq run tasks and survive a kill
 	@$(BIN)/python -m omniq demo
 
 test: $(STAMP) ## run the tests
@@ -66,7 +66,7 @@ coverage: $(STAMP) ## run the tests and fail below the coverage floor of pyproje
 mutants: $(STAMP) ## break omniq on purpose and see which test notices
 	@$(BIN)/python tests/mutants/run.py
 
-chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n: for so long)
+chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n: repeat for n hours)
 	@HOURS=$(HOURS) $(BIN)/python -m chaos
 
 chaos-peers: $(STAMP) ## kill the workers of other task queues as well, and count what is lost

@@ -3,7 +3,7 @@
 make bench                                    omniq and the raw drivers
 make bench PEERS=1                            also the peers; writes RESULTS.md and results.json
 make bench PEERS=1 ARGS='--only postgres,redis --figures drain,latency --tasks 20000'
-python -m benchmarks --page                   make RESULTS.md again from results.json
+python -m benchmarks --page                   write RESULTS.md again from results.json
 """
 
 from __future__ import annotations
@@ -23,32 +23,39 @@ from benchmarks.environments import EnvironmentFailed
 from benchmarks.figures import Bench, Measured, Scale, limit
 from benchmarks.growth import growth
 from benchmarks.measurements import Numbers
-from benchmarks.must import in_unit, judge
 from benchmarks.page import page
 from benchmarks.processes import Failed
-from benchmarks.roster import OMNIQ, Peer, roster
-from benchmarks.stores import STORES, Store, a_store
+from benchmarks.registry import OMNIQ, Peer, all_peers
+from benchmarks.stores import STORES, Store, open_store
+from benchmarks.targets import check_targets, in_unit
 
 HERE = Path(__file__).parent
 FIGURES = ("drain", "processes", "bulk", "single", "together", "latency", "growth")
-GROWING = {"postgres": 1_000_000, "redis": 1_000_000, "sqlite-power": 1_000_000, "file-os": 100_000}
+GROWTH_TASKS = {
+    "postgres": 1_000_000,
+    "redis": 1_000_000,
+    "sqlite-power": 1_000_000,
+    "file-os": 100_000,
+}
 DRAIN_ONLY = {"memory", "redis-always"}
 
 
 class Run:
-    """One run of the command: which stores, figures and subjects, and what they came to."""
+    """One run of the command: its stores, figures and subjects, and the measured numbers."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.numbers = Numbers({})
         self._began = time.monotonic()
-        asked = {name: peer for name, peer in roster().items() if name == OMNIQ or options.peers}
-        self.peers = {name: peer for name, peer in asked.items() if self._is_installed(peer)}
+        selected = {
+            name: peer for name, peer in all_peers().items() if name == OMNIQ or options.peers
+        }
+        self.peers = {name: peer for name, peer in selected.items() if self._is_installed(peer)}
 
     def measure(self) -> Numbers:
         self.numbers.about = self._about()
         for name in self.options.only:
-            with a_store(name) as store:
+            with open_store(name) as store:
                 self.numbers.about["servers"][name] = store.version()
                 for number in range(self.options.rounds):
                     for figure in self.options.figures:
@@ -58,7 +65,7 @@ class Run:
         return self.numbers
 
     def _is_installed(self, peer: Peer) -> bool:
-        """Whether it has its environment, which is made now if need be."""
+        """Return whether it has an environment; create one if necessary."""
         try:
             peer.python()
         except EnvironmentFailed as error:
@@ -78,16 +85,16 @@ class Run:
                 self._note_failure(key, error)
                 continue
             self.numbers.add(store.name, subject, measured)
-            self._say(f"{number} {key} {_worded(measured)}")
+            self._say(f"{number} {key} {_formatted(measured)}")
 
     def _note_failure(self, key: str, error: Failed) -> None:
-        """On the page stands what it came to; the whole story is only told here."""
-        lines = str(error).splitlines() or ["it said nothing"]
+        """Put the last line of the error on the page, and print all of it here."""
+        lines = str(error).splitlines() or ["no output"]
         self.numbers.failures[key] = lines[-1][:200]
         self._say(f"{key} failed: {error}")
 
     def _subjects(self, store: Store, figure: str) -> Iterator[str]:
-        """Who can show this figure there, in the order in which they take turns."""
+        """Yield the subjects that have this figure on that store, in the order of a round."""
         if figure == "growth" or (store.name in DRAIN_ONLY and figure != "drain"):
             return
         if store.name == "memory":
@@ -115,14 +122,14 @@ class Run:
                 return bench.enqueue(figure)
 
     def _measure_growth(self, store: Store) -> None:
-        if store.name not in GROWING:
+        if store.name not in GROWTH_TASKS:
             return
-        others = self.options.others or GROWING[store.name]
+        others = self.options.others or GROWTH_TASKS[store.name]
         bench = self._bench(store, OMNIQ, self._scale(store))
         try:
             for measured in growth(bench, others, self.options.rounds):
                 self.numbers.add(store.name, OMNIQ, measured)
-                self._say(f"  {store.name} {_worded(measured)}")
+                self._say(f"  {store.name} {_formatted(measured)}")
         except Failed as error:
             self._note_failure(f"{store.name} {OMNIQ} growth", error)
 
@@ -157,7 +164,7 @@ def _can(peer: Peer, store: Store, figure: str) -> bool:
         case "together":
             return peer.is_async
         case "single":
-            # Beside an awaited call, a blocking one says nothing; elsewhere it is all there is.
+            # An awaited call cannot be compared with a blocking one; these stores have only blocking peers.
             return peer.is_async or store.kind in ("sqlite", "file")
         case "processes":
             return peer.name == OMNIQ and store.kind in ("postgres", "redis")
@@ -165,7 +172,7 @@ def _can(peer: Peer, store: Store, figure: str) -> bool:
             return True
 
 
-def _worded(measured: Measured) -> str:
+def _formatted(measured: Measured) -> str:
     return "  ".join(f"{name} {value:,.5g}" for name, value in measured.items())
 
 
@@ -182,13 +189,13 @@ def _machine() -> str:
 
 
 def show(numbers: Numbers, peers: dict[str, Peer]) -> None:
-    """One table of what could be compared."""
-    print(f"{'figure':36} {'must':>10} {'is':>10}  against")
-    for line in judge(numbers, peers):
-        if line.value is not None:
-            mark = " " if line.holds else "!"
-            value = in_unit(line.value, line.unit)
-            print(f"{line.figure:36} {line.must:>10} {value:>10} {mark} {line.against}")
+    """Print one table of the targets that were measured."""
+    print(f"{'figure':36} {'target':>10} {'measured':>10}  compared with")
+    for target in check_targets(numbers, peers):
+        if target.value is not None:
+            flag = " " if target.is_met else "!"
+            value = in_unit(target.value, target.unit)
+            print(f"{target.figure:36} {target.goal:>10} {value:>10} {flag} {target.against}")
 
 
 def parse() -> argparse.Namespace:
@@ -196,7 +203,7 @@ def parse() -> argparse.Namespace:
         def split(text: str) -> list[str]:
             wanted = text.split(",")
             if unknown := [name for name in wanted if not any(k.startswith(name) for k in known)]:
-                raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"{unknown[0]} is not one of {', '.join(known)}")
             return [name for name in known if any(name.startswith(each) for each in wanted)]
 
         return split
@@ -204,24 +211,27 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--peers", action="store_true", help="measure the peers, write the results")
     parser.add_argument(
-        "--only", type=names(STORES), default=list(STORES), help="stores, by their beginnings: a,b"
+        "--only",
+        type=names(STORES),
+        default=list(STORES),
+        help="stores, or prefixes of their names: a,b",
     )
     parser.add_argument("--figures", type=names(FIGURES), default=list(FIGURES), help="a,b")
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--file-tasks", type=int, default=20_000, help="the same, for files")
     parser.add_argument("--seconds", type=float, default=3.0, help="longest fill or drain")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--others", type=int, help="crowd of the growth figures")
-    parser.add_argument("--results", type=Path, help="where to keep the numbers: results.json")
-    parser.add_argument("--page", action="store_true", help="only make the page again")
+    parser.add_argument("--others", type=int, help="other tasks for the growth figures")
+    parser.add_argument("--results", type=Path, help="file for the numbers: results.json")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
-    # Workers are in sessions of their own: whoever ends this has to let it end them.
+    # Workers are in separate sessions: this process must end them when it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    peers = roster()
+    peers = all_peers()
     path = options.results or HERE / "results.json"
     numbers = Numbers.read(path)
     if not options.page:

@@ -1,15 +1,15 @@
 """Does a claim cost the same with a million tasks beside it? Prints ratios, and asserts nothing.
 
-For each backend: tasks a second draining 10,000 tasks, in a store that also keeps a million
-finished ones, a million due tomorrow and 100,000 that are ready, against a store with nothing but
-those 10,000. A drain is what a worker's loop does to the storage: record what finished and claim
-the next batch. The big store is filled once, through `enqueue_many` and the same loop, which takes
-minutes; the ratio is the median of interleaved pairs. Beside it, for a machine that is busy with
-other things: microseconds of CPU a task, of this process and of the server's together (Linux).
+For each backend: tasks a second draining 10,000 tasks, in a store that also holds a million
+finished ones, a million due tomorrow and 100,000 that are ready, compared with a store that has only
+those 10,000. A drain does what a worker's loop does to the storage: record outcomes and claim the
+next batch. The big store is filled once, through `enqueue_many` and the same loop, which takes
+minutes; the ratio is the median of interleaved pairs. For a machine that is busy with other
+programs, it also prints microseconds of CPU a task, of this process and of the server's together (Linux).
 
     python benchmarks/claim_cost.py [--backend sqlite|postgres|redis] [--pairs 5]
 
-The servers are those of `omniq.testing.servers`, on this machine, not waiting for its disk.
+The servers are those of `omniq.testing.servers`, on this machine, without waiting for its disk.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from omniq.testing.servers import PostgresServer, RedisServer, Server
 
 BATCH = 100
 FILL_BATCH = 2000
-WANTED = 0.8
+TARGET = 0.8
 
 
 @contextlib.contextmanager
 def two_stores(backend: str) -> Iterator[tuple[str, str, Server | None]]:
-    """The URLs of two stores of one kind, side by side, and the server that keeps them."""
+    """Yield the URLs of two stores of one kind, and their server."""
     match backend:
         case "postgres":
             with PostgresServer() as server:
@@ -48,12 +48,12 @@ def two_stores(backend: str) -> Iterator[tuple[str, str, Server | None]]:
                 yield f"{server.url}?prefix=crowded", f"{server.url}?prefix=alone", server
         case _:
             with tempfile.TemporaryDirectory(prefix="omniq-bench-") as folder:
-                place = f"sqlite:///{folder}"
-                yield f"{place}/crowded.db?durability=os", f"{place}/alone.db?durability=os", None
+                base = f"sqlite:///{folder}"
+                yield f"{base}/crowded.db?durability=os", f"{base}/alone.db?durability=os", None
 
 
 def cpu_seconds(server: Server | None) -> float:
-    """CPU used so far by this process, and by the server and its children."""
+    """Return the CPU time of this process, and of the server and its children, so far."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat") if server is not None else ():
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ async def fill(storage: BaseStorage, count: int, eta: datetime | None = None) ->
 
 
 async def drain(storage: BaseStorage, count: int, batch: int = BATCH) -> float:
-    """Claim and finish that many tasks; how many a second."""
+    """Claim and finish that many tasks; return tasks a second."""
     outcomes: list[Succeeded] = []
     left = count
     start = time.perf_counter()
@@ -93,7 +93,7 @@ async def drain(storage: BaseStorage, count: int, batch: int = BATCH) -> float:
 
 
 async def crowd(storage: BaseStorage, arguments: argparse.Namespace) -> None:
-    """Fill the big store, ready tasks last; those that the pairs drain are added by each of them."""
+    """Fill the large store, ready tasks last. Each pair adds the tasks that it drains."""
     began = time.perf_counter()
     for start in range(0, arguments.finished, 50_000):
         some = min(50_000, arguments.finished - start)
@@ -105,7 +105,7 @@ async def crowd(storage: BaseStorage, arguments: argparse.Namespace) -> None:
 
 
 class Side:
-    """One of the two stores, and what was measured on it."""
+    """One of the two stores, and its measurements."""
 
     def __init__(self, storage: BaseStorage, server: Server | None) -> None:
         self.storage = storage
@@ -113,7 +113,7 @@ class Side:
         self.rates: list[float] = []
         self.micros: list[float] = []
 
-    async def take_turn(self, count: int) -> None:
+    async def fill_and_drain(self, count: int) -> None:
         await fill(self.storage, count)
         before = cpu_seconds(self._server)
         self.rates.append(await drain(self.storage, count))
@@ -126,8 +126,8 @@ async def measure(backend: str, arguments: argparse.Namespace) -> None:
             crowded, alone = Side(first, server), Side(second, server)
             await crowd(first, arguments)
             for _ in range(arguments.pairs):
-                await crowded.take_turn(arguments.drain)
-                await alone.take_turn(arguments.drain)
+                await crowded.fill_and_drain(arguments.drain)
+                await alone.fill_and_drain(arguments.drain)
                 await second.purge_results(datetime.now(UTC) + timedelta(hours=1))
     median = statistics.median
     pairs = [busy / quiet for busy, quiet in zip(crowded.rates, alone.rates, strict=True)]
@@ -151,7 +151,7 @@ def main() -> None:
     print(
         f"draining {arguments.drain:,} tasks in batches of {BATCH}: alone, and beside "
         f"{arguments.finished:,} finished, {arguments.delayed:,} delayed and "
-        f"{arguments.ready:,} ready ones; wanted: at least {WANTED}"
+        f"{arguments.ready:,} ready ones; target: at least {TARGET}"
     )
     print(
         f"{'backend':8} {'alone/s':>10} {'crowded/s':>10} {'ratio':>7} {'alone µs':>10} "

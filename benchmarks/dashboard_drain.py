@@ -1,4 +1,4 @@
-"""Does a watched queue drain as fast as one that nobody watches?
+"""Does a queue drain as fast while dashboards are open?
 
 Drains the same tasks in pairs, alone and with three open dashboards that are served by another
 process, and prints the ratio of the rates of each pair.
@@ -22,16 +22,16 @@ import httpx
 from omniq import AsyncTaskQueue
 
 SECRET = "a secret of the benchmark"
-WATCHERS = 3
+VIEWERS = 3
 
 
 async def nothing(number: int) -> int:
-    """A task that costs nothing but its own handling."""
+    """A task that does nothing."""
     return number
 
 
 async def drain(url: str, tasks: int) -> float:
-    """Tasks a second."""
+    """Return tasks a second."""
     async with AsyncTaskQueue(url) as queue:
         await queue.enqueue_many(nothing, list(range(tasks)))
         async with queue.worker(concurrency=50) as pool:
@@ -40,8 +40,8 @@ async def drain(url: str, tasks: int) -> float:
             return tasks / (time.perf_counter() - began)
 
 
-def watched_drain(url: str, tasks: int) -> float:
-    """The same, while a process serves three dashboards."""
+def drain_with_dashboards(url: str, tasks: int) -> float:
+    """Drain while another process serves three dashboards."""
     process = subprocess.Popen(
         [sys.executable, "-m", "omniq", "dashboard", "--port", "0", "--url", url],
         env={**os.environ, "OMNIQ_DASHBOARD_OPERATOR": SECRET},
@@ -51,17 +51,17 @@ def watched_drain(url: str, tasks: int) -> float:
     )
     assert process.stdout is not None
     try:
-        return asyncio.run(drain_before(process.stdout.readline().strip(), url, tasks))
+        return asyncio.run(drain_with_viewers(process.stdout.readline().strip(), url, tasks))
     finally:
         process.terminate()
         process.wait()
 
 
-async def drain_before(address: str, url: str, tasks: int) -> float:
-    """The same, while three watch at that address."""
+async def drain_with_viewers(address: str, url: str, tasks: int) -> float:
+    """Drain while three pages of that address are open."""
     headers = {"authorization": f"Bearer {SECRET}"}
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
-        watching = [asyncio.create_task(watch(client)) for _ in range(WATCHERS)]
+        watching = [asyncio.create_task(watch(client)) for _ in range(VIEWERS)]
         rate = await drain(url, tasks)
         for task in watching:
             task.cancel()
@@ -70,7 +70,7 @@ async def drain_before(address: str, url: str, tasks: int) -> float:
 
 
 async def watch(client: httpx.AsyncClient) -> None:
-    """What an open page does: it listens, and asks for itself at every look."""
+    """Do what an open page does: listen to the stream, and reload at every event."""
     async with client.stream("GET", "/api/stream") as answer:
         async for line in answer.aiter_lines():
             if line.startswith("data:"):
@@ -78,13 +78,13 @@ async def watch(client: httpx.AsyncClient) -> None:
 
 
 def main(pairs: int, tasks: int) -> None:
-    """Measure in pairs, so that whatever else the machine does is the same for both."""
+    """Measure in pairs, so that other load on the machine affects both."""
     ratios = []
     for number in range(pairs):
         with tempfile.TemporaryDirectory() as folder:
             urls = [f"sqlite:///{Path(folder)}/{name}.db" for name in ("alone", "watched")]
             alone = asyncio.run(drain(urls[0], tasks))
-            watched = watched_drain(urls[1], tasks)
+            watched = drain_with_dashboards(urls[1], tasks)
         ratios.append(watched / alone)
         print(f"{number + 1}: {alone:8,.0f} alone {watched:8,.0f} watched  {ratios[-1]:.2f}")
     print(f"median {statistics.median(ratios):.2f}")

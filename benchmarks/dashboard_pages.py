@@ -1,15 +1,15 @@
 """How long every page of the dashboard takes over a large store. Prints a table, worst first.
 
-Fills a store through the contract alone, with a clock that walks through the last week: six in
-ten have ended (most well, some not, a few as dead letters), the others wait, over many queues; a
-few run. Then opens every page, every filter and every question of the API: once in a dashboard that
-has just been started, and some times later on, each more than a second after the last, so that
-nothing is answered from what was answered before.
+Fills a store through the storage contract, with a clock that moves through the last week: six in ten
+tasks have ended (most succeeded, some were cancelled, a few are dead letters), the others wait in many
+queues; a few run. Then requests every page, every filter and every route of the API: once in a
+dashboard that was just started, and several times later, each more than a second after the last, so
+that no answer comes from a cache.
 
     python -m benchmarks.dashboard_pages [--backend sqlite] [--tasks 1000000] [--rounds 5]
-    python -m benchmarks.dashboard_pages --url URL      # fills it only when it is empty
+    python -m benchmarks.dashboard_pages --url URL      # fills it only if it is empty
 
-PostgreSQL and Redis are started here, unless a URL is given.
+PostgreSQL and Redis servers are started unless a URL is given.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from omniq.storage.urls import open_storage
 from omniq.testing.clock import ManualClock
 from omniq.testing.servers import PostgresServer, RedisServer
 
-SECRET = "a secret of the benchmark"
+SECRET = "secret-of-the-benchmark"
 BATCH = 1_000
 AGE = timedelta(days=7)
-KEPT = 30 * 86_400.0
+RESULT_TTL = 30 * 86_400.0
 RUNNING = 8
 RARE = ("rare", "shop.rare", "tenant=rare")
 """A queue, a function and metadata that five of the oldest tasks have."""
 
 
 @contextmanager
-def place_of(backend: str) -> Iterator[str]:
-    """The URL of an empty store of that kind."""
+def empty_store(backend: str) -> Iterator[str]:
+    """Yield the URL of an empty store of that kind."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if backend == "postgres":
@@ -65,9 +65,9 @@ def place_of(backend: str) -> Iterator[str]:
 
 
 async def fill(url: str, total: int) -> None:
-    """The store as it is after a week of work."""
+    """Fill the store as a week of work would."""
     clock = ManualClock(datetime.now(UTC) - AGE, seed=1)
-    async with open_storage(url, settings=Settings(result_ttl=KEPT), clock=clock) as storage:
+    async with open_storage(url, settings=Settings(result_ttl=RESULT_TTL), clock=clock) as storage:
         step = AGE / (total / BATCH + 2)
         ended = total // BATCH * 6 // 10 * BATCH
         for start in range(0, total, BATCH):
@@ -118,18 +118,18 @@ def outcome_of(storage: BaseStorage, task: Task, number: int) -> Outcome:
 
 
 async def fail_some(storage: BaseStorage) -> None:
-    """Some that will be tried again, in an hour."""
+    """Fail some tasks, which will be retried in an hour."""
     claimed = await storage.reserve(BATCH // 2)
     error = TaskError("timed out", error_type="TimeoutError")
     later = datetime.now(UTC) + timedelta(hours=1)
     await storage.record([Retried(task.id, task.token, error, later) for task in claimed])
 
 
-# Looking
+# Requests
 
 
 async def pages_of(storage: BaseStorage) -> list[str]:
-    """Everything that can be asked, with ids that are there."""
+    """Return the path of every page and route, with ids that exist."""
     tasks = ["/tasks", *(f"/tasks?status={status}" for status in TaskStatus)]
     tasks += ["/tasks?queue=default", "/tasks?queue=queue-7", f"/tasks?queue={RARE[0]}"]
     tasks += ["/tasks?function=shop.work_3", f"/tasks?function={RARE[1]}"]
@@ -145,17 +145,17 @@ async def pages_of(storage: BaseStorage) -> list[str]:
         f"/tasks/{(await storage.list_tasks(status=status, limit=1))[0].id}"
         for status in TaskStatus
     ]
-    letters = ["/dead", "/dead?reason=permanent", "/dead?function=shop.work_2"]
+    dead_letters = ["/dead", "/dead?reason=permanent", "/dead?function=shop.work_2"]
     others = ["/workers", "/schedules", "/queues"]
-    asked = [*tasks, *single, *letters, *others]
+    requested = [*tasks, *single, *dead_letters, *others]
     more = [f"{page}/explanation" for page in single] + ["/dead/groups", "/overview", "/breakers"]
-    api = [f"/api{page}" for page in (*asked, *more, "/storage")]
-    return ["/", *asked, "/storage", "/api", *api]
+    api = [f"/api{page}" for page in (*requested, *more, "/storage")]
+    return ["/", *requested, "/storage", "/api", *api]
 
 
 @asynccontextmanager
 async def dashboard(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A dashboard that has just been started."""
+    """Open a dashboard that was just started."""
     async with AsyncTaskQueue(url) as queue:
         app = create_app(queue, access=Access(operator=SECRET))
         headers = {"authorization": f"Bearer {SECRET}"}
@@ -171,7 +171,7 @@ async def dashboard(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def timed(client: httpx.AsyncClient, page: str) -> float:
-    """Milliseconds until it is there as a whole."""
+    """Return the milliseconds until the page is complete."""
     began = time.perf_counter()
     answer = await client.get(page)
     taken = (time.perf_counter() - began) * 1000
@@ -180,19 +180,19 @@ async def timed(client: httpx.AsyncClient, page: str) -> float:
 
 
 async def first_event(client: httpx.AsyncClient) -> float:
-    """Milliseconds until the live stream has told something."""
+    """Return the milliseconds until the first event of the live stream."""
     began = time.perf_counter()
-    looks = client.dashboard.sampler.watch()  # type: ignore[attr-defined]
-    await anext(looks)
+    stream = client.dashboard.sampler.watch()  # type: ignore[attr-defined]
+    await anext(stream)
     taken = (time.perf_counter() - began) * 1000
-    await looks.aclose()
+    await stream.aclose()
     return taken
 
 
-async def deep(client: httpx.AsyncClient, turns: int = 20) -> list[float]:
-    """One page after the other, from the newest backwards."""
+async def page_backwards(client: httpx.AsyncClient, count: int = 20) -> list[float]:
+    """Request one page after the other, from the newest backwards."""
     taken, cursor = [], ""
-    for _ in range(turns):
+    for _ in range(count):
         page = f"/api/tasks?limit=500&cursor={cursor}"
         taken.append(await timed(client, page))
         cursor = (await client.get(page)).json()["cursor"]
@@ -213,7 +213,7 @@ async def measure(url: str, rounds: int) -> None:
                 for page in pages:
                     later[page].append(await timed(client, page))
                 await asyncio.sleep(1.1)
-            later["(twenty pages of 500, one after the other)"] = await deep(client)
+            later["(twenty pages of 500, one after the other)"] = await page_backwards(client)
     report(first, later)
 
 
@@ -223,8 +223,8 @@ def report(first: dict[str, float], later: dict[str, list[float]]) -> None:
 
     print(f"{'first ms':>9} {'median':>8} {'slowest':>8}  page")
     for page in sorted({**first, **later}, key=worst, reverse=True):
-        looks = later.get(page, [])
-        numbers = (statistics.median(looks), max(looks)) if looks else (0.0, 0.0)
+        taken = later.get(page, [])
+        numbers = (statistics.median(taken), max(taken)) if taken else (0.0, 0.0)
         print(f"{first.get(page, 0.0):9.1f} {numbers[0]:8.1f} {numbers[1]:8.1f}  {page}")
 
 
@@ -234,12 +234,12 @@ async def prepare(url: str, total: int) -> None:
     if not is_filled:
         began = time.perf_counter()
         await fill(url, total)
-        await settle(url)
+        await finish_background_work(url)
         print(f"filled with {total:,} tasks in {time.perf_counter() - began:.0f} s")
 
 
-async def settle(url: str) -> None:
-    """Do what a server does of its own accord in the minute after: a week took a minute here."""
+async def finish_background_work(url: str) -> None:
+    """Do what a server does in the background within a minute: here a week took a minute."""
     if url.startswith("postgres"):
         connection = await asyncpg.connect(url)
         await connection.execute("VACUUM (ANALYZE)")
@@ -249,7 +249,7 @@ async def settle(url: str) -> None:
 
 async def run(url: str, total: int, rounds: int) -> None:
     await prepare(url, total)
-    # Somebody at work, for as long as this takes.
+    # A worker with running tasks, during the whole measurement.
     async with open_storage(url) as worker:
         await worker.renew(lease=3600, concurrency=RUNNING)
         await worker.reserve(RUNNING)
@@ -267,7 +267,7 @@ def main() -> None:
         asyncio.run(run(given.url, given.tasks, given.rounds))
         return
     for backend in [given.backend] if given.backend else ["sqlite", "postgres"]:
-        with place_of(backend) as url:
+        with empty_store(backend) as url:
             print(f"\n{backend}")
             asyncio.run(run(url, given.tasks, given.rounds))
 

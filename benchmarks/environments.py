@@ -1,10 +1,10 @@
-"""Virtual environments for programs that omniq is measured beside: made once, then found again.
+"""Virtual environments for the programs that omniq is compared with. Created once, then reused.
 
     python = environment("rq", ["rq==2.12.0"])    # the path of an interpreter that has it
-    python = environment("omniq", ["-e", "."])    # paths are those of the repository
+    python = environment("omniq", ["-e", "."])    # paths are relative to the repository
 
-They lie in `benchmarks/.environments`, outside version control; remove that folder to have them
-made anew. uv is used where it is there, since it is quick, and pip where it is not.
+They are in `benchmarks/.environments`, outside version control. Remove that folder to create them
+again. uv installs the packages if it is available, since it is fast; otherwise pip does.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / ".environments"
 _ROOT = Path(__file__).parents[1]
-# Compiled, as pip does it: what is compiled at each start counts as the memory of whoever starts.
+# Compiled, as pip does it: compiling at each start would count as memory of the process.
 _INSTALL = ("pip", "install", "-q", "--compile-bytecode")
 
 
 class EnvironmentFailed(Exception):
-    """What was asked for could not be installed; the end of the installer's words is in the message."""
+    """The packages could not be installed; the message has the end of the installer's output."""
 
 
 def environment(name: str, requirements: list[str]) -> Path:
-    """The interpreter of an environment with exactly these packages and what they need.
+    """Return the interpreter of an environment with exactly these packages and their dependencies.
 
-    Other requirements are another environment. Two callers at once get the same one.
+    Other requirements give another environment. Two concurrent callers get the same one.
     """
-    wanted = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:8]
-    place = FOLDER / f"{name}-{wanted}"
-    python, complete = place / "bin" / "python", place / "complete"
+    digest = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:8]
+    folder = FOLDER / f"{name}-{digest}"
+    python, complete = folder / "bin" / "python", folder / "complete"
     if complete.exists():
         return python
     FOLDER.mkdir(exist_ok=True)
-    with (FOLDER / f"{place.name}.lock").open("w") as lock:
+    with (FOLDER / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
-            # What an interrupted attempt left behind is of no use.
-            _run([sys.executable, "-m", "venv", "--clear", str(place)])
+            # Remove the remains of an interrupted attempt.
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)])
             _install(python, requirements)
             complete.touch()
     return python
@@ -56,7 +56,7 @@ def _install(python: Path, requirements: list[str]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    # What is importable here is none of the new environment's business.
+    # The new environment must not import packages of this one.
     clean = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=_ROOT, env=clean, capture_output=True, text=True, check=False

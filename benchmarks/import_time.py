@@ -1,6 +1,6 @@
-"""How long `import omniq` takes, against what it cannot do without: asyncio, msgspec and loguru.
+"""How long `import omniq` takes, compared with its dependencies: asyncio, msgspec and loguru.
 
-Processor time of fresh processes, in pairs, so that whatever else the machine does hits both.
+CPU time of new processes, in pairs, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALLOWED = "import asyncio, msgspec, loguru"
 
 
 def seconds(code: str) -> float:
-    """The processor time of a process that runs this."""
+    """Return the CPU time of a process that runs this code."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", code], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -24,7 +24,7 @@ def seconds(code: str) -> float:
 
 
 def main() -> int:
-    """Print the medians; the exit code says whether the limit is kept."""
+    """Print the medians; exit with 1 if the ratio exceeds the limit."""
     pairs = [(seconds(ALLOWED), seconds("import omniq")) for _ in range(PAIRS)]
     ratio = statistics.median(ours / theirs for theirs, ours in pairs)
     theirs, ours = (statistics.median(side) * 1000 for side in zip(*pairs, strict=True))

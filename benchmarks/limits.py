@@ -1,9 +1,9 @@
-"""What the bare driver can do, and the bare event loop: `python -m benchmarks.limits SUBJECT FIGURE COUNT SECONDS`.
+"""The rates of the bare driver and the bare event loop: `python -m benchmarks.limits SUBJECT FIGURE COUNT SECONDS`.
 
-Prints one line of JSON: tasks a second, and for a drain the CPU of this process for each. In a process of its
-own, like a peer, with the store that `place` names.
+Prints one line of JSON: tasks a second, and for a drain the CPU of this process for each. Runs in a separate
+process, like a peer, with the store of `run_context`.
 
-raw    the stores of `raw.py`: end and claim 100 at a time; enqueue 1,000 at a time, or one by one
+raw    the stores of `raw.py`: record and claim 100 at a time; enqueue 1,000 at a time, or one by one
 bare   the stock event loop: `create_task` with a callback, 100 at a time
 omniq  omniq's worker on `memory://`, 100 tasks at a time, on the same loop
 """
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable
 
-from benchmarks import place
+from benchmarks import run_context
 from benchmarks.raw import Raw, raw_store
 from omniq import AsyncTaskQueue
 
@@ -24,11 +24,11 @@ BATCH, BULK = 100, 1_000
 
 
 async def noop() -> None:
-    """The task of least work."""
+    """A task that does nothing."""
 
 
 async def cost(count: int, work: Awaitable[int | None], figure: str) -> dict[str, float]:
-    """What `work` takes, which handles `count` tasks unless it says how many it came to."""
+    """Measure `work`, which handles `count` tasks unless it returns another number."""
     own, began = time.process_time(), time.perf_counter()
     done = await work or count
     seconds = time.perf_counter() - began
@@ -63,9 +63,9 @@ async def in_memory(count: int) -> dict[str, float]:
 
 
 async def raw(figure: str, count: int, seconds: float) -> dict[str, float]:
-    async with raw_store(place.STORE, place.URL, place.FOLDER) as store:
+    async with raw_store(run_context.STORE, run_context.URL, run_context.FOLDER) as store:
         await store.enqueue(1)
-        await store.turn(await store.turn([], 1), 1)
+        await store.record_and_claim(await store.record_and_claim([], 1), 1)
         until = time.monotonic() + seconds
         if figure == "drain":
             queued = await enqueue(store, count, BULK, until)
@@ -85,7 +85,7 @@ async def enqueue(store: Raw, count: int, size: int, until: float) -> int:
 async def drain(store: Raw, count: int) -> None:
     seen: set[str] = set()
     claimed: list[str] = []
-    while claimed := await store.turn(claimed, BATCH):
+    while claimed := await store.record_and_claim(claimed, BATCH):
         seen.update(claimed)
     if len(seen) != count:
         sys.exit(f"the raw loop drained {len(seen)} of {count} tasks")
@@ -98,10 +98,10 @@ def main(subject: str, figure: str, count: int, seconds: float) -> dict[str, flo
         case "omniq":
             return asyncio.run(in_memory(count))
         case _:
-            place.use_uvloop()
+            run_context.use_uvloop()
             return asyncio.run(raw(figure, count, seconds))
 
 
 if __name__ == "__main__":
-    _, who, what, how_many, how_long = sys.argv
-    print(json.dumps(main(who, what, int(how_many), float(how_long))), flush=True)
+    _, subject, figure, count, seconds = sys.argv
+    print(json.dumps(main(subject, figure, int(count), float(seconds))), flush=True)

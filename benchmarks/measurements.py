@@ -1,4 +1,4 @@
-"""The numbers of the runs: kept as JSON, so that the page can be made again from them alone."""
+"""The numbers of the runs, stored as JSON, from which the page can be generated again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.roster import OMNIQ, Peer
+from benchmarks.registry import OMNIQ, Peer
 
 
 class Numbers:
-    """What was measured, by store, subject (a peer, or `raw`) and figure: one value for each round."""
+    """The measured values by store, subject (a peer, or `raw`) and figure: one for each round."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.about: dict[str, Any] = data.get("about", {})
@@ -32,7 +32,7 @@ class Numbers:
             figures.setdefault(figure, []).append(_short(value))
 
     def update(self, newer: Numbers) -> None:
-        """Take over what the newer run has measured, and what it says about itself."""
+        """Replace the values that the newer run has measured, and the facts about the run."""
         servers = {**self.about.get("servers", {}), **newer.about.get("servers", {})}
         versions = {**self.about.get("versions", {}), **newer.about.get("versions", {})}
         measured = {**self.measured(), **newer.measured()}
@@ -41,18 +41,18 @@ class Numbers:
         for store, subjects in newer._values.items():
             for subject, figures in subjects.items():
                 self._values.setdefault(store, {}).setdefault(subject, {}).update(figures)
-        kept = {
+        remaining = {
             name: text
             for name, text in self.failures.items()
             if not newer.values(*name.split(" ", maxsplit=2))
         }
-        self.failures = {**kept, **newer.failures}
+        self.failures = {**remaining, **newer.failures}
 
     def measured(self) -> dict[str, str]:
-        """When and on which machine each store was measured last."""
-        where = f"{self.about.get('date', '?')}, {self.about.get('machine', '?')}"
+        """Return when and on which machine each store was measured last."""
+        newest = f"{self.about.get('date', '?')}, {self.about.get('machine', '?')}"
         known: dict[str, str] = self.about.get("measured", {})
-        return {store: known.get(store, where) for store in self._values}
+        return {store: known.get(store, newest) for store in self._values}
 
     def subjects(self, store: str) -> list[str]:
         return list(self._values.get(store, {}))
@@ -63,12 +63,12 @@ class Numbers:
     def values(self, store: str, subject: str, figure: str) -> list[float]:
         return self._values.get(store, {}).get(subject, {}).get(figure, [])
 
-    def middle(self, store: str, subject: str, figure: str) -> float | None:
+    def median(self, store: str, subject: str, figure: str) -> float | None:
         values = self.values(store, subject, figure)
         return statistics.median(values) if values else None
 
     def ratio(self, store: str, figure: str, other: str, theirs: str | None = None) -> float | None:
-        """omniq's figure to another's, each round with its own: both had the same machine then."""
+        """Divide omniq's figure by another's, round by round: both had the same machine then."""
         ours, others = (
             self.values(store, OMNIQ, figure),
             self.values(store, other, theirs or figure),
@@ -82,11 +82,11 @@ class Numbers:
     def best(
         self, store: str, figure: str, peers: list[Peer], *, least: bool = False
     ) -> str | None:
-        """The peer with the highest figure there, or the lowest."""
+        """Return the peer with the highest figure on that store, or the lowest."""
         found = {
             peer.name: value
             for peer in peers
-            if peer.name != OMNIQ and (value := self.middle(store, peer.name, figure)) is not None
+            if peer.name != OMNIQ and (value := self.median(store, peer.name, figure)) is not None
         }
         if not found:
             return None
@@ -94,5 +94,5 @@ class Numbers:
 
 
 def _short(value: float) -> float:
-    """Four digits or so: more would only be noise in the file."""
+    """Round to about four digits: more would only be noise in the file."""
     return float(f"{value:.4g}") if abs(value) < 1_000 else float(round(value))

@@ -37,16 +37,16 @@ LATENCY_TASKS = 300
 MB = 1024 * 1024
 
 if __name__ == "__main__":
-    # Workers find the tasks under the module's own name, also in a process of their own.
+    # Workers import the tasks by the name of this module, also in other processes.
     sys.path.insert(0, str(Path(__file__).parent))
 
 
 async def noop() -> None:
-    """The task of least work."""
+    """A task that does nothing."""
 
 
 async def when() -> float:
-    """When it ran, on the clock that all processes of a machine share."""
+    """Return the time of the run, on the clock that all processes of a machine share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -95,23 +95,23 @@ def measure_cpu(count: int) -> None:
 
 
 @contextlib.contextmanager
-def a_store(backend: str) -> Iterator[str]:
+def open_store(backend: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="omniq-bench-") as folder:
-        place = Path(folder, "store")
+        path = Path(folder, "store")
         yield {
             "memory": "memory://",
-            "file": f"file://{place}",
-            "sqlite": f"sqlite:///{place}.db",
+            "file": f"file://{path}",
+            "sqlite": f"sqlite:///{path}.db",
         }[backend]
 
 
 async def latencies(queue: AsyncTaskQueue) -> list[float]:
-    """Seconds from before each enqueue to the start of its task, with nothing else going on."""
+    """Measure the seconds from before each enqueue to the start of its task, on an idle pool."""
     seconds = []
     for _ in range(LATENCY_TASKS):
-        asked = time.clock_gettime(time.CLOCK_MONOTONIC)
+        began = time.clock_gettime(time.CLOCK_MONOTONIC)
         handle = await queue.enqueue("pool.when")
-        seconds.append(await handle.result(timeout=30) - asked)
+        seconds.append(await handle.result(timeout=30) - began)
     return seconds
 
 
@@ -122,7 +122,7 @@ async def within_one_process(url: str) -> list[float]:
 
 
 def serve(url: str, ready: Any, stop: Any) -> None:
-    """The worker's process."""
+    """Run a worker in a separate process."""
     sys.path.insert(0, str(Path(__file__).parent))
     with TaskQueue(url) as queue, queue.worker(concurrency=10):
         ready.set()
@@ -144,11 +144,11 @@ async def across_processes(url: str) -> list[float]:
         await asyncio.to_thread(worker.join)
 
 
-def report_latency(backend: str, where: str, seconds: list[float], bound: float) -> None:
+def report_latency(backend: str, setup: str, seconds: list[float], bound: float) -> None:
     ordered = sorted(second * 1000 for second in seconds)
     p50, p95 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
     print(
-        f"latency  {backend:7} {where:17} p50 {p50:7.2f} ms   p95 {p95:7.2f} ms   "
+        f"latency  {backend:7} {setup:17} p50 {p50:7.2f} ms   p95 {p95:7.2f} ms   "
         f"(bound p50 {bound:g} ms)",
         flush=True,
     )
@@ -156,11 +156,11 @@ def report_latency(backend: str, where: str, seconds: list[float], bound: float)
 
 def measure_latency(backends: list[str]) -> None:
     for backend in backends:
-        with a_store(backend) as url:
+        with open_store(backend) as url:
             bound = 1.0 if backend == "memory" else 5.0
             report_latency(backend, "in one process", asyncio.run(within_one_process(url)), bound)
         if backend != "memory":
-            with a_store(backend) as url:
+            with open_store(backend) as url:
                 seconds = asyncio.run(across_processes(url))
                 report_latency(backend, "across processes", seconds, 25.0)
 
@@ -169,7 +169,7 @@ def measure_latency(backends: list[str]) -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096
 
@@ -208,7 +208,7 @@ async def run_many(pool: AsyncWorkerPool, storage: MemoryStorage, count: int) ->
 
 
 async def fill(storage: MemoryStorage, size: int) -> None:
-    """Enqueue as many tasks as there is room for, and let the pool have its turn."""
+    """Enqueue as many tasks as there is room for, and let the pool run."""
     queue = AsyncTaskQueue(storage).options(result_ttl=0)
     room = size - await storage.count_waiting()
     if room > size // 2:
@@ -217,7 +217,7 @@ async def fill(storage: MemoryStorage, size: int) -> None:
 
 
 def measure_memory(count: int) -> None:
-    """In a fresh process: what earlier measurements left behind is not the pool's."""
+    """Measure in a new process, without the memory of earlier measurements."""
     command = [sys.executable, __file__, "--memory-here", "--tasks", str(count)]
     subprocess.run(command, check=True)
 

@@ -1,4 +1,4 @@
-"""The processes of one run: a peer's producer and its workers, each in the peer's own environment."""
+"""The processes of one run: a peer's producer and its workers, each in the peer's environment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Failed(Exception):
-    """A process of a peer did not do its part; the end of its log is in the message."""
+    """A process of a peer failed; the end of its log is in the message."""
 
 
 class Producer:
-    """A process that enqueues, and answers on its output."""
+    """A process that enqueues and prints its answer."""
 
     def __init__(
         self, python: Path, peer: str, store: Store, figure: str, count: int, seconds: float
@@ -49,7 +49,7 @@ class Producer:
         return self._process.pid
 
     def answer(self) -> Any:
-        """What it found, once it has ended."""
+        """Return its answer, after it has ended."""
         try:
             output, _ = self._process.communicate(timeout=ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ class Producer:
             raise Failed(_tail(self._log))
 
     def close(self) -> None:
-        """End it, whatever it is at."""
+        """Kill it."""
         self._process.kill()
         self._process.communicate()
 
@@ -76,12 +76,12 @@ class Producer:
 
 
 class Workers:
-    """So many worker processes, from entering until leaving."""
+    """A number of worker processes, which run while the block lasts."""
 
     def __init__(
         self, python: Path, peer: str, store: Store, processes: int = 1, *, is_patient: bool = False
     ) -> None:
-        """When nobody needs the store any more, who takes long to say goodbye is not waited for."""
+        """With `is_patient`, wait longer for a normal shutdown, because the store is used again."""
         self._command = [str(python), "-m", "benchmarks.consumer", peer]
         self._store = store
         self._count = processes
@@ -132,11 +132,11 @@ class Workers:
         return pages * PAGE / 1e6
 
     def pids(self) -> list[int]:
-        return [pid for process in self._processes for pid in family(process.pid)]
+        return [pid for process in self._processes for pid in process_tree(process.pid)]
 
 
-def family(pid: int) -> list[int]:
-    """A process and all below it that live. Needs Linux."""
+def process_tree(pid: int) -> list[int]:
+    """Return a process and all its live descendants. Needs Linux."""
     pids = [pid]
     for each in pids:
         try:
@@ -149,7 +149,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of one process, and of those children that it has seen end."""
+    """Return user and system time of one process, and of the children that it has waited for."""
     try:
         facts = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -158,7 +158,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the whole family: a peer's command may have children of its own."""
+    """Signal the whole process group: a peer's command may have children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

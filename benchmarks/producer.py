@@ -1,12 +1,12 @@
-"""Enqueues for one peer, in the peer's own environment: `python -m benchmarks.producer PEER FIGURE COUNT SECONDS`.
+"""Enqueues for one peer, in the peer's environment: `python -m benchmarks.producer PEER FIGURE COUNT SECONDS`.
 
-Prints one line of JSON. Stops after SECONDS when a peer is too slow for COUNT; a fill goes on for
+Prints one line of JSON. Stops after SECONDS when a peer is too slow for COUNT; a fill continues for
 three times as long while it has fewer than 20,000.
 
-fill, later  how many tasks are now queued, or due in an hour, by the quickest way the peer has
+fill, later  how many tasks are now queued, or due in an hour, in the fastest way the peer has
 bulk         tasks a second, 1,000 in each call
 single       tasks a second, one awaited after the other
-together     tasks a second, by 100 callers at once, each of them one awaited after the other
+together     tasks a second, by 100 concurrent callers, each awaiting one after the other
 latency      milliseconds from just before each enqueue to the start of its task on an idle worker
 """
 
@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import place
+from benchmarks import run_context
 
 BULK, CALLERS, CHECK_EVERY = 1_000, 100, 5
-# The rate of some depends on how much is queued: a short queue would flatter the slow ones.
+# The rate of some peers depends on the length of the queue: a short one would favour slow peers.
 LEAST, PATIENCE = 20_000, 3
 FIRST_LATENCIES = 10
 
@@ -36,7 +36,7 @@ async def call(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 class Producer:
-    """One peer that enqueues for so long at most."""
+    """One peer that enqueues for a limited time."""
 
     def __init__(self, name: str, figure: str, count: int, seconds: float) -> None:
         self.peer = importlib.import_module(f"benchmarks.peers.{name}")
@@ -57,7 +57,7 @@ class Producer:
         return time.monotonic() > self._until + allowed
 
     def take(self, size: int) -> range:
-        """The numbers of the next tasks."""
+        """Return the numbers of the next tasks."""
         first = self._next
         self._next = min(first + size, self.count)
         return range(first, self._next)
@@ -90,8 +90,9 @@ class Producer:
         return await self._rate(all_of_them())
 
     async def latency(self) -> list[float]:
-        """Waits for a line on its input before it measures: the worker has to come up and rest."""
-        assert place.marks is not None
+        """Measure after a line on standard input: the worker has to start and become idle first."""
+        starts = run_context.start_times
+        assert starts is not None
         await call(self.peer.one, 0)
         print("open", flush=True)
         sys.stdin.readline()
@@ -100,18 +101,18 @@ class Producer:
         found = []
         while not self.is_over:
             number = self.take(1)[0]
-            asked = time.monotonic_ns()
+            began = time.monotonic_ns()
             await call(self.peer.one, number)
-            # Another process leaves the mark: there is nothing here that could wake this one.
-            while not place.marks.has(number) and time.monotonic() < self._until:  # noqa: ASYNC110
+            # Another process records the start: no event in this process could end the wait.
+            while not starts.has_started(number) and time.monotonic() < self._until:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            if place.marks.has(number):
-                found.append((place.marks.started_at(number) - asked) / 1e6)
+            if starts.has_started(number):
+                found.append((starts.started_at(number) - began) / 1e6)
             await asyncio.sleep(0.015)
         return found[FIRST_LATENCIES:] or found
 
     async def _rate(self, work: Any) -> float:
-        """After one task that pays for what only the first one costs."""
+        """Measure after one task, which pays the cost that only the first one has."""
         await call(self.peer.one, self.count)
         self.begin()
         began = time.perf_counter()
@@ -143,7 +144,7 @@ async def produce(name: str, figure: str, count: int, seconds: float) -> Any:
 
 
 if __name__ == "__main__":
-    place.use_uvloop()
+    run_context.use_uvloop()
     _, peer, wanted, how_many, how_long = sys.argv
     print(
         json.dumps(asyncio.run(produce(peer, wanted, int(how_many), float(how_long)))), flush=True

@@ -1,8 +1,8 @@
-"""The least that a driver has to do for a task queue, as a limit to measure omniq against.
+"""The minimum that a driver has to do for a task queue, as a limit to compare omniq with.
 
-Each store keeps tasks durably, gives a batch to an owner with a token that fences others, and ends
-it with a result row, in as few statements as the driver allows. Nothing else: no retries, leases,
-priorities, delays or wake-ups.
+Each store keeps tasks durably, claims a batch for an owner with a fencing token, and records a
+result row for each task, in as few statements as the driver allows. Nothing else: no retries,
+leases, priorities, delays or wake-ups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESULT = b"r" * 60
 
 
 class Raw(ABC):
-    """A store in few lines. `turn` ends what finished and claims, in one transaction."""
+    """A minimal store. `record_and_claim` records results and claims tasks in one transaction."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,14 +31,14 @@ class Raw(ABC):
     async def enqueue(self, count: int) -> None: ...
 
     @abstractmethod
-    async def turn(self, finished: list[str], limit: int) -> list[str]: ...
+    async def record_and_claim(self, finished: list[str], limit: int) -> list[str]: ...
 
     @abstractmethod
     async def close(self) -> None: ...
 
 
 class RawSqlite(Raw):
-    """In the calling thread, which is quicker than any queue that keeps its event loop free."""
+    """Runs in the calling thread, which is faster than a queue that does not block its event loop."""
 
     def __init__(self, path: Path, durability: str) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -61,7 +61,7 @@ class RawSqlite(Raw):
         self._db.executemany("INSERT INTO tasks (id, body) VALUES (?, ?)", rows)
         self._db.execute("COMMIT")
 
-    async def turn(self, finished: list[str], limit: int) -> list[str]:
+    async def record_and_claim(self, finished: list[str], limit: int) -> list[str]:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
             "DELETE FROM tasks WHERE id = ? AND owner = 'me' AND token = 1",
@@ -83,13 +83,13 @@ class RawSqlite(Raw):
 
 
 class RawFiles(Raw):
-    """A file for each task and for each result, forced to the disk one by one when asked to."""
+    """A file for each task and each result; with `power`, each is synced to the disk."""
 
     def __init__(self, folder: Path, durability: str) -> None:
         self._tasks, self._results = folder / "tasks", folder / "results"
-        for place in (self._tasks, self._results):
-            place.mkdir(parents=True)
-        self._is_forced = durability == "power"
+        for each in (self._tasks, self._results):
+            each.mkdir(parents=True)
+        self._is_synced = durability == "power"
         self._names: list[str] = []
 
     async def enqueue(self, count: int) -> None:
@@ -97,32 +97,32 @@ class RawFiles(Raw):
             name = uuid.uuid4().hex
             self._write(self._tasks / name, BODY)
             self._names.append(name)
-        self._force(self._tasks)
+        self._sync(self._tasks)
 
-    async def turn(self, finished: list[str], limit: int) -> list[str]:
+    async def record_and_claim(self, finished: list[str], limit: int) -> list[str]:
         for name in finished:
             self._write(self._results / name, RESULT)
             os.unlink(self._tasks / name)
         if finished:
-            self._force(self._results)
+            self._sync(self._results)
         claimed, self._names = self._names[:limit], self._names[limit:]
         for name in claimed:
             (self._tasks / name).read_bytes()
         return claimed
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _write(self, path: Path, data: bytes) -> None:
         fd = os.open(f"{path}.new", os.O_CREAT | os.O_WRONLY)
         os.write(fd, data)
-        if self._is_forced:
+        if self._is_synced:
             os.fsync(fd)
         os.close(fd)
         os.rename(f"{path}.new", path)
 
-    def _force(self, folder: Path) -> None:
-        if self._is_forced:
+    def _sync(self, folder: Path) -> None:
+        if self._is_synced:
             fd = os.open(folder, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
@@ -140,11 +140,11 @@ class RawPostgres(Raw):
         CREATE TABLE {0}.results (id uuid PRIMARY KEY, result bytea);
     """
     _ENQUEUE = "INSERT INTO {0}.tasks (id, body) SELECT * FROM unnest($1::uuid[], $2::bytea[])"
-    _TURN = """
-        WITH gone AS (
+    _RECORD_AND_CLAIM = """
+        WITH removed AS (
             DELETE FROM {0}.tasks WHERE id = ANY ($1) AND owner = 'me' AND token = 1 RETURNING id
-        ), kept AS (
-            INSERT INTO {0}.results SELECT id, $2 FROM gone
+        ), stored AS (
+            INSERT INTO {0}.results SELECT id, $2 FROM removed
         )
         UPDATE {0}.tasks SET owner = 'me', token = token + 1 WHERE ctid = ANY (array(
             SELECT ctid FROM {0}.tasks WHERE owner IS NULL ORDER BY seq LIMIT $3
@@ -168,8 +168,8 @@ class RawPostgres(Raw):
         ids = [uuid.uuid4() for _ in range(count)]
         await self._db.execute(self._ENQUEUE.format(self._schema), ids, [BODY] * count)
 
-    async def turn(self, finished: list[str], limit: int) -> list[str]:
-        sql = self._TURN.format(self._schema)
+    async def record_and_claim(self, finished: list[str], limit: int) -> list[str]:
+        sql = self._RECORD_AND_CLAIM.format(self._schema)
         return [record[0] for record in await self._db.fetch(sql, finished, RESULT, limit)]
 
     async def close(self) -> None:
@@ -185,7 +185,7 @@ class RawRedis(Raw):
             redis.call('RPUSH', KEYS[2], ARGV[i])
         end
     """
-    _TURN = """
+    _RECORD_AND_CLAIM = """
         for i = 3, #ARGV do
             if redis.call('HGET', KEYS[3], ARGV[i]) == 'me/1' then
                 redis.call('HDEL', KEYS[3], ARGV[i])
@@ -207,14 +207,14 @@ class RawRedis(Raw):
         prefix = f"{{raw{uuid.uuid4().hex[:8]}}}"
         self._keys = [f"{prefix}:{name}" for name in ("tasks", "ready", "held", "results")]
         self._enqueue = self._redis.register_script(self._ENQUEUE)
-        self._turn = self._redis.register_script(self._TURN)
+        self._record_and_claim = self._redis.register_script(self._RECORD_AND_CLAIM)
 
     async def enqueue(self, count: int) -> None:
         parts = [part for _ in range(count) for part in (uuid.uuid4().hex, BODY)]
         await self._enqueue(keys=self._keys, args=parts)
 
-    async def turn(self, finished: list[str], limit: int) -> list[str]:
-        answer = await self._turn(keys=self._keys, args=[RESULT, limit, *finished])
+    async def record_and_claim(self, finished: list[str], limit: int) -> list[str]:
+        answer = await self._record_and_claim(keys=self._keys, args=[RESULT, limit, *finished])
         return list(answer[0]) if answer else []
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ class RawRedis(Raw):
 
 
 def raw_store(store: str, url: str, folder: Path) -> Raw:
-    """The raw store for one of `stores.py`."""
+    """Return the raw store for one of `stores.py`."""
     kind, _, durability = store.partition("-")
     match kind:
         case "sqlite":

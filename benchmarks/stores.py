@@ -1,4 +1,4 @@
-"""The stores that are measured, and a fresh, empty one of a kind for each run."""
+"""The stores that are measured, and an empty store of a kind for each run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from benchmarks.marks import Marks
+from benchmarks.start_times import StartTimes
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 
 ROOT = Path(__file__).parents[1]
 ABOUT = {
     "memory": "omniq in one process, on the stock loop; `bare` is `create_task` with a callback.",
     "postgres": "A server that waits for its disk: fsync and synchronous_commit on.",
-    "redis": "A server without persistence: nothing hides what the clients themselves cost.",
+    "redis": "A server without persistence: nothing hides the cost of the clients.",
     "redis-always": "A server that waits for its disk: appendonly, appendfsync always.",
     "sqlite-power": "One file, safe from a power cut: WAL, synchronous FULL.",
     "sqlite-os": "One file, safe from a killed process: WAL, synchronous NORMAL.",
@@ -31,13 +31,13 @@ STORES = tuple(ABOUT)
 
 
 class Store:
-    """One store: its server, if it has one, and the folder and marks of the current run."""
+    """One store: its server, if it has one, and the folder and start times of the current run."""
 
     def __init__(self, name: str, scratch: Path, server: Server | None, database: int = 0) -> None:
         self.name = name
         self.server = server
         scratch.mkdir(exist_ok=True)
-        self.marks = Marks(scratch / "marks")
+        self.start_times = StartTimes(scratch / "start_times")
         self._scratch = scratch
         self._database = database
         self.folder = scratch
@@ -48,16 +48,16 @@ class Store:
         return self.name.partition("-")[0]
 
     def beside(self) -> Store:
-        """Another store of this kind, on the same server."""
+        """Return another store of this kind, on the same server."""
         return Store(self.name, self._scratch / "beside", self.server, self._database + 1)
 
     @contextmanager
     def fresh(self) -> Iterator[Self]:
-        """Empty, for one run."""
+        """Empty the store for one run."""
         name = f"run_{uuid4().hex[:8]}"
         self.folder = self._scratch / name
         self.folder.mkdir()
-        self.marks.clear()
+        self.start_times.clear()
         if isinstance(self.server, PostgresServer):
             asyncio.run(_execute(self.server.url, f"CREATE DATABASE {name}"))
             self.url = self.server.database_url(name)
@@ -72,36 +72,36 @@ class Store:
                 drop = f"DROP DATABASE {name} WITH (FORCE)"
                 asyncio.run(_execute(self.server.url, drop, "CHECKPOINT"))
 
-    def settle(self) -> None:
-        """After a fill: what the server would do for it in the background is done now."""
+    def finish_background_work(self) -> None:
+        """After a fill, do now what the server would do in the background."""
         if isinstance(self.server, PostgresServer):
             asyncio.run(_execute(self.url, "VACUUM ANALYZE", "CHECKPOINT"))
 
     def version(self) -> str:
-        """The server's, or that of SQLite; empty where there is none."""
+        """Return the version of the server or of SQLite; empty if there is none."""
         if isinstance(self.server, PostgresServer):
-            return f"PostgreSQL {asyncio.run(_ask(self.server.url))}"
+            return f"PostgreSQL {asyncio.run(_postgres_version(self.server.url))}"
         if self.server is not None:
-            return f"Redis {asyncio.run(_ask_redis(self.server.url))}"
+            return f"Redis {asyncio.run(_redis_version(self.server.url))}"
         return f"SQLite {sqlite3.sqlite_version}" if self.kind == "sqlite" else ""
 
     def environment(self) -> dict[str, str]:
-        """What a process of this run finds in its environment."""
+        """Return the environment variables for a process of this run."""
         return {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "BENCH_STORE": self.name,
             "BENCH_URL": self.url,
             "BENCH_FOLDER": str(self.folder),
-            "BENCH_MARKS": str(self._scratch / "marks"),
+            "BENCH_START_TIMES": str(self._scratch / "start_times"),
         }
 
 
 @contextmanager
-def a_store(name: str) -> Iterator[Store]:
+def open_store(name: str) -> Iterator[Store]:
     with ExitStack() as stack:
-        place = tempfile.TemporaryDirectory(prefix="omniq-bench-", ignore_cleanup_errors=True)
-        scratch = Path(stack.enter_context(place))
+        folder = tempfile.TemporaryDirectory(prefix="omniq-bench-", ignore_cleanup_errors=True)
+        scratch = Path(stack.enter_context(folder))
         kind = {"postgres": PostgresServer, "redis": RedisServer}.get(name.partition("-")[0])
         server = None if kind is None else stack.enter_context(kind(durable=name != "redis"))
         yield Store(name, scratch, server)
@@ -116,7 +116,7 @@ async def _execute(url: str, *statements: str) -> None:
     await connection.close()
 
 
-async def _ask(url: str) -> str:
+async def _postgres_version(url: str) -> str:
     import asyncpg
 
     connection = await asyncpg.connect(url)
@@ -125,7 +125,7 @@ async def _ask(url: str) -> str:
     return str(version)
 
 
-async def _ask_redis(url: str) -> str:
+async def _redis_version(url: str) -> str:
     from redis.asyncio import Redis
 
     async with Redis.from_url(url) as client:

@@ -1,7 +1,7 @@
 """`python -m chaos`: real processes, real signals, real servers, and one checker for all of it.
 
-make chaos                     about a quarter of an hour: every backend under every kind of harm
-make chaos HOURS=8             the same, again and again with other seeds
+make chaos                     about a quarter of an hour: every backend under every kind of fault
+make chaos HOURS=8             the same repeatedly, with different seeds
 python -m chaos --backend sqlite --kills 20000 --stops 0
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.nemesis import Harm, Run
-from chaos.stores import BACKENDS, a_store
+from chaos.nemesis import FaultPlan, Run
+from chaos.stores import BACKENDS, open_store
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
     seed, failed = options.seed, False
     while True:
         for backend in options.backend or BACKENDS:
-            failed |= not play(backend, seed, options)
+            failed |= not run_backend(backend, seed, options)
         if options.cuts and not options.backend:
             failed |= not cut_the_power(options.cuts)
         if time.monotonic() >= until:
@@ -38,9 +38,9 @@ def main() -> int:
         seed += 1
 
 
-def play(backend: str, seed: int, options: argparse.Namespace) -> bool:
-    """One backend, one seed; whether it kept every promise."""
-    harm = Harm(
+def run_backend(backend: str, seed: int, options: argparse.Namespace) -> bool:
+    """Run one backend with one seed; return whether it kept every promise."""
+    plan = FaultPlan(
         kills=options.kills,
         stops=options.stops,
         restarts=options.restarts,
@@ -49,9 +49,9 @@ def play(backend: str, seed: int, options: argparse.Namespace) -> bool:
     )
     folder = Path(tempfile.mkdtemp(prefix=f"omniq-chaos-{backend}-"))
     began = time.monotonic()
-    with a_store(backend, folder) as store:
-        run = Run(store, folder, seed, harm)
-        verdict = run.play()
+    with open_store(backend, folder) as store:
+        run = Run(store, folder, seed, plan)
+        verdict = run.execute()
     seconds = time.monotonic() - began
     print(f"{backend}, seed {seed}, {seconds:.0f} s", flush=True)
     print("  " + ", ".join(f"{name} {took:.0f} s" for name, took in run.seconds.items()))
@@ -68,20 +68,20 @@ def play(backend: str, seed: int, options: argparse.Namespace) -> bool:
     if verdict.is_good:
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        print(f"  its history is kept in {folder}")
+        print(f"  its history is in {folder}")
     sys.stdout.flush()
     return verdict.is_good
 
 
 def cut_the_power(cuts: int) -> bool:
-    """File and SQLite on a disk whose power goes; whether all that was acknowledged is there."""
+    """Cut the power under file and SQLite; return whether all acknowledged writes survived."""
     command = [sys.executable, "-m", "tests.faults.powercut", "--cuts", str(cuts)]
     return subprocess.run(command, check=False).returncode == 0
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__.split("\n")[0])
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="all, unless given")
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
     parser.add_argument("--hours", type=float, default=float(os.environ.get("HOURS") or 0))
     parser.add_argument("--kills", type=int, default=1000, help="SIGKILLs at random instants")
     parser.add_argument("--stops", type=int, default=50, help="SIGSTOPs past the lease")

@@ -1,15 +1,15 @@
 """Decides from a history alone whether omniq kept its promises: I1 to I20, for every backend alike.
 
-I1  nothing acknowledged is lost            I11 a schedule fires each nominal time once
-I2  nothing is there that nobody wanted     I12 at most one live task of a unique key
+I1  no acknowledged task is lost            I11 a schedule fires each nominal time once
+I2  no task exists that was not requested   I12 at most one live task of a unique key
 I3  one outcome for a task                  I13 a sequence starts in its order
-I4  claims and attempts are counted right   I14 limits hold at every instant
-I5  leases of a task do not overlap         I15 the store's counts add up
-I6  no outcome of an old claim is accepted  I16 a step that was done is not done again
-I7  two runs overlap only past a lease      I17 every fault and failpoint was there
+I4  claims and attempts are correct         I14 limits hold at every instant
+I5  leases of a task do not overlap         I15 the store's counts are correct
+I6  no outcome of an old claim is accepted  I16 a finished step is not repeated
+I7  two runs overlap only past a lease      I17 every fault and failpoint occurred
 I8  results follow from the arguments       I18 the queue drains after the last fault
-I9  recovery within lease, poll, 0.25 s     I19 files, threads and memory come back
-I10 nothing runs before its time            I20 rows of a task's transaction are there once
+I9  recovery within lease, poll, 0.25 s     I19 files, threads and memory are released
+I10 no task runs before its time            I20 rows of a task's transaction exist once
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 
 from chaos import limits, ownership, results, times
 from chaos.history import Event
-from chaos.story import Story
+from chaos.timeline import Timeline
 from chaos.verdict import Verdict, Violation
 from omniq.models import TaskStatus
 
 
 class Promises(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run was set up to, and so what its history must show. None: not looked at.
+    """What the history of a run must show. None: not checked.
 
     `recovery`: seconds for p99. `drain`: seconds after the last fault. `at_least`: how often each
-    fault must have struck, and `passes` each failpoint in `failpoints` have been passed.
-    `no_zombies`: no process of the run ever stalls by itself, so that a run which outlives its
-    lease without having been stopped is omniq's fault. `max_crashes` as the workers had it.
-    `forgets`: what has ended leaves the store during the run, so that an end which a worker was
-    told is accepted stands for the record.
+    fault must have happened, and `passes` how often each of `failpoints` must have been passed.
+    `no_zombies`: no process of the run stalls by itself, so a run that outlives its lease without
+    having been stopped is a violation. `max_crashes`: the setting of the workers.
+    `purges_finished`: finished tasks are purged during the run, so an accepted final outcome of a
+    worker counts as the record.
     """
 
     max_crashes: int = 3
@@ -41,13 +41,13 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
     drain: float | None = None
     skew: float = 0.0
     no_zombies: bool = False
-    forgets: bool = False
+    purges_finished: bool = False
     at_least: dict[str, int] = {}
     failpoints: tuple[str, ...] = ()
     passes: int = 20
 
 
-Check = Callable[[Story, Promises, Verdict], Iterator[Violation]]
+Check = Callable[[Timeline, Promises, Verdict], Iterator[Violation]]
 CHECKS: tuple[Check, ...] = (
     results.nothing_is_lost,
     results.nothing_is_invented,
@@ -74,7 +74,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check(events: Iterable[Event], promises: Promises | None = None) -> Verdict:
-    """Read a history and say what it comes to, with the shortest history that breaks the same."""
+    """Check a history; the verdict has the shortest history with the same violation."""
     known = promises or Promises()
     history = list(events)
     verdict = _judge(history, known)
@@ -84,9 +84,9 @@ def check(events: Iterable[Event], promises: Promises | None = None) -> Verdict:
 
 
 def _judge(events: Sequence[Event], promises: Promises) -> Verdict:
-    story = Story(events)
-    verdict = Verdict(faults=dict(story.faults))
-    for task in story:
+    timeline = Timeline(events)
+    verdict = Verdict(faults=dict(timeline.faults))
+    for task in timeline:
         verdict.tasks += task.is_known
         verdict.runs += len(task.starts)
         verdict.stale_refused += task.stale
@@ -94,16 +94,16 @@ def _judge(events: Sequence[Event], promises: Promises) -> Verdict:
             verdict.ok += task.final.status is TaskStatus.SUCCESS
             verdict.dead += task.final.status is TaskStatus.FAILED
             verdict.cancelled += task.final.status is TaskStatus.CANCELLED
-            verdict.unknown_resolved += task.kept_at == float("inf") and not task.scheduled
+            verdict.unknown_resolved += task.acknowledged_at == float("inf") and not task.scheduled
     for one in CHECKS:
-        verdict.violations.extend(one(story, promises, verdict))
+        verdict.violations.extend(one(timeline, promises, verdict))
     return verdict
 
 
 def minimised(
     events: Sequence[Event], violation: Violation, promises: Promises, tries: int = 400
 ) -> list[Event]:
-    """A part of the history, as short as can be found, in which the same promise is broken."""
+    """Return a part of the history, as short as possible, that breaks the same promise."""
 
     def is_broken(part: Sequence[Event]) -> bool:
         same = (violation.code, violation.subject)

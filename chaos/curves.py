@@ -1,4 +1,4 @@
-"""What long-lived processes took over time, and whether any of it grew."""
+"""Memory, files and threads of long-lived processes over time, and whether any of them grew."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from chaos.verdict import Violation
 
 MEGABYTES_AN_HOUR = 2.0
 WARM_UP = 10.0
-"""Minutes that are not judged, or a third of a run that is shorter than three times that."""
+"""Minutes that are not checked, or a third of a run that is shorter than three times that."""
 
 LEAST_MINUTES = 20.0
-"""Memory that is measured for less than that after the warm-up says nothing about an hour."""
+"""A shorter measurement after the warm-up cannot be extrapolated to an hour."""
 
 _SETTLED = 1.0
-"""Minutes of warm-up after which connections and threads that are made on demand are there."""
+"""Minutes of warm-up after which connections and threads that are made on demand exist."""
 
 _MORE_ROWS = 1.5
 
@@ -33,7 +33,7 @@ class Curve:
     threads: list[int] = field(default_factory=list)
 
     def after(self, minute: float) -> Curve:
-        """The part of it from then on."""
+        """Return the part of the curve from that minute on."""
         first = sum(at < minute for at in self.minutes)
         return Curve(
             self.minutes[first:], self.megabytes[first:], self.files[first:], self.threads[first:]
@@ -41,7 +41,7 @@ class Curve:
 
     @property
     def slope(self) -> float:
-        """Megabytes an hour, by least squares; 0 for what was measured less than twice.
+        """Megabytes an hour, by least squares; 0 with fewer than two samples.
 
         >>> Curve([0, 1, 2], [50.0, 50.1, 50.2]).slope
         6.0
@@ -53,7 +53,7 @@ class Curve:
 
 @dataclass
 class Curves:
-    """All that was measured during a run: its steady processes, its rows, and when it was harmed."""
+    """The measurements of a run: its steady processes, its rows, and the times of its faults."""
 
     minutes: float = 0.0
     processes: dict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
@@ -65,7 +65,7 @@ class Curves:
         return min(WARM_UP, self.minutes / 3)
 
     @property
-    def tells_of_memory(self) -> bool:
+    def is_long_enough_for_memory(self) -> bool:
         return self.minutes - self.warm_up >= LEAST_MINUTES
 
     def growth(self) -> Iterator[Violation]:
@@ -74,7 +74,7 @@ class Curves:
             return
         for process, whole in self.processes.items():
             curve = whole.after(self.warm_up)
-            if self.tells_of_memory and curve.slope >= MEGABYTES_AN_HOUR:
+            if self.is_long_enough_for_memory and curve.slope >= MEGABYTES_AN_HOUR:
                 yield Violation("I19", process, f"grows by {curve.slope:.1f} MB an hour")
             for what, values in (("files", curve.files), ("threads", curve.threads)):
                 most, least = levels(values)
@@ -85,15 +85,15 @@ class Curves:
             yield Violation("I19", "rows", f"{first_rows:.0f}, then {last_rows:.0f}")
 
     def rows_kept(self) -> tuple[float, float]:
-        """The mean number of rows in the first and the last quarter after the warm-up."""
+        """Return the mean number of rows in the first and the last quarter after the warm-up."""
         first, last = _ends([count for at, count in self.rows if at >= self.warm_up])
         return fmean(first), fmean(last)
 
 
 def levels(values: Sequence[int]) -> tuple[int, int]:
-    """The most of the first quarter and the least of the last, which is not to be above it.
+    """Return the maximum of the first quarter and the minimum of the last, which must not exceed it.
 
-    What leaks is never given back, and grows above whatever was needed at some time.
+    A leak is never released, and exceeds the highest earlier need.
 
     >>> levels([7, 9, 7, 8, 7, 9, 7, 9]), levels([7, 8, 9, 10, 11, 12, 13, 14])
     ((9, 7), (8, 13))
@@ -108,7 +108,7 @@ def _ends(values: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def curves_of(events: Iterable[Event]) -> Curves:
-    """The curves that a history holds."""
+    """Return the curves of a history."""
     ordered = [event for event in events if event.what in ("sample", "rows", *_HARM)]
     began = next(event.at for event in ordered if event.what == "sample")
     curves = Curves()

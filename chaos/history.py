@@ -1,4 +1,4 @@
-"""What everybody wrote down during a run, one line for each event, outside the store under test."""
+"""The events of a run, one line for each, recorded outside the store under test."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import msgspec
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """Something that happened, `at` seconds on a clock that all of a run share.
+    """One event, `at` seconds on a clock that all processes of a run share.
 
-    | what | by | said about it |
+    | what | by | fields |
     |---|---|---|
     | `enqueue.try`, `.ok`, `.refused` | producer | `id`; with `try`, `value` is the plan of the task |
-    | `cancel.try`, `.ok` | operator | `id`; with `ok`, `value`: whether it was alive |
-    | `revive.try` | operator | `id` |
-    | `store.claim` | store | `id`, `token`, `owner`; only where the store can be watched |
+    | `cancel.try`, `.ok` | operator | `id`; with `ok`, `value`: whether the task had not ended |
+    | `retry_dead.try` | operator | `id` |
+    | `store.claim` | store | `id`, `token`, `owner`; only where the store can be observed |
     | `claim` | worker | `id`, `token`, `owner` |
-    | `lease` | worker | `owner`, `until`: the lease cannot end before that |
+    | `lease` | worker | `owner`, `until`: the lease cannot expire before that |
     | `start`, `end` | task | `id`, `token`; with `end`, `value` is returned, raised or stopped |
-    | `step` | task | `id`, `token`, `value`: the number of the step that was done |
+    | `step` | task | `id`, `token`, `value`: the number of the finished step |
     | `done`, `retried`, `dead`, `cancelled`, `released`, `snoozed` | worker | `id`, `token`: recorded |
     | `stale` | worker | `id`, `token`: refused |
-    | `placed` | planner | `id`: the schedule, `until`: the time, on the wall |
+    | `placed` | planner | `id`: the schedule, `until`: the wall-clock time |
     | `schedule` | reader | `id`, `value`: all its nominal times with the ids of their tasks |
     | `fired` | worker | `id`, `value`: the schedule, `until`: the nominal time |
-    | `kill`, `stop`, `cont`, `term`, `restart`, `cut`, `calm` | nemesis | `value`: whom, how long |
-    | `stall` | metronome | `until`: for how long the machine gave it no time, up to now |
-    | `final` | reader | `id`, `token`, `value`: the record as it is after the run |
+    | `kill`, `stop`, `cont`, `term`, `restart`, `cut`, `calm` | nemesis | `value`: the process, `until`: how long |
+    | `stall` | stall_detector | `until`: how long the machine did not run it, until now |
+    | `final` | reader | `id`, `token`, `value`: the stored record after the run |
     | `final` | auditor | the same of a task that has ended, before its record is purged |
     | `rows` | auditor | `value`: how many records there are |
     | `sample` | nemesis | `value`: memory, open files and threads, by process |
     | `written` | reader | `id`, `value`: how many rows the task has written |
-    | `counted` | reader | `value`: how many tasks the store says it has, by status |
+    | `counted` | reader | `value`: how many tasks the store counts, by status |
     | `passed` | process | `value`: how often each failpoint was passed |
     | `resources` | process | `value`: open files, threads, memory |
     """
@@ -56,7 +56,7 @@ Sink = Callable[[Event], None]
 
 
 class Journal:
-    """Where one process writes down what it does."""
+    """The events that one process records."""
 
     def __init__(self, by: str, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
         self.by = by
@@ -73,19 +73,19 @@ class Journal:
         until: float = 0.0,
         value: Any = None,
     ) -> None:
-        """Write down that it happens now."""
+        """Record an event that happens now."""
         self._sink(Event(self.now(), self.by, what, task_id, token, owner, until, value))
 
 
 def journal_file(by: str, path: Path) -> Journal:
-    """A journal that survives the death of its process: each line is one write at the end."""
+    """Return a journal that survives the death of its process: each line is one append."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     encode = msgspec.json.Encoder().encode
     return Journal(by, lambda event: (os.write(file, encode(event) + b"\n"), None)[1])
 
 
 def read_history(paths: Iterable[Path]) -> list[Event]:
-    """All events of these files, in the order of their time. A line that death cut short is none."""
+    """Return all events of these files by time. Incomplete last lines are ignored."""
     decode = msgspec.json.Decoder(Event).decode
     events = [
         decode(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1] if line

@@ -1,4 +1,4 @@
-"""The processes of a real run: forked from one that has everything imported, in milliseconds."""
+"""The processes of a real run, forked in milliseconds from a process that has all imports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from chaos import ledger
+from chaos import task_writes
 from chaos.history import Journal, current, journal_file
-from chaos.producing import Producer
-from chaos.reading import audit, read_store
+from chaos.observers import observe_lease, observe_pool
+from chaos.producer import Producer
+from chaos.store_reader import audit, read_store
 from chaos.stores import Store
-from chaos.watching import watch_lease, watch_pool
 from chaos.work import Plan, tick
 from omniq import failpoints
 from omniq.errors import OmniqError, StorageError
@@ -42,7 +42,7 @@ _BEAT, _STALL = 0.02, 0.1
 
 
 class Fork:
-    """A process that was forked off, by name; its journal carries the name."""
+    """A forked process; its journal has the same name."""
 
     def __init__(self, name: str, pid: int) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Fork:
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it, from wherever that came."""
+        """Whether SIGKILL ended it, from any sender."""
         return self.has_ended and self.status == signal.SIGKILL
 
     def signal(self, number: signal.Signals) -> None:
@@ -66,7 +66,7 @@ class Fork:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within that time."""
+        """Wait that long; return whether it has ended."""
         deadline = time.monotonic() + seconds
         while not self.has_ended:
             if time.monotonic() > deadline:
@@ -75,30 +75,30 @@ class Fork:
         return True
 
 
-class Nursery:
-    """Forks the processes of one run. Its own process has one thread and no event loop."""
+class ProcessFactory:
+    """Forks the processes of one run. The forking process has one thread and no event loop."""
 
     def __init__(self, store: Store, folder: Path, seed: int) -> None:
         self.store = store
         self.path = folder / "events"
         self._log = folder / "log"
         self._draw = random.Random(seed)
-        self._born = 0
+        self._started = 0
         self.journal = journal_file("nemesis", self.path)
-        # What is there by now is not looked at again by every child's collector.
+        # The garbage collector of a child does not scan the objects that exist now.
         gc.freeze()
 
     def fork(
         self, kind: str, main: Callable[[Store, Journal, random.Random], Coroutine[Any, Any, None]]
     ) -> Fork:
-        self._born += 1
-        name, seed = f"{kind}-{self._born}", self._draw.getrandbits(64)
+        self._started += 1
+        name, seed = f"{kind}-{self._started}", self._draw.getrandbits(64)
         pid = os.fork()
         if pid == 0:
-            self._live(name, seed, main)
+            self._run_child(name, seed, main)
         return Fork(name, pid)
 
-    def _live(
+    def _run_child(
         self, name: str, seed: int, main: Callable[..., Coroutine[Any, Any, None]]
     ) -> NoReturn:
         status = 1
@@ -106,7 +106,7 @@ class Nursery:
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            # Nobody is left behind when the run itself is killed.
+            # The child dies when the run itself is killed.
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             random.seed(seed)
             journal = journal_file(name, self.path)
@@ -137,17 +137,17 @@ async def worker(
     _: random.Random,
     *,
     concurrency: int = 3,
-    places: str = "",
+    failpoint_rules: str = "",
     notes_resources: bool = False,
 ) -> None:
-    """Work until SIGTERM. `places` are failpoints, in their own words."""
+    """Work until SIGTERM. `failpoint_rules` is the text that configures failpoints."""
     stop = _stop_on_term()
-    failpoints.configure(places)
+    failpoints.configure(failpoint_rules)
     while not stop.is_set():
         try:
             await _work(store, journal, stop, concurrency, notes_resources)
         except OmniqError:
-            # As a supervisor would: once more, a little later. The server may be away.
+            # Start again after a pause, as a supervisor would. The server may be down.
             await asyncio.sleep(_RETRY)
     if passed := failpoints.hits():
         journal.note("passed", value=passed)
@@ -157,11 +157,11 @@ async def _work(
     store: Store, journal: Journal, stop: asyncio.Event, concurrency: int, notes_resources: bool
 ) -> None:
     queue = _queue(store)
-    watch_lease(queue.storage, journal)
+    observe_lease(queue.storage, journal)
     pool = queue.worker(
         concurrency=concurrency, poll_interval=POLL, base_retry_delay=0.05, lease=LEASE
     )
-    watch_pool(pool, journal)
+    observe_pool(pool, journal)
     async with queue:
         await pool.start()
         stopping = asyncio.ensure_future(stop.wait())
@@ -177,9 +177,9 @@ async def _work(
                 await ended
 
 
-async def _note_resources(journal: Journal, is_wanted: bool) -> None:
-    while is_wanted:
-        # The first one after a while: connections, threads and caches are there by then.
+async def _note_resources(journal: Journal, is_enabled: bool) -> None:
+    while is_enabled:
+        # The first sample is late, when connections, threads and caches exist.
         await asyncio.sleep(10)
         journal.note(
             "resources",
@@ -192,18 +192,23 @@ async def _note_resources(journal: Journal, is_wanted: bool) -> None:
 
 
 async def producer(
-    store: Store, journal: Journal, draw: random.Random, *, places: str = "", pause: float = 0.01
+    store: Store,
+    journal: Journal,
+    draw: random.Random,
+    *,
+    failpoint_rules: str = "",
+    pause: float = 0.01,
 ) -> None:
-    """Enqueue until SIGTERM, as fast as the workers get on."""
+    """Enqueue until SIGTERM, as fast as the workers run tasks."""
     stop = _stop_on_term()
-    failpoints.configure(places)
+    failpoints.configure(failpoint_rules)
     queue = _queue(store)
     await _persist(queue.open)
     producing = Producer(queue.storage, journal, draw)
     number = 0
     while not stop.is_set():
         with suppress(StorageError):
-            # What waits in line says nothing about how soon a dead worker's tasks come back.
+            # A long queue would hide how soon a dead worker's tasks run again.
             if await queue.storage.count_waiting() > _BACKLOG:
                 await asyncio.sleep(pause)
                 continue
@@ -237,7 +242,7 @@ def _plan(draw: random.Random, journal: Journal, number: int, *, writes: bool) -
 
 
 async def sleeper_tasks(store: Store, journal: Journal, draw: random.Random) -> None:
-    """Enqueue tasks that run for about as long as a lease, for whoever is stopped in them."""
+    """Enqueue tasks that run for about as long as a lease, for the workers that are stopped."""
     queue = _queue(store)
     await _persist(queue.open)
     producing = Producer(queue.storage, journal, draw)
@@ -247,8 +252,8 @@ async def sleeper_tasks(store: Store, journal: Journal, draw: random.Random) -> 
     await queue.close()
 
 
-async def metronome(_: Store, journal: Journal, __: random.Random) -> None:
-    """Write down when this machine is too busy to let anybody run in time."""
+async def stall_detector(_: Store, journal: Journal, __: random.Random) -> None:
+    """Record when this machine is too busy to run processes in time."""
     stop = _stop_on_term()
     while not stop.is_set():
         began = journal.now()
@@ -261,7 +266,7 @@ async def metronome(_: Store, journal: Journal, __: random.Random) -> None:
 async def planner(
     store: Store, journal: Journal, _: random.Random, *, seconds: float, every: float = 0.25
 ) -> None:
-    """Place two schedules that fire until shortly after the trouble is over."""
+    """Add two schedules that fire until shortly after the last fault."""
     queue = _queue(store)
     await _persist(queue.open)
     for schedule_id in (f"{journal.by}.s0", f"{journal.by}.s1"):
@@ -281,17 +286,17 @@ async def planner(
     await queue.close()
 
 
-async def founder(store: Store, _: Journal, __: random.Random) -> None:
-    """Set the store up, and the tasks' own table in it where it can hold one."""
+async def create_store(store: Store, _: Journal, __: random.Random) -> None:
+    """Create the store, and the table for the rows of tasks if it has transactions."""
     queue = _queue(store)
     await _persist(queue.open)
     await queue.close()
     if store.has_transactions:
-        await ledger.create(store)
+        await task_writes.create(store)
 
 
 async def waiter(store: Store, _: Journal, __: random.Random, *, seconds: float) -> None:
-    """Return when nothing is left to do; raises when that takes too long."""
+    """Return when the queue is drained; raise TimeoutError if that takes too long."""
     queue = _queue(store)
     async with asyncio.timeout(seconds):
         await _persist(queue.open)
@@ -307,20 +312,20 @@ async def waiter(store: Store, _: Journal, __: random.Random, *, seconds: float)
 
 
 async def reader(store: Store, journal: Journal, _: random.Random) -> None:
-    """Write down what the store says after the run."""
+    """Record the contents of the store after the run."""
     queue = _queue(store)
     await _persist(queue.open)
     await read_store(queue.storage, journal)
     await queue.close()
     if store.has_transactions:
-        for task_id, rows in (await ledger.read(store)).items():
+        for task_id, rows in (await task_writes.read(store)).items():
             journal.note("written", task_id, value=rows)
 
 
 async def auditor(
     store: Store, journal: Journal, _: random.Random, *, every: float, keep: float
 ) -> None:
-    """Write down until SIGTERM what ends, before it is purged; dead letters go after `keep`."""
+    """Record until SIGTERM every task that ends, before it is purged; purge dead letters after `keep`."""
     stop = _stop_on_term()
     queue = _queue(store)
     await _persist(queue.open)
@@ -345,5 +350,5 @@ async def _persist(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a log, if there is one."""
+    """Return the lines of a log, if it exists."""
     return path.read_text(errors="replace").splitlines() if path.exists() else []

@@ -1,7 +1,7 @@
-"""A fleet on virtual time that is treated badly, all of it drawn from one seed.
+"""A fleet on virtual time under random faults, all drawn from one seed.
 
-python -m chaos.simulated 7            # one seed, told in full
-python -m chaos.simulated 0 5000       # many, told when they fail
+python -m chaos.simulated 7            # one seed, with all details
+python -m chaos.simulated 0 5000       # many, printing those that fail
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import msgspec
 
 from chaos.checker import Promises, check
 from chaos.history import Event, Journal, current
-from chaos.producing import Producer
-from chaos.reading import read_store
+from chaos.observers import observe_lease, observe_pool
+from chaos.producer import Producer
+from chaos.store_reader import read_store
 from chaos.verdict import Verdict
-from chaos.watching import watch_lease, watch_pool
 from chaos.work import Plan, tick
 from omniq.errors import InvalidValue, OmniqError, StorageError
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -36,8 +36,8 @@ from omniq.worker import AsyncWorkerPool
 LONGEST_DRAIN = 900.0
 
 
-class Weather(msgspec.Struct, frozen=True, kw_only=True):
-    """What a seed has in store for its fleet: how large it is, and how it is treated."""
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The conditions of one seed: the size of its fleet, and the faults it meets."""
 
     workers: int
     concurrency: int
@@ -52,12 +52,12 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     stops: int
     cuts: int
     jumps: int
-    fades: int
+    slow_cuts: int
     schedules: int
 
     @classmethod
-    def drawn(cls, draw: random.Random) -> Weather:
-        """Some seeds are calm and some are storms; what is rare alone is found together."""
+    def drawn(cls, draw: random.Random) -> Conditions:
+        """Draw few or many faults: combinations find what single faults do not."""
 
         def some(most: int, chance: float = 0.6) -> int:
             return draw.randint(1, most) if draw.random() < chance else 0
@@ -87,35 +87,35 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
             stops=some(3, 0.3),
             cuts=some(4, 0.4),
             jumps=some(2, 0.2),
-            fades=some(3, 0.3),
+            slow_cuts=some(3, 0.3),
             schedules=some(2, 0.4),
         )
 
 
 class Fleet:
-    """Producers, workers and their troubles, from one seed, and everything they wrote down."""
+    """Producers, workers and their faults, from one seed, and the events they recorded."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(f"fleet {seed}")
-        self.weather = Weather.drawn(self.draw)
-        settings = Settings(result_ttl=1e6, max_crashes=self.weather.max_crashes)
-        self.simulation = Simulation(seed, faults=self.weather.faults, settings=settings)
+        self.conditions = Conditions.drawn(self.draw)
+        settings = Settings(result_ttl=1e6, max_crashes=self.conditions.max_crashes)
+        self.simulation = Simulation(seed, faults=self.conditions.faults, settings=settings)
         self.events: list[Event] = []
         self._is_over = False
-        self._born = 0
-        self._asked_to_stop: dict[str, asyncio.Future[float | None]] = {}
+        self._started = 0
+        self._stop_requests: dict[str, asyncio.Future[float | None]] = {}
         self.simulation.network.observers.append(self._watch_store)
 
-    def play(self) -> Verdict:
-        """From the first enqueue to the last outcome; what the checker makes of it."""
+    def run(self) -> Verdict:
+        """Run from the first enqueue to the last outcome; return the checker's verdict."""
         try:
-            self.simulation.run(lambda _: self._story())
+            self.simulation.run(lambda _: self._run_fleet())
         finally:
             self._is_over = True
         promises = Promises(
-            max_crashes=self.weather.max_crashes,
+            max_crashes=self.conditions.max_crashes,
             drain=LONGEST_DRAIN,
-            skew=self.weather.faults.skew * 2 + 1e-6,
+            skew=self.conditions.faults.skew * 2 + 1e-6,
             no_zombies=True,
         )
         return check(self.events, promises)
@@ -136,41 +136,41 @@ class Fleet:
                     Event(self.simulation.seconds, by, "store.claim", row.id, row.token, row.owner)
                 )
 
-    # What happens
+    # The run
 
-    async def _story(self) -> None:
-        weather = self.weather
-        for _ in range(weather.workers):
+    async def _run_fleet(self) -> None:
+        conditions = self.conditions
+        for _ in range(conditions.workers):
             self._start_worker()
         self.simulation.start("producer", self._produce)
-        if weather.schedules:
+        if conditions.schedules:
             self.simulation.start("planner", self._plan_schedules)
-        await self._trouble()
+        await self._inject_faults()
         await self._calm_down()
         await read_store(self.simulation.store, self.journal("reader"))
 
-    async def _trouble(self) -> None:
-        """Everything that the weather brings, at instants of its own."""
-        weather, draw = self.weather, self.draw
-        troubles = [
-            *[self._kill] * weather.kills,
-            *[self._pause] * weather.pauses,
-            *[self._terminate] * weather.stops,
-            *[self._cut] * weather.cuts,
-            *[self._advance_time] * weather.jumps,
-            *[self._fade] * weather.fades,
+    async def _inject_faults(self) -> None:
+        """Inject all faults of the conditions, at random instants."""
+        conditions, draw = self.conditions, self.draw
+        faults = [
+            *[self._kill] * conditions.kills,
+            *[self._pause] * conditions.pauses,
+            *[self._terminate] * conditions.stops,
+            *[self._cut] * conditions.cuts,
+            *[self._advance_time] * conditions.jumps,
+            *[self._slow_then_cut] * conditions.slow_cuts,
         ]
-        draw.shuffle(troubles)
-        instants = sorted(draw.uniform(0, weather.seconds) for _ in troubles)
-        for at, strike in zip(instants, troubles, strict=True):
+        draw.shuffle(faults)
+        instants = sorted(draw.uniform(0, conditions.seconds) for _ in faults)
+        for at, inject in zip(instants, faults, strict=True):
             await asyncio.sleep(at - self.simulation.seconds)
-            strike()
-        await asyncio.sleep(weather.seconds - self.simulation.seconds)
+            inject()
+        await asyncio.sleep(conditions.seconds - self.simulation.seconds)
 
     async def _calm_down(self) -> None:
-        """No more faults, and somebody to do the work."""
+        """End all faults, make sure that a worker runs, and wait until the queue is drained."""
         network = self.simulation.network
-        network.faults = Faults(wakeups=self.weather.faults.wakeups)
+        network.faults = Faults(wakeups=self.conditions.faults.wakeups)
         if not any(process.is_running for process in self._workers()):
             self._start_worker()
         self.journal("nemesis").note("calm")
@@ -188,7 +188,7 @@ class Fleet:
         is_done = all(process is None or process.has_ended for process in started)
         return is_done and left == 0 and all(one.next_at is None for one in schedules)
 
-    # Troubles
+    # Faults
 
     def _workers(self) -> list[Process]:
         machines = self.simulation.machines.values()
@@ -198,89 +198,89 @@ class Fleet:
         alive = [
             process
             for process in self._workers()
-            if process.is_running and not self._asked_to_stop[process.name].done()
+            if process.is_running and not self._stop_requests[process.name].done()
         ]
         return self.draw.choice(alive) if alive else None
 
-    def _strike(self, what: str, victim: Process, seconds: float = 0.0) -> None:
+    def _note_fault(self, what: str, victim: Process, seconds: float = 0.0) -> None:
         self.journal("nemesis").note(what, value=victim.name, until=seconds)
 
     def _kill(self) -> None:
         if (victim := self._victim()) is not None:
-            self._strike("kill", victim)
+            self._note_fault("kill", victim)
             victim.kill()
-            self._start_worker(self.draw.uniform(0, self.weather.lease * 2))
+            self._start_worker(self.draw.uniform(0, self.conditions.lease * 2))
 
     def _pause(self) -> None:
         if (victim := self._victim()) is not None:
-            seconds = self.draw.choice((0.1, 0.5, 1.0, 1.5, 3.0)) * self.weather.lease
-            self._strike("stop", victim, seconds)
+            seconds = self.draw.choice((0.1, 0.5, 1.0, 1.5, 3.0)) * self.conditions.lease
+            self._note_fault("stop", victim, seconds)
             victim.pause(seconds)
 
     def _terminate(self) -> None:
         if (victim := self._victim()) is not None:
-            self._strike("term", victim)
-            self._asked_to_stop[victim.name].set_result(self.draw.choice((None, 0.5, 5.0)))
-            self._start_worker(self.draw.uniform(0, self.weather.lease))
+            self._note_fault("term", victim)
+            self._stop_requests[victim.name].set_result(self.draw.choice((None, 0.5, 5.0)))
+            self._start_worker(self.draw.uniform(0, self.conditions.lease))
 
     def _cut(self) -> None:
-        seconds = self.draw.choice((0.2, 0.6, 1.5)) * self.weather.lease
+        seconds = self.draw.choice((0.2, 0.6, 1.5)) * self.conditions.lease
         victim = self._victim() if self.draw.random() < 0.5 else None
         self.simulation.network.cut(seconds, victim)
         self.journal("nemesis").note("cut", value=victim and victim.name, until=seconds)
 
-    def _fade(self) -> None:
-        """A worker's calls take long, and then arrive no more: its lease ends under its hands."""
+    def _slow_then_cut(self) -> None:
+        """Slow a worker's calls down and then drop them: its lease expires while it works."""
         if (victim := self._victim()) is not None:
-            lease, network = self.weather.lease, self.simulation.network
+            lease, network = self.conditions.lease, self.simulation.network
             seconds = self.draw.uniform(0.5, 2) * lease
             network.slow(seconds, victim, lease * self.draw.uniform(0.05, 0.2))
             cut = partial(network.cut, 2 * lease, victim)
             self.simulation.loop.call_later(
                 seconds, cut, context=self.simulation.loop.world_context
             )
-            self._strike("cut", victim, seconds + 2 * lease)
+            self._note_fault("cut", victim, seconds + 2 * lease)
 
     def _advance_time(self) -> None:
         if (victim := self._victim()) is not None:
-            skew = self.weather.faults.skew or 1.0
+            skew = self.conditions.faults.skew or 1.0
             victim.clock.skew = timedelta(seconds=round(self.draw.uniform(-skew, skew), 6))
 
     # Processes
 
     def _start_worker(self, after: float = 0.0) -> None:
-        self._born += 1
-        name = f"worker-{self._born}"
+        self._started += 1
+        name = f"worker-{self._started}"
 
-        async def work_for_ever(process: Process) -> None:
+        async def work_until_stopped(process: Process) -> None:
             await asyncio.sleep(after)
             await self._work(process)
 
-        self._asked_to_stop[name] = self.simulation.loop.create_future()
-        self.simulation.start(name, work_for_ever)
+        self._stop_requests[name] = self.simulation.loop.create_future()
+        self.simulation.start(name, work_until_stopped)
 
     async def _work(self, process: Process) -> None:
         journal = self.journal(process.name)
         current.set(journal)
-        watch_lease(process.storage, journal)
-        weather, stop = self.weather, self._asked_to_stop[process.name]
+        observe_lease(process.storage, journal)
+        conditions, stop = self.conditions, self._stop_requests[process.name]
         while True:
             pool = AsyncWorkerPool(
                 process.storage,
-                weather.concurrency,
-                weather.poll,
+                conditions.concurrency,
+                conditions.poll,
                 0.2,
-                lease=weather.lease,
+                lease=conditions.lease,
                 loop_patience=4.0,
             )
-            watch_pool(pool, journal)
+            observe_pool(pool, journal)
             try:
                 await pool.start()
                 timeout = await stop
                 await pool.stop(timeout, cancel_in_flight=timeout is None)
                 return
             except OmniqError:
-                # As a supervisor would: once more, a little later.
+                # Start again after a pause, as a supervisor would.
                 if stop.done():
                     return
                 await asyncio.sleep(0.5)
@@ -289,16 +289,18 @@ class Fleet:
         draw = random.Random(f"plans {self.simulation.seed}")
         producer = Producer(process.storage, self.journal(process.name), draw)
         await _persist(process.storage.open)
-        for number in range(self.weather.tasks):
-            await asyncio.sleep(draw.uniform(0, 2) * self.weather.seconds / self.weather.tasks)
+        for number in range(self.conditions.tasks):
+            await asyncio.sleep(
+                draw.uniform(0, 2) * self.conditions.seconds / self.conditions.tasks
+            )
             await producer.enqueue(f"t{number:03}", self._plan(draw, number))
             if draw.random() < 0.1:
                 await producer.cancel()
             if draw.random() < 0.1:
-                await producer.revive()
+                await producer.retry_dead()
 
     def _plan(self, draw: random.Random, number: int) -> Plan:
-        lease = self.weather.lease
+        lease = self.conditions.lease
         kind = draw.randrange(12)
         return Plan(
             seconds=draw.choice((0.0, 0.01, 0.3, 1.0, lease, lease * 2.5)),
@@ -316,11 +318,11 @@ class Fleet:
         )
 
     async def _plan_schedules(self, process: Process) -> None:
-        # A clock that is wrong plans for times that are: not what is asked here.
+        # A wrong clock would add schedules with wrong times, which is not tested here.
         process.clock.skew = timedelta()
         await _persist(process.storage.open)
         queue = AsyncTaskQueue(process.storage)
-        for number in range(self.weather.schedules):
+        for number in range(self.conditions.schedules):
             every = self.draw.choice((3, 7, 11))
             start = process.clock.now() + timedelta(seconds=30)
             add = partial(
@@ -329,7 +331,7 @@ class Fleet:
                 tick,
                 interval=timedelta(seconds=every),
                 start=start,
-                end=start + timedelta(seconds=self.weather.seconds),
+                end=start + timedelta(seconds=self.conditions.seconds),
                 missed="all",
                 max_missed=1000,
             )
@@ -346,14 +348,14 @@ async def _persist(call: Any) -> None:
         except StorageError:
             await asyncio.sleep(0.3)
         except InvalidValue:
-            # The network was away for so long that the schedule is over.
+            # The network was cut until after the end of the schedule.
             return
 
 
-def failing(seed: int) -> str | None:
-    """What is wrong with that seed, in words; None when nothing is."""
+def failure_of(seed: int) -> str | None:
+    """Return what is wrong with that seed, as text; None if nothing is."""
     try:
-        verdict = Fleet(seed).play()
+        verdict = Fleet(seed).run()
     except Exception as error:
         return f"seed {seed}: {type(error).__name__}: {error}"
     if verdict.is_good:
@@ -364,24 +366,24 @@ def failing(seed: int) -> str | None:
 def main(arguments: Sequence[str]) -> int:
     first = int(arguments[0])
     if len(arguments) == 1:
-        return _tell_one(first)
+        return _report_one(first)
     began, count = time.monotonic(), int(arguments[1])
     seconds = 0.0
     failed = 0
     with multiprocessing.Pool(int(os.environ.get("PROCESSES", "2"))) as pool:
-        for trouble in pool.imap_unordered(failing, range(first, first + count), chunksize=10):
-            if trouble is not None:
+        for failure in pool.imap_unordered(failure_of, range(first, first + count), chunksize=10):
+            if failure is not None:
                 failed += 1
-                print(trouble, flush=True)
+                print(failure, flush=True)
     seconds = time.monotonic() - began
     print(f"{count} seeds from {first}: {failed} failed, {seconds:.0f} s")
     return int(failed > 0)
 
 
-def _tell_one(seed: int) -> int:
+def _report_one(seed: int) -> int:
     fleet = Fleet(seed)
-    verdict = fleet.play()
-    print(f"seed {seed}: {fleet.weather}")
+    verdict = fleet.run()
+    print(f"seed {seed}: {fleet.conditions}")
     print(f"{fleet.simulation.seconds:.0f} virtual s, trace {fleet.simulation.network.trace[:16]}")
     print("\n".join(verdict.lines()))
     for event in verdict.counter_example:

@@ -1,4 +1,4 @@
-"""The stores that a real run is made on, and the servers behind them."""
+"""The stores of a real run, and their servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from omniq.testing.servers import PostgresServer, RedisServer, Server
 
 BACKENDS = ("file", "sqlite", "postgres", "redis")
 TRANSACTIONAL = ("sqlite", "postgres")
-"""Where a task can write in the transaction that ends it."""
+"""Backends with transactions in which a task can write together with its outcome."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """Where the tasks are. `server` is what may be killed and started again, if there is one."""
+    """The store of a run. `server` can be killed and restarted, if there is one."""
 
     backend: str
     url: str
@@ -29,9 +29,9 @@ class Store:
 
 
 @contextmanager
-def a_store(backend: str, folder: Path) -> Iterator[Store]:
-    """An empty store of that kind, as long as the block lasts."""
-    # Once here, and not in every process that is forked.
+def open_store(backend: str, folder: Path) -> Iterator[Store]:
+    """Open an empty store of that kind for the duration of the block."""
+    # Import it once here, and not in every forked process.
     importlib.import_module(f"omniq.storage.{backend}")
     match backend:
         case "file":
@@ -39,7 +39,7 @@ def a_store(backend: str, folder: Path) -> Iterator[Store]:
         case "sqlite":
             yield Store(backend, f"sqlite:///{folder}/store.db?durability=os")
         case _:
-            # Durable: what a server that is killed has acknowledged must be there again.
+            # Durable: acknowledged writes must survive a kill of the server.
             kind = PostgresServer if backend == "postgres" else RedisServer
             with kind(durable=True) as server:
                 yield Store(backend, server.url, server)

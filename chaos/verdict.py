@@ -1,4 +1,4 @@
-"""What a history comes to: counts, recovery times, and every promise that was broken."""
+"""The outcome of the checks: counts, recovery times, and every broken promise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Violation:
 
 @dataclass
 class Verdict:
-    """The counts of a run, and what is wrong with it; nothing is good news."""
+    """The counts of a run, and its violations."""
 
     tasks: int = 0
     ok: int = 0
@@ -34,8 +34,8 @@ class Verdict:
     stale_refused: int = 0
     zombie_runs: int = 0
     recoveries: list[float] = field(default_factory=list)
-    apart: list[float] = field(default_factory=list)
-    """Recoveries for which the store itself stood still: a stop inside a write of SQLite, say."""
+    excluded_recoveries: list[float] = field(default_factory=list)
+    """Recoveries while the store was blocked, for example by a stop inside a write of SQLite."""
     faults: dict[str, int] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
     counter_example: list[Event] = field(default_factory=list)
@@ -46,15 +46,15 @@ class Verdict:
         return not self.violations
 
     def count(self, *codes: str) -> int:
-        """How often these promises were broken."""
+        """Return how often these promises were broken."""
         return sum(violation.code in codes for violation in self.violations)
 
     def recovery(self, share: float) -> float:
-        """The time within which that share of what killed workers held was claimed again."""
+        """Return the time within which that share of killed workers' tasks was claimed again."""
         return percentile(self.recoveries, share)
 
     def lines(self) -> list[str]:
-        """The verdict in words."""
+        """Return the verdict as lines of text."""
         broken = Counter(violation.code for violation in self.violations)
         lines = [
             f"{'ok' if self.is_good else 'BROKEN'}: tasks {self.tasks}, done {self.ok}, "
@@ -69,13 +69,15 @@ class Verdict:
             p50, p99, most = (self.recovery(share) for share in (0.5, 0.99, 1.0))
             count = len(self.recoveries)
             lines.append(f"recovery of {count}: p50 {p50:.2f} s, p99 {p99:.2f} s, max {most:.2f} s")
-        if self.apart:
-            lines.append(f"recoveries counted apart {len(self.apart)}, max {max(self.apart):.2f} s")
+        if self.excluded_recoveries:
+            lines.append(
+                f"recoveries counted separately {len(self.excluded_recoveries)}, max {max(self.excluded_recoveries):.2f} s"
+            )
         return lines + [str(violation) for violation in self.violations[:20]]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so large a share of all are not above.
+    """Return the value that this share of all values does not exceed.
 
     >>> percentile([3.0, 1.0, 2.0], 0.5)
     2.0

@@ -1,4 +1,4 @@
-"""The tasks of a run: each writes down when it starts, what it does, and how it ends."""
+"""The tasks of a run: each records when it starts, its steps, and how it ends."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from chaos import ledger
+from chaos import task_writes
 from chaos.history import Journal, current
 from omniq import Snooze, TaskContext, task
 from omniq.models import PermanentError, TaskStatus
 
 
-class Trouble(Exception):
-    """What a task raises that was told to fail."""
+class PlannedFailure(Exception):
+    """The error of a task whose plan says that it fails."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task is to do, and what must become of it. Times are seconds.
+    """What a task does, and how it must end. Times are seconds.
 
-    `eta` is on the history's clock. `group` is a key of which only `width` may run at a time; with
-    a `span`, of which no more may be begun within so many seconds.
+    `eta` is on the history's clock. `group` is a key of which only `width` tasks may run at
+    a time; with a `span`, only that many may start within `span` seconds.
     """
 
     seconds: float = 0.0
@@ -39,54 +39,54 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     span: float = 0.0
     text: str = ""
     sequence: str = ""
-    """Tasks of one sequence are begun in the order in which they were enqueued."""
+    """Tasks of one sequence start in the order in which they were enqueued."""
     writes: bool = False
-    """A row in the transaction in which it succeeds; where the store has such."""
+    """Insert a row in the transaction of its success, if the store has transactions."""
 
     @property
-    def fate(self) -> TaskStatus:
-        """How it ends if nobody cancels it and no worker dies of it too often."""
+    def expected_status(self) -> TaskStatus:
+        """The final status, unless it is cancelled or counts too many crashes."""
         fails = self.fatal or self.failures > self.max_retries
         return TaskStatus.FAILED if fails else TaskStatus.SUCCESS
 
 
-def answer(task_id: str, text: str) -> str:
-    """What a task of that id and argument returns."""
+def expected_value(task_id: str, text: str) -> str:
+    """Return the result of a task with that id and argument."""
     return hashlib.sha256(f"{task_id} {text}".encode()).hexdigest()[:32]
 
 
 @task(timeout=None)
 async def work(ctx: TaskContext, plan: dict[str, Any]) -> list[Any]:
-    """Does what the plan says; returns what follows from its arguments, and its token."""
-    orders = msgspec.convert(plan, Plan)
+    """Follow the plan; return a value that depends on the arguments, and the token."""
+    spec = msgspec.convert(plan, Plan)
     journal, how = current.get(), "stopped"
     journal.note("start", ctx.task_id, ctx.fencing_token)
     try:
-        await _do(ctx, journal, orders)
-        if ctx.fencing_token <= orders.snoozes:
+        await _do(ctx, journal, spec)
+        if ctx.fencing_token <= spec.snoozes:
             raise Snooze(0.5)
-        if orders.fatal:
-            raise PermanentError("was told to fail for good")
-        if ctx.attempt <= orders.failures:
-            raise Trouble
-        result = [answer(ctx.task_id, orders.text), ctx.fencing_token]
-        if orders.writes:
+        if spec.fatal:
+            raise PermanentError("the plan says that this task fails for good")
+        if ctx.attempt <= spec.failures:
+            raise PlannedFailure
+        result = [expected_value(ctx.task_id, spec.text), ctx.fencing_token]
+        if spec.writes:
             async with ctx.transaction() as connection:
-                await ledger.write(connection, ctx.task_id)
+                await task_writes.write(connection, ctx.task_id)
                 ctx.result = result
         how = "returned"
         return result
     except Exception:
-        # Also the storage's, of a step that could not be kept.
+        # Includes storage errors of a step that could not be stored.
         how = "raised"
         raise
     finally:
         journal.note("end", ctx.task_id, ctx.fencing_token, value=how)
 
 
-async def _do(ctx: TaskContext, journal: Journal, orders: Plan) -> None:
-    pause = orders.seconds / (orders.steps + 1)
-    for number in range(orders.steps):
+async def _do(ctx: TaskContext, journal: Journal, spec: Plan) -> None:
+    pause = spec.seconds / (spec.steps + 1)
+    for number in range(spec.steps):
         await asyncio.sleep(pause)
         await ctx.step(f"step {number}", _step, journal, ctx.task_id, ctx.fencing_token, number)
     await asyncio.sleep(pause)
@@ -99,7 +99,7 @@ async def _step(journal: Journal, task_id: str, token: int, number: int) -> int:
 
 @task(timeout=None, max_retries=1000)
 async def tick(ctx: TaskContext) -> list[Any]:
-    """What a schedule runs."""
+    """The task of the schedules."""
     journal = current.get()
     journal.note("start", ctx.task_id, ctx.fencing_token)
     nominal = datetime.fromisoformat(ctx.metadata["scheduled_for"])

@@ -1,10 +1,10 @@
-"""A shop that keeps its orders and its tasks in one SQLite file, so that they cannot come apart.
+"""A shop that stores its orders and its tasks in one SQLite file, in the same transactions.
 
     python examples/transactional_outbox.py
 
-An order and the task that ships it are committed together, or neither is. The task writes what it
-did in the transaction that completes it, so that a parcel is booked once, whatever happens to the
-worker. Works in a folder of its own, and leaves nothing behind.
+An order and the task that ships it are committed together, or neither is. The task books
+the parcel in the transaction that completes the task, so that a parcel is booked once, even if the
+worker crashes. All files are temporary.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ CREATE TABLE parcels (order_id INTEGER NOT NULL, item TEXT NOT NULL);
 
 @task
 def ship(ctx: TaskContext, order_id: int, item: str) -> None:
-    """Books the parcel; the booking and the end of the task are one commit."""
+    """Book the parcel; the booking and the completion of the task are one commit."""
     with ctx.transaction() as connection:
         connection.execute("INSERT INTO parcels VALUES (?, ?)", (order_id, item))
         ctx.result = f"parcel with {item}"
-    raise ConnectionError("the printer is out of paper")  # too late to matter: the task is complete
+    raise ConnectionError("the printer is out of paper")  # no effect: the task is complete
 
 
 def place_order(queue: TaskQueue, connection: sqlite3.Connection, item: str) -> None:
-    """Keep the order and the task that ships it, both or neither."""
+    """Store the order and the task that ships it, both or neither."""
     with connection:
         (order_id,) = connection.execute(
             "INSERT INTO orders (item) VALUES (?) RETURNING id", (item,)

@@ -1,5 +1,6 @@
 """Real servers for every test that asks for one."""
 
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -8,6 +9,20 @@ from hypothesis import strategies
 from omniq.testing.server_programs import ServerMissing
 
 pytest_plugins = ["omniq.testing.plugin"]
+
+
+def pytest_configure() -> None:
+    # A caller may ignore signals: nohup ignores SIGHUP, and a shell without job control starts
+    # background commands with SIGINT and SIGQUIT ignored. Programs inherit that, and would not stop
+    # when a test signals them. They start with the default action if this process has a handler.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else _ignore)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Keep this process alive, as its caller asked for."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,1 +1,1 @@
-"""One file for each queue that is measured, omniq included. `README.md` says what such a file has."""
+"""One file for each queue that is measured, omniq included. `README.md` describes such a file."""

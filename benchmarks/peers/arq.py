@@ -1,4 +1,4 @@
-"""arq: 100 jobs at a time, uvloop, a look every 10 ms instead of every 500."""
+"""arq: 100 jobs at a time, uvloop, polling every 10 ms instead of every 500."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from arq import create_pool
 from arq.connections import ArqRedis, RedisSettings
 from arq.worker import run_worker
 
-from benchmarks.place import CONCURRENCY, URL, mark
+from benchmarks.run_context import CONCURRENCY, URL, record_start
 
 PACKAGES = ["arq", "hiredis", "uvloop"]
 STORES = ["redis"]
@@ -18,7 +18,7 @@ pool: ArqRedis
 
 
 async def noop(_: Any, number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 class WorkerSettings:

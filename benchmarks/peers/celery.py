@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from benchmarks.place import URL, become, mark
+from benchmarks.run_context import URL, exec_module, record_start
 
 PACKAGES = ["celery[redis]", "hiredis"]
 STORES = ["redis"]
@@ -22,11 +22,11 @@ app.conf.update(
 
 @app.task(name="noop")
 def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 def open() -> None:
-    """It connects by itself."""
+    """Do nothing: it connects when it is used."""
 
 
 def close() -> None:
@@ -38,7 +38,7 @@ def one(number: int) -> None:
 
 
 def work() -> None:
-    become(
+    exec_module(
         *("celery", "-A", __name__, "worker", "-l", "ERROR", "-P", "threads", "-c", 8),
         *("--without-gossip", "--without-mingle", "--without-heartbeat"),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from chancy import Chancy, Queue, Worker, job
 
-from benchmarks.place import CONCURRENCY, URL, mark
+from benchmarks.run_context import CONCURRENCY, URL, record_start
 
 PACKAGES = ["chancy", "uvloop"]
 STORES = ["postgres"]
@@ -18,7 +18,7 @@ app: Chancy
 
 @job(queue="default")
 async def noop(*, number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 async def open() -> None:

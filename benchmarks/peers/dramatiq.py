@@ -5,7 +5,7 @@ from __future__ import annotations
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
-from benchmarks.place import URL, become, mark
+from benchmarks.run_context import URL, exec_module, record_start
 
 PACKAGES = ["dramatiq[redis]", "hiredis"]
 STORES = ["redis"]
@@ -17,11 +17,11 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor
 def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 def open() -> None:
-    """The broker connects by itself."""
+    """Do nothing: the broker connects when it is used."""
 
 
 def close() -> None:
@@ -33,4 +33,4 @@ def one(number: int) -> None:
 
 
 def work() -> None:
-    become("dramatiq", __name__, "--processes", 1, "--threads", 8)
+    exec_module("dramatiq", __name__, "--processes", 1, "--threads", 8)

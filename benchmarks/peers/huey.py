@@ -1,10 +1,10 @@
-"""Huey: one process with 4 threads; on SQLite and files a look every 10 ms instead of every 100."""
+"""Huey: one process with 4 threads; on SQLite and files polling every 10 ms instead of every 100."""
 
 from __future__ import annotations
 
 from huey import FileHuey, RedisHuey, SqliteHuey
 
-from benchmarks.place import FOLDER, STORE, URL, become, mark
+from benchmarks.run_context import FOLDER, STORE, URL, exec_module, record_start
 
 PACKAGES = ["huey", "redis", "hiredis"]
 STORES = ["redis", "redis-always", "sqlite-power", "file-os"]
@@ -14,7 +14,7 @@ match STORE.partition("-")[0]:
     case "redis":
         huey = RedisHuey("bench", url=URL)
     case "sqlite":
-        # As it comes: WAL, synchronous FULL.
+        # The defaults: WAL, synchronous FULL.
         huey = SqliteHuey("bench", filename=str(FOLDER / "huey.db"))
     case _:
         huey = FileHuey("bench", path=str(FOLDER / "huey"))
@@ -22,11 +22,11 @@ match STORE.partition("-")[0]:
 
 @huey.task()
 def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 def open() -> None:
-    """It connects by itself."""
+    """Do nothing: it connects when it is used."""
 
 
 def close() -> None:
@@ -38,6 +38,6 @@ def one(number: int) -> None:
 
 
 def work() -> None:
-    looks = [] if STORE.startswith("redis") else ["-d", "0.01", "-m", "0.01"]
+    polling = [] if STORE.startswith("redis") else ["-d", "0.01", "-m", "0.01"]
     threads = ["-k", "thread", "-w", 4]
-    become("huey.bin.huey_consumer", f"{__name__}.huey", "-q", "-n", *threads, *looks)
+    exec_module("huey.bin.huey_consumer", f"{__name__}.huey", "-q", "-n", *threads, *polling)

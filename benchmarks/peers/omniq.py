@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.place import CONCURRENCY, FOLDER, STORE, URL, become, mark
+from benchmarks.run_context import CONCURRENCY, FOLDER, STORE, URL, exec_module, record_start
 from omniq import AsyncTaskQueue
 
 PACKAGES = ["-e", ".[postgres,redis]", "uvloop"]
@@ -28,7 +28,7 @@ queue = AsyncTaskQueue(address)
 
 
 async def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 async def open() -> None:
@@ -52,7 +52,7 @@ async def later(numbers: Sequence[int]) -> None:
 
 
 def work() -> None:
-    become(
+    exec_module(
         *("omniq", "worker", __name__, "--url", address),
         *("--concurrency", CONCURRENCY, "--log-level", "WARNING"),
     )

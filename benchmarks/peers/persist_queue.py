@@ -6,7 +6,7 @@ import time
 
 from persistqueue import Empty, SQLiteAckQueue
 
-from benchmarks.place import FOLDER, mark
+from benchmarks.run_context import FOLDER, record_start
 
 PACKAGES = ["persist-queue"]
 STORES = ["sqlite-power"]
@@ -36,5 +36,5 @@ def work() -> None:
         except Empty:
             time.sleep(0.002)
             continue
-        mark(item["data"])
+        record_start(item["data"])
         queue.ack(id=item["pqid"])

@@ -11,7 +11,7 @@ from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
-from benchmarks.place import CONCURRENCY, URL, mark
+from benchmarks.run_context import CONCURRENCY, URL, record_start
 
 PACKAGES = ["pgqueuer[asyncpg]", "uvloop"]
 STORES = ["postgres"]
@@ -48,7 +48,7 @@ async def run() -> None:
 
     @queuer.entrypoint("noop")
     async def noop(job: Job) -> None:
-        mark(int(job.payload or b""))
+        record_start(int(job.payload or b""))
 
     await queuer.run(batch_size=CONCURRENCY)
 

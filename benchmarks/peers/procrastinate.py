@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from procrastinate import App, PsycopgConnector
 
-from benchmarks.place import CONCURRENCY, URL, mark
+from benchmarks.run_context import CONCURRENCY, URL, record_start
 
 PACKAGES = ["procrastinate", "psycopg[binary]", "uvloop"]
 STORES = ["postgres"]
@@ -18,7 +18,7 @@ app = App(connector=PsycopgConnector(conninfo=URL, min_size=4, max_size=10))
 
 @app.task(name="noop")
 async def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 async def open() -> None:

@@ -1,4 +1,4 @@
-"""queue-sqlite: its async scheduler; WAL, synchronous NORMAL, four files, as it comes."""
+"""queue-sqlite: its async scheduler; WAL, synchronous NORMAL, four files, its defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queue_sqlite.model import MessageItem
 from queue_sqlite.mounter.task_mounter import TaskMounter
 from queue_sqlite.scheduler import QueueScheduler
 
-from benchmarks.place import FOLDER, mark
+from benchmarks.run_context import FOLDER, record_start
 
 PACKAGES = ["queue-sqlite"]
 STORES = ["sqlite-os"]
@@ -21,7 +21,7 @@ scheduler: QueueScheduler
 
 @TaskMounter.task(meta={"name": "noop", "max_retries": 0})
 async def noop(item: MessageItem) -> None:
-    mark(item.content["number"])
+    record_start(item.content["number"])
 
 
 def open() -> None:
@@ -34,7 +34,7 @@ def open() -> None:
 
 
 def close() -> None:
-    """There is nothing to close."""
+    """Do nothing: there is nothing to close."""
 
 
 def one(number: int) -> None:

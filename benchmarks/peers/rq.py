@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from redis import Redis
 from rq import Queue, SimpleWorker
 
-from benchmarks.place import URL, mark
+from benchmarks.run_context import URL, record_start
 
 PACKAGES = ["rq", "hiredis"]
 STORES = ["redis"]
@@ -18,11 +18,11 @@ queue = Queue(connection=redis)
 
 
 def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 def open() -> None:
-    """It connects by itself."""
+    """Do nothing: it connects when it is used."""
 
 
 def close() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from saq import Queue
 from saq.worker import start
 
-from benchmarks.place import CONCURRENCY, URL, mark
+from benchmarks.run_context import CONCURRENCY, URL, record_start
 
 PACKAGES = ["saq[redis,postgres,hiredis]", "uvloop"]
 STORES = ["postgres", "redis", "redis-always"]
@@ -17,7 +17,7 @@ queue = Queue.from_url(URL)
 
 
 async def noop(_: Any, *, number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 settings = {"queue": queue, "functions": [noop], "concurrency": CONCURRENCY}

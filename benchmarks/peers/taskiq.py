@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskiq_redis import RedisStreamBroker
 
-from benchmarks.place import CONCURRENCY, URL, become, mark
+from benchmarks.run_context import CONCURRENCY, URL, exec_module, record_start
 
 PACKAGES = ["taskiq", "taskiq-redis", "hiredis", "orjson", "uvloop"]
 STORES = ["redis", "redis-always"]
@@ -15,7 +15,7 @@ broker = RedisStreamBroker(URL)
 
 @broker.task(task_name="noop")
 async def noop(number: int) -> None:
-    mark(number)
+    record_start(number)
 
 
 async def open() -> None:
@@ -31,7 +31,7 @@ async def one(number: int) -> None:
 
 
 def work() -> None:
-    become(
+    exec_module(
         *("taskiq", "worker", f"{__name__}:broker", "--workers", 1, "--log-level", "WARNING"),
         *("--max-async-tasks", CONCURRENCY, "--max-prefetch", CONCURRENCY),
     )

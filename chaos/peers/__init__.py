@@ -1,5 +1,14 @@
-"""The same kills for other task queues as for omniq: what is lost, done twice, and how soon it is back.
+"""The same kills for other task queues as for omniq: lost tasks, second runs, recovery times.
 
-Each queue is driven by an adapter of at most a hundred lines, in an environment of its own. What
-happens is written down outside every store, and counted the same way for all of them.
+Each queue has an adapter of at most a hundred lines, which runs in a separate environment. Events
+are recorded outside every store, and counted in the same way for all queues.
+
+    __main__    the command: `python -m chaos.peers`
+    registry    the queues, their settings and guarantees
+    adapters    one module for each queue
+    workload    the tasks, and the events they record
+    fleet       one round: a producer, workers, kills
+    counting    counts the events of a round
+    record      the recorded rounds: results.json
+    page        the page docs/reference/fault-comparison.md
 """

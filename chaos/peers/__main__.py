@@ -1,9 +1,9 @@
 """`python -m chaos.peers`: kill the workers of each queue, and count.
 
 make chaos-peers                          all of them, about three quarters of an hour
-python -m chaos.peers rq omniq            some; the rest of the page stays as it was
-python -m chaos.peers huey --kills 5      a short look, which is not recorded
-python -m chaos.peers --page              write the page again from what is recorded
+python -m chaos.peers rq omniq            some; the rest of the page does not change
+python -m chaos.peers huey --kills 5      a short run, which is not recorded
+python -m chaos.peers --page              write the page again from the recorded rounds
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.environments import EnvironmentFailed
-from chaos.peers.fleet import Round, RoundFailed, play
+from chaos.peers.fleet import Round, RoundFailed, run_round
 from chaos.peers.page import PAGE, page, table
-from chaos.peers.record import Row, a_row, read, write
-from chaos.peers.roster import DEFAULT, PEERS, SAFE, Peer, Profile
+from chaos.peers.record import Row, make_row, read, write
+from chaos.peers.registry import DEFAULT, PEERS, SAFE, Peer, Profile
 
 KILLS = 20
 
 
 def main() -> int:
     options = _parse()
-    wanted = [] if options.page else options.name or [peer.adapter for peer in PEERS]
+    selected = [] if options.page else options.name or [peer.adapter for peer in PEERS]
     rows, failed = list[Row](), False
     for peer in PEERS:
-        for store, profile in _rounds(peer, options) if peer.adapter in wanted else ():
+        for store, profile in _rounds(peer, options) if peer.adapter in selected else ():
             try:
-                rows.append(_play(peer, store, profile, options))
+                rows.append(_run_round(peer, store, profile, options))
             except (EnvironmentFailed, RoundFailed) as error:
                 failed = True
                 print(f"{peer.name} on {store}, {profile.name}: {error}", file=sys.stderr)
@@ -49,9 +49,9 @@ def _rounds(peer: Peer, options: argparse.Namespace) -> list[tuple[str, Profile]
     ]
 
 
-def _play(peer: Peer, store: str, profile: Profile, options: argparse.Namespace) -> Row:
+def _run_round(peer: Peer, store: str, profile: Profile, options: argparse.Namespace) -> Row:
     folder = Path(tempfile.mkdtemp(prefix=f"omniq-peers-{peer.adapter}-"))
-    played = Round(
+    setup = Round(
         adapter=peer.adapter,
         python=peer.python(),
         server=store,
@@ -60,10 +60,10 @@ def _play(peer: Peer, store: str, profile: Profile, options: argparse.Namespace)
         kills=options.kills,
         seed=options.seed,
     )
-    row = a_row(peer, store, profile, options.seed, play(played, folder))
+    row = make_row(peer, store, profile, options.seed, run_round(setup, folder))
     print(f"{table([row]).splitlines()[1]}", flush=True)
     if options.keep:
-        print(f"  its notes and logs are in {folder}")
+        print(f"  its events and logs are in {folder}")
     else:
         shutil.rmtree(folder)
     if options.kills >= KILLS:
@@ -74,12 +74,12 @@ def _play(peer: Peer, store: str, profile: Profile, options: argparse.Namespace)
 def _parse() -> argparse.Namespace:
     names = [peer.adapter for peer in PEERS]
     parser = argparse.ArgumentParser(prog="chaos.peers", description=__doc__.split("\n")[0])
-    parser.add_argument("name", nargs="*", help=f"all, unless given: {', '.join(names)}")
+    parser.add_argument("name", nargs="*", help=f"default: all of {', '.join(names)}")
     parser.add_argument("--store", choices=["SQLite", "PostgreSQL", "Redis"])
     parser.add_argument("--profile", choices=[DEFAULT, SAFE])
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="what was written down")
+    parser.add_argument("--keep", action="store_true", help="keep the recorded events and logs")
     parser.add_argument("--page", action="store_true", help="only write the page again")
     options = parser.parse_args()
     if unknown := set(options.name) - set(names):

@@ -1,4 +1,4 @@
-"""From what was written down to what is published: lost, done twice, and how soon it was back."""
+"""Counts the recorded events: lost tasks, tasks that ran twice, and recovery times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 Left = dict[str, str]
-"""What a store says after a round about the tasks it still has: `held` or `failed`, by id."""
+"""The tasks that a store still has after a round: `held` or `failed`, by id."""
 
 
 class Note(NamedTuple):
@@ -30,11 +30,11 @@ class Kill(NamedTuple):
 
 @dataclass(frozen=True)
 class Count:
-    """What a round came to. Tasks, if nothing else is said.
+    """The counts of a round; counts of tasks, unless noted.
 
     An acknowledged task is in exactly one of `finished`, `held` (the store has it and will run it
-    again by itself, later than was waited for), `failed` (given up, kept for a person to look at)
-    and `lost` (no trace).
+    again automatically, after the end of the round), `failed` (given up, stored for inspection) and
+    `lost` (no trace).
     """
 
     kills: int
@@ -47,7 +47,7 @@ class Count:
     """Runs that a kill ended."""
     started_again: int
     ran_twice: int
-    """Whole runs, two or more."""
+    """Tasks with two or more complete runs."""
     recoveries: int
     recovery_p50: float | None
     recovery_max: float | None
@@ -55,21 +55,21 @@ class Count:
 
 
 def read_notes(path: Path) -> list[Note]:
-    """All whole lines of the file, in the order of their time."""
+    """Return all complete lines of the file, by time."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    words = (line.split() for line in lines)
-    notes = [Note(what, task_id, float(at), int(sid)) for what, task_id, at, sid in words]
+    fields = (line.split() for line in lines)
+    notes = [Note(what, task_id, float(at), int(sid)) for what, task_id, at, sid in fields]
     return sorted(notes, key=lambda note: note.at)
 
 
 def unfinished(notes: Iterable[Note]) -> set[str]:
-    """Tasks that were acknowledged and have not been run to their end."""
+    """Return the tasks that were acknowledged and have not finished a run."""
     notes = list(notes)
     return _ids(notes, "acknowledged") - _ids(notes, "end")
 
 
 def count(notes: list[Note], kills: list[Kill], left: Left) -> Count:
-    """Count what happened; `left` is what the store says afterwards."""
+    """Count the events; `left` are the tasks that the store still has."""
     taken, waiting = _ids(notes, "acknowledged"), unfinished(notes)
     states = [left.get(task_id, "lost") for task_id in waiting]
     interrupted = list(_interrupted(notes, kills))
@@ -91,7 +91,7 @@ def count(notes: list[Note], kills: list[Kill], left: Left) -> Count:
 
 
 def _interrupted(notes: list[Note], kills: list[Kill]) -> Iterable[float | None]:
-    """For each run that a kill ended: seconds to the next start of its task, if there was one."""
+    """Yield, for each run that a kill ended, the seconds to the next start of its task, or None."""
     deaths = {kill.session: kill.at for kill in kills}
     ended = {(note.task_id, note.session) for note in notes if note.what == "end"}
     starts = [note for note in notes if note.what == "start"]

@@ -1,4 +1,4 @@
-"""The page docs/reference/peers-under-fire.md, made from what is recorded."""
+"""The page docs/reference/fault-comparison.md, generated from the recorded rounds."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ from pathlib import Path
 
 from chaos.peers.fleet import CONCURRENCY, PATIENCE, WORKERS
 from chaos.peers.record import Results, Row
-from chaos.peers.roster import PEERS, Profile
+from chaos.peers.registry import PEERS, Profile
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "peers-under-fire.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "fault-comparison.md"
 
-_HEAD = f"""# Queues under fire
+_HEAD = f"""# How queues behave when workers are killed
 
-What happens to tasks when workers die: the same kills for other task queues as for omniq, counted the same way. This page is
-made by `make chaos-peers` from `chaos/peers/results.json`, and a test keeps it from saying anything else.
+The same kills for other task queues and for omniq, counted in the same way. `make chaos-peers` writes this page from
+`chaos/peers/results.json`, and a test compares both.
 
-A producer enqueues twenty tasks a second, each of 20 to 400 ms, and writes down outside the store which of them the queue has
-acknowledged. {WORKERS} workers with {CONCURRENCY} tasks at a time run them; each run writes down its start and its end, outside
-the store as well. One to two seconds after all workers are at work, all processes of one of them get SIGKILL at once, as when a
-machine or a container goes, and another worker is started in its place; and so on. After the last kill two tasks a
-second go on for as long as the queue's documentation says that a dead worker's tasks need to come back (at most {PATIENCE:.0f} s; what takes longer
-is not waited for). Then the store is asked what it still has.
+A producer enqueues twenty tasks a second, each of 20 to 400 ms, and records outside the storage which of them the queue has
+acknowledged. {WORKERS} workers with {CONCURRENCY} tasks at a time run them; each run records its start and its end, also outside
+the storage. One to two seconds after all workers have started tasks, all processes of one of them get SIGKILL at once, as when a
+machine or a container fails, and a new worker replaces it. This repeats. After the last kill, the producer continues with two
+tasks a second for as long as the queue's documentation says that it takes to return a dead worker's tasks (at most
+{PATIENCE:.0f} s). Then the storage is read for tasks that it still holds.
 
 An acknowledged task has finished, or is in one of these columns:
 
-- **lost**: nothing is left of it;
-- **failed**: the queue has given up on it, or never will go on with it by itself, and has kept it for a person to look at;
-- **later**: the store has it, and the queue will run it again by itself, but not within the time that was waited.
+- **lost**: no trace of it is left;
+- **failed**: the queue has given up on it, or will never continue it automatically, and has stored it for inspection;
+- **later**: the storage holds it, and the queue will run it again automatically, but not within the time of the test.
 
-**Ran twice** are tasks with two or more whole runs. All queues that promise *at least once*, omniq among them, may run a task
-twice: a worker can die after the task and before that is recorded. **Back after** is the time from the kill to the next start of
-a task that was running, median and longest.
+**Ran twice** counts tasks with two or more complete runs. All queues that guarantee *at least once*, omniq included, may run a
+task twice: a worker can die after the task has run and before that is recorded. **Back after** is the time from the kill to the
+next start of a task that was running, median and maximum.
 """
 
-_FAIR = """
+_NOTES = """
 ## How to read it
 
-- Losing is no defect where a queue promises *at most once*: a task that must never run twice has to be lost when nobody
-  knows how far it got. Each queue says which it is.
-- *As it comes* is the queue as its documentation introduces it, with nothing set but the number of tasks at a time. *Set for safety* is the safest that its
-  documentation describes, and the time after which a dead worker's tasks come back set to about five seconds wherever
-  it can be set. Five seconds are for the comparison; some queues then need every task to be shorter than that (see the remarks).
-- One round is some dozens of interrupted runs. A nought says that it did not happen in these, not that it cannot happen; small
-  differences between queues say nothing.
-- Only workers were killed. Servers stayed up, with everything synced to disk. Celery and Dramatiq are played on Redis and not on RabbitMQ.
-- Twenty deaths in a minute are many. Queues that look for dead workers rarely do better when deaths are rare.
-- These rounds are the second kind that was played. In the first, workers were killed without waiting for all three to be at work,
-  with a load average of up to 9 on two cores. In 14 such rounds omniq lost nothing, but three times a task ran twice, two tasks
-  became dead letters since three workers had died under them, and in two rounds, with often but one worker up, tasks came
-  back only after up to 17 and 36 s. Queues whose workers start slowly fared worse for no fault of theirs, so that those
-  rounds were put aside for all.
-- Every adapter is in `chaos/peers/adapters/`, at most a hundred lines: whoever knows a queue better is welcome to set it better.
+- Losing a task is no defect in a queue that guarantees *at most once*: if a task must never run twice, it has to be dropped when
+  the queue cannot know how far it got. The table below has the guarantee of each queue.
+- *Default* is the queue as its documentation introduces it; only the number of concurrent tasks is set. *Safest settings* are the
+  safest that its documentation describes, with the time after which a dead worker's tasks return set to about five seconds where
+  possible. Five seconds are for this comparison; with some queues every task must then be shorter than that (see the remarks).
+- One round has some dozens of interrupted runs. A zero says that it did not happen in this round, not that it cannot happen; small
+  differences between queues mean nothing.
+- Only workers were killed. Servers stayed up, with everything synced to disk. Celery and Dramatiq run on Redis, not on RabbitMQ.
+- Twenty deaths in a minute are many. Queues that check for dead workers rarely do better when deaths are rare.
+- These rounds are the second version of the test. In the first, workers were killed without waiting until all three had started
+  tasks, with a load average of up to 9 on two cores. In 14 such rounds omniq lost nothing, but three times a task ran twice, two
+  tasks became dead letters since three workers had died while running them, and in two rounds, often with only one live worker,
+  tasks returned only after up to 17 and 36 s. Queues whose workers start slowly did worse for that reason alone, so those rounds
+  were dropped for all queues.
+- Every adapter is in `chaos/peers/adapters/`, at most a hundred lines. Corrections from people who know a queue better are welcome.
 """
 
 
 def page(results: Results) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
         _HEAD,
-        "## What came of it\n",
+        "## Results\n",
         *_table(results.rows),
-        f"\n{results.machine}; {results.servers}; played {_days(results.rows)}, on a machine shared with other work.",
-        _FAIR,
-        "## Promises and settings\n",
-        *_promises(results.rows),
+        f"\n{results.machine}; {results.servers}; measured {_days(results.rows)}, on a machine shared with other programs.",
+        _NOTES,
+        "## Guarantees and settings\n",
+        *_guarantees(results.rows),
     ]
     return "\n".join(parts)
 
@@ -85,13 +85,13 @@ def _table(rows: Iterable[Row]) -> Iterable[str]:
         )
 
 
-def _promises(rows: list[Row]) -> Iterable[str]:
+def _guarantees(rows: list[Row]) -> Iterable[str]:
     for peer in PEERS:
         versions = next((row.versions for row in rows if row.peer == peer.name), {})
         named = ", ".join(f"{name} {version}" for name, version in versions.items())
         yield f"### {peer.name}\n"
-        yield f"{named}. Promises: {peer.promise}. {peer.remark}\n"
-        yield "| | settings | comes back by itself |"
+        yield f"{named}. Guarantee: {peer.guarantee}. {peer.remark}\n"
+        yield "| | settings | returns a dead worker's tasks |"
         yield "|---|---|---|"
         for profile in peer.profiles:
             yield f"| {profile.name} | {_settings(profile)} | {_returns(profile)} |"
@@ -99,8 +99,8 @@ def _promises(rows: list[Row]) -> Iterable[str]:
 
 
 def _settings(profile: Profile) -> str:
-    words = (f"`{name}={json.dumps(value)}`" for name, value in profile.settings.items())
-    return ", ".join(words) or "none"
+    assignments = (f"`{name}={json.dumps(value)}`" for name, value in profile.settings.items())
+    return ", ".join(assignments) or "none"
 
 
 def _returns(profile: Profile) -> str:
@@ -125,7 +125,7 @@ def _days(rows: Iterable[Row]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The same table for a terminal."""
+    """Return the same table for a terminal."""
     cells = [
         [cell.strip().replace("**", "") for cell in line.strip("|").split("|")]
         for line in _table(rows)

@@ -1,4 +1,4 @@
-"""What was played, where and with what came of it: `results.json`."""
+"""The recorded rounds, with their settings and counts: `results.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from chaos.peers.counting import Count
-from chaos.peers.roster import PEERS, Peer, Profile
+from chaos.peers.registry import PEERS, Peer, Profile
 from omniq.testing.server_programs import postgres_install, redis_program
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -27,7 +27,7 @@ _DRIVERS = ("asyncpg", "kombu", "psycopg", "redis")
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One round, and everything that somebody needs to play it again."""
+    """One round, with everything that is needed to repeat it."""
 
     peer: str
     store: str
@@ -53,14 +53,14 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def read() -> Results:
-    """What is recorded; nothing, before the first run."""
+    """Return the recorded rounds; none before the first run."""
     if not RESULTS.exists():
         return Results(_machine(), _servers(), [])
     return msgspec.json.decode(RESULTS.read_bytes(), type=Results)
 
 
 def write(new: Row) -> None:
-    """Record a round in the place of its predecessor, in the order of the roster."""
+    """Record a round, replacing the previous one, in the order of the registry."""
     rows = {row.key: row for row in read().rows} | {new.key: new}
     ordered = [rows[key] for key in keys() if key in rows]
     encoded = msgspec.json.encode(Results(_machine(), _servers(), ordered))
@@ -68,7 +68,7 @@ def write(new: Row) -> None:
 
 
 def keys() -> list[tuple[str, str, str]]:
-    """All that can be played."""
+    """Return the key of every possible round."""
     return [
         (peer.name, store, profile.name)
         for peer in PEERS
@@ -77,7 +77,7 @@ def keys() -> list[tuple[str, str, str]]:
     ]
 
 
-def a_row(peer: Peer, store: str, profile: Profile, seed: int, count: Count) -> Row:
+def make_row(peer: Peer, store: str, profile: Profile, seed: int, count: Count) -> Row:
     return Row(
         peer=peer.name,
         store=store,
@@ -96,8 +96,8 @@ def _versions(peer: Peer) -> dict[str, str]:
         return {"omniq": importlib.metadata.version("omniq")}
     command = [str(peer.python()), "-c", _VERSIONS]
     known = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    asked = [requirement.partition("==")[0].partition("[")[0] for requirement in peer.requirements]
-    return {name: known[name] for name in sorted({*asked, *_DRIVERS}) if name in known}
+    named = [requirement.partition("==")[0].partition("[")[0] for requirement in peer.requirements]
+    return {name: known[name] for name in sorted({*named, *_DRIVERS}) if name in known}
 
 
 def _machine() -> str:
@@ -106,11 +106,11 @@ def _machine() -> str:
 
 
 def _servers() -> str:
-    postgres = _says(postgres_install(18) / "bin" / "postgres").split()[-1]
-    redis = _says(redis_program()).split()[2].removeprefix("v=")
+    postgres = _version_output(postgres_install(18) / "bin" / "postgres").split()[-1]
+    redis = _version_output(redis_program()).split()[2].removeprefix("v=")
     return f"PostgreSQL {postgres}, Redis {redis}"
 
 
-def _says(program: Path) -> str:
+def _version_output(program: Path) -> str:
     done = subprocess.run([str(program), "--version"], check=True, capture_output=True, text=True)
     return done.stdout

@@ -1,7 +1,7 @@
-"""What every adapter shares: the tasks, and the notes that are taken outside the store.
+"""The part that all adapters share: the tasks, and the events recorded outside the store.
 
-Only the standard library: this runs in the environment of each queue. A note is one write at the
-end of one file, so that it survives the death of its process.
+Only the standard library is used: this runs in the environment of each queue. An event is one
+append to one file, so it survives the death of its process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SHORTEST, _LONGEST = 0.02, 0.4
 
 
 def tasks() -> Iterator[tuple[str, float]]:
-    """An id and how long it takes, twenty a second; two after SIGUSR1, none after SIGTERM.
+    """Yield ids and durations, twenty a second; two after SIGUSR1, none after SIGTERM.
 
-    A little goes on while the last ones are waited for: some queues look for abandoned work only
-    when there is other work.
+    Some tasks continue during the last wait: some queues search for abandoned tasks only when there
+    are other tasks.
     """
     draw, pause = random.Random(int(os.environ.get("PEER_SEED", "0"))), _BUSY
     is_over = False
@@ -48,25 +48,25 @@ def tasks() -> Iterator[tuple[str, float]]:
     while not is_over:
         number += 1
         yield f"task-{number:05}", round(draw.uniform(_SHORTEST, _LONGEST), 3)
-        # By the clock: what an enqueue takes is no part of the pause.
+        # By the clock, so that the time of an enqueue does not add to the pause.
         due = max(due + pause, time.monotonic() - 1)
         time.sleep(max(0.0, due - time.monotonic()))
 
 
 def acknowledged(task_id: str) -> None:
-    """The queue has taken it, and answers for it from now on."""
+    """Record that the queue has acknowledged the task."""
     _note("acknowledged", task_id)
 
 
 def run(task_id: str, seconds: float) -> None:
-    """The task itself, for workers that run plain functions."""
+    """Run the task in a worker for plain functions."""
     _note("start", task_id)
     time.sleep(seconds)
     _note("end", task_id)
 
 
 async def run_async(task_id: str, seconds: float) -> None:
-    """The task itself, for workers that run coroutines."""
+    """Run the task in a worker for coroutines."""
     _note("start", task_id)
     await asyncio.sleep(seconds)
     _note("end", task_id)
@@ -81,7 +81,7 @@ def _note(what: str, task_id: str) -> None:
 
 
 def main(adapter: str, verb: str) -> None:
-    """`python -m chaos.peers.workload rq produce`: that verb of that adapter."""
+    """Run a verb of an adapter: `python -m chaos.peers.workload rq produce`."""
     module = importlib.import_module(f"chaos.peers.adapters.{adapter}")
     if verb != "left":
         getattr(module, verb)()

@@ -1,9 +1,10 @@
-"""Documents go through five steps at a service that fails on purpose; none of it is done twice.
+"""Processes documents in five steps with a service that fails on purpose; no step takes effect twice.
 
     python examples/document_pipeline/main.py
 
-Shows each run that failed, in which step and what was done already, then what came of the task.
-What failed for good is put right and goes on at the step that failed. Leaves nothing behind.
+Prints each failed attempt, its step and the steps completed before it, then the outcome of the task.
+After the service is repaired, the dead letter is retried and continues at the failed step. All files
+are temporary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tasks import command_id, process_document, process_id, run_command
 from omniq import AsyncTaskHandle, AsyncTaskQueue, TaskResult, TaskStatus
 
 DOCUMENTS = ("report", "minutes", "contract", "memo", "letter")
-PATIENCE = 30
+TIMEOUT = 30
 
 
 def plan_failures(service: DocumentService) -> None:
@@ -40,28 +41,30 @@ async def enqueue(queue: AsyncTaskQueue, service: DocumentService) -> list[Async
 
 
 async def show(queue: AsyncTaskQueue, task_id: str) -> None:
-    """Print what became of the task: each run that failed, and the end."""
-    result = await queue.get_result(task_id, timeout=PATIENCE)
+    """Print each failed attempt of the task, and its outcome."""
+    result = await queue.get_result(task_id, timeout=TIMEOUT)
     assert result is not None
     print(task_id)
     last = None
     for attempt in await queue.history(task_id):
         error = attempt.error
         assert error is not None
-        print(f"   run {attempt.number}  {error.category:<9}  {error.error_type}: {error.message}")
-        print(f"          in {error.failed_step}; {error.recovery_hint}")
+        print(
+            f"   attempt {attempt.number}  {error.category:<9}  {error.error_type}: {error.message}"
+        )
+        print(f"              in {error.failed_step}; {error.recovery_hint}")
         last = attempt.finished_at
     waited = ""
     if last is not None and result.started_at is not None and result.started_at > last:
         waited = f", {(result.started_at - last).total_seconds():.1f} s after the last failure"
-    print(f"   {ending(result)}{waited}")
+    print(f"   {outcome(result)}{waited}")
 
 
-def ending(result: TaskResult) -> str:
+def outcome(result: TaskResult) -> str:
     if result.status is TaskStatus.FAILED:
-        return f"dead letter ({result.reason}) after {result.attempts} run"
-    warnings = "".join(f"\n          but {warning}" for warning in result.warnings)
-    return f"success in run {result.attempts}{warnings}"
+        return f"dead letter ({result.reason}) after {result.attempts} attempt"
+    warnings = "".join(f"\n              but {warning}" for warning in result.warnings)
+    return f"success on attempt {result.attempts}{warnings}"
 
 
 async def main() -> None:
@@ -73,12 +76,12 @@ async def main() -> None:
                 for handle in handles:
                     await show(queue, handle.id)
 
-                print("\nthe service is put right, and the dead letter retried")
+                print("\nthe service is repaired, and the dead letter is retried")
                 service.heal()
                 await queue.dead.retry(process_id("contract"))
                 await show(queue, process_id("contract"))
         twice = [call for call, times in service.done.items() if times > 1]
-        print(f"\n{sum(service.done.values())} calls had their effect, {len(twice)} of them twice")
+        print(f"\n{sum(service.done.values())} calls took effect, {len(twice)} of them twice")
 
 
 if __name__ == "__main__":

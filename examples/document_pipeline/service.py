@@ -1,4 +1,4 @@
-"""A small document service on this machine that fails on purpose, as it is told."""
+"""A small document service on this machine that fails as configured."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 HANGS = -1
-"""In place of a status: no answer, until the client gives up."""
+"""In place of a status: no response until the client gives up."""
 
 
 class DocumentService:
-    """Takes `POST /<document>/<action>`. Knows a repeated request by its `Idempotency-Key`."""
+    """Accepts `POST /<document>/<action>`. Recognizes a repeated request by its `Idempotency-Key`."""
 
     def __init__(self) -> None:
         self.done: Counter[tuple[str, str]] = Counter()
-        """How often each action has had its effect on each document."""
+        """How often each action took effect on each document."""
         self._failures: dict[tuple[str, str], list[tuple[int, dict[str, str]]]] = {}
         self._keys: set[str] = set()
         self._lock = threading.Lock()
@@ -32,15 +32,15 @@ class DocumentService:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def fail(self, document: str, action: str, status: int, times: int = 1, **headers: str) -> None:
-        """Answer so many requests for that with that status, before any effect."""
+        """Respond with the status to the next `times` requests of this action, without any effect."""
         failures = self._failures.setdefault((document, action), [])
         failures += [(status, headers)] * times
 
     def heal(self) -> None:
-        """Work from now on."""
+        """Stop failing."""
         self._failures.clear()
 
-    def answer(self, document: str, action: str, key: str) -> tuple[int, dict[str, str]]:
+    def respond(self, document: str, action: str, key: str) -> tuple[int, dict[str, str]]:
         with self._lock:
             failures = self._failures.get((document, action))
             if failures:
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         _, document, action = self.path.split("/")
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         key = self.headers.get("Idempotency-Key", "")
-        status, headers = self.service.answer(document, action, key)
+        status, headers = self.service.respond(document, action, key)
         if status == HANGS:
             self.service.hang()
             return
@@ -88,4 +88,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the example prints what matters."""
+        """Log nothing: the example prints the results."""

@@ -1,6 +1,6 @@
-"""Two kinds of work on documents: by the document's id, and by a command on a document.
+"""Two tasks: process a document by its id, and run a command on a document.
 
-Both are written as if nothing could go wrong. What can is said once, in `RULES`.
+Neither handles errors itself: `RULES` says which errors are retried.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from urllib.request import Request, urlopen
 
 from omniq import ErrorRules, LinearBackoff, TaskContext, task
 
-PATIENCE = 0.5
-"""Seconds to wait for an answer of the service."""
+TIMEOUT = 0.5
+"""Seconds to wait for a response of the service."""
 
 RULES = ErrorRules(http=True)
-"""5xx, 408 and 429 pass, and say how long that takes; 401, 403, 404 and their like do not."""
+"""5xx, 408 and 429 are transient and are retried, after `Retry-After` if the response has it; 401,
+403, 404 and similar ones are permanent."""
 
 
 @task(queue="documents", errors=RULES, retry=LinearBackoff(step=0.2))
 def process_document(ctx: TaskContext, service: str, document_id: str) -> dict[str, Any]:
-    """Five steps, the last two of which the document can do without."""
+    """Five steps; the last two are not critical."""
 
     def call(action: str) -> dict[str, Any]:
         return post(f"{service}/{document_id}/{action}", key=f"{ctx.task_id}/{action}")
@@ -38,27 +39,27 @@ def process_document(ctx: TaskContext, service: str, document_id: str) -> dict[s
 async def run_command(
     ctx: TaskContext, service: str, document: dict[str, Any], command: str, guidance: str
 ) -> str:
-    """A command on a document that comes along with it; async, so that many can wait at once."""
+    """Run a command on a document that is an argument; async, so that many tasks can wait at once."""
 
     async def call(action: str) -> dict[str, Any]:
         url, key = f"{service}/{document['id']}/{action}", f"{ctx.task_id}/{action}"
         return await asyncio.to_thread(post, url, key)
 
-    answer = await ctx.step("run_command", call, command)
+    response = await ctx.step("run_command", call, command)
     await ctx.step("store_answer", call, "content")
-    return f"{answer['action']} of {document['title']!r}, {guidance}"
+    return f"{response['action']} of {document['title']!r}, {guidance}"
 
 
 def post(url: str, key: str) -> dict[str, Any]:
-    """Have the service do something; the key tells it a repeat from a new request."""
+    """Call the service. By the key it distinguishes a repeated request from a new one."""
     request = Request(url, data=b"{}", method="POST", headers={"Idempotency-Key": key})
-    with urlopen(request, timeout=PATIENCE) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
+    with urlopen(request, timeout=TIMEOUT) as response:
+        content: dict[str, Any] = json.load(response)
+    return content
 
 
 def process_id(document_id: str) -> str:
-    """One task for each document at a time: a second one is a `DuplicateTask`."""
+    """The id of the document's task: enqueueing a second one raises `DuplicateTask`."""
     return f"process-{document_id}"
 
 

@@ -1,4 +1,4 @@
-"""FastAPI: handlers enqueue, and tasks run in the application's own process.
+"""FastAPI: handlers enqueue tasks, which run in the process of the application.
 
 uvicorn fastapi_app:app
 curl -X POST 'localhost:8000/thumbnails?picture=cat.png'
@@ -15,13 +15,13 @@ app = FastAPI(lifespan=lifespan(worker=[web_tasks], concurrency=20))
 
 
 @app.post("/thumbnails", status_code=202)
-async def order(picture: str, queue: Queue) -> dict[str, str]:
+async def create(picture: str, queue: Queue) -> dict[str, str]:
     handle = await queue.enqueue(web_tasks.thumbnail, picture, size=200)
     return {"id": handle.id}
 
 
 @app.get("/thumbnails/{task_id}")
-async def look(task_id: str, queue: Queue) -> dict[str, str | None]:
+async def show(task_id: str, queue: Queue) -> dict[str, str | None]:
     result = await queue.get_result(task_id, timeout=10)
     if result is None:
         raise HTTPException(404, "no such thumbnail, or not yet")

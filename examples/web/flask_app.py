@@ -1,4 +1,4 @@
-"""Flask: handlers enqueue, `omniq worker web_tasks` runs the tasks.
+"""Flask: handlers enqueue tasks, which `omniq worker web_tasks` runs.
 
 flask --app flask_app run
 curl -X POST localhost:5000/welcome/ann

@@ -1,4 +1,4 @@
-"""Starlette: handlers enqueue, workers of their own run the tasks, and the dashboard is mounted.
+"""Starlette: handlers enqueue tasks, which separate workers run; the dashboard is mounted.
 
 omniq worker web_tasks
 OMNIQ_DASHBOARD_OPERATOR=a-long-secret uvicorn starlette_app:app

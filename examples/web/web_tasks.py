@@ -1,4 +1,4 @@
-"""What the web applications beside this file have done for them."""
+"""The tasks of the web applications in this folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from omniq import TaskContext, task
 
 @task(max_retries=5, timeout=30)
 async def thumbnail(ctx: TaskContext, picture: str, size: int) -> str:
-    """Make a small picture of a large one; here, only a name for it."""
+    """Make a thumbnail; this example only returns its file name."""
     ctx.progress(0.5, f"{picture}: half of the pixels")
     return f"{picture.removesuffix('.png')}-{size}.png"
 

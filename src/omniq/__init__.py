@@ -17,7 +17,7 @@ at the top:
 - `to_json`: any stored value as JSON
 - `events`: what happened, as values; `log` writes them as log lines, `metrics` counts them
 - `failpoints`: named places in the code where a test can crash or stop the process
-- `_portal`, `_futures`, `_event_loop`, `_backoff`, `_version`: small private parts
+- `_portal`, `_futures`, `_event_loop`, `_backoff`, `_deprecation`, `_version`: small private parts
 
 The packages:
 

@@ -11,15 +11,15 @@ _T = TypeVar("_T")
 
 
 def run_to_the_end(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run it until it is done, whatever else on the loop tries to end that.
+    """Run the coroutine until it is done, even if other code on the loop tries to stop the loop.
 
-    `sys.exit()` in an asyncio task of the user's own leaves the loop at once, and so does
-    `loop.stop()`; then the loop goes on where it was. For threads that no Ctrl-C reaches.
+    `sys.exit()` in an asyncio task of the user leaves the loop at once, and so does `loop.stop()`;
+    this function then continues the loop. Only for threads that Ctrl-C does not interrupt.
     """
     loop = runner.get_loop()
     task = loop.create_task(coroutine)
     while not task.done() and not loop.is_closed():
-        # What the coroutine itself raises is kept in the task.
+        # An exception of the coroutine itself is stored in the task.
         with suppress(SystemExit, KeyboardInterrupt, Exception):
             loop.run_until_complete(task)
     return task.result()

@@ -1,4 +1,4 @@
-"""Completes futures that may have been cancelled, or completed by another caller, meanwhile."""
+"""Completes futures that may already be cancelled or completed by another caller."""
 
 from __future__ import annotations
 

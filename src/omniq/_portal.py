@@ -1,7 +1,7 @@
-"""The only bridge from blocking code to the event loop: a loop in a thread of its own.
+"""The only bridge from blocking code to the event loop: a loop in a separate thread.
 
-Async is the core of omniq; the blocking faces hand their coroutines to a `Portal`. It works from
-any thread, also from one that runs an event loop itself.
+omniq is async inside; the blocking classes pass their coroutines to a `Portal`. It works from any
+thread, also from a thread that runs an event loop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _JOIN_SECONDS = 10.0
 
 
 class Portal:
-    """Runs coroutines on an event loop that it starts when first needed, in a daemon thread.
+    """Runs coroutines on an event loop in a daemon thread, which the first call starts.
 
-    Belongs to one process: a fork copies the loop but not its thread. Closes itself when it is
-    no longer referred to, and when the interpreter ends.
+    A portal belongs to one process: a fork copies the loop but not its thread. It closes itself
+    when it is garbage collected, and when the interpreter exits.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Portal:
         return not self._closed and not self.forked
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run it on the loop and return what it returns, or raise what it raises.
+        """Run the coroutine on the loop; return its result or raise its exception.
 
         An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine and
-        waits for its clean-up; a second one stops the waiting. Raises `StorageClosed` after
+        waits for its clean-up; a second exception ends the wait. Raises `StorageClosed` after
         `close`, and `StorageError` in a forked child or when called from the loop itself.
         """
         call = _Call(coroutine)
@@ -62,12 +62,12 @@ class Portal:
             self._submit(call)
             return call.result()
         except BaseException:
-            # An interrupt may come at any point, also when the loop has just been told to begin.
-            call.give_up()
+            # An interrupt may arrive at any point, even just after the call was passed to the loop.
+            call.abandon()
             raise
 
     def close(self) -> None:
-        """Cancel what still runs and stop the loop. May be called again, and after a fork."""
+        """Cancel all running calls and stop the loop. May be called again, and after a fork."""
         if self.forked:
             # The lock may have been held by a thread that does not exist here.
             self._closed = True
@@ -100,10 +100,9 @@ class Portal:
 
 
 def run_here(coroutine: Coroutine[Any, Any, _T], connection: object) -> _T:
-    """Run what uses that connection in this thread, and without an event loop.
+    """Run a coroutine that uses the connection in this thread, without an event loop.
 
-    Only what never suspends can be run so. Raises `InvalidTask` when the connection is for async
-    code.
+    The coroutine must never suspend. Raises `InvalidTask` when the connection is for async code.
     """
     if not is_async(type(connection)):
         try:
@@ -118,7 +117,7 @@ def run_here(coroutine: Coroutine[Any, Any, _T], connection: object) -> _T:
 
 
 def is_async(connection: type) -> bool:
-    """Whether connections of that class are to be awaited."""
+    """Whether the methods of this connection class are coroutines."""
     methods = (getattr(connection, name, None) for name in ("execute", "commit", "close"))
     return any(
         inspect.iscoroutinefunction(inspect.unwrap(method))
@@ -128,7 +127,7 @@ def is_async(connection: type) -> bool:
 
 
 class _LoopThread:
-    """An event loop and its thread. Does not know its portal, so that the portal can be collected."""
+    """An event loop and its thread. Has no reference to its portal, so that the portal can be collected."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -164,19 +163,19 @@ def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) 
     try:
         run_to_the_end(runner, serve())
     except OSError as error:
-        # No loop without file descriptors; whoever waits for it must hear of it.
+        # Without file descriptors there is no loop; the thread that waits for it gets the error.
         if started.done():
             raise
         started.set_exception(error)
     finally:
-        # Cancels the calls that are left, and waits for them. Some versions of Python start no
-        # thread once the interpreter ends, not even the one that waits for the loop's executor.
+        # Cancels the remaining calls and waits for them. Some versions of Python start no thread
+        # once the interpreter exits, not even the one that shuts down the loop's executor.
         with suppress(RuntimeError):
             runner.close()
 
 
 class _Call(Generic[_T]):
-    """One coroutine on its way through the portal."""
+    """One coroutine that runs on the loop while its caller waits in another thread."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
         self._coroutine = coroutine
@@ -185,7 +184,7 @@ class _Call(Generic[_T]):
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop begin, from any thread. The caller's context variables go along."""
+        """Start the coroutine on the loop, with the caller's context variables. For any thread."""
         self._loop = loop
         try:
             loop.call_soon_threadsafe(self._start)
@@ -194,13 +193,13 @@ class _Call(Generic[_T]):
             raise
 
     def result(self) -> _T:
-        """Block the calling thread until it is done."""
+        """Block the calling thread until the coroutine is done."""
         return self._outcome.result()
 
-    def give_up(self) -> None:
-        """Cancel it and wait for its clean-up, unless it has ended."""
+    def abandon(self) -> None:
+        """Cancel the coroutine and wait for its clean-up, unless it has ended."""
         if self._loop is None:
-            # Never started; without this Python warns that nobody awaited it.
+            # Never started; without this Python warns that it was never awaited.
             self._coroutine.close()
         elif not self._outcome.done():
             # The loop may have been closed in between: then the call has ended as well.
@@ -216,7 +215,7 @@ class _Call(Generic[_T]):
         if self._task is not None:
             self._task.cancel()
         else:
-            # Interrupted before the loop was told to begin: nobody will.
+            # Interrupted before the loop started it: it will not run.
             self._coroutine.close()
             self._outcome.cancel()
 
@@ -229,8 +228,8 @@ class _Call(Generic[_T]):
                 raise
             self._outcome.set_exception(error)
         except BaseException as error:
-            # Also SystemExit and KeyboardInterrupt: raised on, they would end everybody's loop;
-            # the caller gets them instead.
+            # Also SystemExit and KeyboardInterrupt: they would stop the loop for all callers, so
+            # they go to the caller of this coroutine instead.
             self._outcome.set_exception(error)
         else:
             self._outcome.set_result(value)

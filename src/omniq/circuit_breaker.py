@@ -1,7 +1,7 @@
-"""A circuit breaker for any code: it stops calling what is down, and tries again one call at a time.
+"""A circuit breaker for any code: it stops calls to a failing service, then probes it with one call.
 
-The rules are those of the breakers that the fleet shares through its storage (`@task(breaker=…)`);
-this one belongs to the process that made it.
+The rules are those of the breakers that all workers share through the storage
+(`@task(breaker=…)`); this one belongs to the process that created it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ R = TypeVar("R")
 
 
 class CircuitBreaker:
-    """Opens after `max_failures` failures in a row; `reset_timeout` seconds later one call may try.
+    """Opens after `max_failures` consecutive failures; after `reset_timeout` seconds one call probes.
 
-    While it is open, and while that one call is under way, others raise `CircuitOpen` and call
-    nothing. Its success closes the breaker, its failure opens it anew. A failure is an `Exception`;
-    what is merely cancelled says nothing. Safe to use from all threads and event loops at once: no
-    lock is held during a call. `events` tells of every change of state.
+    While it is open, and while the probe runs, other calls raise `CircuitOpen` without calling the
+    function. A successful probe closes the breaker, a failed one opens it again. A failure is an
+    `Exception`; a cancelled call does not count. Safe to use from all threads and event loops at
+    once: no lock is held during a call. `events` emits every change of state.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """CLOSED, OPEN, or HALF_OPEN while a call tries. OPEN until a call comes to try."""
+        """CLOSED, OPEN, or HALF_OPEN while a call probes. Stays OPEN until the next call, even when due."""
         return self._shared.breaker
 
     @property
     def failures(self) -> int:
-        """How many calls have failed since one succeeded."""
+        """The number of failed calls since the last success."""
         return self._shared.failures
 
     @property
@@ -77,10 +77,10 @@ class CircuitBreaker:
     async def call(self, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     async def call(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, and await what it returns if that is to be awaited.
+        """Call the function and return its result; an awaitable result is awaited first.
 
-        Raises `CircuitOpen` when nothing was called, else whatever the function raises. A sync
-        function runs right here: give one that blocks to `asyncio.to_thread`.
+        Raises `CircuitOpen` if the function was not called, else what the function raises. A sync
+        function runs in this thread: pass a blocking one to `asyncio.to_thread`.
         """
         with self.guard():
             value = func(*args, **kwargs)
@@ -88,7 +88,7 @@ class CircuitBreaker:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """The same for a block of code, sync or async: `with breaker.guard(): …`."""
+        """Protect a block of code, sync or async: `with breaker.guard(): …`."""
         number = self._enter()
         try:
             yield
@@ -101,7 +101,7 @@ class CircuitBreaker:
         self._leave(number, "success")
 
     def __call__(self, func: Callable[P, R]) -> Callable[P, R]:
-        """The same for every call of a function: put `@breaker` above it."""
+        """Protect every call of a function: `@breaker` as its decorator."""
         if inspect.iscoroutinefunction(func):
 
             @wraps(func)
@@ -126,22 +126,22 @@ class CircuitBreaker:
             self._calls += 1
             number = self._calls
             gate_rules.enter(self._gate, self._shared, "", number, now)
-            told = self._change_from(was)
-        self._tell(told)
+            event = self._change_from(was)
+        self._emit(event)
         return number
 
     def _leave(self, number: int, effect: Effect, reason: str = "") -> None:
         with self._lock:
             now, was = self._clock.boot_micros(), self._shared.breaker
             gate_rules.leave(self._gate, self._shared, "", number, effect, now, reason)
-            told = self._change_from(was)
-        self._tell(told)
+            event = self._change_from(was)
+        self._emit(event)
 
     def _change_from(self, was: BreakerState) -> Event | None:
         shared = self._shared
         return change_of(self.name, was, shared.breaker, shared.failures, shared.reason)
 
-    def _tell(self, event: Event | None) -> None:
+    def _emit(self, event: Event | None) -> None:
         if event is not None:
             self.events.emit(event)
 
@@ -152,7 +152,7 @@ class CircuitBreaker:
 def change_of(
     name: str, was: BreakerState, state: BreakerState, failures: int, reason: str
 ) -> Event | None:
-    """What is to be told of a breaker that was in one state and is in the other now."""
+    """The event of a breaker that was in one state and is now in the other; None if it is the same."""
     if state is was:
         return None
     match state:

@@ -1,7 +1,7 @@
-"""Time, sleep, randomness and ids: the only file that asks the machine for any of them.
+"""Time, sleep, random numbers and ids: the only module that gets them from the operating system.
 
-Everything that needs the time takes a `Clock`. Inside, an instant is a whole number of
-microseconds since 1970 (UTC): numbers compare, sort and store exactly; text and floats do not.
+Code that needs the time takes a `Clock`. Internally an instant is an integer, microseconds since
+1970 (UTC): integers compare, sort and store exactly; text and floats do not.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def to_micros(instant: datetime) -> int:
     return (instant - _EPOCH) // _MICROSECOND
 
 
-# Remembered, since the tasks of one batch have times in common. Only here: in a zone whose clocks
-# are put back, the two times of that hour count as equal.
+# Cached, because the tasks of one batch often have equal times. Only for UTC: in other zones the
+# two datetimes of a repeated hour compare equal.
 @lru_cache(maxsize=256)
 def _utc_to_micros(instant: datetime) -> int:
     return (instant - _EPOCH) // _MICROSECOND
 
 
-# Remembered, since the tasks of one claim have times in common.
+# Cached, because the tasks of one claim often have equal times.
 @lru_cache(maxsize=256)
 def from_micros(micros: int) -> datetime:
     """The UTC datetime of that many microseconds since 1970.
@@ -62,7 +62,7 @@ def seconds_to_micros(seconds: float) -> int:
 
 
 class Clock(Protocol):
-    """What the engine may know about time and chance. Tests and simulations pass their own."""
+    """The engine's only access to time and random numbers. Tests and simulations pass another one."""
 
     def now(self) -> datetime:
         """The wall clock, as an aware UTC datetime."""
@@ -73,23 +73,23 @@ class Clock(Protocol):
         ...
 
     def boot_micros(self) -> int:
-        """A clock all processes of this machine share, that never jumps and counts suspended time."""
+        """A clock that all processes of this machine share; never jumps, includes suspended time."""
         ...
 
     def boot_id(self) -> str:
-        """Names the span for which `boot_micros` is comparable: one start of the machine."""
+        """Identifies one boot of the machine; `boot_micros` is comparable within it."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only grow; for measuring inside one process."""
+        """Seconds that never decrease, for measurements inside one process."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that long on this clock."""
+        """Wait that many seconds of this clock."""
         ...
 
     async def wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
-        """Wait for the future, at most that long; whether it is done. Does not cancel it."""
+        """Wait for the future, at most that long; return whether it is done. Does not cancel it."""
         ...
 
     def random(self) -> float:
@@ -97,12 +97,12 @@ class Clock(Protocol):
         ...
 
     def new_id(self) -> str:
-        """A fresh id of 26 characters that sorts after those made before it in this process."""
+        """A new id of 26 characters that sorts after all earlier ids of this process."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks and its random numbers."""
+    """The clocks and the random numbers of the operating system."""
 
     def __init__(self) -> None:
         self._ids = _Ids()
@@ -136,20 +136,20 @@ class SystemClock:
 
 
 class _Ids:
-    """Ids of 48 bits of milliseconds and 80 random bits, each larger than the one before."""
+    """Generates ids of 48 bits of milliseconds and 80 random bits, each larger than the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._millis = -1
         self._tail = 0
-        # What the last id began with, which the next one most often begins with too.
+        # The cached first characters of the last id; the next id usually begins with them too.
         self._high = -1
         self._start = ""
-        # A forked child starts from the parent's state: without new bits both would count through
-        # the same ids. The lock may have been held by a thread that does not exist there.
-        os.register_at_fork(after_in_child=self._begin_anew)
+        # A forked child starts with the parent's state: without new random bits both would make
+        # the same ids. The lock may have been held by a thread that the child does not have.
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
-    def _begin_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         self._tail = _fresh_tail()
 
@@ -160,7 +160,7 @@ class _Ids:
                 self._tail = _fresh_tail()
                 self._high = -1
             else:
-                # A step need not be secret, only unlike that of whoever drew a tail nearby.
+                # The increment need not be secret; it only has to differ between processes.
                 self._tail += 1 + random.getrandbits(32)
             tail = self._tail
             if tail >> 40 != self._high:
@@ -174,7 +174,7 @@ class _Ids:
 
 
 def _fresh_tail() -> int:
-    """79 random bits: the highest stays free for the steps that follow."""
+    """79 random bits: the highest bit is left free for increments."""
     return int.from_bytes(os.urandom(10)) >> 1
 
 
@@ -192,7 +192,7 @@ def _text_of(number: int, shifts: tuple[int, ...]) -> str:
 
 
 def new_secret() -> str:
-    """192 random bits as text that may stand in a URL. Not a `Clock`'s: no seed may foretell it."""
+    """192 random bits as URL-safe text. Not a method of `Clock`: a seed must not determine it."""
     return secrets.token_urlsafe(24)
 
 
@@ -208,7 +208,7 @@ def _boot_id() -> str:
         try:
             text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
-            # Without a boot id of the system's own, the minute in which the machine started names it.
+            # The system has no boot id: the minute of the machine's start identifies the boot.
             text = f"boot-{round((time.time() - time.clock_gettime(_BOOT_CLOCK)) / 60)}"
         _boot_id_cache = text
     return _boot_id_cache

@@ -1,12 +1,12 @@
 """When something runs again: cron expressions in time zones, and intervals. Pure rules.
 
-Where a zone's clock is put forward or back, expressions are of two kinds, as in Debian's cron:
+Where a zone's clock changes forward or back, there are two kinds of expressions, as in Debian's cron:
 
-- A rhythm, whose seconds, minutes or hours begin with a star (`*/5 * * * *`), follows the clock on the
-  wall: it runs whenever that shows a time it names. Nothing is due in the hour that is left out, and
-  in the hour that comes twice it is due both times.
-- Fixed times (`30 2 * * *`, `0 9-17 * * MON-FRI`) are due once on their day: those that the clock leaves
-  out once, at the moment right after the gap; those that it shows twice, the first time.
+- Repeating: its seconds, minutes or hours begin with a star (`*/5 * * * *`). It follows the local
+  clock: it is due whenever that shows a matching time. Nothing is due in a skipped hour, and in a
+  repeated hour it is due both times.
+- Fixed times (`30 2 * * *`, `0 9-17 * * MON-FRI`) are due once on their day. A skipped time is due
+  right after the gap; a repeated time is due the first time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _DAY = 86_400
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim reads an expression at a time of no zone
 _PROBE = _DAY // 2
-"""Seconds between two looks at a zone's offset; no zone has changed twice within them."""
+"""Seconds between two samples of a zone's offset; no zone has changed twice within them."""
 
 _LOOK_BACK = 2 * _DAY
-"""A clock that was put back so long ago shows nothing twice any more."""
+"""A change of the clock longer ago than this no longer repeats any time."""
 
 _HORIZON_YEARS = 50
-"""The rarest date there is, 29 February on one day of the week, comes within 40 years."""
+"""The rarest date, 29 February on one day of the week, occurs within 40 years."""
 
 _FIRST_YEAR, _LAST_YEAR = 1_900, 9_900
 
@@ -71,7 +71,7 @@ def cron_times(cron: str, after: datetime, tz: str | None = None) -> Iterator[da
     """
     expression, zone = read_cron(cron), read_zone(tz)
     if not _FIRST_YEAR <= after.year < _LAST_YEAR:
-        raise InvalidValue(f"cron {cron!r}: cannot say what comes after the year {after.year}")
+        raise InvalidValue(f"cron {cron!r}: cannot compute times after the year {after.year}")
     begin = (after - _EPOCH) // _SECOND + 1
     return (_EPOCH + timedelta(seconds=at) for at in _instants(expression, zone, begin))
 
@@ -114,16 +114,16 @@ def describe_cron(cron: str) -> str:
     return str(CronSim(_SHORT_FOR.get(cron.strip().lower(), cron), _SOME_DAY).explain())
 
 
-# Reading
+# Parsing
 
 
 class Cron:
-    """An expression that was read: which days, and which times of a day, it names."""
+    """A parsed expression: the days, and the times of a day, that it names."""
 
     def __init__(self, text: str, fields: CronSim) -> None:
         self.text = text
         parts = fields.parts
-        self.is_rhythm = any(part.startswith("*") for part in parts[:3])
+        self.is_repeating = any(part.startswith("*") for part in parts[:3])
         self._matches_day = fields.match_day
         self._months = fields.months
         self._hours = sorted(fields.hours)
@@ -131,7 +131,7 @@ class Cron:
         self._seconds = sorted(fields.seconds)
 
     def first(self, low: int, high: int) -> int | None:
-        """The first time in [low, high) that it names, in seconds of a clock that never changes."""
+        """The first matching time in [low, high), in seconds of a clock without changes."""
         day, time = divmod(low, _DAY)
         while day * _DAY < high:
             today = date.fromordinal(_EPOCH_DAY + day)
@@ -146,7 +146,7 @@ class Cron:
         return None
 
     def _first_time(self, low: int) -> int | None:
-        """The first second of the day from `low` on that it names."""
+        """The first matching second of the day at or after `low`."""
         low_hour, rest = divmod(low, 3_600)
         low_minute, low_second = divmod(rest, 60)
         for hour in self._hours[bisect_left(self._hours, low_hour) :]:
@@ -161,7 +161,7 @@ class Cron:
 
 @lru_cache(maxsize=1_024)
 def read_cron(cron: str) -> Cron:
-    """The expression: five fields, or six with seconds first, or a name such as `@daily`.
+    """Parse an expression: five fields, or six with seconds first, or a name such as `@daily`.
 
     Raises `InvalidValue`, naming the field that is wrong.
     """
@@ -174,7 +174,7 @@ def read_cron(cron: str) -> Cron:
 
 
 def _wrong(cron: str, complaint: str) -> str:
-    """What is wrong with the expression, in the words of the one who wrote it."""
+    """What is wrong with the expression, naming the part that the user wrote."""
     parts = cron.split()
     name = complaint.removeprefix("Bad ")
     if name not in _FIELDS:
@@ -202,11 +202,11 @@ def read_zone(tz: str | None) -> tzinfo:
         ) from error
 
 
-# Walking
+# Computing
 
 
 class _Change(NamedTuple):
-    """At `at`, in seconds since 1970, the zone's clock goes over to `offset` seconds from UTC."""
+    """At `at`, in seconds since 1970, the zone's clock changes to `offset` seconds from UTC."""
 
     at: int
     offset: int
@@ -215,15 +215,15 @@ class _Change(NamedTuple):
 def _instants(cron: Cron, zone: tzinfo, begin: int) -> Iterator[int]:
     """The instants from `begin` on, in seconds since 1970.
 
-    Between two changes of a zone, its clock is one that never changes: those pieces are searched
-    one by one. `shown` is the time up to which the clock has shown everything it ever will.
+    The spans between two changes of the zone's offset are searched one by one. `shown` is the local
+    time up to which the clock has shown every time.
     """
     shown: int | None = None
     for start, end, offset in _pieces(zone, begin - _LOOK_BACK):
-        # A rhythm begins with what the clock shows now; fixed times with what was not shown yet,
-        # which includes what was left out just now, and not what is shown a second time.
+        # A repeating expression starts at the time the clock shows now; fixed times start at the
+        # first time not shown yet, which includes a gap just skipped and excludes repeated times.
         shown = start + offset if shown is None else shown
-        low = start + offset if cron.is_rhythm else shown
+        low = start + offset if cron.is_repeating else shown
         if start < begin:
             low = max(low, begin + offset)
         while (local := cron.first(low, end + offset)) is not None:
@@ -254,7 +254,7 @@ def _changes(zone: tzinfo, year: int) -> tuple[_Change, ...]:
         return ()
     found = []
     begin, end = _start_of(year), _start_of(year + 1)
-    # From the last second of the year before: a change may come with the first of this one.
+    # From the last second of the previous year: the change may be at the first of this one.
     for low in range(begin - 1, end - 1, _PROBE):
         high = min(low + _PROBE, end - 1)
         if _offset(zone, low) != _offset(zone, high):

@@ -1,4 +1,4 @@
-"""Durations as callers write them: seconds or `timedelta` in, checked seconds out."""
+"""Durations: turns the seconds or `timedelta` of a caller into checked seconds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from omniq.models import check_seconds
 
 Duration = float | timedelta
 """Seconds, or a `timedelta`."""
+
+UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+"""The units of durations that are written as text, such as 30s or 7d."""
 
 
 @overload
@@ -35,7 +38,7 @@ def seconds_of(
     above_zero: bool = False,
     error: type[InvalidValue] = InvalidTask,
 ) -> float | None:
-    """The duration in seconds; None stays None. Raises `error` for any other value.
+    """Return the duration in seconds; None stays None. Raises `error` for a wrong value.
 
     >>> seconds_of("timeout", timedelta(minutes=1))
     60.0
@@ -52,7 +55,7 @@ def instant_before(
     *,
     error: type[InvalidValue] = InvalidTask,
 ) -> datetime:
-    """A datetime as it is, or a duration as the instant that long before `now`."""
+    """Return a datetime unchanged, or the instant that a duration lies before `now`."""
     if isinstance(value, datetime):
         return value
     seconds = seconds_of(name, value, error=error)

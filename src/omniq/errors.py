@@ -7,17 +7,17 @@ OmniqError
 ├── SettingsError          a setting is wrong; names the setting and where it came from
 ├── DuplicateTask          the task id is taken
 ├── QueueFull              the storage holds `max_pending` waiting tasks
-├── TaskNotFound           no record of that task is kept
+├── TaskNotFound           there is no record of that task
 ├── ScheduleNotFound       there is no schedule with that id
 ├── FunctionNotFound       a function path does not lead to a function
 │   └── ForbiddenFunction      it may not be run here
-├── StorageError           the storage could not do it; the driver's error is the cause
+├── StorageError           a storage operation failed; the driver's error is the cause
 │   ├── StorageClosed          used before it was opened, or after it was closed
-│   ├── StorageRefused         the server will not have us; waiting does not help
-│   └── StorageCorrupt         what the storage holds cannot be trusted
+│   ├── StorageRefused         the server refuses this client; a retry does not help
+│   └── StorageCorrupt         stored data is damaged
 ├── ClaimError
 │   ├── StaleClaim             another attempt owns the task now
-│   └── LeaseLost              this owner was fenced; everything it held has been given away
+│   └── LeaseLost              this owner was fenced; its tasks were returned to the queue
 ├── ResultError
 │   ├── TaskFailed             the task ended as FAILED; carries the stored error
 │   ├── TaskCancelled          the task ended as CANCELLED
@@ -70,7 +70,7 @@ class DuplicateTask(OmniqError):
 
 
 class QueueFull(OmniqError):
-    """The storage holds as many waiting tasks as it may; nothing was added."""
+    """The storage holds `max_pending` waiting tasks; nothing was added."""
 
     def __init__(self, max_pending: int) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class QueueFull(OmniqError):
 
 
 class TaskNotFound(OmniqError):
-    """No record of that task is kept: it never existed, or its record has expired."""
+    """There is no record of that task: it never existed, or its record has expired."""
 
     def __init__(self, task_id: str) -> None:
         super().__init__(f"task {task_id}: no such task on record")
@@ -98,7 +98,7 @@ class ScheduleNotFound(OmniqError):
 class FunctionNotFound(OmniqError):
     """A function path does not lead to a function.
 
-    `elsewhere` says that a worker with other modules may well have it: leave the task to others.
+    `elsewhere`: a worker with other modules may have the function, so the task is released.
     """
 
     def __init__(self, func_path: str, why: str, *, elsewhere: bool = False) -> None:
@@ -108,11 +108,11 @@ class FunctionNotFound(OmniqError):
 
 
 class ForbiddenFunction(FunctionNotFound):
-    """The function exists or may exist, and must not be run here."""
+    """This worker must not run the function, whether or not it exists."""
 
 
 class StorageError(OmniqError):
-    """The storage could not do what was asked. The driver's own error is the cause."""
+    """A storage operation failed. The error of the driver is its `__cause__`."""
 
 
 class StorageClosed(StorageError):
@@ -120,22 +120,22 @@ class StorageClosed(StorageError):
 
 
 class StorageRefused(StorageError):
-    """The server will not serve this client: credentials, database, version or settings are wrong.
+    """The server refuses this client: credentials, database, version or settings are wrong.
 
-    Unlike other storage errors it does not pass by itself.
+    Unlike with other storage errors, a retry does not help.
     """
 
 
 class StorageCorrupt(StorageError):
-    """What the storage holds cannot be trusted."""
+    """Stored data is damaged."""
 
 
 class ClaimError(OmniqError):
-    """The caller does not own what it tried to change."""
+    """The caller does not own the task that it tried to change."""
 
 
 class StaleClaim(ClaimError):
-    """Another attempt owns the task now. Normal after a lease ran out: drop the outcome."""
+    """Another attempt owns the task now. Normal after a lease has expired: drop the outcome."""
 
     def __init__(self, task_id: str, token: int | None = None) -> None:
         claim = "this storage holds no claim on it" if token is None else f"claim {token} has ended"
@@ -145,7 +145,7 @@ class StaleClaim(ClaimError):
 
 
 class LeaseLost(ClaimError):
-    """This owner was fenced: its lease ran out and what it held has been given back."""
+    """This owner was fenced: its lease expired and its tasks were returned to the queue."""
 
     def __init__(self, owner: str) -> None:
         super().__init__(f"worker {owner}: the lease has ended and its tasks were given back")
@@ -153,11 +153,11 @@ class LeaseLost(ClaimError):
 
 
 class ResultError(OmniqError):
-    """A task has no value to hand out."""
+    """A task has no value to return."""
 
 
 class TaskFailed(ResultError):
-    """The task ended as FAILED. `error` is what was stored."""
+    """The task ended as FAILED. `error` is the stored error."""
 
     def __init__(self, task_id: str, error: TaskError | None) -> None:
         detail = f"{error.error_type}: {error.message}" if error else "no error was stored"
@@ -176,7 +176,7 @@ class TaskCancelled(ResultError):
 
 
 class ResultTimeout(ResultError, TimeoutError):
-    """No final result within the given time. The task itself goes on."""
+    """No final result within the given time. The task is not affected."""
 
     def __init__(self, task_id: str, timeout: float) -> None:
         super().__init__(f"task {task_id}: no result within {timeout:g} s; it may still finish")

@@ -7,7 +7,6 @@ them. An event has ids, names and numbers, never the arguments or the result of 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from loguru import logger
 
+from omniq._deprecation import warn_renamed
 from omniq.errors import OmniqError
 
 # A library is silent by default: `omniq.log.enable()` switches its log lines on.
@@ -385,7 +385,7 @@ _RENAMED = {
     "TaskCancelled": TaskCancellation,
     "TaskFailed": TaskFailure,
 }
-"""Names that were those of errors too. They work in 0.1 and are removed in 0.2."""
+"""Former names, which are also names of errors. They work in 0.1 and are removed in 0.2."""
 
 
 # Hidden from type checkers, which would accept any misspelt name because of it.
@@ -395,11 +395,7 @@ if not TYPE_CHECKING:
         renamed = _RENAMED.get(name)
         if renamed is None:
             raise AttributeError(f"module 'omniq.events' has no attribute {name!r}")
-        warnings.warn(
-            f"omniq.events.{name} is now {renamed.__name__}; the old name is removed in 0.2",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn_renamed(f"omniq.events.{name}", renamed.__name__)
         return renamed
 
 

@@ -1,19 +1,19 @@
 """Named places where a test can make the process die, stop, wait, fail or skip a step.
 
-Switched on by the environment, for a process that a test starts and cannot reach into:
+Configured by the environment, for a process that a test starts and cannot call into:
 
     OMNIQ_FAILPOINTS="claim.after_write=kill:0.02, record.before_write=raise:EIO, enqueue.after_write=delay:50@3"
 
-One entry is `name=action`, then the action's own argument if it takes one, then when to act:
-`:p` with probability p, `@n` only at the n-th time the place is passed, nothing for every time.
+One entry is `name=action`, then the argument of the action if it takes one, then when to act:
+`:p` with probability p, `@n` only at the n-th hit, nothing for every hit.
 
-    kill          SIGKILL to the own process         stop        SIGSTOP to the own process
+    kill          SIGKILL to this process            stop        SIGSTOP to this process
     exit          leave at once, with status 70      raise:NAME  OSError with that errno
     delay:MS      block the thread for milliseconds  skip        `hit` is True: leave the step out
     count         only count
 
-The name `*` stands for every place that has no entry of its own. While anything is switched on,
-every place that is passed is counted, so that a run can show that it was not vacuous.
+The name `*` stands for every failpoint without an entry. While any failpoint is configured, the
+hits of all are counted, so that a run can prove that it reached them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME = re.compile(r"\*|[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What to do at one place, and when: at the n-th hit, by chance, or each time."""
+    """What to do at one failpoint, and when: at the n-th hit, with a probability, or each time."""
 
     action: _Action
     errno: int = 0
@@ -56,52 +56,52 @@ _active = False
 
 
 def hit(name: str) -> bool:
-    """Pass the place called `name`. True asks the caller to leave out the step that follows."""
+    """Act at the failpoint `name`. True tells the caller to skip the step that follows."""
     if not _active:
         return False
     return _act(name)
 
 
 def hits() -> dict[str, int]:
-    """How often each place was passed since failpoints were switched on."""
+    """The number of hits of each failpoint since failpoints were configured."""
     with _lock:
         return dict(_hits)
 
 
 def configure(text: str) -> None:
-    """Switch on what `text` says, and only that. Counts begin again at 0.
+    """Replace all rules by those of `text`, and reset the counts to 0.
 
-    Raises `SettingsError`, and changes nothing, when the text cannot be understood.
+    Raises `SettingsError`, and changes nothing, when the text cannot be parsed.
     """
     rules = parse(text)
     _install(rules)
 
 
 def reset() -> None:
-    """Switch everything off and forget the counts."""
+    """Remove all rules and counts."""
     _install({})
 
 
 def parse(text: str) -> dict[str, _Rule]:
-    """The rules that such a text stands for, by name.
+    """The rules of a text in the format of `OMNIQ_FAILPOINTS`, by name.
 
     >>> parse("claim.after_write=delay:50@3")["claim.after_write"].seconds
     0.05
     """
     rules: dict[str, _Rule] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, words = (part.strip() for part in entry.partition("="))
+        name, equals, rule = (part.strip() for part in entry.partition("="))
         if not equals or not _NAME.fullmatch(name):
             raise _bad(entry, "expected name=action, the name in lower case, such as claim.begin")
         if name in rules:
             raise _bad(entry, "this name has an entry already")
-        rules[name] = _parse_rule(entry, words)
+        rules[name] = _parse_rule(entry, rule)
     return rules
 
 
-def _parse_rule(entry: str, words: str) -> _Rule:
-    spec, at, nth = words.partition("@")
-    action, *arguments = (word.strip() for word in spec.split(":"))
+def _parse_rule(entry: str, text: str) -> _Rule:
+    spec, at, nth = text.partition("@")
+    action, *arguments = (part.strip() for part in spec.split(":"))
     if action not in get_args(_Action):
         raise _bad(entry, f"the action must be one of {', '.join(get_args(_Action))}")
     error = _parse_errno(entry, arguments) if action == "raise" else 0
@@ -135,20 +135,20 @@ def _parse_delay(entry: str, arguments: list[str]) -> float:
     return millis / 1000
 
 
-def _parse_probability(entry: str, word: str) -> float:
+def _parse_probability(entry: str, text: str) -> float:
     try:
-        probability = float(word)
+        probability = float(text)
     except ValueError:
         probability = math.nan
     if not 0 < probability <= 1:
-        raise _bad(entry, f"{word!r} is not a probability above 0 and up to 1")
+        raise _bad(entry, f"{text!r} is not a probability above 0 and up to 1")
     return probability
 
 
-def _parse_nth(entry: str, word: str) -> int:
-    if not (word.isascii() and word.isdigit() and int(word) >= 1):
-        raise _bad(entry, f"after @ expected which hit to act at, 1 or more, not {word!r}")
-    return int(word)
+def _parse_nth(entry: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise _bad(entry, f"after @ expected which hit to act at, 1 or more, not {text!r}")
+    return int(text)
 
 
 def _bad(entry: str, why: str) -> SettingsError:
@@ -179,7 +179,7 @@ def _act(name: str) -> bool:
         case "raise":
             raise OSError(rule.errno, f"{os.strerror(rule.errno)} (failpoint {name})")
         case "delay":
-            # Real time and a blocked thread are the point: it stands for a machine that stalls.
+            # Real time and a blocked thread on purpose: this simulates a machine that stalls.
             time.sleep(rule.seconds)
         case "skip":
             return True
@@ -193,7 +193,7 @@ def _act(name: str) -> bool:
 def _is_due(rule: _Rule, count: int) -> bool:
     if rule.nth is not None and rule.nth != count:
         return False
-    # Not the engine's clock: drawing from it would shift what a seeded simulation sees.
+    # Not the engine's clock: a draw from it would change the course of a seeded simulation.
     return rule.probability >= 1 or random.random() < rule.probability
 
 

@@ -1,9 +1,9 @@
-"""Gates: what a due task must pass at the moment it is claimed. Pure rules over small records.
+"""Gates: conditions that a due task must pass when it is claimed. Pure rules over small records.
 
 A running limit, a rate limit and a circuit breaker are the same thing to a claim: a named gate with
-a little shared state that lets the task in, or says when to ask again. A blocked task is parked
-under the gate that blocked it, where it costs nothing, until the gate has room. Backends keep a
-`GateState` for each key and change it in the same atomic step as the claim or the outcome.
+shared state that admits the task, or says when to check again. A blocked task is parked under the
+gate that blocked it, where it costs nothing, until the gate has room. Backends store a `GateState`
+for each key and change it in the same atomic step as the claim or the outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omniq.clock import seconds_to_micros
 from omniq.models import Task
 
 FOREVER = 2**62
-"""A `wake_at` that no clock reaches: the gate opens by an event, not by time."""
+"""A `wake_at` that is never reached: the gate opens by an event, not by time."""
 
 _LONGEST_LOG = 1000
 
@@ -25,7 +25,7 @@ Effect = Literal["success", "failure", "neither"]
 
 
 class BreakerState(StrEnum):
-    """Closed lets tasks through, open holds them, half-open has let one probe through."""
+    """Closed admits tasks, open holds them, half-open has admitted one probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -33,7 +33,7 @@ class BreakerState(StrEnum):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One condition of a task. `size` and `span` (microseconds) mean what `kind` needs."""
+    """One condition of a task. The meaning of `size` and `span` (microseconds) depends on `kind`."""
 
     key: str
     kind: Literal["running", "rate", "breaker"]
@@ -42,7 +42,7 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class GateState(msgspec.Struct, omit_defaults=True):
-    """What the fleet shares about one gate. `wake_at`: when parked tasks may ask again."""
+    """The state of one gate, shared by all workers. `wake_at`: when parked tasks are checked again."""
 
     holders: list[tuple[str, int]] = []
     starts: list[int] = []
@@ -54,7 +54,7 @@ class GateState(msgspec.Struct, omit_defaults=True):
 
 
 def gates_of(task: Task) -> tuple[Gate, ...]:
-    """The gates a task must pass, in the order they are asked."""
+    """The gates that a task must pass, in the order in which they are checked."""
     if not task.limits and not task.breakers:
         return ()
     gates = [
@@ -75,8 +75,8 @@ def gates_of(task: Task) -> tuple[Gate, ...]:
 
 
 def _rate_gate(key: str, rate: int, span: int) -> Gate:
-    # A log of every start in the span is exact, and long for high rates. 1,000 starts in a
-    # proportionally shorter span is a little stricter, and never lets more than `rate` through.
+    # A log of every start in the span is exact, but long for high rates. 1,000 starts in a
+    # proportionally shorter span are slightly stricter, and never admit more than `rate`.
     if rate > _LONGEST_LOG:
         span = -(-span * _LONGEST_LOG // rate)
         rate = _LONGEST_LOG
@@ -84,7 +84,7 @@ def _rate_gate(key: str, rate: int, span: int) -> Gate:
 
 
 def room(gate: Gate, state: GateState, now: int) -> int:
-    """How many tasks the gate would let in at this moment."""
+    """The number of tasks that the gate would admit now."""
     match gate.kind:
         case "running":
             return max(0, gate.size - len(state.holders))
@@ -98,7 +98,7 @@ def room(gate: Gate, state: GateState, now: int) -> int:
 
 
 def ask_again_at(gate: Gate, state: GateState, now: int) -> int:
-    """When a gate without room may have some: an instant, or FOREVER when only an event can tell."""
+    """When a full gate may have room: an instant, or FOREVER if only an event can make room."""
     if gate.kind == "rate" and len(state.starts) >= gate.size:
         return state.starts[-gate.size] + gate.span
     if gate.kind == "breaker" and state.breaker is BreakerState.OPEN:
@@ -107,14 +107,14 @@ def ask_again_at(gate: Gate, state: GateState, now: int) -> int:
 
 
 def enter(gate: Gate, state: GateState, task_id: str, token: int, now: int) -> None:
-    """Count the task as let in."""
+    """Count the task as admitted."""
     match gate.kind:
         case "running":
             state.holders.append((task_id, token))
         case "rate":
-            # Starts may lie a little ahead: of a claim that took its time between reading the
-            # clock and coming here, they are those that overtook it. They stay as they are. What
-            # lies ahead by a span or more was written before the clock was set back.
+            # A start may lie slightly in the future: a concurrent claim read the clock later and
+            # got here first. It stays as it is. A start that lies ahead by a span or more was
+            # written before the clock was set back.
             known = [now if start >= now + gate.span else start for start in state.starts]
             state.starts = sorted([*known, now])[-gate.size :]
         case "breaker":
@@ -132,7 +132,7 @@ def leave(
     now: int,
     reason: str = "",
 ) -> None:
-    """Count the task as gone, by an outcome or because its owner died."""
+    """Count the task as ended, by an outcome or because its owner died."""
     match gate.kind:
         case "running":
             _drop_holder(state, task_id, token)
@@ -157,7 +157,7 @@ def _leave_breaker(
         state.failures += 1
         _open(state, now, now + gate.span, reason)
     elif was_probe:
-        # The probe came back without an answer: the next task may probe at once.
+        # The probe neither succeeded nor failed: the next task may probe at once.
         _open(state, now - gate.span, now, state.reason)
 
 
@@ -175,7 +175,7 @@ def _drop_holder(state: GateState, task_id: str, token: int) -> bool:
 
 
 def blocking(gates: tuple[Gate, ...], states: dict[str, GateState], now: int) -> Gate | None:
-    """The first gate that has no room, with its `wake_at` set; None when the task may enter all."""
+    """Set `wake_at` of the first gate without room and return the gate; None if all have room."""
     for gate in gates:
         state = states[gate.key]
         if room(gate, state, now) == 0:

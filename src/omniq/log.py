@@ -1,7 +1,7 @@
-"""Words the lifecycle events as log lines, through loguru.
+"""Writes the lifecycle events as log lines, through loguru.
 
-omniq is silent until `enable()` is called, and then writes to the sinks the application has: it
-never adds, removes or changes one. The event's name is the message, its facts are fields.
+omniq logs nothing until `enable()` is called, and then writes to the sinks of the application: it
+never adds, removes or changes one. The event's name is the message, its fields are log fields.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _LEVELS: dict[type[Event], str] = {
     TaskDead: "ERROR",
     ChoreFailed: "ERROR",
 }
-"""Events that are not INFO: DEBUG is routine, WARNING was repaired, ERROR needs somebody."""
+"""Events that are not INFO: DEBUG is routine, WARNING was repaired, ERROR needs a person."""
 
 _enabled = False
 _level = "INFO"
@@ -90,52 +90,52 @@ def enable(level: str = "INFO") -> None:
     _level, _enabled = level.upper(), True
     logger.enable("omniq")
     for dispatcher in list(_attached):
-        _fall_silent(dispatcher)
-        _listen(dispatcher)
+        _unsubscribe(dispatcher)
+        _subscribe(dispatcher)
 
 
 def disable() -> None:
-    """Fall silent again."""
+    """Stop writing log lines."""
     global _enabled
     _enabled = False
     logger.disable("omniq")
     for dispatcher in list(_attached):
-        _fall_silent(dispatcher)
+        _unsubscribe(dispatcher)
 
 
 def is_enabled() -> bool:
-    """Whether log lines are wanted; ask before subscribing `write`, which costs every event."""
+    """Whether logging is enabled. Check it before subscribing `write`: every event then costs time."""
     return _enabled
 
 
 def enabled_level() -> str | None:
-    """The level from which lines are wanted, None when silent. For a child process to do the same."""
+    """The enabled level, None when logging is disabled. Child processes are started with it."""
     return _level if _enabled else None
 
 
 def attach(dispatcher: Dispatcher) -> Callable[[], None]:
-    """Write its events whenever logging is enabled, now or later; how to end that.
+    """Log the dispatcher's events while logging is enabled, now or later; return the detacher.
 
-    While logging is off nothing listens, so that events cost nothing.
+    While logging is disabled nothing is subscribed, so that events cost nothing.
     """
     _attached.setdefault(dispatcher, _nothing)
     if _enabled:
-        _listen(dispatcher)
+        _subscribe(dispatcher)
     return lambda: _attached.pop(dispatcher, _nothing)()
 
 
-def _listen(dispatcher: Dispatcher) -> None:
+def _subscribe(dispatcher: Dispatcher) -> None:
     if not dispatcher.has(write):
         _attached[dispatcher] = dispatcher.subscribe(write, kinds=_wanted())
 
 
-def _fall_silent(dispatcher: Dispatcher) -> None:
+def _unsubscribe(dispatcher: Dispatcher) -> None:
     _attached[dispatcher]()
     _attached[dispatcher] = _nothing
 
 
 def _wanted() -> list[type[Event]]:
-    """The events of the level asked for and above."""
+    """The event classes of the enabled level and above."""
     return [kind for kind in _kinds(Event) if _level_of(kind).no >= _threshold]
 
 
@@ -150,7 +150,7 @@ def _level_of(kind: type[Event]) -> Level:
 
 
 def _nothing() -> None:
-    """How to end what has not begun."""
+    """The unsubscriber of a dispatcher that is not subscribed."""
 
 
 def write(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Counts events: how many tasks came, ended and failed, and how long they took, by type."""
+"""Counts events: how many tasks were enqueued, succeeded and failed, and their durations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from omniq.events import Event, TaskEnqueued, TaskFailure, TaskSucceeded
 
 WINDOW = 1000
-"""How many of the newest durations of each type the average is made of, unless said otherwise."""
+"""The default number of newest durations of each type that the average is taken over."""
 
 
 class Metrics:
-    """Numbers since it was made, from any thread. Subscribe `observe` to a pool's events.
+    """Counts since it was created; thread-safe. Subscribe `observe` to the events of a pool.
 
-    A type of task is its function's path. What is kept of each is bounded.
+    The type of a task is the path of its function. The data of each type is bounded.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
@@ -30,7 +30,7 @@ class Metrics:
         self._durations: dict[str, deque[float]] = {}
 
     def observe(self, event: Event) -> None:
-        """Count the event if it is one that counts."""
+        """Count the event; others than enqueued, succeeded and failed tasks are ignored."""
         match event:
             case TaskEnqueued():
                 self.record_submission()
@@ -42,12 +42,12 @@ class Metrics:
                 pass
 
     def record_submission(self) -> None:
-        """A task was enqueued."""
+        """Count an enqueued task."""
         with self._lock:
             self._submitted += 1
 
     def record_completion(self, task_type: str, seconds: float) -> None:
-        """A task of that type succeeded, after that many seconds."""
+        """Count a task of that type that succeeded after that many seconds."""
         with self._lock:
             self._completed += 1
             self._counts[task_type] = self._counts.get(task_type, 0) + 1
@@ -55,25 +55,25 @@ class Metrics:
             newest.append(seconds)
 
     def record_failure(self, task_type: str | None = None) -> None:
-        """A task failed for good."""
+        """Count a task that failed for good."""
         with self._lock:
             self._failed += 1
             if task_type is not None:
                 self._failed_by_type[task_type] = self._failed_by_type.get(task_type, 0) + 1
 
     def update_queue_size(self, size: int) -> None:
-        """So many tasks wait now; the highest number is kept."""
+        """Update the highest number of waiting tasks."""
         with self._lock:
             self._high_water = max(self._high_water, size)
 
     def failed(self, task_type: str) -> int:
-        """How many tasks of that type failed for good."""
+        """The number of tasks of that type that failed for good."""
         with self._lock:
             return self._failed_by_type.get(task_type, 0)
 
     def get_metrics(self) -> dict[str, Any]:
-        """All numbers. `task_durations` gives, for each type that has succeeded, how often and the
-        average of its newest runs in milliseconds."""
+        """Return all counts. `task_durations` has, for each type that succeeded, the number of
+        successes and the average duration of the newest ones in milliseconds."""
         with self._lock:
             return {
                 "total_submitted": self._submitted,

@@ -1,4 +1,4 @@
-"""What a task is, what it came to, and what is kept about it. Plain, frozen data."""
+"""Tasks, results, dead letters and the other stored values. Plain, frozen data."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from omniq._deprecation import warn_renamed
 from omniq.clock import SYSTEM_CLOCK
 from omniq.cron import check_cron
 from omniq.errors import InvalidTask, InvalidValue
 from omniq.retry import Backoff
 
 MAX_TEXT = 8_192
-"""Longest message kept of an error; a task may raise an exception with a gigabyte in it."""
+"""Longest stored message of an error; a task may raise an exception with a gigabyte of text."""
 
 MAX_TRACEBACK = 32_768
 
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MAX_INT = 2**63 - 1
-_SHORTEST_INTERVAL = 0.01
+_MIN_INTERVAL = 0.01
 
 
 class TaskStatus(StrEnum):
-    """Where a task is in its life.
+    """The state of a task.
 
     PENDING ──claim──► RUNNING ──► SUCCESS
        ▲                 │ ├─────► FAILED ──dead.retry──► PENDING
@@ -48,7 +49,7 @@ class TaskStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the task has ended; only `dead.retry` brings one back."""
+        """Whether the task has ended; only `dead.retry` runs such a task again."""
         return self in _FINAL
 
 
@@ -73,9 +74,9 @@ class ErrorCategory(StrEnum):
 
 
 class TaskError(Exception):
-    """An error that a task may raise, and the record that is kept of any error it raised.
+    """An error that a task may raise, and the stored record of any error it raised.
 
-    It is stored as text, never pickled, so that reading it back runs no code.
+    It is stored as text, never pickled, so that reading it runs no code.
     """
 
     category: ErrorCategory = ErrorCategory.TRANSIENT
@@ -106,9 +107,9 @@ class TaskError(Exception):
     def from_exception(
         cls, error: BaseException, *, timestamp: datetime | None = None
     ) -> TaskError:
-        """The record of any exception, also of one whose own methods raise.
+        """The record of any exception, also of one whose methods raise.
 
-        Everything in it is bounded, and can be stored.
+        All its texts have a maximum length and can be stored.
         """
         facts: dict[str, Any] = {
             "message": _bounded(_text_of(error), MAX_TEXT),
@@ -117,11 +118,11 @@ class TaskError(Exception):
             "timestamp": timestamp,
         }
         if isinstance(error, TaskError):
-            facts |= _told_by(error)
+            facts |= _facts_of(error)
         return TaskError(**facts)
 
     def to_record(self) -> dict[str, Any]:
-        """The keyword arguments that build it again."""
+        """The keyword arguments that make an equal error."""
         return {
             "message": self.message,
             "error_type": self.error_type,
@@ -162,7 +163,7 @@ class PartialError(TaskError):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many tasks with this key may run at once, or start within a span of time, fleet-wide."""
+    """How many tasks with this key may run at once, or start within `per` seconds, on all workers."""
 
     key: str
     max_running: int | None = None
@@ -171,7 +172,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The circuit breaker of that name, shared by the fleet, must let the task through."""
+    """The circuit breaker of that name, shared by all workers, must admit the task."""
 
     name: str
     max_failures: int = 5
@@ -179,13 +180,13 @@ class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call of a function, to be made later. `Task(func_path="m.f")` is due at once.
+    """A stored call of a function. `Task(func_path="m.f")` is due at once.
 
-    `eta=None` means due at once; the storage fills in the time of enqueue. `attempts` are the
-    failures before this run. `interval`, `timeout` and `result_ttl` are seconds; a `timeout` or
-    `result_ttl` of None means the default of the settings. `token`, `owner`, `crashes`,
-    `releases` and `started_at` are the storage's to set. `secrets` are the positions and names of
-    arguments that are not to be shown.
+    `eta=None` means due at once; the storage fills in the time of enqueue. `attempts` is the
+    number of failures before this run. `interval`, `timeout` and `result_ttl` are seconds; a
+    `timeout` or `result_ttl` of None means the default of the settings. The storage sets `token`,
+    `owner`, `crashes`, `releases` and `started_at`. `secrets` are the positions and names of
+    arguments that are never shown.
     """
 
     id: str = msgspec.field(default_factory=SYSTEM_CLOCK.new_id)
@@ -221,7 +222,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run came to. `attempts` counts runs, this one included."""
+    """The outcome of a run. `attempts` counts runs, this one included."""
 
     task_id: str
     status: TaskStatus
@@ -235,7 +236,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One run that did not succeed: when, by whom, and why it ended."""
+    """One run that did not succeed: when it ran, on which worker, and why it ended."""
 
     number: int
     token: int
@@ -247,10 +248,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that failed for good, kept until somebody retries or deletes it."""
+    """A task that failed for good, stored until it is retried or deleted."""
 
     task_id: str
-    task_type: str
+    # Stored under its first name: other releases of omniq read and write the same records.
+    func_path: str = msgspec.field(name="task_type")
     failure_reason: str
     attempt_count: int
     first_failure: datetime
@@ -259,9 +261,15 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue: str = "default"
     checkpoint: bytes | None = None
 
+    @property
+    def task_type(self) -> str:
+        """Deprecated: use `func_path`."""
+        warn_renamed("DeadLetter.task_type", "DeadLetter.func_path")
+        return self.func_path
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a running task says it is: `fraction` in [0, 1]."""
+    """The progress that a running task reports: `fraction` in [0, 1]."""
 
     task_id: str
     token: int
@@ -272,7 +280,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker with a lease. `running` are the ids of the tasks it holds.
 
-    `paused`: an operator wants it to claim nothing more for now.
+    `paused`: an operator has paused it, and it claims no tasks.
     """
 
     id: str
@@ -288,10 +296,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what there is. `by_queue` counts tasks that have not ended.
+    """Counts of the tasks in a storage. `by_queue` counts tasks that have not ended.
 
-    `oldest_due_age` is how many seconds the longest-waiting due task has been due, and
-    `oldest_by_queue` the same for each queue in which one is.
+    `oldest_due_age` is for how many seconds the longest-waiting due task has been due;
+    `oldest_by_queue` is the same for each queue that has a due task.
     """
 
     by_status: dict[TaskStatus, int]
@@ -302,21 +310,21 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MissedPolicy = Literal["skip", "once", "all"]
-"""What becomes of times that passed while nobody could fire them: none, one run, or all of them."""
+"""What happens to nominal times that passed while no worker ran: no run, one run, or all of them."""
 
 OverlapPolicy = Literal["allow", "skip", "queue", "cancel_old"]
-"""What becomes of a time that comes while the run before it has not ended."""
+"""What happens at a nominal time when the previous run has not ended."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that is enqueued at certain times, its nominal times: each of them at most once.
+    """A rule that enqueues a task at its nominal times, at most once for each.
 
-    They come from `cron` (in the zone `tz`, or UTC), from `interval` (seconds, counted from
-    `start`), or there is one alone, `at`; none before `start` or after `end`. `task` is what is
-    enqueued, but for what differs from one time to the next. `next_at` is the nominal time that is
-    fired next (None: there is no other), `last_at` the newest that was. `jitter` is how many seconds
-    at most a task is due after its nominal time. `declared`: it stands in the code of a worker.
-    `version` grows with every change.
+    The nominal times come from `cron` (in the zone `tz`, or UTC) or `interval` (seconds, counted
+    from `start`), or there is only one, `at`; none is before `start` or after `end`. `task` is the
+    template of the enqueued tasks. `next_at` is the next nominal time to fire (None: there is no
+    other), `last_at` the last one that fired. A task is due up to `jitter` seconds after its
+    nominal time. `declared`: a worker's code declares it with `@task(cron=…)`. `version` grows with
+    every change.
     """
 
     id: str
@@ -339,7 +347,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_task(task: Task) -> None:
-    """Refuse a task that no storage may hold, before anything is written.
+    """Refuse an invalid task before anything is written.
 
     Raises `InvalidTask`, naming the field and what it should be.
     """
@@ -348,12 +356,12 @@ def check_task(task: Task) -> None:
     try:
         _check_shared(*shared)
     except TypeError:
-        # Nothing that is wanted here cannot be remembered: it is refused where it is looked at.
+        # An unhashable value is never valid, but cannot be cached: check without the cache.
         _check_shared.__wrapped__(*shared)
     if task.created_at is None:
         raise InvalidTask("created_at: expected a datetime")
     check_instant("created_at", task.created_at)
-    # Few tasks have these, and a batch has many tasks: not even asked about where they are not.
+    # Few tasks have these, and a batch has many tasks: skip the call where there is no value.
     if task.eta is not None:
         check_instant("eta", task.eta)
     if task.expires is not None:
@@ -375,9 +383,8 @@ def check_task(task: Task) -> None:
         _check_gates(task)
 
 
-# Remembered, and each type for itself: there are many tasks, and most are of few kinds.
 def check_schedule(schedule: Schedule) -> None:
-    """Refuse a schedule that could not be fired as it says. Raises `InvalidValue`."""
+    """Refuse an invalid schedule. Raises `InvalidValue`, for its task `InvalidTask`."""
     check_name("schedule id", schedule.id, error=InvalidValue)
     timings = (schedule.cron, schedule.interval, schedule.at)
     if sum(timing is not None for timing in timings) > 1:
@@ -387,8 +394,8 @@ def check_schedule(schedule: Schedule) -> None:
     if schedule.cron is not None:
         check_cron(schedule.cron, schedule.tz)
     check_seconds("interval", schedule.interval, above_zero=True, error=InvalidValue)
-    if schedule.interval is not None and schedule.interval < _SHORTEST_INTERVAL:
-        raise InvalidValue(f"interval: must be at least {_SHORTEST_INTERVAL} seconds")
+    if schedule.interval is not None and schedule.interval < _MIN_INTERVAL:
+        raise InvalidValue(f"interval: must be at least {_MIN_INTERVAL} seconds")
     for field in ("at", "start", "end", "next_at", "last_at"):
         check_instant(field, getattr(schedule, field), error=InvalidValue)
     if schedule.start and schedule.end and schedule.end < schedule.start:
@@ -409,6 +416,8 @@ def _check_policies(schedule: Schedule) -> None:
         raise InvalidTask(f"schedule {schedule.id}: its task must not repeat by itself")
 
 
+# Cached because most tasks have the same few combinations of these values. `typed`, because
+# 1 and True are equal, and only one of them is valid.
 @lru_cache(maxsize=256, typed=True)
 def _check_shared(
     func_path: object, queue: object, priority: object, max_retries: object, attempts: object
@@ -430,7 +439,7 @@ def _check_gates(task: Task) -> None:
 
 
 def check_id(task_id: object) -> None:
-    """Refuse what cannot be a task id: ids become file names and keys."""
+    """Refuse a value that is not a valid task id: ids become file names and keys."""
     if type(task_id) is not str or not _ID.fullmatch(task_id):
         raise InvalidTask(
             f"task id {_short(task_id)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
@@ -439,7 +448,7 @@ def check_id(task_id: object) -> None:
 
 
 def check_name(field: str, name: object, *, error: type[InvalidValue] = InvalidTask) -> None:
-    """Refuse what cannot name a queue or a schedule."""
+    """Refuse a value that is not a valid name of a queue or a schedule."""
     if type(name) is not str or not _ID.fullmatch(name):
         raise error(
             f"{field} {_short(name)}: use 1 to 128 of the characters A-Z a-z 0-9 . _ - "
@@ -448,7 +457,7 @@ def check_name(field: str, name: object, *, error: type[InvalidValue] = InvalidT
 
 
 def check_func_path(path: object) -> None:
-    """Refuse what cannot be a dotted path to a function."""
+    """Refuse a value that is not a dotted path to a function."""
     if type(path) is not str or len(path) > 512 or not _FUNC_PATH.fullmatch(path):
         raise InvalidTask(
             f"func_path {_short(path)}: expected a dotted path such as 'pkg.mod.func'"
@@ -456,7 +465,7 @@ def check_func_path(path: object) -> None:
 
 
 def check_key(field: str, key: object) -> None:
-    """Refuse what cannot be a key: not text, empty, too long, or not valid Unicode."""
+    """Refuse a value that is not a valid key: not text, empty, too long, or not valid Unicode."""
     if type(key) is not str or not 1 <= len(key) <= 512:
         raise InvalidTask(f"{field} {_short(key)}: expected text of 1 to 512 characters")
     try:
@@ -470,7 +479,7 @@ def check_key(field: str, key: object) -> None:
 def check_int(
     field: str, value: object, *, low: int, error: type[InvalidValue] = InvalidTask
 ) -> None:
-    """Refuse what is not a whole number between `low` and 2**63 - 1."""
+    """Refuse a value that is not an integer between `low` and 2**63 - 1."""
     if type(value) is not int:
         raise error(f"{field} {_short(value)}: expected a whole number")
     if not low <= value <= _MAX_INT:
@@ -479,7 +488,7 @@ def check_int(
 
 def check_instant(field: str, value: object, *, error: type[InvalidValue] = InvalidTask) -> None:
     """Refuse datetimes without a time zone."""
-    # Most are of this zone, which need not be asked for its offset.
+    # Most datetimes are in UTC: no need to compute an offset.
     if value is None or (type(value) is datetime and value.tzinfo is UTC):
         return
     if not isinstance(value, datetime):
@@ -497,7 +506,7 @@ def check_seconds(
     above_zero: bool = False,
     error: type[InvalidValue] = InvalidTask,
 ) -> None:
-    """Refuse durations that are negative, NaN or infinite, and 0 where nothing would fit in."""
+    """Refuse durations that are negative, NaN or infinite, and 0 if `above_zero`."""
     if value is None:
         return
     if type(value) not in (int, float) or not isinstance(value, int | float):
@@ -505,11 +514,13 @@ def check_seconds(
     if not 0 <= value < math.inf or (above_zero and value == 0):
         bound = "above 0" if above_zero else "0 or more"
         raise error(f"{field} {_short(value)}: must be a finite number of seconds, {bound}")
-    if value > _LONGEST:
-        raise error(f"{field} {_short(value)}: must be at most {_LONGEST:g} seconds (100 years)")
+    if value > _MAX_SECONDS:
+        raise error(
+            f"{field} {_short(value)}: must be at most {_MAX_SECONDS:g} seconds (100 years)"
+        )
 
 
-_LONGEST = 100 * 366 * 86_400
+_MAX_SECONDS = 100 * 366 * 86_400
 
 
 def _check_limit(limit: Limit) -> None:
@@ -524,19 +535,19 @@ def _check_limit(limit: Limit) -> None:
 
 
 def _short(value: object) -> str:
-    """A bounded look at a value that may be huge or hostile."""
+    """A short description of a value that may be huge or hostile."""
     try:
         text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
     except Exception:
-        # An int of more than 4,300 digits refuses to be printed.
+        # Python refuses to convert an int of more than 4,300 digits.
         text = type(value).__name__
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _told_by(error: TaskError) -> dict[str, Any]:
-    """What an error says of itself, as far as it can be kept.
+def _facts_of(error: TaskError) -> dict[str, Any]:
+    """The attributes of a `TaskError` that can be stored.
 
-    A subclass may have an `__init__` that forgets ours, and anybody may have set an attribute.
+    A subclass may not call our `__init__`, and user code may have set any attribute.
     """
     facts: dict[str, Any] = {}
     for name in ("message", "error_type", "traceback", "failed_step", "recovery_hint"):
@@ -551,7 +562,7 @@ def _told_by(error: TaskError) -> dict[str, Any]:
         facts["timestamp"] = happened
     seconds = getattr(error, "retry_after", None)
     if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
-        facts["retry_after"] = min(float(seconds), float(_LONGEST))
+        facts["retry_after"] = min(float(seconds), float(_MAX_SECONDS))
     return facts
 
 
@@ -559,7 +570,7 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:
-        # The user's own __str__ failed; the class name must do.
+        # The `__str__` of the user's class failed.
         return "(the exception's text cannot be shown)"
 
 
@@ -572,7 +583,7 @@ def _format_traceback(error: BaseException) -> str:
 
 
 def _bounded(text: str, limit: int) -> str:
-    """Cut the middle out of a long text, and whatever cannot be written as UTF-8."""
+    """Cut the middle out of a long text, and escape what UTF-8 cannot encode."""
     if len(text) > limit:
         half = limit // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"

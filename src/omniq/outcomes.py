@@ -1,4 +1,4 @@
-"""Everything a run can come to: one closed set, each recorded by one atomic step.
+"""Every way in which a run can end: a closed set, each recorded in one atomic step.
 
 Each outcome names the claim it belongs to, `(task_id, token)`; a storage records it only while
 that claim is the current one.
@@ -16,7 +16,7 @@ from omniq.models import TaskError, TaskResult
 class Succeeded(msgspec.Struct, frozen=True):
     """The function returned. With `next_eta` the task is PENDING again for its next interval.
 
-    `encoded` is the result as the storage's own serializer encodes it, where that was done already.
+    `encoded` is the result in the encoding of the storage's serializer, if it was encoded already.
     """
 
     task_id: str
@@ -39,7 +39,7 @@ class Retried(msgspec.Struct, frozen=True):
 
 
 class Rescheduled(msgspec.Struct, frozen=True):
-    """The owner lets go of the task; it is claimable at `eta`. Charges nothing."""
+    """The owner releases the task; it is claimable at `eta`. No attempt is spent."""
 
     task_id: str
     token: int
@@ -56,7 +56,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Snoozed(msgspec.Struct, frozen=True):
-    """The task asked to come back at `eta`: PENDING, no attempt spent."""
+    """The task raised `Snooze`: PENDING until `eta`, no attempt spent."""
 
     task_id: str
     token: int
@@ -64,10 +64,10 @@ class Snoozed(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The worker gives the task back unrun or interrupted: PENDING, no attempt spent.
+    """The worker returns the task unrun or interrupted: PENDING, no attempt spent.
 
-    It keeps its place, or comes back at `eta`. `unknown_function` counts it, so that a task nobody
-    can run does not go round for ever.
+    It keeps its position, or is due again at `eta`. `unknown_function` increments a counter, so
+    that a task that no worker can run is not released forever.
     """
 
     task_id: str

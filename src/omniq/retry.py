@@ -1,6 +1,6 @@
-"""Whether a failed task runs again, and after how long. Pure rules: chance is drawn by the caller.
+"""Whether a failed task runs again, and after how long. Pure: the caller draws random numbers.
 
-Everywhere here `attempts` are the failures before the run that has just failed, so the first
+In this module `attempts` are the failures before the run that has just failed, so the first
 retry of a task is decided with `attempts=0`.
 """
 
@@ -13,9 +13,9 @@ import msgspec
 from omniq.errors import InvalidTask
 
 LONGEST_DELAY = 10 * 366 * 86_400.0
-"""No delay is longer than ten years, so that every eta is a date that can be written down."""
+"""No delay is longer than ten years, so that every eta is a valid `datetime`."""
 
-# Beyond this many doublings any delay has reached LONGEST_DELAY; it keeps the power a small float.
+# Beyond this many doublings every delay has reached LONGEST_DELAY; the power must fit a float.
 _MOST_DOUBLINGS = 1_000
 
 
@@ -37,7 +37,7 @@ class ExponentialBackoff(msgspec.Struct, frozen=True, tag="exponential", omit_de
     """Waits `base`, 2 `base`, 4 `base` … seconds, each longer by a random part of up to `jitter`.
 
     `jitter` is a fraction: with 0.1, a delay of 10 s becomes one of 10 to 11 s, so that tasks
-    which failed together do not come back together. `cap` is the longest delay, jitter included.
+    that failed together are not retried together. `cap` is the longest delay, jitter included.
 
     >>> ExponentialBackoff(base=2.0, cap=60).delay(3, 0.0)
     16.0
@@ -82,14 +82,14 @@ class LinearBackoff(msgspec.Struct, frozen=True, tag="linear", omit_defaults=Tru
     def delay(self, attempts: int, random: float) -> float:
         """Seconds to wait after the failure that followed `attempts` earlier ones.
 
-        `random` is taken so that every backoff is called alike; this one has no jitter.
+        `random` is ignored: this backoff has no jitter. It is a parameter of every backoff.
         """
         # An int of more than 1,024 bits does not convert to a float.
         return _bounded(self.step * (min(attempts, 2**62) + 1), self.cap)
 
 
 Backoff = ExponentialBackoff | LinearBackoff
-"""Every way to space out retries. Data, so that it travels inside a task."""
+"""Every kind of backoff. Plain data, because it is stored with its task."""
 
 
 def may_retry(attempts: int, max_retries: int) -> bool:
@@ -104,7 +104,7 @@ def may_retry(attempts: int, max_retries: int) -> bool:
 
 
 def next_delay(backoff: Backoff, attempts: int, retry_after: float | None, random: float) -> float:
-    """Seconds until the next run; `retry_after`, what the error asked for, is a lower bound.
+    """Seconds until the next run; `retry_after`, which the error may carry, is a lower bound.
 
     >>> next_delay(ExponentialBackoff(), 0, 30.0, 0.0)
     30.0
@@ -112,7 +112,7 @@ def next_delay(backoff: Backoff, attempts: int, retry_after: float | None, rando
     64.0
     """
     delay = backoff.delay(attempts, random)
-    # A task's own error may carry anything: NaN and negative numbers ask for nothing.
+    # The error is raised by user code and may carry any number: NaN and negatives are ignored.
     if retry_after is not None and retry_after > delay:
         delay = min(float(retry_after), LONGEST_DELAY)
     return delay

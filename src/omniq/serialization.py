@@ -1,10 +1,10 @@
 """Tasks and results to bytes and back.
 
-`MsgspecSerializer`, the default, carries data only: reading a record never runs code. What it
-carries comes back equal and of the same type, or is refused when the task is enqueued, with the
-path of the bad value. `CloudpickleSerializer` carries anything Python can pickle; it must be asked
-for, and signs every record, because unpickling bytes that somebody else wrote runs their code.
-With a key in the settings, the records of `MsgspecSerializer` are signed or encrypted as well.
+`MsgspecSerializer`, the default, encodes data only: reading a record never runs code. A decoded
+value equals the original and has the same type; other values are refused when the task is enqueued,
+with the path of the bad value. `CloudpickleSerializer` encodes anything that Python can pickle. It
+must be chosen explicitly, and signs every record, because unpickling foreign bytes runs foreign
+code. With a key in the settings, the records of `MsgspecSerializer` are signed or encrypted too.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _D = TypeVar("_D")
 
 
 class Serializer(Protocol):
-    """Turns the two records that storages keep into bytes and back."""
+    """Encodes and decodes tasks and results, the two records that storages store."""
 
     def encode_task(self, task: Task) -> bytes:
-        """The task's bytes; `SerializationError` when a value cannot be carried or is too large."""
+        """Encode the task; `SerializationError` when a value cannot be encoded or is too large."""
         ...
 
     def decode_task(self, data: bytes) -> Task:
-        """The task of those bytes; `SerializationError` when they are not a task."""
+        """Decode a task; `SerializationError` when the bytes are not one."""
         ...
 
     def encode_result(self, result: TaskResult) -> bytes:
-        """The result's bytes; the same errors as `encode_task`."""
+        """Encode the result; the same errors as `encode_task`."""
         ...
 
     def decode_result(self, data: bytes) -> TaskResult:
-        """The result of those bytes; the same errors as `decode_task`."""
+        """Decode a result; the same errors as `decode_task`."""
         ...
 
 
 class MsgspecSerializer:
     """MessagePack, data only, bounded in size and depth.
 
-    Carried exactly: None, bool, int of any size, float, str, bytes, list, tuple, dict, set,
+    Preserved exactly: None, bool, int of any size, float, str, bytes, list, tuple, dict, set,
     frozenset, aware and naive datetime, date, time, timedelta, UUID, Decimal. Anything else is
     refused: pass an id or a plain dictionary instead of the object.
     """
@@ -72,9 +72,9 @@ class MsgspecSerializer:
 
     def encode_task(self, task: Task) -> bytes:
         values = self._values
-        args = values.carry_items(task.args, "args")
-        kwargs = values.carry_dict(task.kwargs, "kwargs") if task.kwargs else task.kwargs
-        metadata = values.carry_dict(task.metadata, "metadata") if task.metadata else task.metadata
+        args = values.encode_items(task.args, "args")
+        kwargs = values.encode_dict(task.kwargs, "kwargs") if task.kwargs else task.kwargs
+        metadata = values.encode_dict(task.metadata, "metadata") if task.metadata else task.metadata
         if args is not task.args or kwargs is not task.kwargs or metadata is not task.metadata:
             task = msgspec.structs.replace(task, args=tuple(args), kwargs=kwargs, metadata=metadata)
         return self._bounded(self._encode(task), "task", task.id)
@@ -90,7 +90,7 @@ class MsgspecSerializer:
         return task
 
     def encode_result(self, result: TaskResult) -> bytes:
-        value = self._values.carry(result.result, "result")
+        value = self._values.encode(result.result, "result")
         if value is not result.result:
             result = msgspec.structs.replace(result, result=value)
         return self._bounded(self._encode(result), "result of task", result.task_id)
@@ -115,7 +115,7 @@ class MsgspecSerializer:
             return decode(data)
         except (
             *(msgspec.MsgspecError, ValueError, TypeError, RecursionError),
-            # What the standard library makes of text that only looks like a date.
+            # Raised by the standard library for some malformed dates.
             *(LookupError, AttributeError),
         ) as error:
             raise SerializationError(f"not a valid record: {error}") from error
@@ -134,8 +134,8 @@ class MsgspecSerializer:
 class CloudpickleSerializer:
     """Arguments and results as pickles, every record signed or encrypted.
 
-    The keys are those of a `Seal`: they can be replaced without stopping. Whoever has one can run
-    code in your workers.
+    The keys are those of a `Seal`: they can be replaced while workers run. Anyone who has a key can
+    run code in your workers.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class CloudpickleSerializer:
             ) from error
         self._pickle: Any = cloudpickle
         self._max_payload = max_payload
-        # The envelope holds the pickle as bytes, so its own limits are those of plain data.
+        # The envelope contains the pickle as bytes, so the limits of plain data apply to it.
         self._envelope = MsgspecSerializer(max_payload=max_payload + 4096)
 
     def encode_task(self, task: Task) -> bytes:
@@ -181,7 +181,7 @@ class CloudpickleSerializer:
         try:
             data: bytes = self._pickle.dumps(value)
         except Exception as error:
-            # Pickling calls the value's own methods, which may raise anything.
+            # Pickling calls methods of the value, which may raise any exception.
             raise SerializationError(f"cannot be pickled: {error}", path=path) from error
         if len(data) > self._max_payload:
             raise SerializationError(
@@ -207,21 +207,21 @@ _MAX_BIG_INT_BYTES = 4096
 
 
 class _ValueCodec:
-    """Carries Python values through MessagePack without changing their types.
+    """Converts Python values to and from MessagePack without changing their types.
 
-    MessagePack itself has no tuples, sets, big numbers, dates and the like: these travel as
-    extension types. Values that need none of that are passed on as they are.
+    MessagePack has no tuples, sets, large integers or dates: they are encoded as extension types.
+    Other values are passed through unchanged.
     """
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self.decode_ext)
-        # Extension types nest through Python, out of sight of the decoder's own depth guard.
+        # The decoder's depth limit does not see extension types that are nested through Python.
         self._nesting = threading.local()
 
-    def carry(self, value: Any, path: str, depth: int = 0) -> Any:
-        """The value as MessagePack can take it: itself where possible."""
+    def encode(self, value: Any, path: str, depth: int = 0) -> Any:
+        """The value in a form that MessagePack can encode: itself where possible."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -232,56 +232,56 @@ class _ValueCodec:
         if depth >= self._max_depth:
             raise SerializationError(f"nested more than {self._max_depth} levels deep", path=path)
         if kind is list:
-            return self.carry_items(value, path, depth)
+            return self.encode_items(value, path, depth)
         if kind is dict:
-            return self.carry_dict(value, path, depth)
+            return self.encode_dict(value, path, depth)
         code = _CONTAINER_CODES.get(kind)
         if code is not None:
-            items = self.carry_items(list(value), path, depth)
+            items = self.encode_items(list(value), path, depth)
             return msgspec.msgpack.Ext(code, self._encoder.encode(items))
-        return _carry_scalar(value, path)
+        return _encode_scalar(value, path)
 
-    def carry_dict(self, value: dict[Any, Any], path: str, depth: int = 0) -> dict[Any, Any]:
+    def encode_dict(self, value: dict[Any, Any], path: str, depth: int = 0) -> dict[Any, Any]:
         changed = False
-        carried: dict[Any, Any] = {}
+        encoded: dict[Any, Any] = {}
         for key, item in value.items():
             if type(key) not in (str, int, bool, bytes, float, type(None)):
                 raise SerializationError(
                     f"dictionary key of type {_type_name(key)}; use text or numbers", path=path
                 )
             where = f"{path}[{key!r:.60}]"
-            new_key = self.carry(key, where, depth)
+            new_key = self.encode(key, where, depth)
             if type(key) is float and math.isnan(key):
                 raise SerializationError("NaN cannot be a dictionary key", path=path)
             if type(new_key) is msgspec.msgpack.Ext:
                 raise SerializationError("dictionary keys must fit 64 bits", path=where)
-            new_item = self.carry(item, where, depth + 1)
+            new_item = self.encode(item, where, depth + 1)
             changed = changed or new_item is not item
-            carried[new_key] = new_item
-        return carried if changed else value
+            encoded[new_key] = new_item
+        return encoded if changed else value
 
-    def carry_items(self, items: Any, path: str, depth: int = 0) -> Any:
-        """The same list or tuple when its items can be taken as they are, else a new list."""
-        carried: list[Any] | None = None
+    def encode_items(self, items: Any, path: str, depth: int = 0) -> Any:
+        """The same list or tuple if its items need no conversion, else a new list."""
+        encoded: list[Any] | None = None
         for index, item in enumerate(items):
             kind = type(item)
-            if carried is None and (
+            if encoded is None and (
                 kind in _PLAIN
                 or (kind is int and _SMALLEST <= item <= _LARGEST)
                 or (kind is str and item.isascii())
             ):
-                # Goes as it is: not worth spelling out where it stands.
+                # Needs no conversion: skip the cost of building its path.
                 continue
-            # Each item is carried once: twice a level would be 2**depth times for the innermost.
-            new_item = self.carry(item, f"{path}[{index}]", depth + 1)
-            if carried is None and new_item is not item:
-                carried = list(items[:index])
-            if carried is not None:
-                carried.append(new_item)
-        return items if carried is None else carried
+            # Each item is encoded once: twice per level would be 2**depth times for the innermost.
+            new_item = self.encode(item, f"{path}[{index}]", depth + 1)
+            if encoded is None and new_item is not item:
+                encoded = list(items[:index])
+            if encoded is not None:
+                encoded.append(new_item)
+        return items if encoded is None else encoded
 
     def decode_ext(self, code: int, data: memoryview) -> Any:
-        """What `msgspec` calls for each extension type it meets."""
+        """Decode one extension type; `msgspec` calls this."""
         if code not in _EXT_MAKERS:
             raise ValueError(f"unknown extension type {code}")
         depth = getattr(self._nesting, "depth", 0)
@@ -294,7 +294,7 @@ class _ValueCodec:
             self._nesting.depth = depth
 
     def check_depth(self, value: Any, path: str) -> None:
-        """Refuse what is nested too deeply: user code would recurse into it."""
+        """Refuse a value that is nested too deeply: user code would recurse into it."""
         level = _nested_in(value) if type(value) in _CONTAINERS else []
         for _ in range(self._max_depth):
             if not level:
@@ -308,7 +308,7 @@ _CONTAINER_CODES: dict[type, int] = {tuple: _EXT_TUPLE, set: _EXT_SET, frozenset
 
 
 def _nested_in(container: Any) -> list[Any]:
-    """The containers among the items of a container: most have none."""
+    """The containers among the items of a container; most have none."""
     items = container.values() if type(container) is dict else container
     return [item for item in items if type(item) in _CONTAINERS] if items else []
 
@@ -332,11 +332,11 @@ _EXT_MAKERS: dict[int, Callable[[Any], Any]] = {
 }
 
 
-def _carry_scalar(value: Any, path: str) -> Any:
-    """Values that are not containers and not MessagePack's own; the last stop before refusal."""
+def _encode_scalar(value: Any, path: str) -> Any:
+    """Encode a value that is neither a container nor a type of MessagePack, or refuse it."""
     kind = type(value)
     if kind is datetime:
-        # The instant and the offset are kept. A named zone is not: its rules may differ elsewhere.
+        # Preserves the instant and the offset, not a named zone: its rules may differ elsewhere.
         return _ext(_EXT_DATETIME, [value.isoformat(), value.fold])
     if kind is date:
         return _ext(_EXT_DATE, value.isoformat())
@@ -349,7 +349,7 @@ def _carry_scalar(value: Any, path: str) -> Any:
     if kind is Decimal:
         return _ext(_EXT_DECIMAL, str(value))
     raise SerializationError(
-        f"a value of type {_type_name(value)} cannot be carried; pass plain data (numbers, text, bytes, lists, "
+        f"a value of type {_type_name(value)} cannot be encoded; pass plain data (numbers, text, bytes, lists, "
         "dictionaries, dates) such as an id, or choose the cloudpickle serializer",
         path=path,
     )
@@ -389,7 +389,7 @@ def _type_name(value: object) -> str:
 def _encode_error(value: object) -> Any:
     if isinstance(value, TaskError):
         return value.to_record()
-    raise TypeError(f"a value of type {_type_name(value)} cannot be carried")
+    raise TypeError(f"a value of type {_type_name(value)} cannot be encoded")
 
 
 def _decode_error(kind: type, value: Any) -> Any:
@@ -399,7 +399,7 @@ def _decode_error(kind: type, value: Any) -> Any:
 
 
 class _ErrorRecord(msgspec.Struct):
-    """The shape of a stored `TaskError`."""
+    """The fields of a stored `TaskError`."""
 
     message: str = ""
     error_type: str = "TaskError"
@@ -415,12 +415,12 @@ class _ErrorRecord(msgspec.Struct):
 
 
 def encode_internal(value: Any) -> bytes:
-    """Bytes of one of omniq's own records (never of user data), for backends to keep."""
+    """Encode one of omniq's internal records (never user data) for a backend to store."""
     return _INTERNAL_ENCODER.encode(value)
 
 
 def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
-    """A function that reads back what `encode_internal` wrote; `SerializationError` on garbage."""
+    """A function that decodes what `encode_internal` wrote; raises `SerializationError` on bad data."""
     decoder = msgspec.msgpack.Decoder(kind, dec_hook=_decode_error)
 
     def decode(data: bytes) -> _T:
@@ -439,7 +439,7 @@ def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
 
 
 def lenient_decoder(kind: type[_T], otherwise: _D) -> Callable[[bytes], _T | _D]:
-    """As `internal_decoder`, for what must not hold up what it belongs to: `otherwise` on garbage."""
+    """As `internal_decoder`, for optional data: returns `otherwise` on bad data instead of raising."""
     decoder = internal_decoder(kind)
 
     def decode(data: bytes) -> _T | _D:
@@ -455,7 +455,7 @@ _INTERNAL_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_error)
 
 
 def serializer_for(settings: Settings) -> Serializer:
-    """The serializer that the settings ask for."""
+    """The serializer that the settings choose."""
     signing, encryption = settings.signing_key, settings.encryption_key
     old_keys = (settings.old_keys or "").split()
     if settings.serializer == "cloudpickle":

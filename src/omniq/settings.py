@@ -1,7 +1,7 @@
 """Every setting of omniq: arguments, environment and TOML, merged once and validated once.
 
-`Settings(...)` takes what it is given. `Settings.load(...)` also looks around; the first of these
-that has a value wins:
+`Settings(...)` uses its arguments only. `Settings.load(...)` also reads the environment and files;
+the first of these that has a value wins:
 
     an argument, OMNIQ_<NAME>, omniq.toml, [tool.omniq] in pyproject.toml, the default
 
@@ -36,13 +36,13 @@ _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:passw|secret|token|key)[^=&]*=)[^&]*
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Settings:
-    """What a queue, a worker and the command line go by. Durations are seconds.
+    """The settings of a queue, a worker and the command line. Durations are seconds.
 
-    `default_timeout` is how long a task may run that says nothing itself; None, written "none" in
-    the environment and in TOML, lets it run for ever. `durability` says what an acknowledged task
-    survives: "power" a power cut, "os" only the end of the process. `errors` is the dotted path of
-    the `ErrorRules` that workers go by. With a `signing_key` every record is signed, with an
-    `encryption_key` encrypted; `old_keys`, separated by spaces, open what was sealed with them.
+    `default_timeout` is the timeout of tasks without one; None, written "none" in the environment
+    and in TOML, means no timeout. `durability` says what an acknowledged task survives: "power" a
+    power cut, "os" only the end of the process. `errors` is the dotted path of the `ErrorRules`
+    that workers apply. With a `signing_key` every record is signed, with an `encryption_key`
+    encrypted; `old_keys`, separated by spaces, are for reading older records.
     """
 
     url: str | None = None
@@ -130,7 +130,7 @@ class Settings:
         return settings
 
     def shown(self) -> dict[str, str]:
-        """Each setting as it may be shown to anybody: passwords and keys are hidden."""
+        """Each setting as text that is safe to show: passwords and keys are hidden."""
         values = {name: getattr(self, name) for name in _RULES}
         return {
             name: "none" if value is None else str(_masked(name, value))
@@ -143,17 +143,17 @@ class Settings:
 
 
 def mask_url(url: str) -> str:
-    """The URL with every password in it replaced, for logs, messages and screens.
+    """The URL with every password replaced, for logs, messages and screens.
 
     >>> mask_url("postgresql://me:secret@db/app?sslpassword=other")
     'postgresql://me:***@db/app?sslpassword=***'
     """
-    # Greedy up to the last @: a password that should have been quoted is hidden all the same.
+    # Greedy up to the last @, so that a password that contains an unquoted @ is hidden too.
     return _SECRET_OPTION.sub(r"\1***", _USER_PASSWORD.sub(r"\1:***@", url))
 
 
 class _Rule(Protocol):
-    """What one setting may be, how it is written as text, and in which form it is kept."""
+    """The values that one setting accepts, how text is parsed, and the form that is stored."""
 
     @property
     def expected(self) -> str: ...
@@ -162,12 +162,12 @@ class _Rule(Protocol):
 
     def accepts(self, value: object) -> bool: ...
 
-    def keep(self, value: Any) -> object: ...
+    def normalize(self, value: Any) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """A duration; a `timedelta` is taken as well."""
+    """A duration: a number of seconds or a `timedelta`."""
 
     zero: bool = False
     optional: bool = False
@@ -190,7 +190,7 @@ class _Seconds:
         # False for NaN, and safe for whole numbers that no float can hold.
         return 0 < value <= _LONGEST or (self.zero and value == 0)
 
-    def keep(self, value: Any) -> object:
+    def normalize(self, value: Any) -> object:
         if self._is_none(value):
             return None
         return value.total_seconds() if isinstance(value, timedelta) else float(value)
@@ -217,7 +217,7 @@ class _Count:
     def accepts(self, value: object) -> bool:
         return type(value) is int and self.low <= value < 2**63
 
-    def keep(self, value: Any) -> object:
+    def normalize(self, value: Any) -> object:
         return value
 
 
@@ -235,9 +235,9 @@ class _Choice:
         return text.strip()
 
     def accepts(self, value: object) -> bool:
-        return isinstance(value, str) and self.keep(value) is not None
+        return isinstance(value, str) and self.normalize(value) is not None
 
-    def keep(self, value: Any) -> object:
+    def normalize(self, value: Any) -> object:
         return next((word for word in self.words if word.lower() == value.lower()), None)
 
 
@@ -254,7 +254,7 @@ class _Text:
     def accepts(self, value: object) -> bool:
         return value is None or (isinstance(value, str) and bool(self.pattern.fullmatch(value)))
 
-    def keep(self, value: Any) -> object:
+    def normalize(self, value: Any) -> object:
         return value
 
 
@@ -270,7 +270,7 @@ class _Folder:
     def accepts(self, value: object) -> bool:
         return isinstance(value, Path) or (isinstance(value, str) and bool(value.strip()))
 
-    def keep(self, value: Any) -> object:
+    def normalize(self, value: Any) -> object:
         return Path(value)
 
 
@@ -315,7 +315,7 @@ def _checked(name: str, value: object, source: str) -> object:
         raise _bad_value(name, value, source) from None
     if not rule.accepts(parsed):
         raise _bad_value(name, value, source)
-    return rule.keep(parsed)
+    return rule.normalize(parsed)
 
 
 def _bad_value(name: str, value: object, source: str) -> SettingsError:
@@ -369,8 +369,8 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         is_ours = path.name == "omniq.toml" or "omniq" in table.get("tool", {})
         if is_ours and path.stat().st_mode & stat.S_IWOTH:
             warnings.warn(
-                f"{path.absolute()}: anybody on this machine may change these settings; "
-                f"say chmod o-w {path}",
+                f"{path.absolute()}: other users of this machine may change these settings; "
+                f"run chmod o-w {path}",
                 stacklevel=5,
             )
         return table
@@ -384,5 +384,5 @@ def _refuse_unknown(values: Mapping[str, object], source: str) -> None:
     for name in values:
         if name not in _RULES:
             near = get_close_matches(name, _RULES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_RULES)}"
+            hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(_RULES)}"
             raise SettingsError(f"{source}: there is no setting {name!r}; {hint}")

@@ -1,13 +1,13 @@
-"""Seals the bytes of a record, so that nobody without a key can change it, or read it.
+"""Signs or encrypts the bytes of a record, so that only the holder of a key can change or read it.
 
     offset  0  0xc1, with which no MessagePack document begins
-            1  how it is sealed: 1 signed, 2 encrypted
+            1  the method: 1 signed, 2 encrypted
             2  the id of the key, 8 bytes
-           10  signed:     HMAC-SHA256 of all else (32 bytes), then the record
-               encrypted:  a salt (32 bytes), then the record as AES-256-GCM leaves it
+           10  signed:     HMAC-SHA256 of everything else (32 bytes), then the record
+               encrypted:  a salt (32 bytes), then the output of AES-256-GCM
 
-What a record is (a task, a result) is part of what is signed. Each encrypted record has a key of
-its own, made from the salt: however many records there are, no key is ever used twice.
+The kind of the record (task or result) is part of the signed data. Each encrypted record has a
+separate key, derived from its salt, so no key is ever used twice.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ RESULT: Final[Kind] = b"R"
 
 _SIGNED, _ENCRYPTED = b"\xc1\x01", b"\xc1\x02"
 _HEADER_SIZE, _SEAL_SIZE = 10, 32
-# Safe, since no key is used for a second record.
+# A constant nonce is safe because no key is used for a second record.
 _NONCE = bytes(12)
 
 
 class Seal:
     """Signs with `signing_key`, or encrypts with `encryption_key` if there is one.
 
-    Opens what was sealed with either of them or with one of `old_keys`, so that a key can be
-    replaced while everything runs. A record that is not sealed is never opened.
+    Opens records sealed with either key or with one of `old_keys`, so that a key can be replaced
+    while workers run. A record without a seal is refused.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Seal:
                 self._keys[_ENCRYPTED + _key_id(key)] = _derived(key, b"encrypt")
 
     def close(self, kind: Kind, record: bytes) -> bytes:
-        """The record, sealed with the newest key."""
+        """Return the record, sealed with the newest key."""
         header, key = self._header, self._keys[self._header]
         if self._cipher is None:
             return header + _signature(key, header + kind + record) + record
@@ -73,7 +73,7 @@ class Seal:
         return header + salt + encrypted
 
     def open(self, kind: Kind, sealed: bytes) -> bytes:
-        """The record that was sealed; `SerializationError` when no key of ours has sealed it so."""
+        """Return the sealed record. Raises `SerializationError` if no known key made this seal."""
         header, seal = sealed[:_HEADER_SIZE], sealed[_HEADER_SIZE : _HEADER_SIZE + _SEAL_SIZE]
         body = sealed[_HEADER_SIZE + _SEAL_SIZE :]
         key = self._keys.get(header)
@@ -83,18 +83,18 @@ class Seal:
             if not hmac.compare_digest(seal, _signature(key, header + kind + body)):
                 raise _broken()
             return body
-        # An old record may be encrypted where nothing that is written now is.
+        # An old record may be encrypted although new records are only signed.
         cipher = (self._cipher or _cipher())(_derived(key, seal))
         try:
             record: bytes = cipher.decrypt(_NONCE, body, header + kind)
         except Exception as error:
-            # The driver has one error for a wrong tag, and others for what cannot be one.
+            # The driver raises one error for a wrong tag and others for malformed data.
             raise _broken() from error
         return record
 
 
 class SealedSerializer:
-    """Another serializer whose every record is sealed. Nothing is decoded before it is verified."""
+    """Seals the records of another serializer. Nothing is decoded before it is verified."""
 
     def __init__(self, inner: Serializer, seal: Seal) -> None:
         self._inner = inner

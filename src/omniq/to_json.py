@@ -1,4 +1,4 @@
-"""Tasks and all that is kept of them as plain data that any program can read. The keys are stable."""
+"""Tasks and all other stored values as plain data for JSON. The keys are stable."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import msgspec
 
 from omniq.models import TaskError
 
-_LONGEST_REPR = 1000
-_DEEPEST = 64
+_MAX_REPR = 1000
+_MAX_DEPTH = 64
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value in terms of dictionaries, lists, text and numbers that JSON can hold.
+    """Convert the value to dictionaries, lists, text and numbers, which JSON can hold.
 
-    A record has all its fields, also those that say nothing. Times are ISO 8601, bytes base64,
-    durations seconds; what has no such form, or is too deep, is shown as Python would print it, bounded.
+    A record has all its fields, also empty ones, under the names they are stored with. Times are
+    ISO 8601, bytes base64, durations seconds; any other value, and one that is nested too deeply,
+    is its `repr`, cut to a maximum length.
 
     >>> plain({"at": datetime(2026, 1, 1), "raw": b"ab", 1: (1.5, math.inf)})
     {'at': '2026-01-01T00:00:00', 'raw': 'YWI=', '1': [1.5, 'inf']}
@@ -30,8 +31,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         case None | bool():
             return value
         case int():
-            # Python itself does not write out more than 4,300 digits.
-            return value if value.bit_length() < 14_000 else f"{value:#x}"[:_LONGEST_REPR]
+            # Python refuses to convert integers of more than 4,300 digits to text.
+            return value if value.bit_length() < 14_000 else f"{value:#x}"[:_MAX_REPR]
         case Enum():
             return plain(value.value)
         case str():
@@ -44,13 +45,13 @@ def plain(value: Any, depth: int = 0) -> Any:
             return value.total_seconds()
         case bytes() | bytearray():
             return base64.b64encode(value).decode()
-        case _ if depth > _DEEPEST:
-            return _shown(value)
+        case _ if depth > _MAX_DEPTH:
+            return _bounded_repr(value)
         case TaskError():
             return plain(value.to_record(), depth + 1)
         case msgspec.Struct():
-            fields = value.__struct_fields__
-            return {name: plain(getattr(value, name), depth + 1) for name in fields}
+            names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            return {key: plain(getattr(value, name), depth + 1) for key, name in names}
         case Mapping():
             return {_key(key): plain(item, depth + 1) for key, item in value.items()}
         case list() | tuple():
@@ -58,7 +59,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         case Set():
             return sorted((plain(item, depth + 1) for item in value), key=repr)
         case _:
-            return _shown(value)
+            return _bounded_repr(value)
 
 
 def _key(key: object) -> str:
@@ -66,10 +67,10 @@ def _key(key: object) -> str:
     return text if isinstance(text, str) else str(text)
 
 
-def _shown(value: object) -> str:
+def _bounded_repr(value: object) -> str:
     try:
         text = repr(value)
     except Exception:
-        # The repr is the user's code.
+        # `__repr__` is user code.
         text = f"<{type(value).__name__}>"
-    return plain(text[:_LONGEST_REPR])  # type: ignore[no-any-return]
+    return plain(text[:_MAX_REPR])  # type: ignore[no-any-return]

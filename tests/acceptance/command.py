@@ -1,4 +1,4 @@
-"""`omniq worker` as a process of its own, in a folder of its own, and what it says."""
+"""Runs `omniq worker` as a separate process in a separate folder, and reads what it writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def note(path):
 
 
 def wait_for(path):
-    """Ends when the file is there."""
+    """Returns when the file exists."""
     while not Path(path).exists():
         time.sleep(0.01)
     return "done"
@@ -49,7 +49,7 @@ async def await_for(path):
 
 
 async def stubborn():
-    """Does not care about being cancelled."""
+    """Ignores its cancellation."""
     while True:
         try:
             await asyncio.sleep(3600)
@@ -73,19 +73,19 @@ def fail(message):
 PATIENCE = 10.0
 
 
-def wait_until(fact: Callable[[], object], what: str = "", within: float = PATIENCE) -> float:
-    """Look until the fact holds; the seconds it took."""
+def wait_until(condition: Callable[[], object], what: str = "", within: float = PATIENCE) -> float:
+    """Wait until the condition is true; returns the seconds it took."""
     began = SYSTEM_CLOCK.monotonic()
     pause = threading.Event()
-    while not fact():
+    while not condition():
         waited = SYSTEM_CLOCK.monotonic() - began
-        assert waited < within, f"not within {within} s: {what or fact}"
+        assert waited < within, f"not within {within} s: {what or condition}"
         pause.wait(0.01)
     return SYSTEM_CLOCK.monotonic() - began
 
 
 class WorkerCommand:
-    """A running `omniq worker`. Its lines are read as they come, so that it never has to wait."""
+    """A running `omniq worker`. A thread reads its output, so that it never waits for a full pipe."""
 
     def __init__(
         self, folder: Path, *arguments: str, modules: tuple[str, ...] = ("tasks",), **environ: str
@@ -116,7 +116,7 @@ class WorkerCommand:
         return "\n".join(self.lines)
 
     def wait_for(self, word: str, count: int = 1, within: float = PATIENCE) -> None:
-        """Return when that many lines have the word."""
+        """Return when that many lines contain the word."""
         with self._changed:
             found = self._changed.wait_for(
                 lambda: sum(word in line for line in self.lines) >= count, within
@@ -127,13 +127,13 @@ class WorkerCommand:
         self.process.send_signal(number)
 
     def ends(self, within: float = PATIENCE) -> int:
-        """The exit code; the process must end in time, and all it said is in `lines` then."""
+        """Wait for the end in time; returns the exit code. All output is in `lines` then."""
         code = self.process.wait(timeout=within)
         self._reader.join(timeout=PATIENCE)
         return code
 
     def kill(self) -> None:
-        """Leave nothing behind, however the test went."""
+        """Kill the process if it still runs, and close its pipe."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -1,4 +1,4 @@
-"""A folder with a module of tasks and an SQLite file, and workers that never outlive their test."""
+"""A folder with a module of tasks and an SQLite file, and workers that end with their test."""
 
 from __future__ import annotations
 

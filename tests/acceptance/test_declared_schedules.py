@@ -26,7 +26,7 @@ def nightly():
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_worker_declares_what_its_modules_say_and_fires_it(
+def test_a_worker_stores_and_fires_the_schedules_of_its_modules(
     folder: Path, queue: TaskQueue, run_worker, processes: str
 ) -> None:
     package = folder / "shop"

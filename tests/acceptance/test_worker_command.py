@@ -53,11 +53,13 @@ def run_once(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# What it runs
+# Running tasks
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_it_runs_any_function_of_its_modules_from_the_current_folder(run_worker, queue, processes):
+def test_a_worker_runs_any_function_of_its_modules_from_the_current_folder(
+    run_worker, queue, processes
+):
     worker = run_worker("--processes", processes)
     first, second = queue.enqueue("tasks.add", 1, 2), queue.enqueue("tasks.double", 4)
 
@@ -66,7 +68,7 @@ def test_it_runs_any_function_of_its_modules_from_the_current_folder(run_worker,
     assert worker.ends() == 0
 
 
-def test_it_takes_only_the_queues_it_was_given(run_worker, queue):
+def test_a_worker_claims_only_from_its_queues(run_worker, queue):
     left = queue.options(queue="other").enqueue("tasks.add", 0, 0)
     taken = [queue.options(queue=name).enqueue("tasks.add", 1, 1) for name in ("mail", "web")]
     run_worker("--queues", "mail,web")
@@ -92,7 +94,7 @@ def test_a_forbidden_function_never_runs_and_is_a_dead_letter(run_worker, queue,
 
 
 @pytest.mark.fault("F74")
-def test_a_function_of_a_module_it_was_not_given_is_left_to_others(run_worker, queue, folder):
+def test_a_function_of_another_module_is_left_to_other_workers(run_worker, queue, folder):
     (folder / "others.py").write_text("def touch(path):\n    open(path, 'w').close()\n")
     handle = queue.enqueue("others.touch", str(folder / "touched"))
     run_worker().wait_for("task.released")
@@ -103,20 +105,20 @@ def test_a_function_of_a_module_it_was_not_given_is_left_to_others(run_worker, q
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_what_reads_the_command_line_is_not_in_the_process_that_works(
+def test_the_worker_process_does_not_import_the_command_line_parser(
     run_worker, queue, folder, processes
 ):
-    (folder / "looking.py").write_text(
+    (folder / "inspect_modules.py").write_text(
         "import sys\n\ndef modules():\n    return list(sys.modules)\n"
     )
-    run_worker("--processes", processes, modules=("looking",))
-    modules = queue.enqueue("looking.modules").result(PATIENCE)
+    run_worker("--processes", processes, modules=("inspect_modules",))
+    modules = queue.enqueue("inspect_modules.modules").result(PATIENCE)
 
     assert "omniq.worker" in modules
     assert not {"typer", "rich", "pydantic", "omniq.cli.app"} & set(modules)
 
 
-# What it refuses, before it has claimed anything
+# Errors before anything is claimed
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lease", "0.2"], "cannot be kept"),
+        (["--lease", "0.2"], "cannot be held"),
         (["--lease", "nan"], "lease"),
         (["--poll-interval", "0"], "poll_interval"),
         (["--concurrency", "0"], "--concurrency"),
@@ -186,7 +188,7 @@ def test_a_traceback_is_shown_only_when_asked_for(folder):
     assert plain.returncode == debug.returncode == 2
 
 
-# How it stops
+# Stopping
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_a_running_task_may_finish(run_worker, queue, folder, function, processe
     ],
 )
 @pytest.mark.fault("F08")
-def test_a_task_that_does_not_finish_in_time_is_given_back(
+def test_a_task_that_does_not_finish_in_time_is_released(
     run_worker, queue, folder, function, processes
 ):
     arguments = [str(folder / "never")] if function.endswith("for") else []
@@ -278,8 +280,8 @@ def test_a_second_signal_ends_it_within_a_second(
     assert worker.ends(within=1.0) == 128 + number
     assert "Traceback" not in worker.text
     task = queue.get_task(handle.id)
-    # Given back if the storage answered within that second, as it does but on a machine in
-    # distress; else the lease runs out by itself.
+    # Released if the storage answered within that second, as it does unless the machine is
+    # overloaded; otherwise the lease expires.
     assert task.status in (PENDING, RUNNING)
     assert task.attempts == 0
 
@@ -296,11 +298,11 @@ def test_a_signal_while_the_modules_are_imported_ends_it_with_0(run_worker, queu
     assert worker.lines == []
 
 
-# What it survives
+# Closed pipes and terminals
 
 
 @pytest.mark.fault("F11")
-def test_a_closed_log_pipe_does_not_end_it(folder, url, queue):
+def test_a_closed_log_pipe_does_not_end_the_worker(folder, url, queue):
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "omniq", "worker", "tasks", "--url", url]
     with subprocess.Popen(
@@ -329,13 +331,15 @@ def test_without_a_terminal_a_hangup_is_ignored(run_worker, queue):
 
 
 TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+# A test run under nohup ignores SIGHUP, and its children inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-def test_a_closed_terminal_stops_it_as_a_sigterm_does(folder, url, queue):
+def test_a_closed_terminal_stops_the_worker_like_sigterm(folder, url, queue):
     supervisor, terminal = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", TAKE_TERMINAL, "-m", "omniq", "worker", "tasks", "--url", url],
@@ -355,7 +359,7 @@ def test_a_closed_terminal_stops_it_as_a_sigterm_does(folder, url, queue):
             process.kill()
 
 
-# What hangs
+# Tasks that hang
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -375,7 +379,7 @@ def test_a_worker_whose_threads_hang_is_replaced(run_worker, queue, folder, proc
     assert worker.ends() == 0
 
 
-def test_a_worker_whose_loop_hangs_past_the_timeout_is_replaced_and_only_the_culprit_pays(
+def test_a_worker_whose_loop_hangs_is_replaced_and_only_the_stuck_task_is_charged(
     run_worker, queue, folder
 ):
     worker = run_worker("--concurrency", "2", "--lease", "2", "--poll-interval", "0.2")
@@ -390,7 +394,7 @@ def test_a_worker_whose_loop_hangs_past_the_timeout_is_replaced_and_only_the_cul
     assert queue.get_task(neighbour.id).attempts == 0
 
 
-# What happens when a process is killed
+# Killed processes
 
 LEASE, POLL = 1.5, 0.5
 
@@ -422,7 +426,7 @@ def test_tasks_of_a_killed_process_run_again_and_the_process_is_replaced(run_wor
 
 
 @pytest.mark.fault("F12")
-def test_when_the_supervisor_is_killed_its_processes_give_everything_back_and_end(
+def test_when_the_supervisor_is_killed_its_processes_release_everything_and_end(
     run_worker, queue, folder
 ):
     worker = run_worker("--processes", "2")
@@ -477,10 +481,10 @@ def test_every_start_is_a_new_worker(run_worker, queue):
     assert len(ids) == 2
 
 
-# What it says
+# Output
 
 
-def test_the_log_says_what_happens_and_never_the_arguments(run_worker, queue):
+def test_the_log_names_events_and_never_arguments(run_worker, queue):
     worker = run_worker("--log-level", "INFO")
     good = queue.enqueue("tasks.add", "sesame", "open")
     bad = queue.options(max_retries=0).enqueue("tasks.fail", "sesame")
@@ -500,7 +504,7 @@ def test_the_log_says_what_happens_and_never_the_arguments(run_worker, queue):
     assert "DEBUG" not in worker.text
 
 
-def test_at_debug_each_retry_says_which_and_when(run_worker, queue):
+def test_at_debug_level_each_retry_is_logged_with_its_attempt_and_time(run_worker, queue):
     worker = run_worker("--log-level", "debug")
     queue.enqueue("tasks.fail", "sesame")
     worker.wait_for("task.retried")
@@ -518,7 +522,7 @@ def test_plain_text_when_it_is_not_a_terminal(run_worker):
     assert "\x1b" not in worker.text
 
 
-def test_help_is_help_and_exits_0(folder):
+def test_help_is_printed_with_exit_code_0(folder):
     ended = run_once(folder, "worker", "--help")
 
     assert ended.returncode == 0

@@ -18,9 +18,9 @@ SRC = Path(__file__).parents[2] / "src" / "omniq"
 
 # A package stands for all of its modules, but for those that have an entry of their own.
 LAYERS = """
-errors clock _event_loop _futures _backoff
+_version _deprecation errors clock _event_loop _futures _backoff
 retry cron settings events failpoints signing _portal
-models log metrics
+_blocking models log metrics
 outcomes serialization durations gate_rules to_json
 tasks circuit_breaker
 storage.* omniq

@@ -10,13 +10,13 @@ import pytest
 
 from omniq.storage import base, inspection, side_data
 from omniq.testing.contract import StorageContract
-from omniq.testing.contract._suite import Slice
+from omniq.testing.contract._suite import ContractPart
 
 _PROMISE = re.compile(r"^\s*([A-Z]\d+)\. ", re.MULTILINE)
 
 
-def _made() -> list[str]:
-    """The numbers in the docstrings of the contract."""
+def _numbered_promises() -> list[str]:
+    """Return the numbers of the promises in the docstrings of the contract."""
     numbers = []
     for module in (base, side_data, inspection):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -26,7 +26,7 @@ def _made() -> list[str]:
 
 
 def _tests() -> dict[str, tuple[str, ...]]:
-    """The tests of the suite with the promises each one names."""
+    """Return the tests of the suite, each with the promises that it names."""
     members = inspect.getmembers(StorageContract, inspect.isfunction)
     return {
         name: getattr(test, "promises", ()) for name, test in members if name.startswith("test_")
@@ -34,30 +34,30 @@ def _tests() -> dict[str, tuple[str, ...]]:
 
 
 def test_each_promise_is_made_once():
-    made = _made()
+    promises = _numbered_promises()
 
-    assert len(made) > 60
-    assert sorted(made) == sorted(set(made))
+    assert len(promises) > 60
+    assert sorted(promises) == sorted(set(promises))
 
 
 def test_each_promise_has_a_test():
     checked = {number for numbers in _tests().values() for number in numbers}
 
-    assert sorted(set(_made()) - checked) == []
+    assert sorted(set(_numbered_promises()) - checked) == []
 
 
 def test_each_test_names_promises_that_are_made():
-    made = set(_made())
+    promises = set(_numbered_promises())
     unknown = {
-        name: sorted(set(numbers) - made)
+        name: sorted(set(numbers) - promises)
         for name, numbers in _tests().items()
-        if not made.issuperset(numbers)
+        if not promises.issuperset(numbers)
     }
 
     assert unknown == {}
 
 
-def test_no_test_of_one_slice_hides_that_of_another():
+def test_no_two_parts_have_a_test_of_the_same_name():
     seen: dict[str, str] = {}
     for part in StorageContract.__bases__:
         for name in vars(part):
@@ -76,7 +76,7 @@ def test_a_backend_may_add_tests_and_not_replace_one():
         type("TestLess", (StorageContract,), {replaced: lambda self: None})
 
 
-def test_every_slice_is_part_of_the_contract():
-    slices = {part for part in Slice.__subclasses__() if part.__module__.startswith("omniq.")}
+def test_every_part_belongs_to_the_contract():
+    parts = {part for part in ContractPart.__subclasses__() if part.__module__.startswith("omniq.")}
 
-    assert slices == set(StorageContract.__bases__)
+    assert parts == set(StorageContract.__bases__)

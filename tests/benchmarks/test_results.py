@@ -1,4 +1,4 @@
-"""The page of results cannot differ from its numbers, nor a line from what it compares."""
+"""The page of results agrees with its numbers, and each target with the figures it compares."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import roster, stores
+from benchmarks import registry, stores
 from benchmarks.measurements import Numbers
-from benchmarks.must import judge
 from benchmarks.page import page
+from benchmarks.targets import check_targets
 
-FOLDER = Path(roster.__file__).parent
-PEERS = sorted(path for path in roster.PEERS.glob("*.py") if path.stem != "__init__")
+FOLDER = Path(registry.__file__).parent
+PEERS = sorted(path for path in registry.PEERS.glob("*.py") if path.stem != "__init__")
 
 
 def drains(ours: list[float], theirs: list[float]) -> Numbers:
@@ -23,21 +23,27 @@ def drains(ours: list[float], theirs: list[float]) -> Numbers:
     return numbers
 
 
-def postgres_line(numbers: Numbers):
-    return next(line for line in judge(numbers, roster.roster()) if line.against == "pgqueuer")
+def postgres_target(numbers: Numbers):
+    return next(
+        target
+        for target in check_targets(numbers, registry.all_peers())
+        if target.against == "pgqueuer"
+    )
 
 
-def test_the_page_is_what_its_numbers_say():
+def test_the_page_agrees_with_its_numbers():
     numbers = Numbers.read(FOLDER / "results.json")
 
-    assert (FOLDER / "RESULTS.md").read_text(encoding="utf-8") == page(numbers, roster.roster())
+    assert (FOLDER / "RESULTS.md").read_text(encoding="utf-8") == page(
+        numbers, registry.all_peers()
+    )
 
 
 @pytest.mark.parametrize("path", PEERS, ids=lambda path: path.stem)
-def test_a_peer_says_what_the_harness_has_to_know(path):
-    peer = roster.read(path)
+def test_a_peer_file_has_everything_that_the_harness_needs(path):
+    peer = registry.read(path)
 
-    assert peer.functions >= roster.MUST_HAVE
+    assert peer.functions >= registry.REQUIRED_FUNCTIONS
     assert peer.stores
     assert set(peer.stores) <= set(stores.STORES)
     assert peer.packages
@@ -45,31 +51,31 @@ def test_a_peer_says_what_the_harness_has_to_know(path):
     assert peer.keeps
 
 
-def test_rounds_are_compared_each_with_its_own():
-    """A machine that grows slower from round to round does so for both."""
-    line = postgres_line(drains([40_000, 20_000, 10_000], [20_000, 10_000, 5_000]))
+def test_each_round_is_compared_with_the_same_round_of_the_peer():
+    """A machine that becomes slower from round to round affects both."""
+    target = postgres_target(drains([40_000, 20_000, 10_000], [20_000, 10_000, 5_000]))
 
-    assert line.value == pytest.approx(2.0)
-    assert line.holds
+    assert target.value == pytest.approx(2.0)
+    assert target.is_met
 
 
-def test_a_line_below_its_bound_does_not_hold_and_is_named_on_the_page():
+def test_a_target_that_is_not_met_is_listed_on_the_page():
     numbers = drains([15_000], [10_000])
 
-    assert postgres_line(numbers).holds is False
+    assert postgres_target(numbers).is_met is False
     assert (
-        "- PostgreSQL drain: **1.50 ×** where ≥ 1.60 × is wanted (against pgqueuer)"
-        in page(numbers, roster.roster()).splitlines()
+        "- PostgreSQL drain: **1.50 ×**, target ≥ 1.60 × (compared with pgqueuer)"
+        in page(numbers, registry.all_peers()).splitlines()
     )
 
 
-def test_what_was_not_measured_neither_holds_nor_fails():
-    line = postgres_line(drains([15_000], []))
+def test_a_target_without_a_measurement_is_neither_met_nor_missed():
+    target = postgres_target(drains([15_000], []))
 
-    assert (line.value, line.holds) == (None, None)
+    assert (target.value, target.is_met) == (None, None)
 
 
-def test_a_partial_run_replaces_what_it_measured_and_nothing_else():
+def test_a_partial_run_replaces_only_the_figures_that_it_measured():
     numbers, newer = drains([1.0], [2.0]), drains([3.0], [])
     numbers.failures = {"postgres omniq drain": "old", "postgres saq drain": "stays"}
     numbers.update(newer)

@@ -1,4 +1,4 @@
-// The serious rules of WCAG AA that a program can check, each fault as one line of text.
+// Checks the important rules of WCAG AA that a program can check; returns one line per fault.
 (() => {
   const faults = [];
   const visible = (element) => {
@@ -50,7 +50,7 @@
       layers.push(colour);
       if (colour[3] === 1) break;
     }
-    // The body paints a gradient of two plain colours; what lies on neither card lies on the ground.
+    // The body has a gradient of two plain colours; outside of cards the colour is --ground.
     const root = getComputedStyle(document.documentElement).getPropertyValue("--ground").trim();
     const hex = root.match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
     return layers.reverse().reduce((under, layer) => over(layer, under), hex);

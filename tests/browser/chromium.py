@@ -1,4 +1,4 @@
-"""Where the browser is, or why there is none."""
+"""Finds the Chromium that the browser tests use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PATH = os.environ.get("OMNIQ_CHROMIUM") or shutil.which("chromium") or shutil.wh
 
 
 def missing() -> str:
-    """Why no test can run in a browser here; empty when one can."""
+    """Why browser tests cannot run; empty if they can."""
     try:
-        import playwright  # noqa: F401  # only whether it is there
+        import playwright  # noqa: F401  # tests whether it is installed
     except ImportError:
         return "playwright is not installed: pip install playwright"
-    return "" if PATH else "no Chromium was found: apt-get install chromium, or set OMNIQ_CHROMIUM"
+    return "" if PATH else "Chromium was not found: apt-get install chromium, or set OMNIQ_CHROMIUM"

@@ -1,4 +1,4 @@
-"""A queue in memory, with some tasks that have ended one way or the other."""
+"""Fixtures: a queue in memory, a client of its dashboard, and dead tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from omniq import AsyncTaskQueue
 from omniq.models import TaskError
 from omniq.outcomes import Failed
-from tests.browser.served import asked
+from tests.browser.served import dashboard_client
 
 sys.path.insert(0, str(Path(__file__).parent / "demo"))
 
@@ -25,21 +25,21 @@ async def queue() -> AsyncIterator[AsyncTaskQueue]:
 
 @pytest.fixture
 async def client(queue: AsyncTaskQueue):
-    """Asks a dashboard of the queue, as nobody."""
-    async with asked(queue) as client:
+    """An unauthenticated client of a dashboard of the queue."""
+    async with dashboard_client(queue) as client:
         yield client
 
 
 @pytest.fixture
 def dead(queue: AsyncTaskQueue):
-    """Enqueue a task and let it fail for good; its id."""
+    """Enqueues a task and fails it permanently; returns its id."""
 
     async def make(*args: Any, func: str = "shop.say", error: str = "boom", **kwargs: Any) -> str:
         handle = await queue.options(priority=1000).enqueue(func, *args, **kwargs)
         (task,) = await queue.storage.reserve(1)
         assert task.id == handle.id
-        told = TaskError(error, error_type="Boom", traceback=f"Traceback\nBoom: {error}")
-        await queue.storage.record([Failed(task.id, task.token, told)])
+        failure = TaskError(error, error_type="Boom", traceback=f"Traceback\nBoom: {error}")
+        await queue.storage.record([Failed(task.id, task.token, failure)])
         return handle.id
 
     return make

@@ -1,4 +1,4 @@
-"""Pictures of every page for the documentation: light and dark, desktop and phone.
+"""Takes screenshots of every page for the documentation: light and dark, desktop and phone.
 
 python -m tests.browser.screenshots [FOLDER]
 """
@@ -16,16 +16,16 @@ from playwright.async_api import Browser, async_playwright
 
 from omniq.models import TaskStatus
 from tests.browser.chromium import PATH
-from tests.browser.seed import seeded
+from tests.browser.seed import demo_queue
 from tests.browser.served import SECRET, served
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "dashboard"
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
 WARM_UP = 8
-"""Looks of the sampler before the first picture, so that the charts have something to show."""
+"""Snapshots of the sampler before the first screenshot, so that the charts have data."""
 
-SHORTEN = """(folders) => {
+REMOVE_FOLDERS = """(folders) => {
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         let text = walker.currentNode.textContent;
@@ -33,14 +33,14 @@ SHORTEN = """(folders) => {
         if (text !== walker.currentNode.textContent) walker.currentNode.textContent = text;
     }
 }"""
-"""A picture does not tell where the machine that took it keeps its files."""
+"""Removes local paths from the page, so that a screenshot does not show them."""
 
 
 async def main(folder: Path) -> None:
-    """Take all pictures."""
+    """Take all screenshots."""
     async with AsyncExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory())
-        queue = await stack.enter_async_context(seeded(Path(place)))
+        temporary = stack.enter_context(tempfile.TemporaryDirectory())
+        queue = await stack.enter_async_context(demo_queue(Path(temporary)))
         address, app = await stack.enter_async_context(served(queue))
         await app.state.dashboard.sampler.current()
         await _keep_busy(queue, app)
@@ -62,21 +62,24 @@ async def main(folder: Path) -> None:
         browser = await playwright.chromium.launch(executable_path=PATH)
         for scheme in ("light", "dark"):
             for device in SIZES:
-                await _take(browser, address, folder, pages, scheme, device)
+                await _screenshot(browser, address, folder, pages, scheme, device)
         await browser.close()
 
 
 async def _keep_busy(queue, app) -> None:
     shop = import_module("shop")
-    for turn in range(WARM_UP * 4):
+    for round_number in range(WARM_UP * 4):
         await queue.enqueue_many(
             shop.send_receipt,
-            [(turn * 40 + number, "a@example.org") for number in range(4 + turn % 9)],
+            [
+                (round_number * 40 + number, "a@example.org")
+                for number in range(4 + round_number % 9)
+            ],
         )
         await asyncio.sleep(0.5)
 
 
-async def _take(browser: Browser, address, folder, pages, scheme, device) -> None:
+async def _screenshot(browser: Browser, address, folder, pages, scheme, device) -> None:
     width, height = SIZES[device]
     context = await browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1
@@ -88,7 +91,7 @@ async def _take(browser: Browser, address, folder, pages, scheme, device) -> Non
     for name, path in pages.items():
         await page.goto(address + path)
         await page.wait_for_selector(".live[data-state=on]")
-        await page.evaluate(SHORTEN, [f"{ROOT}/", tempfile.gettempdir()])
+        await page.evaluate(REMOVE_FOLDERS, [f"{ROOT}/", tempfile.gettempdir()])
         await page.screenshot(path=folder / f"{name}-{scheme}-{device}.png", full_page=True)
     await context.close()
 

@@ -1,4 +1,4 @@
-"""A store that has seen some life: every state, every page has something to show."""
+"""A queue with demo data: every page has something to show."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ORDERS = 60
 
 
 @asynccontextmanager
-async def seeded(folder: Path):
-    """An open queue on an SQLite file in that folder, with workers that are at it."""
+async def demo_queue(folder: Path):
+    """An open queue on an SQLite file in the folder, with demo data and a running worker."""
     async with AsyncTaskQueue(f"sqlite:///{folder}/shop.db?durability=os") as queue:
         await fill(queue)
         async with queue.worker(concurrency=6, base_retry_delay=0.05, poll_interval=0.1) as pool:
             try:
                 yield queue
             finally:
-                # One of its tasks takes ten minutes.
+                # One of the tasks takes ten minutes.
                 await pool.stop(cancel_in_flight=True)
 
 
 async def fill(queue: AsyncTaskQueue) -> None:
-    """Enqueue and schedule what a shop does."""
+    """Enqueue and schedule the tasks of a shop."""
     shop = import_module("shop")
     now = datetime.now(UTC)
     for name in ("reports", "images"):

@@ -1,4 +1,4 @@
-"""The dashboard on a free port of this machine, in this event loop, and ways to ask it."""
+"""Runs the dashboard for tests, on a local port or without a network, and signs in."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from omniq import AsyncTaskQueue
 from omniq.dashboard import Access, create_app
 
 SECRET = "a secret of the tests"
-VIEWER = "a secret for looking"
+VIEWER = "a secret of a viewer"
 
 
 @asynccontextmanager
 async def served(queue: AsyncTaskQueue, access: Access | None = None) -> AsyncIterator[Any]:
-    """The address of a dashboard of that queue, and its application."""
+    """Serve a dashboard of the queue on a free port; yields its address and the application."""
     app = create_app(queue, access=access or Access(operator=SECRET, viewer=VIEWER))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    # From here on a connection waits for the server instead of being refused.
+    # From now on connections wait for the server instead of being refused.
     listener.listen(128)
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
@@ -40,16 +40,16 @@ async def served(queue: AsyncTaskQueue, access: Access | None = None) -> AsyncIt
 
 
 class Client(httpx.AsyncClient):
-    """A client that also lets a test look behind the wall."""
+    """A client with access to the application that it calls."""
 
     app: Starlette
 
 
 @asynccontextmanager
-async def asked(
+async def dashboard_client(
     queue: AsyncTaskQueue, access: Access | None = None, **options: Any
 ) -> AsyncIterator[Client]:
-    """A client that talks to a dashboard of that queue without a network, and is nobody yet."""
+    """An unauthenticated client that calls a dashboard of the queue without a network."""
     app = create_app(queue, access=access or Access(operator=SECRET, viewer=VIEWER), **options)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with Client(transport=transport, base_url="http://localhost:8484") as client:
@@ -61,13 +61,13 @@ async def asked(
 
 
 def bearer(secret: str = SECRET) -> dict[str, str]:
-    """What a program sends with every request."""
+    """The header that a program sends with every request."""
     return {"authorization": f"Bearer {secret}"}
 
 
 async def sign_in(client: httpx.AsyncClient, secret: str = SECRET) -> str:
-    """Sign in as a browser does; the token that every change must carry."""
-    answer = await client.post("/login", data={"secret": secret})
-    assert answer.status_code == 303
+    """Sign in as a browser does; returns the token that every change must carry."""
+    response = await client.post("/login", data={"secret": secret})
+    assert response.status_code == 303
     page = (await client.get("/queues")).text
     return page.split('name="token" value="')[1].split('"')[0]

@@ -1,4 +1,4 @@
-"""The JSON API answers what the pages show, does what they do, and bounds all of it."""
+"""The JSON API returns what the pages show, performs their actions, and limits all sizes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from omniq.models import TaskStatus
 from tests.browser.served import VIEWER, bearer, sign_in
 
 
-async def ask(client, path, **query):
+async def get(client, path, **query):
     answer = await client.get(path, params=query, headers=bearer())
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def act(client, path, **told):
-    return await client.post(f"/api/{path}", json=told, headers=bearer())
+async def act(client, path, **parameters):
+    return await client.post(f"/api/{path}", json=parameters, headers=bearer())
 
 
-async def test_tasks_are_paged_newest_first_and_none_is_missed_or_doubled(queue, client):
+async def test_pages_of_tasks_are_newest_first_without_gaps_or_duplicates(queue, client):
     handles = await queue.enqueue_many("shop.say", [f"text {number}" for number in range(25)])
     named = await queue.options(task_id="by-hand").enqueue("shop.say", "last")
     seen: list[str] = []
     cursor = None
     while cursor or not seen:
-        page = await ask(client, "/api/tasks", limit=7, **({"cursor": cursor} if cursor else {}))
+        page = await get(client, "/api/tasks", limit=7, **({"cursor": cursor} if cursor else {}))
         seen += [task["id"] for task in page["tasks"]]
         cursor = page["cursor"]
 
@@ -34,12 +34,12 @@ async def test_tasks_are_paged_newest_first_and_none_is_missed_or_doubled(queue,
 
 
 @pytest.mark.timeout(60)
-async def test_thousands_enqueued_by_one_call_are_paged_without_a_gap(queue, client):
+async def test_pages_of_thousands_of_tasks_from_one_call_have_no_gap(queue, client):
     handles = await queue.enqueue_many("shop.say", [str(number) for number in range(1_500)])
     seen: list[str] = []
     cursor = None
     while cursor or not seen:
-        page = await ask(client, "/api/tasks", limit=250, **({"cursor": cursor} if cursor else {}))
+        page = await get(client, "/api/tasks", limit=250, **({"cursor": cursor} if cursor else {}))
         seen += [task["id"] for task in page["tasks"]]
         cursor = page["cursor"]
 
@@ -56,19 +56,19 @@ async def test_every_filter_filters(queue, client):
         "metadata": "tenant=a",
     }
     for name, text in filters.items():
-        page = await ask(client, "/api/tasks", **{name: text})
+        page = await get(client, "/api/tasks", **{name: text})
         assert [task["id"] for task in page["tasks"]] == [chosen.id], name
 
-    assert (await ask(client, "/api/tasks", status="success"))["tasks"] == []
-    assert len((await ask(client, "/api/tasks", since="1h"))["tasks"]) == 2
-    assert (await ask(client, "/api/tasks", until="1h"))["tasks"] == []
+    assert (await get(client, "/api/tasks", status="success"))["tasks"] == []
+    assert len((await get(client, "/api/tasks", since="1h"))["tasks"]) == 2
+    assert (await get(client, "/api/tasks", until="1h"))["tasks"] == []
 
 
-async def test_the_beginning_of_an_id_finds_all_that_begin_so(queue, client):
+async def test_an_id_prefix_finds_all_tasks_with_it(queue, client):
     for name in ("order-1", "order-10", "order-2", "other"):
         await queue.options(task_id=name).enqueue("shop.say", name)
 
-    page = await ask(client, "/api/tasks", id="order-1")
+    page = await get(client, "/api/tasks", id="order-1")
     assert [task["id"] for task in page["tasks"]] == ["order-1", "order-10"]
 
 
@@ -86,14 +86,14 @@ async def test_the_beginning_of_an_id_finds_all_that_begin_so(queue, client):
         {"id": "../x"},
     ],
 )
-async def test_a_question_that_makes_no_sense_is_refused(client, query):
+async def test_an_invalid_query_is_refused(client, query):
     answer = await client.get("/api/tasks", params=query, headers=bearer())
 
     assert answer.status_code == 400
     assert answer.json()["error"]
 
 
-async def test_retry_cancel_and_delete_act_on_exactly_those_named(queue, client, dead):
+async def test_retry_cancel_and_delete_change_only_the_named_tasks(queue, client, dead):
     first, second, third = await dead("a"), await dead("b"), await dead("c")
     waiting = await queue.enqueue("shop.say", "x")
     retried = await act(client, "tasks/retry", ids=[first])
@@ -107,9 +107,9 @@ async def test_retry_cancel_and_delete_act_on_exactly_those_named(queue, client,
     assert [letter.task_id for letter in await queue.dead.list()] == [third]
 
 
-async def test_an_edited_retry_keeps_what_was_redacted(queue, client, dead):
+async def test_an_edited_retry_keeps_redacted_values(queue, client, dead):
     task_id = await dead("old", password="hush", nested={"token": "t", "n": 1})
-    shown = (await ask(client, f"/api/tasks/{task_id}"))["task"]
+    shown = (await get(client, f"/api/tasks/{task_id}"))["task"]
     answer = await act(
         client,
         "tasks/retry-edited",
@@ -125,10 +125,10 @@ async def test_an_edited_retry_keeps_what_was_redacted(queue, client, dead):
     assert task.kwargs == {"password": "hush", "nested": {"token": "t", "n": 1}, "extra": 1}
 
 
-async def test_a_group_of_dead_letters_is_retried_as_one(queue, client, dead):
+async def test_a_group_of_dead_letters_is_retried_together(queue, client, dead):
     chosen = {await dead("a"), await dead("b")}
     other = await dead(func="shop.refresh_prices")
-    groups = (await ask(client, "/api/dead/groups"))["groups"]
+    groups = (await get(client, "/api/dead/groups"))["groups"]
     largest = groups[0]
     answer = await act(
         client, "dead/retry", function=largest["func_path"], reason=largest["reason"]
@@ -139,7 +139,7 @@ async def test_a_group_of_dead_letters_is_retried_as_one(queue, client, dead):
     assert [letter.task_id for letter in await queue.dead.list()] == [other]
 
 
-async def test_a_purge_wants_the_name_twice_and_cancels_what_waits(queue, client):
+async def test_a_purge_needs_the_name_twice_and_cancels_waiting_tasks(queue, client):
     handle = await queue.options(queue="mail").enqueue("shop.say", "x")
     refused = await act(client, "queues/purge", queue="mail", confirm="mial")
     done = await act(client, "queues/purge", queue="mail", confirm="mail")
@@ -184,8 +184,8 @@ async def test_a_viewer_sees_everything_and_changes_nothing(queue, client):
     assert await queue.storage.paused_queues() == frozenset()
 
 
-async def test_the_document_names_every_route_of_the_api(client):
-    document = await ask(client, "/api/openapi.json")
+async def test_the_openapi_document_has_every_route_of_the_api(client):
+    document = await get(client, "/api/openapi.json")
     named = {
         (method.upper(), path) for path, found in document["paths"].items() for method in found
     }
@@ -201,7 +201,7 @@ async def test_the_document_names_every_route_of_the_api(client):
     assert "$ref" not in json.dumps(document["paths"]["/api/tasks"])
 
 
-async def test_a_finished_task_is_deleted_and_one_that_waits_is_not(queue, client):
+async def test_a_finished_task_is_deleted_and_a_waiting_task_is_not(queue, client):
     waiting = await queue.enqueue("shop.say", "x")
     ended = await queue.enqueue("shop.say", "y")
     await ended.cancel()
@@ -217,27 +217,27 @@ async def test_one_worker_is_paused_and_resumed(queue, client):
     await queue.storage.renew(concurrency=4)
     worker = queue.storage.owner
     paused = await act(client, "workers/pause", id=worker)
-    shown = await ask(client, "/api/workers")
-    told = (await queue.storage.renew(concurrency=4)).paused
+    shown = await get(client, "/api/workers")
+    is_paused = (await queue.storage.renew(concurrency=4)).paused
     resumed = await act(client, "workers/resume", id=worker)
 
     assert (paused.status_code, resumed.status_code) == (200, 200)
     assert [each["paused"] for each in shown["workers"]] == [True]
-    assert told
+    assert is_paused
     assert not (await queue.storage.renew(concurrency=4)).paused
 
 
-async def test_a_worker_that_is_not_there_cannot_be_paused(client):
+async def test_an_unknown_worker_cannot_be_paused(client):
     for path in ("workers/pause", "workers/resume"):
-        answer = await act(client, path, id="nobody")
+        answer = await act(client, path, id="no-such-worker")
         assert answer.status_code == 400
-        assert "nobody" in answer.json()["error"]
+        assert "no-such-worker" in answer.json()["error"]
 
 
-async def test_a_viewer_pauses_no_worker(queue, client):
+async def test_a_viewer_cannot_pause_a_worker(queue, client):
     await queue.storage.renew(concurrency=4)
-    told = {"id": queue.storage.owner}
-    answer = await client.post("/api/workers/pause", json=told, headers=bearer(VIEWER))
+    body = {"id": queue.storage.owner}
+    answer = await client.post("/api/workers/pause", json=body, headers=bearer(VIEWER))
 
     assert answer.status_code == 403
     assert not (await queue.storage.renew()).paused

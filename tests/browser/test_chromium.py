@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what people see, and what attackers do not get."""
+"""The dashboard in Chromium: pages, forms, live updates, accessibility and script injection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.browser.served import SECRET, served
 from tests.security.attacks import ATTACKS
 
 pytestmark = [
-    pytest.mark.skipif(bool(chromium.missing()), reason=chromium.missing() or "there is a browser"),
+    pytest.mark.skipif(
+        bool(chromium.missing()), reason=chromium.missing() or "Chromium is installed"
+    ),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(90),
 ]
@@ -38,14 +40,14 @@ async def browser():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def shop():
-    """A queue in memory with something in every place."""
+    """A queue in memory."""
     async with AsyncTaskQueue("memory://") as queue:
         yield queue
 
 
 @asynccontextmanager
 async def opened(browser, queue, **options):
-    """A page of a browser that has signed in, and the address of the dashboard."""
+    """A browser page that has signed in, and the address of the dashboard."""
     async with served(queue) as (address, _):
         context = await browser.new_context(**options)
         context.set_default_timeout(20_000)
@@ -60,7 +62,7 @@ async def opened(browser, queue, **options):
 
 
 async def fail_some(queue, *texts):
-    """Enqueue tasks and let a worker fail them; their ids."""
+    """Enqueue tasks that a worker fails permanently; returns their ids."""
     say = import_module("shop").say
     handles = [await queue.enqueue(say, f"fail {text}") for text in texts]
     async with queue.worker(concurrency=4) as pool:
@@ -72,12 +74,12 @@ async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible
     (task_id,) = await fail_some(shop, "one")
     await shop.schedules.add("nightly", "shop.refresh_prices", cron="0 3 * * *")
     await shop.options(queue="mail").enqueue("shop.say", "x")
-    complaints: list[str] = []
+    errors: list[str] = []
     for scheme, width in (("light", 1280), ("dark", 390)):
         size = {"width": width, "height": 800}
         async with opened(browser, shop, color_scheme=scheme, viewport=size) as (page, address):
-            page.on("console", lambda said: complaints.append(said.text))
-            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("console", lambda message: errors.append(message.text))
+            page.on("pageerror", lambda error: errors.append(str(error)))
             for path in (*PAGES, f"/tasks/{task_id}"):
                 await page.goto(address + path)
                 faults = await page.evaluate(CHECKS)
@@ -86,10 +88,10 @@ async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible
                 )
                 assert faults == [], (path, scheme, faults)
                 assert overflow <= 0, (path, width)
-    assert complaints == []
+    assert errors == []
 
 
-async def test_numbers_move_while_a_worker_runs(browser, shop):
+async def test_counts_update_while_a_worker_runs(browser, shop):
     async with opened(browser, shop) as (page, _):
         await page.wait_for_selector(".live[data-state=on]")
         say = import_module("shop").say
@@ -101,7 +103,7 @@ async def test_numbers_move_while_a_worker_runs(browser, shop):
     assert shown == "20"
 
 
-async def test_the_page_polls_when_the_stream_is_cut(browser, shop):
+async def test_the_page_polls_when_the_stream_is_refused(browser, shop):
     async with served(shop) as (address, _):
         context = await browser.new_context()
         await context.route("**/api/stream", lambda route: route.fulfill(status=503))
@@ -115,7 +117,7 @@ async def test_the_page_polls_when_the_stream_is_cut(browser, shop):
         await context.close()
 
 
-async def test_filters_filter(browser, shop):
+async def test_filters_limit_the_list_of_tasks(browser, shop):
     await shop.options(queue="mail").enqueue("shop.say", "x")
     await shop.enqueue("shop.refresh_prices")
     async with opened(browser, shop) as (page, address):
@@ -128,22 +130,22 @@ async def test_filters_filter(browser, shop):
 
     assert len(by_queue) == 1
     assert "shop.say" in by_queue[0]
-    assert "No task is like that" in none
+    assert "No matching tasks" in none
 
 
-async def test_bulk_retry_retries_exactly_what_was_ticked(browser, shop):
+async def test_bulk_retry_retries_only_the_selected_tasks(browser, shop):
     first, second, third = await fail_some(shop, "one", "two", "three")
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/tasks?status=failed")
         for task_id in (first, third):
             await page.check(f"input[value='{task_id}']")
-        chosen = await page.inner_text("[data-chosen]")
+        selected = await page.inner_text("[data-selected]")
         await page.click("button:text-is('Retry')")
         notice = await page.inner_text(".notice")
     statuses = [(await shop.get_task(task_id)).status for task_id in (first, second, third)]
 
-    assert chosen == "2 ticked"
-    assert notice == "2 tasks put back in the queue"
+    assert selected == "2 selected"
+    assert notice == "2 tasks retried"
     assert statuses == [TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.PENDING]
 
 
@@ -160,7 +162,7 @@ async def test_a_retry_with_edited_arguments_runs_with_them(browser, shop):
     assert result.result == "it works now"
 
 
-async def test_pause_really_pauses(browser, shop):
+async def test_no_task_of_a_paused_queue_runs(browser, shop):
     handle = await shop.options(queue="mail").enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/queues")
@@ -169,7 +171,7 @@ async def test_pause_really_pauses(browser, shop):
             await pool.run_until_empty()
         held = (await shop.get_task(handle.id)).status
         await page.click("tr:has-text('mail') >> text=Resume")
-        await page.wait_for_selector("text=hands out tasks again")
+        await page.wait_for_selector("text=Queue mail resumed")
         async with shop.worker(concurrency=1) as pool:
             await pool.run_until_empty()
     done = (await shop.get_task(handle.id)).status
@@ -199,11 +201,11 @@ async def test_an_attack_in_every_field_stays_text(browser, shop):
     async with opened(browser, shop) as (page, address):
         alerts: list[str] = []
 
-        async def note(dialog):
+        async def record(dialog):
             alerts.append(dialog.message)
             await dialog.dismiss()
 
-        page.on("dialog", note)
+        page.on("dialog", record)
         for path in ("/", "/dead", "/tasks", *(f"/tasks/{each.task_id}" for each in letters[:10])):
             await page.goto(address + path)
         foreign = await page.evaluate("document.querySelectorAll('main script, main img').length")
@@ -213,7 +215,7 @@ async def test_an_attack_in_every_field_stays_text(browser, shop):
     assert foreign == 0
 
 
-async def test_a_script_that_gets_into_a_page_is_blocked_by_its_policy(browser, shop):
+async def test_the_content_security_policy_blocks_an_injected_script(browser, shop):
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/queues")
         blocked = await page.evaluate(
@@ -230,7 +232,7 @@ async def test_a_script_that_gets_into_a_page_is_blocked_by_its_policy(browser, 
     assert blocked[1] is True
 
 
-async def test_everything_can_be_read_without_javascript(browser, shop):
+async def test_every_page_can_be_read_without_javascript(browser, shop):
     (task_id,) = await fail_some(shop, "one")
     async with opened(browser, shop, java_script_enabled=False) as (page, address):
         texts = {}
@@ -257,7 +259,7 @@ async def test_the_keyboard_reaches_the_content_and_the_search(browser, shop):
     assert focused == "id"
 
 
-async def test_what_somebody_has_ticked_survives_a_refresh(browser, shop):
+async def test_a_selected_checkbox_survives_a_refresh(browser, shop):
     handle = await shop.enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/tasks")
@@ -265,10 +267,10 @@ async def test_what_somebody_has_ticked_survives_a_refresh(browser, shop):
         await page.check(f"input[value='{handle.id}']")
         await shop.enqueue("shop.say", "y")
         await page.wait_for_selector(".tabs a:first-child span:text-is('2')")
-        ticked = await page.is_checked(f"input[value='{handle.id}']")
+        is_selected = await page.is_checked(f"input[value='{handle.id}']")
         await asyncio.gather(
             page.click("button:text-is('Cancel')"), page.wait_for_selector(".notice")
         )
 
-    assert ticked
+    assert is_selected
     assert (await shop.get_task(handle.id)).status is TaskStatus.CANCELLED

@@ -1,4 +1,4 @@
-"""`omniq dashboard` as a process: its link, its name, its end."""
+"""`omniq dashboard` as a process: its link, its secrets and its shutdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET = "a secret in the environment"
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """Start the command; the process and the first line it printed."""
+    """Starts the command; returns the process and the first line it printed."""
     running: list[subprocess.Popen[str]] = []
 
     def run(*options: str, **variables: str) -> tuple[subprocess.Popen[str], str]:
@@ -45,7 +45,7 @@ def start(tmp_path: Path):
 
 
 @pytest.mark.timeout(60)
-def test_the_link_stands_alone_opens_once_and_is_followed_by_the_next(start):
+def test_the_link_is_alone_on_its_line_works_once_and_the_next_follows(start):
     process, line = start()
     with httpx.Client(follow_redirects=True, timeout=30) as browser:
         opened = browser.get(line.strip())
@@ -67,12 +67,14 @@ def test_the_link_stands_alone_opens_once_and_is_followed_by_the_next(start):
 
 
 @pytest.mark.timeout(60)
-def test_with_a_secret_people_sign_in_and_no_secret_is_seen_from_outside(start):
+def test_with_a_secret_users_sign_in_and_the_secret_is_never_printed(start):
     process, line = start("--host", "0.0.0.0", OMNIQ_DASHBOARD_OPERATOR=SECRET)
     port = line.strip().rstrip("/").rpartition(":")[2]
     address = f"http://127.0.0.1:{port}"
-    told = httpx.get(f"{address}/api/overview", headers={"authorization": f"Bearer {SECRET}"})
-    stranger = httpx.get(f"{address}/api/overview")
+    authenticated = httpx.get(
+        f"{address}/api/overview", headers={"authorization": f"Bearer {SECRET}"}
+    )
+    unauthenticated = httpx.get(f"{address}/api/overview")
     changed = httpx.post(
         f"{address}/api/queues/pause",
         json={"queue": "mail"},
@@ -83,13 +85,14 @@ def test_with_a_secret_people_sign_in_and_no_secret_is_seen_from_outside(start):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
 
-    assert (told.status_code, stranger.status_code, changed.status_code) == (200, 401, 200)
+    codes = [each.status_code for each in (authenticated, unauthenticated, changed)]
+    assert codes == [200, 401, 200]
     assert SECRET not in seen + out + err + line
     assert "operator.acted action=queues/pause subject=mail" in err
 
 
 @pytest.mark.timeout(60)
-def test_a_port_that_is_taken_is_one_clear_line(start):
+def test_a_port_in_use_is_one_line_of_error(start):
     _, line = start()
     port = line.split("/")[2].rpartition(":")[2]
     second, nothing = start("--port", port)
@@ -102,7 +105,7 @@ def test_a_port_that_is_taken_is_one_clear_line(start):
 
 
 @pytest.mark.timeout(60)
-def test_an_open_stream_does_not_keep_it_from_ending(start):
+def test_an_open_stream_does_not_prevent_shutdown(start):
     process, line = start(OMNIQ_DASHBOARD_OPERATOR=SECRET)
     headers = {"authorization": f"Bearer {SECRET}"}
     with httpx.stream("GET", f"{line.strip()}api/stream", headers=headers, timeout=30) as answer:

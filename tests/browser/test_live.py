@@ -1,4 +1,4 @@
-"""Live: numbers move, a cut stream is known, and many watchers cost the storage as much as one."""
+"""The live stream and the sampler: many viewers cost the storage as much as one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import httpx
 import pytest
 
 from omniq import AsyncTaskQueue
-from omniq.dashboard.sampler import PERIOD, Sampler
+from omniq.dashboard.sampler import INTERVAL, Sampler
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
-from tests.browser.served import asked, bearer, served
+from tests.browser.served import bearer, dashboard_client, served
 
 
 class CountingStorage(FaultyStorage):
-    """Counts every read; a read is one call of the store, whatever it reads."""
+    """Counts reads: each call of a reading method of the storage is one."""
 
     def __init__(self, inner: MemoryStorage) -> None:
         super().__init__(inner)
@@ -41,17 +41,17 @@ async def events(client, address, count):
     return found
 
 
-async def settle() -> None:
-    """Let everybody run who can, without letting time pass."""
+async def run_ready_tasks() -> None:
+    """Let all asyncio tasks run that can, without advancing the clock."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
-async def looks_cost(watchers: int, looks: int) -> int:
-    """How many reads so many looks take while so many watch and ask for pages."""
+async def count_reads(watchers: int, snapshots: int) -> int:
+    """The reads that a number of snapshots takes, while watchers stream and load pages."""
     clock = ManualClock()
     storage = CountingStorage(MemoryStorage(clock=clock))
-    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+    async with AsyncTaskQueue(storage) as queue, dashboard_client(queue) as client:
         await queue.enqueue("shop.say", "x")
         sampler = client.app.state.dashboard.sampler
 
@@ -61,11 +61,11 @@ async def looks_cost(watchers: int, looks: int) -> int:
                 await asyncio.gather(*pages)
 
         watching = [asyncio.create_task(watch()) for _ in range(watchers)]
-        await settle()
+        await run_ready_tasks()
         storage.reads = 0
-        for _ in range(looks):
-            clock.advance(PERIOD)
-            await settle()
+        for _ in range(snapshots):
+            clock.advance(INTERVAL)
+            await run_ready_tasks()
             await queue.enqueue("shop.say", "y")
         reads = storage.reads
         for task in watching:
@@ -76,14 +76,14 @@ async def looks_cost(watchers: int, looks: int) -> int:
 
 @pytest.mark.timeout(60)
 async def test_three_open_dashboards_cost_the_storage_no_more_than_one():
-    one, three = await looks_cost(1, 10), await looks_cost(3, 10)
+    one, three = await count_reads(1, 10), await count_reads(3, 10)
 
     assert one > 0
     assert three <= one
 
 
 @pytest.mark.timeout(30)
-async def test_the_stream_tells_how_the_counts_change(queue):
+async def test_the_stream_sends_changed_counts(queue):
     async with served(queue) as (address, _), httpx.AsyncClient(timeout=20) as client:
         listening = asyncio.create_task(events(client, address, 2))
         while not listening.done():
@@ -95,7 +95,7 @@ async def test_the_stream_tells_how_the_counts_change(queue):
     assert second["by_status"]["pending"] > first["by_status"]["pending"]
 
 
-async def test_an_idle_storage_is_not_asked_for_what_it_has_told():
+async def test_unchanged_tasks_are_not_read_again():
     clock = ManualClock()
     storage = CountingStorage(MemoryStorage(clock=clock))
     async with AsyncTaskQueue(storage) as queue:
@@ -103,7 +103,7 @@ async def test_an_idle_storage_is_not_asked_for_what_it_has_told():
         sampler = Sampler(storage)
         await sampler.current()
         first, storage.reads = storage.reads, 0
-        sampler.expire()
+        sampler.invalidate()
         await sampler.current()
         second = storage.reads
         await sampler.close()
@@ -113,7 +113,7 @@ async def test_an_idle_storage_is_not_asked_for_what_it_has_told():
 
 
 @pytest.mark.timeout(60)
-async def test_when_nobody_watches_the_looks_become_rare_and_end():
+async def test_without_viewers_snapshots_become_rare_and_stop():
     clock = ManualClock()
     storage = CountingStorage(MemoryStorage(clock=clock))
     async with AsyncTaskQueue(storage):
@@ -121,17 +121,17 @@ async def test_when_nobody_watches_the_looks_become_rare_and_end():
         await sampler.current()
         for _ in range(600):
             clock.advance(2)
-            await settle()
+            await run_ready_tasks()
         storage.reads = 0
         for _ in range(60):
             clock.advance(60)
-            await settle()
+            await run_ready_tasks()
         await sampler.close()
 
     assert storage.reads == 0
 
 
-async def test_a_storage_that_comes_back_is_watched_again():
+async def test_snapshots_continue_when_the_storage_is_back():
     clock = ManualClock()
     storage = FaultyStorage(MemoryStorage(clock=clock))
     async with AsyncTaskQueue(storage):
@@ -139,26 +139,26 @@ async def test_a_storage_that_comes_back_is_watched_again():
         watching = sampler.watch()
         await anext(watching)
         storage.fail("read", times=None)
-        troubled = asyncio.ensure_future(anext(watching))
-        await settle()
-        clock.advance(PERIOD)
-        trouble, error = await troubled, sampler.error
+        failing = asyncio.ensure_future(anext(watching))
+        await run_ready_tasks()
+        clock.advance(INTERVAL)
+        failed, error = await failing, sampler.error
         storage.heal()
-        well = asyncio.ensure_future(anext(watching))
-        await settle()
-        clock.advance(PERIOD)
-        look = await well
+        healthy = asyncio.ensure_future(anext(watching))
+        await run_ready_tasks()
+        clock.advance(INTERVAL)
+        snapshot = await healthy
         await watching.aclose()
         await sampler.close()
 
-    assert trouble is None
+    assert failed is None
     assert error
-    assert look is not None
+    assert snapshot is not None
     assert sampler.error == ""
 
 
-class CountedLater(FaultyStorage):
-    """A storage so large that nobody has seen the end of a count, until somebody may."""
+class BlockedCountStorage(FaultyStorage):
+    """A storage whose counts do not return until the test allows it."""
 
     def __init__(self, inner: MemoryStorage) -> None:
         super().__init__(inner)
@@ -174,8 +174,8 @@ PAGES = ("/", "/tasks", "/queues", "/dead", "/workers", "/schedules", "/storage"
 
 @pytest.mark.timeout(30)
 async def test_no_page_waits_until_all_tasks_are_counted():
-    storage = CountedLater(MemoryStorage())
-    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+    storage = BlockedCountStorage(MemoryStorage())
+    async with AsyncTaskQueue(storage) as queue, dashboard_client(queue) as client:
         await queue.enqueue("shop.say", "x")
         answers = [await client.get(path, headers=bearer()) for path in PAGES]
         overview, tasks, queues = (answer.text for answer in answers[:3])
@@ -184,18 +184,18 @@ async def test_no_page_waits_until_all_tasks_are_counted():
         assert "counting…" in overview
         assert "counting…" in tasks
         assert "shop.say" in tasks
-        assert "BackgroundCount…" in queues
-        assert "All is well" not in overview
+        assert "Counting…" in queues
+        assert "Everything looks healthy" not in overview
 
 
 @pytest.mark.timeout(30)
-async def test_a_reload_shows_what_was_counted_meanwhile():
-    storage = CountedLater(MemoryStorage())
-    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+async def test_a_reload_shows_the_finished_count():
+    storage = BlockedCountStorage(MemoryStorage())
+    async with AsyncTaskQueue(storage) as queue, dashboard_client(queue) as client:
         await queue.enqueue("shop.say", "x")
         await client.get("/queues", headers=bearer())
         storage.may_count.set()
-        client.app.state.dashboard.sampler.expire()
+        client.app.state.dashboard.sampler.invalidate()
         page = (await client.get("/queues", headers=bearer())).text
 
     assert "ounting…" not in page

@@ -1,4 +1,4 @@
-"""The pages, read as somebody without JavaScript reads them."""
+"""The pages as they are without JavaScript."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omniq.dashboard import Access, Role, create_app
 from omniq.models import Progress, TaskStatus
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
-from tests.browser.served import asked, bearer, sign_in
+from tests.browser.served import bearer, dashboard_client, sign_in
 
 PAGES = ("/", "/tasks", "/dead", "/workers", "/schedules", "/queues", "/storage", "/api")
 
@@ -25,18 +25,18 @@ async def test_every_page_opens_on_an_empty_queue(client, path):
     assert "<h1>" in answer.text
 
 
-async def test_the_overview_says_what_needs_somebody(queue, client, dead):
+async def test_the_overview_lists_problems(queue, client, dead):
     await dead("x")
     await queue.options(queue="mail").enqueue("shop.say", "y")
     await queue.storage.pause_queue("mail")
     text = (await client.get("/", headers=bearer())).text
 
-    assert "queue mail is paused and holds 1 task" in text
-    assert "1 dead letter to look at" in text
+    assert "queue mail is paused and has 1 task" in text
+    assert "1 dead letter to retry or delete" in text
     assert "Boom: boom" in text
 
 
-async def test_a_task_tells_its_whole_life(queue, client, dead):
+async def test_a_task_page_shows_its_history(queue, client, dead):
     task_id = await dead("an argument", error="the mailbox is full")
     text = (await client.get(f"/tasks/{task_id}", headers=bearer())).text
 
@@ -51,11 +51,11 @@ async def test_a_waiting_task_says_why_it_does_not_run(queue, client):
     text = (await client.get(f"/tasks/{handle.id}", headers=bearer())).text
 
     assert "Why it is not running" in text
-    assert "its queue mail is paused" in text
-    assert "no worker is alive" in text
+    assert "Its queue mail is paused" in text
+    assert "No worker is alive" in text
 
 
-async def test_a_worker_shows_what_it_runs_and_how_far_it_is(queue, client):
+async def test_a_worker_shows_its_tasks_and_their_progress(queue, client):
     await queue.storage.renew(concurrency=4)
     handle = await queue.enqueue("shop.say", "x")
     (task,) = await queue.storage.reserve(1)
@@ -77,7 +77,7 @@ async def test_a_schedule_shows_its_next_times_and_its_last_runs(queue, client):
     assert "not fired yet" in text
 
 
-async def test_forms_work_without_a_script(queue, client, dead):
+async def test_forms_work_without_javascript(queue, client, dead):
     task_id = await dead("x")
     token = await sign_in(client)
     answer = await client.post(
@@ -93,11 +93,11 @@ async def test_forms_work_without_a_script(queue, client, dead):
     after = await client.get(answer.headers["location"])
 
     assert answer.headers["location"] == f"/tasks/{task_id}"
-    assert "1 task put back in the queue" in after.text
+    assert "1 task retried" in after.text
     assert (await queue.get_task(task_id)).args == ("new",)
 
 
-async def test_a_form_goes_back_to_no_other_site(queue, client):
+async def test_a_form_does_not_redirect_to_another_site(queue, client):
     token = await sign_in(client)
     answer = await client.post(
         "/act/queues/pause",
@@ -107,37 +107,37 @@ async def test_a_form_goes_back_to_no_other_site(queue, client):
     assert answer.headers["location"] == "/"
 
 
-async def test_what_was_asked_is_told_once(queue, client):
+async def test_the_result_of_an_action_is_shown_once(queue, client):
     token = await sign_in(client)
     await client.post("/act/queues/pause", data={"token": token, "back": "/", "queue": "mail"})
 
-    assert "queue mail is paused" in (await client.get("/queues")).text
-    assert 'role="status">queue mail' not in (await client.get("/queues")).text
+    assert 'role="status">Queue mail paused' in (await client.get("/queues")).text
+    assert 'role="status">Queue mail' not in (await client.get("/queues")).text
 
 
-async def test_an_unknown_task_is_a_page_that_says_so(client):
+async def test_an_unknown_task_is_a_404_page_with_its_id(client):
     answer = await client.get("/tasks/nowhere", headers=bearer())
 
     assert answer.status_code == 404
     assert "nowhere" in answer.text
 
 
-async def test_a_storage_that_does_not_answer_is_a_page_that_says_so():
+async def test_a_storage_that_does_not_respond_is_a_503_page():
     storage = FaultyStorage(MemoryStorage())
-    async with AsyncTaskQueue(storage) as queue, asked(queue) as client:
+    async with AsyncTaskQueue(storage) as queue, dashboard_client(queue) as client:
         storage.fail("read", times=None)
         answer = await client.get("/", headers=bearer())
 
     assert answer.status_code == 503
-    assert "does not answer" in answer.text
+    assert "does not respond" in answer.text
 
 
-async def test_the_application_around_it_may_say_who_somebody_is(queue):
+async def test_the_surrounding_application_may_assign_roles(queue):
     def authorize(scope):
         names = dict(scope["headers"])
         return {b"ada": Role.OPERATOR, b"bob": Role.VIEWER}.get(names.get(b"x-user", b""))
 
-    async with asked(queue, Access(authorize=authorize)) as client:
+    async with dashboard_client(queue, Access(authorize=authorize)) as client:
         codes = [
             (await client.get("/", headers={"x-user": name})).status_code
             for name in ("ada", "bob", "eve")
@@ -151,7 +151,7 @@ async def test_the_application_around_it_may_say_who_somebody_is(queue):
 async def test_read_only_hides_every_button_and_refuses_every_change(queue, dead):
     await dead("x")
     secret = "twelve characters"
-    async with asked(queue, Access(operator=secret, read_only=True)) as client:
+    async with dashboard_client(queue, Access(operator=secret, read_only=True)) as client:
         page = await client.get("/dead", headers=bearer(secret))
         tried = await client.post(
             "/api/queues/pause", json={"queue": "mail"}, headers=bearer(secret)
@@ -171,18 +171,18 @@ async def test_mounted_below_a_path_all_links_stay_there(queue, dead):
         signed = await client.post("/ops/queue/login", data={"secret": secret})
         page = await client.get(f"/ops/queue/tasks/{task_id}")
         client.cookies.clear()
-        stranger = await client.get("/ops/queue/tasks")
-    await inner.state.desk.sampler.close()
+        unauthenticated = await client.get("/ops/queue/tasks")
+    await inner.state.dashboard.sampler.close()
 
     assert signed.headers["location"] == "/ops/queue/"
     assert "Path=/ops/queue" in signed.headers["set-cookie"]
     assert page.status_code == 200
     assert 'href="/tasks' not in page.text
     assert 'action="/act' not in page.text
-    assert stranger.status_code == 401
+    assert unauthenticated.status_code == 401
 
 
-async def test_statuses_are_counted_on_their_tabs(queue, client):
+async def test_every_status_has_a_tab(queue, client):
     await queue.enqueue("shop.say", "x")
     text = (await client.get("/tasks", headers=bearer())).text
 
@@ -190,7 +190,7 @@ async def test_statuses_are_counted_on_their_tabs(queue, client):
         assert f"?status={status}" in text
 
 
-async def test_a_worker_is_paused_and_a_task_deleted_by_forms(queue, client):
+async def test_forms_pause_a_worker_and_delete_a_task(queue, client):
     token = await sign_in(client)
     await queue.storage.renew(concurrency=2)
     worker = queue.storage.owner

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Path:
-    # A file of text here: it is full of errors that are meant, and `make lint` looks at all Python.
+    # Stored as a text file: its errors are intended, and `make lint` checks all Python files.
     return Path(shutil.copy(CALLS, tmp_path / "calls.py"))
 
 
@@ -29,7 +29,7 @@ def refused_lines() -> set[int]:
     return {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
 
 
-def test_mypy_refuses_just_the_wrong_calls_and_accepts_the_examples(calls: Path) -> None:
+def test_mypy_refuses_only_the_wrong_calls_and_accepts_the_examples(calls: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(calls), "examples"],
         cwd=ROOT,
@@ -39,21 +39,21 @@ def test_mypy_refuses_just_the_wrong_calls_and_accepts_the_examples(calls: Path)
         check=False,
     )
 
-    said = done.stdout + done.stderr
-    errors = re.findall(r"^(\S+):(\d+): error: (.*)", said, re.M)
-    # By its name: mypy's cache remembers the folder of the first time.
+    report = done.stdout + done.stderr
+    errors = re.findall(r"^(\S+):(\d+): error: (.*)", report, re.M)
+    # Compared by name: mypy's cache stores the folder of the first run.
     wrong = {int(line) for path, line, _ in errors if Path(path).name == calls.name}
-    assert [error for error in errors if Path(error[0]).name != calls.name] == [], said
-    assert wrong == refused_lines(), said
+    assert [error for error in errors if Path(error[0]).name != calls.name] == [], report
+    assert wrong == refused_lines(), report
 
 
-def test_basedpyright_refuses_just_the_wrong_calls_and_accepts_the_examples(
+def test_basedpyright_refuses_only_the_wrong_calls_and_accepts_the_examples(
     calls: Path, tmp_path: Path
 ) -> None:
     configuration = {
         "typeCheckingMode": "standard",
         "include": [str(calls), str(EXAMPLES)],
-        # Django ships no types; what is guessed from its source is wrong.
+        # Django has no type annotations; types inferred from its source are wrong.
         "exclude": [str(EXAMPLES / "django_shop")],
         "extraPaths": [
             str(ROOT / "src"),

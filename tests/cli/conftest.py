@@ -1,4 +1,4 @@
-"""The command in this process, on an SQLite file in a folder of its own."""
+"""The command in this process, on an SQLite file in a separate folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omniq import task
 
 @task(queue="mail", max_retries=0)
 def boom(text):
-    """Fails with whatever it is told."""
+    """Raises an error with that text."""
     raise RuntimeError(text)
 
 
@@ -30,8 +30,8 @@ def add(a, b=0):
 '''
 
 
-class Said:
-    """What a command said and how it ended."""
+class CommandResult:
+    """The output and the exit code of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
@@ -70,12 +70,12 @@ def omniq(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys):
     """Run `omniq …` on the test's storage."""
     monkeypatch.setenv("OMNIQ_URL", url)
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str) -> CommandResult:
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
             main(arguments)
         out, err = capsys.readouterr()
-        return Said(int(left.value.code or 0), out, err)
+        return CommandResult(int(left.value.code or 0), out, err)
 
     return run
 
@@ -88,7 +88,7 @@ def queue(url: str):
 
 @pytest.fixture
 def dead_task(queue: TaskQueue):
-    """Enqueue a task that has failed for good; its id."""
+    """Enqueue a task that fails for good; return its id."""
 
     def make(message: str = "boom", func: str = "clitasks.boom", **options: Any) -> str:
         handle = queue.options(priority=1000, **options).enqueue(func, "an argument")

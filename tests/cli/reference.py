@@ -1,6 +1,6 @@
-"""The page about the command line, made from the commands themselves.
+"""The reference page of the command line, generated from the commands.
 
-python -m tests.cli.reference    writes it anew
+python -m tests.cli.reference    writes the page
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ from typer.main import get_command
 
 from omniq.cli.app import app
 
-_EVERYWHERE = {"--url", "--json", "--yes", "--help"}
+_COMMON_OPTIONS = {"--url", "--json", "--yes", "--help"}
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 HEAD = """# Command line
 
-`omniq COMMAND`, or `python -m omniq COMMAND`. Made from the commands by `python -m tests.cli.reference`; a test
-compares the two.
+`omniq COMMAND`, or `python -m omniq COMMAND`. `omniq --version` prints the version.
 
-Every command that looks at a storage takes `--url`; without it, `OMNIQ_URL`, then `omniq.toml` or `[tool.omniq]` in
-`pyproject.toml`, then `.omniq/omniq.db` here. A command that only asks does not make a storage that is not there.
-`--json` prints one document, or one line for each item of a list; its keys do not change without a word in the
-changelog. Tables are for people: colours only on a terminal and without `NO_COLOR`, whole lines in a pipe. Whatever
-comes from the storage is shown as text, control characters written out. Bars and questions go to stderr. What cannot be
-undone asks first; `--yes` answers, and is needed where nobody can be asked.
+Every command that uses a storage takes `--url`; without it, `OMNIQ_URL`, then `omniq.toml` or `[tool.omniq]` in
+`pyproject.toml`, then `.omniq/omniq.db` in the current folder. A command that only reads does not create a missing storage.
+`--json` prints one document, or one line for each item of a list; the changelog mentions every change of its keys. Tables are
+for people: colours appear only on a terminal and without `NO_COLOR`, and in a pipe no line is cut. Control characters in text
+from the storage are escaped. Progress bars and questions go to stderr. A command that cannot be undone asks for
+confirmation; `--yes` confirms, and is required without a terminal.
 
-Durations are seconds or `30s`, `5m`, `2h`, `7d`; instants have a zone: `2026-01-31T12:00Z`.
+Durations are seconds or `30s`, `5m`, `2h`, `7d`; instants have a time zone: `2026-01-31T12:00Z`.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | it could not be done |
-| 2 | it was asked for wrongly |
-| 3 | what was named is not there: a task, a dead letter, a schedule, a storage |
+| 1 | failed |
+| 2 | usage error |
+| 3 | not found: a task, a dead letter, a schedule, a storage |
 | 130 | interrupted |
 
-What went wrong is one line on stderr; `--debug`, anywhere on the line, adds the traceback. `omniq --install-completion`
-teaches your shell the commands and options.
+An error is one line on stderr; `--debug`, anywhere on the line, adds the traceback. `omniq --install-completion` installs
+completion of commands and options for your shell.
 """
 
 
@@ -65,15 +64,17 @@ def _section(command: Any, path: str) -> str:
     usage = " ".join([path, *(_usage(each) for each in arguments)])
     lines = [f"\n## `{usage}`\n", f"{_text(command.help)}\n", "| | |", "|---|---|"]
     lines += [f"| `{_usage(each)}` | {_cell(each.help)} |" for each in arguments]
-    own = [each for each in options if not _EVERYWHERE & set(each.opts)]
+    own = [each for each in options if not _COMMON_OPTIONS & set(each.opts)]
     lines += [f"| `{_option(each)}` | {_cell(each.help)} |" for each in own]
-    also = [name for each in options for name in each.opts if name in _EVERYWHERE - {"--help"}]
+    common = [
+        name for each in options for name in each.opts if name in _COMMON_OPTIONS - {"--help"}
+    ]
     if not arguments and not own:
         lines = lines[:2]
-    return "\n".join([*lines, *_also(also)]) + "\n"
+    return "\n".join([*lines, *_common(common)]) + "\n"
 
 
-def _also(names: list[str]) -> list[str]:
+def _common(names: list[str]) -> list[str]:
     return [f"\nAnd {', '.join(f'`{name}`' for name in names)}."] if names else []
 
 
@@ -91,13 +92,13 @@ def _option(option: Any) -> str:
     return f"{names} {value}".replace("|", "\\|")
 
 
-def _text(words: str | None) -> str:
-    paragraphs = (words or "").strip().split("\n\n")
+def _text(help_text: str | None) -> str:
+    paragraphs = (help_text or "").strip().split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _cell(words: str | None) -> str:
-    return " ".join((words or "").split()).replace("|", "\\|")
+def _cell(help_text: str | None) -> str:
+    return " ".join((help_text or "").split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A command in a terminal of its own: a process on a pseudo-terminal, and what it has shown."""
+"""A command in a pseudo-terminal: its process, and what it has printed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import termios
 import threading
 from pathlib import Path
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """What a command shows and takes, in a window of that size."""
+    """The output and input of a command, in a window of that size."""
 
     def __init__(
         self, folder: Path, *arguments: str, columns: int = 100, rows: int = 40, **environ: str
@@ -52,7 +52,7 @@ class Terminal:
             try:
                 data = os.read(self._ours, 65536)
             except OSError:
-                # EIO is how Linux says that the other side of the terminal is closed.
+                # Linux returns EIO when the other side of the terminal is closed.
                 return
             with self._changed:
                 self._raw += data
@@ -64,30 +64,30 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was shown, without colours and movements."""
+        """The printed text, without colours and cursor movements."""
         return _SEQUENCES.sub("", self.raw)
 
-    def wait_for(self, words: str, count: int = 1) -> None:
+    def wait_for(self, text: str, count: int = 1) -> None:
         with self._changed:
-            found = self._changed.wait_for(lambda: self.text.count(words) >= count, PATIENCE)
-        assert found, f"no {words!r} in:\n{self.text}"
+            found = self._changed.wait_for(lambda: self.text.count(text) >= count, TIMEOUT)
+        assert found, f"no {text!r} in:\n{self.text}"
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the terminal's own settings are those of before."""
+        """Whether the settings of the terminal are those from before the command."""
         return termios.tcgetattr(self._theirs) == self.before
 
     def ends(self) -> int:
-        return self.process.wait(timeout=PATIENCE)
+        return self.process.wait(timeout=TIMEOUT)
 
     def close(self) -> None:
-        """Leave nothing behind, however the test went."""
+        """End the process, also after a failed test."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         os.close(self._theirs)
-        self._reader.join(timeout=PATIENCE)
+        self._reader.join(timeout=TIMEOUT)
         os.close(self._ours)

@@ -11,12 +11,12 @@ from omniq.models import DeadLetter, TaskStatus
 
 def test_dead_letters_are_listed_with_the_error_in_a_line(omniq, dead_task):
     dead_task("RuntimeError: no route\nto host")
-    said = omniq("dead", "list")
+    completed = omniq("dead", "list")
     (record,) = omniq("dead", "list", "--json").lines
 
-    assert "RuntimeError: no route" in said.out
-    assert "to host" not in said.out
-    assert record.keys() == set(DeadLetter.__struct_fields__)
+    assert "RuntimeError: no route" in completed.out
+    assert "to host" not in completed.out
+    assert record.keys() == set(DeadLetter.__struct_encode_fields__)
 
 
 def test_filters_choose_by_function_reason_and_time(omniq, dead_task):
@@ -32,30 +32,30 @@ def test_filters_choose_by_function_reason_and_time(omniq, dead_task):
     assert chosen("--after", min(mine, other)) == {max(mine, other)}
 
 
-def test_one_is_shown_whole(omniq, dead_task):
+def test_a_dead_letter_is_shown_completely(omniq, dead_task):
     dead = dead_task("no route")
-    said = omniq("dead", "show", dead)
+    completed = omniq("dead", "show", dead)
 
-    assert '["an argument"]' in said.out
-    assert "RuntimeError: no route" in said.out
+    assert '["an argument"]' in completed.out
+    assert "RuntimeError: no route" in completed.out
     assert omniq("dead", "show", dead, "--json").json["dead"]["task_id"] == dead
 
 
 @pytest.mark.parametrize("command", ["show", "delete --yes", "retry --args []"])
-def test_one_that_is_not_there_is_not_found(omniq, queue, command):
+def test_a_missing_dead_letter_is_not_found(omniq, queue, command):
     name, *rest = command.split()
-    said = omniq("dead", name, "nobody", *rest)
+    completed = omniq("dead", name, "missing", *rest)
 
-    assert said.code == 3
-    assert "no such dead letter" in said.err
+    assert completed.code == 3
+    assert "no such dead letter" in completed.err
 
 
 def test_a_retry_may_change_the_arguments(omniq, queue, dead_task):
     dead = dead_task()
-    said = omniq("dead", "retry", dead, "--args", "[1, 2]", "--kwargs", '{"b": 3}')
+    completed = omniq("dead", "retry", dead, "--args", "[1, 2]", "--kwargs", '{"b": 3}')
     task = queue.get_task(dead)
 
-    assert said.code == 0
+    assert completed.code == 0
     assert (task.status, task.args, task.kwargs) == (TaskStatus.PENDING, (1, 2), {"b": 3})
 
 
@@ -70,11 +70,11 @@ def test_a_retry_may_change_the_arguments(omniq, queue, dead_task):
         (),
     ],
 )
-def test_a_retry_that_makes_no_sense_is_bad_usage(omniq, queue, arguments):
+def test_an_invalid_retry_is_a_usage_error(omniq, queue, arguments):
     assert omniq("dead", "retry", *arguments).code == 2
 
 
-def test_retrying_all_needs_a_yes(omniq, queue, dead_task):
+def test_retrying_all_needs_confirmation(omniq, queue, dead_task):
     for _ in range(3):
         dead_task()
 
@@ -83,19 +83,19 @@ def test_retrying_all_needs_a_yes(omniq, queue, dead_task):
     assert queue.stats().dead == 0
 
 
-def test_a_retry_that_is_refused_says_which_and_why_and_fails(omniq, queue, dead_task):
+def test_a_refused_retry_names_the_task_and_the_reason_and_fails(omniq, queue, dead_task):
     dead = dead_task(unique="key")
     other = dead_task()
     holder = queue.options(unique="key").enqueue("clitasks.add", 1)
-    said = omniq("dead", "retry", dead, other)
+    completed = omniq("dead", "retry", dead, other)
 
-    assert said.code == 1
-    assert f"{dead}: task {holder.id} exists already" in said.err
-    assert "1 of 2 could not be done" in said.err
+    assert completed.code == 1
+    assert f"{dead}: task {holder.id} exists already" in completed.err
+    assert "1 of 2 could not be done" in completed.err
     assert queue.get_task(other).status is TaskStatus.PENDING
 
 
-def test_deleting_needs_a_yes(omniq, queue, dead_task):
+def test_deleting_dead_letters_needs_confirmation(omniq, queue, dead_task):
     dead = dead_task()
 
     assert omniq("dead", "delete", dead).code == 2
@@ -118,24 +118,24 @@ def test_an_export_is_json_lines_with_the_call_and_every_attempt(omniq, dead_tas
 
 def test_an_export_that_cannot_be_written_fails_in_one_line(omniq, dead_task):
     dead_task()
-    said = omniq("dead", "export", "no/such/folder/file")
+    completed = omniq("dead", "export", "no/such/folder/file")
 
-    assert said.code == 1
-    assert said.err == "omniq: cannot write no/such/folder/file: No such file or directory\n"
+    assert completed.code == 1
+    assert completed.err == "omniq: cannot write no/such/folder/file: No such file or directory\n"
 
 
-def test_a_purge_takes_what_ended_and_leaves_the_rest(omniq, queue, dead_task):
+def test_purge_deletes_finished_tasks_only(omniq, queue, dead_task):
     dead_task()
     waiting = queue.enqueue("clitasks.add", 1)
 
     assert omniq("purge", "--older-than", "0").code == 2
     assert omniq("purge", "--older-than", "1h", "--yes", "--json").json == {"tasks": 0, "dead": 0}
-    assert omniq("purge", "--older-than", "0", "--yes").out == "forgotten: 1 task\n"
+    assert omniq("purge", "--older-than", "0", "--yes").out == "purged: 1 task\n"
     assert queue.stats().dead == 1
     assert omniq("dead", "purge", "--older-than", "0", "--yes").code == 0
     assert queue.stats().dead == 0
     dead_task()
     assert omniq("purge", "--dead", "--older-than", "0", "--yes").out == (
-        "forgotten: 1 task, 1 dead letter\n"
+        "purged: 1 task, 1 dead letter\n"
     )
     assert waiting.status() is TaskStatus.PENDING

@@ -1,4 +1,4 @@
-"""The edge of the process: exit codes, one clear line, help, completion, what is imported."""
+"""The edge of the process: exit codes, error lines, help, completion and imports."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ GROUPS = ("tasks", "dead", "queues", "schedules")
         ("stats", "--interval", "never"),
     ],
 )
-def test_bad_usage_is_one_line_that_points_to_the_help(omniq, queue, arguments):
-    said = omniq(*arguments)
+def test_a_usage_error_is_one_line_that_names_the_help(omniq, queue, arguments):
+    completed = omniq(*arguments)
 
-    assert said.code == 2
-    assert said.err.count("\n") == 1
-    assert "--help" in said.err
-    assert said.out == ""
+    assert completed.code == 2
+    assert completed.err.count("\n") == 1
+    assert "--help" in completed.err
+    assert completed.out == ""
 
 
 def test_version_prints_the_version_and_nothing_else(omniq):
-    said = omniq("--version")
+    completed = omniq("--version")
 
-    assert (said.code, said.out, said.err) == (0, "omniq 0.1.0\n", "")
-    # It is eager: what follows is neither checked nor run.
+    assert (completed.code, completed.out, completed.err) == (0, "omniq 0.1.0\n", "")
+    # It is eager: the rest of the line is neither checked nor run.
     assert omniq("--version", "worker", "nonsense").out == "omniq 0.1.0\n"
 
 
@@ -57,53 +57,53 @@ def test_python_m_omniq_prints_the_version_too():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_group_alone_shows_its_help(omniq, group):
-    said = omniq(group)
+    completed = omniq(group)
 
-    assert "Usage: omniq" in said.out + said.err
+    assert "Usage: omniq" in completed.out + completed.err
 
 
-def test_a_storage_that_is_not_there_is_said_and_not_made(omniq, folder):
+def test_a_missing_storage_is_reported_and_not_created(omniq, folder):
     for command in ("tasks list", "stats", "dead list", "workers", "explain x", "schedules list"):
-        said = omniq(*command.split(), "--url", "sqlite:///elsewhere.db")
-        assert said.code == 3, command
-        assert f"looked for {folder}/elsewhere.db" in said.err
+        completed = omniq(*command.split(), "--url", "sqlite:///elsewhere.db")
+        assert completed.code == 3, command
+        assert f"looked for {folder}/elsewhere.db" in completed.err
     assert not (folder / "elsewhere.db").exists()
 
 
 @pytest.mark.parametrize(
     "command", ["enqueue a.b", "queues pause x", "schedules add s a.b --interval 1h"]
 )
-def test_a_command_that_keeps_something_makes_the_storage(omniq, folder, command):
+def test_a_command_that_writes_creates_the_storage(omniq, folder, command):
     assert omniq(*command.split(), "--url", "sqlite:///fresh.db").code == 0
     assert (folder / "fresh.db").exists()
 
 
-def test_memory_is_refused_since_nobody_else_could_see_it(omniq):
-    said = omniq("enqueue", "a.b", "--url", "memory://")
+def test_a_memory_url_is_refused(omniq):
+    completed = omniq("enqueue", "a.b", "--url", "memory://")
 
-    assert said.code == 2
-    assert "lives and dies with one process" in said.err
+    assert completed.code == 2
+    assert "exists only within one process" in completed.err
 
 
 @pytest.mark.parametrize(("url", "code"), [("nonsense://x", 2), ("sqlite:///folder", 1)])
-def test_a_url_that_does_not_work_is_one_line(omniq, folder, url, code):
+def test_the_error_about_a_bad_url_is_one_line(omniq, folder, url, code):
     (folder / "folder").mkdir()
-    said = omniq("stats", "--url", url)
+    completed = omniq("stats", "--url", url)
 
-    assert said.code == code
-    assert said.err.startswith("omniq: ")
-    assert said.err.count("\n") == 1
+    assert completed.code == code
+    assert completed.err.startswith("omniq: ")
+    assert completed.err.count("\n") == 1
 
 
 def test_a_password_in_a_url_is_never_shown(omniq):
-    said = omniq("stats", "--url", "nonsense://me:secret@host/db")
+    completed = omniq("stats", "--url", "nonsense://me:secret@host/db")
 
-    assert "secret" not in said.err
+    assert "secret" not in completed.err
 
 
 def test_debug_shows_the_traceback(omniq, queue):
-    assert "Traceback" in omniq("tasks", "show", "nobody", "--debug").err
-    assert "Traceback" not in omniq("tasks", "show", "nobody").err
+    assert "Traceback" in omniq("tasks", "show", "missing", "--debug").err
+    assert "Traceback" not in omniq("tasks", "show", "missing").err
 
 
 @pytest.mark.timeout(60)
@@ -116,9 +116,9 @@ def test_every_storage_serves_the_same_commands(omniq, folder, request, storage)
     )
 
     def ask(*arguments: str):
-        said = omniq(*arguments, "--url", url)
-        assert said.code == 0, said.err
-        return said
+        completed = omniq(*arguments, "--url", url)
+        assert completed.code == 0, completed.err
+        return completed
 
     task_id = ask("enqueue", "clitasks.add", "1", "--delay", "1h").out.strip()
     ask("queues", "pause", "default")

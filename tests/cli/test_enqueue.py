@@ -8,35 +8,37 @@ from omniq.models import TaskStatus
 
 
 def test_it_prints_the_id_of_a_task_with_these_arguments(omniq, queue):
-    said = omniq("enqueue", "clitasks.add", "-1", "-k", "b=2")
-    task = queue.get_task(said.out.strip())
+    completed = omniq("enqueue", "clitasks.add", "-1", "-k", "b=2")
+    task = queue.get_task(completed.out.strip())
 
-    assert said.code == 0
+    assert completed.code == 0
     assert (task.func_path, task.args, task.kwargs) == ("clitasks.add", (-1,), {"b": 2})
 
 
 def test_any_json_is_an_argument(omniq, queue):
-    said = omniq("enqueue", "some.where", "null", '"text"', "[1, 2.5]", '{"a": true}', "--json")
+    completed = omniq(
+        "enqueue", "some.where", "null", '"text"', "[1, 2.5]", '{"a": true}', "--json"
+    )
 
-    assert queue.get_task(said.json["id"]).args == (None, "text", [1, 2.5], {"a": True})
-
-
-def test_a_module_that_is_not_here_does_not_matter(omniq, queue):
-    said = omniq("enqueue", "not_here.at.all", "1")
-
-    assert queue.get_task(said.out.strip()).func_path == "not_here.at.all"
+    assert queue.get_task(completed.json["id"]).args == (None, "text", [1, 2.5], {"a": True})
 
 
-def test_a_module_that_cannot_be_imported_here_is_told_of_and_does_not_matter(omniq, queue, folder):
+def test_the_module_need_not_be_importable(omniq, queue):
+    completed = omniq("enqueue", "not_here.at.all", "1")
+
+    assert queue.get_task(completed.out.strip()).func_path == "not_here.at.all"
+
+
+def test_a_module_whose_import_fails_is_reported_and_the_task_is_enqueued(omniq, queue, folder):
     (folder / "clibroken.py").write_text("import a_driver_that_only_workers_have")
-    said = omniq("enqueue", "clibroken.work", "1")
+    completed = omniq("enqueue", "clibroken.work", "1")
 
-    assert said.code == 0
-    assert "a_driver_that_only_workers_have" in said.err
-    assert queue.get_task(said.out.strip()).func_path == "clibroken.work"
+    assert completed.code == 0
+    assert "a_driver_that_only_workers_have" in completed.err
+    assert queue.get_task(completed.out.strip()).func_path == "clibroken.work"
 
 
-def test_the_options_of_the_decorator_count_unless_others_are_given(omniq, queue):
+def test_the_options_of_the_decorator_apply_unless_overridden(omniq, queue):
     plain = omniq("enqueue", "clitasks.boom", "1").out.strip()
     other = omniq("enqueue", "clitasks.boom", "1", "--queue", "web", "--max-retries", "7")
 
@@ -46,21 +48,21 @@ def test_the_options_of_the_decorator_count_unless_others_are_given(omniq, queue
 
 
 def test_every_option_reaches_the_task(omniq, queue):
-    said = omniq(
+    completed = omniq(
         *("enqueue", "clitasks.add", "1", "--id", "my-task", "--priority", "5"),
         *("--eta", "2030-01-31T12:00+01:00", "--timeout", "2m", "--unique", "key"),
         *("--metadata", 'by="ann"', "--interval", "1.5h"),
     )
     task = queue.get_task("my-task")
 
-    assert said.code == 0
+    assert completed.code == 0
     assert (task.priority, task.timeout, task.unique, task.interval) == (5, 120, "key", 5400)
     assert task.eta.isoformat() == "2030-01-31T11:00:00+00:00"
     assert task.metadata == {"by": "ann"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "text"),
     [
         (("clitasks.add", "word"), """not JSON; for text write '"word"'"""),
         (("clitasks.add", "1", "-k", "b"), "expected name=value"),
@@ -74,24 +76,24 @@ def test_every_option_reaches_the_task(omniq, queue):
         (("clitasks.add", "1", "--delay", "1s", "--eta", "2030-01-01T00:00Z"), "not both"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(omniq, folder, arguments, words):
-    said = omniq("enqueue", *arguments)
+def test_invalid_arguments_are_refused_in_one_line(omniq, folder, arguments, text):
+    completed = omniq("enqueue", *arguments)
 
-    assert said.code == 2
-    assert words in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    assert completed.code == 2
+    assert text in completed.err
+    assert completed.err.count("\n") == 1
+    assert completed.out == ""
 
 
-def test_a_taken_id_is_a_failure(omniq):
+def test_a_duplicate_id_is_a_failure(omniq):
     omniq("enqueue", "clitasks.add", "1", "--id", "mine")
-    said = omniq("enqueue", "clitasks.add", "1", "--id", "mine")
+    completed = omniq("enqueue", "clitasks.add", "1", "--id", "mine")
 
-    assert said.code == 1
-    assert "task mine exists already" in said.err
+    assert completed.code == 1
+    assert "task mine exists already" in completed.err
 
 
-def test_it_waits_for_the_result_if_asked(omniq, queue):
+def test_wait_prints_the_result(omniq, queue):
     with queue.worker(poll_interval=0.05):
         good = omniq("enqueue", "clitasks.add", "20", "22", "--wait", "10")
         bad = omniq("enqueue", "clitasks.boom", '"oh no"', "--wait", "10", "--json")
@@ -102,7 +104,7 @@ def test_it_waits_for_the_result_if_asked(omniq, queue):
 
 
 def test_a_wait_that_is_too_short_points_to_explain(omniq):
-    said = omniq("enqueue", "clitasks.add", "1", "--wait", "50ms")
+    completed = omniq("enqueue", "clitasks.add", "1", "--wait", "50ms")
 
-    assert said.code == 1
-    assert "omniq explain" in said.err
+    assert completed.code == 1
+    assert "omniq explain" in completed.err

@@ -8,7 +8,7 @@ from omniq.models import BreakerRule, TaskError, TaskStatus
 from omniq.outcomes import Failed
 
 
-def test_a_paused_queue_is_seen_and_resumed(omniq, queue):
+def test_a_paused_queue_is_listed_and_resumed(omniq, queue):
     queue.options(queue="mail").enqueue("clitasks.add", 1)
 
     assert omniq("queues", "pause", "mail", "web").out == "paused: mail\npaused: web\n"
@@ -21,21 +21,21 @@ def test_a_paused_queue_is_seen_and_resumed(omniq, queue):
     assert [line["paused"] for line in omniq("queues", "list", "--json").lines] == [False]
 
 
-def test_a_bad_queue_name_is_bad_usage(omniq, queue):
-    said = omniq("queues", "pause", "a queue")
+def test_a_bad_queue_name_is_a_usage_error(omniq, queue):
+    completed = omniq("queues", "pause", "a queue")
 
-    assert said.code == 2
-    assert said.err.startswith("omniq: queue 'a queue'")
+    assert completed.code == 2
+    assert completed.err.startswith("omniq: queue 'a queue'")
 
 
-def test_workers_show_who_they_are_and_what_they_hold(omniq, queue):
+def test_workers_are_listed_with_their_running_tasks(omniq, queue):
     with queue.worker(concurrency=3, queues=["mail"]):
-        said = omniq("workers")
+        completed = omniq("workers")
         (record,) = omniq("workers", "--json").lines
 
     assert (record["concurrency"], record["queues"], record["running"]) == (3, ["mail"], [])
-    assert record["id"] in said.out
-    assert "0/3" in said.out
+    assert record["id"] in completed.out
+    assert "0/3" in completed.out
 
 
 def test_an_open_breaker_is_shown_with_its_reason(omniq, queue):
@@ -58,7 +58,7 @@ def test_an_open_breaker_is_shown_with_its_reason(omniq, queue):
     assert "smtp" in omniq("stats").out
 
 
-def test_a_schedule_lives_its_life(omniq, queue):
+def test_a_schedule_is_added_shown_paused_triggered_and_deleted(omniq, queue):
     added = omniq(
         *("schedules", "add", "nightly", "clitasks.add", "1", "-k", "b=2"),
         *("--cron", "0 3 * * MON-FRI", "--tz", "Europe/Berlin", "--missed", "skip"),
@@ -97,11 +97,11 @@ def test_a_backfill_enqueues_each_time_of_the_window_once(omniq, queue):
 
 
 @pytest.mark.parametrize("command", ["show", "pause", "resume", "trigger", "delete"])
-def test_a_schedule_that_is_not_there_is_not_found(omniq, queue, command):
-    said = omniq("schedules", command, "nobody")
+def test_a_missing_schedule_is_not_found(omniq, queue, command):
+    completed = omniq("schedules", command, "missing")
 
-    assert said.code == 3
-    assert "nobody" in said.err
+    assert completed.code == 3
+    assert "missing" in completed.err
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_a_schedule_that_is_not_there_is_not_found(omniq, queue, command):
         ("--interval", "1h", "--missed", "perhaps"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_bad_usage(omniq, queue, arguments):
-    said = omniq("schedules", "add", "s", "clitasks.add", "1", *arguments)
+def test_an_invalid_schedule_is_a_usage_error(omniq, queue, arguments):
+    completed = omniq("schedules", "add", "s", "clitasks.add", "1", *arguments)
 
-    assert said.code == 2
-    assert said.err.count("\n") == 1
+    assert completed.code == 2
+    assert completed.err.count("\n") == 1
     assert queue.schedules.list() == []
 
 
@@ -137,6 +137,6 @@ def test_one_worker_is_paused_and_resumed(omniq, queue):
 
 def test_a_worker_that_is_not_alive_is_not_found(omniq, queue):
     for command in ("pause", "resume"):
-        said = omniq("workers", command, "nobody")
-        assert said.code == 3
-        assert "none with that id is alive" in said.err
+        completed = omniq("workers", command, "missing")
+        assert completed.code == 3
+        assert "none with that id is alive" in completed.err

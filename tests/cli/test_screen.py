@@ -1,4 +1,4 @@
-"""What reaches a terminal is text: in any width, in any colour setting, whoever chose it."""
+"""Output on a terminal is plain text: at any width, with any colour setting, from any user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(40)
 
 @pytest.fixture
 def terminal(folder, url):
-    """Run `omniq …` on the test's storage in a window of its own."""
+    """Run `omniq …` on the test's storage in a separate terminal."""
     opened: list[Terminal] = []
 
     def run(*arguments: str, **options) -> Terminal:
@@ -35,7 +35,7 @@ def terminal(folder, url):
 
 @pytest.fixture
 def hostile_task(queue, dead_task) -> str:
-    """A dead letter with something hostile wherever a user may write."""
+    """A dead letter with hostile text in every field that a user can set."""
     return str(dead_task(HOSTILE, metadata={HOSTILE: HOSTILE}, unique="key \x1b[5m"))
 
 
@@ -50,24 +50,24 @@ def assert_harmless(text: str) -> None:
     "command", ["tasks list", "tasks show ID", "dead list", "dead show ID", "explain ID", "stats"]
 )
 def test_hostile_text_stays_text(omniq, hostile_task, command):
-    said = omniq(*command.replace("ID", hostile_task).split())
+    completed = omniq(*command.replace("ID", hostile_task).split())
 
-    assert said.code == 0
-    assert_harmless(said.out)
+    assert completed.code == 0
+    assert_harmless(completed.out)
 
 
 @pytest.mark.parametrize(
     "command", ["tasks list", "tasks show ID", "dead show ID", "dead export", "explain ID", "stats"]
 )
-def test_hostile_text_is_whole_and_harmless_in_json(omniq, hostile_task, command):
+def test_hostile_text_is_complete_and_harmless_in_json(omniq, hostile_task, command):
     arguments = command.replace("ID", hostile_task).split()
-    said = omniq(*arguments, *([] if "export" in command else ["--json"]))
+    completed = omniq(*arguments, *([] if "export" in command else ["--json"]))
 
-    assert_harmless(said.out)
-    assert said.lines
+    assert_harmless(completed.out)
+    assert completed.lines
 
 
-def test_json_keeps_what_it_escapes(omniq, queue):
+def test_escaped_json_decodes_to_the_original_text(omniq, queue):
     handle = queue.enqueue("clitasks.add", HOSTILE)
 
     assert omniq("tasks", "show", handle.id, "--json").json["task"]["args"] == [HOSTILE]
@@ -75,11 +75,11 @@ def test_json_keeps_what_it_escapes(omniq, queue):
 
 @pytest.mark.parametrize("text", [HOSTILE, "a\x1b[31mb", "\u2066", "\ud800"])
 def test_errors_are_one_harmless_line(omniq, queue, text):
-    said = omniq("tasks", "show", text)
+    completed = omniq("tasks", "show", text)
 
-    assert said.code == 2
-    assert said.err.count("\n") == 1
-    assert_harmless(said.err)
+    assert completed.code == 2
+    assert completed.err.count("\n") == 1
+    assert_harmless(completed.err)
 
 
 def test_markup_is_shown_as_it_is(omniq, queue):
@@ -89,13 +89,13 @@ def test_markup_is_shown_as_it_is(omniq, queue):
     assert "[bold]not bold[/bold] [link=x]y[/link] :smile:" in shown
 
 
-def test_visible_writes_out_what_a_terminal_would_obey():
+def test_visible_escapes_control_characters():
     assert visible("plain äöü 漢字") == "plain äöü 漢字"
     assert visible("a\x1bb\nc") == r"a\x1bb\nc"
     assert visible("a\nb\x07", keep="\n") == "a\nb\\x07"
 
 
-def test_a_terminal_gets_colours_and_NO_COLOR_switches_them_off(terminal, queue):
+def test_a_terminal_gets_colours_and_NO_COLOR_disables_them(terminal, queue):
     queue.enqueue("clitasks.add", 1)
     colourful, plain = terminal("tasks", "list"), terminal("tasks", "list", NO_COLOR="1")
 
@@ -109,15 +109,15 @@ def test_a_terminal_gets_colours_and_NO_COLOR_switches_them_off(terminal, queue)
 def test_a_pipe_gets_whole_lines_without_colours(omniq, queue):
     name = "a." + "very_" * 40 + "long_name"
     queue.enqueue(name, 1)
-    said = omniq("tasks", "list")
+    completed = omniq("tasks", "list")
 
-    assert_harmless(said.out)
-    assert len(said.out.splitlines()) == 2
-    assert "priority" in said.out
+    assert_harmless(completed.out)
+    assert len(completed.out.splitlines()) == 2
+    assert "priority" in completed.out
 
 
 @pytest.mark.parametrize(("columns", "has_queue"), [(200, True), (80, True), (56, False)])
-def test_a_narrow_terminal_leaves_out_the_last_columns(terminal, queue, columns, has_queue):
+def test_a_narrow_terminal_omits_the_last_columns(terminal, queue, columns, has_queue):
     handle = queue.enqueue("clitasks.add", 1)
     shown = terminal("tasks", "list", columns=columns)
 
@@ -152,7 +152,9 @@ def test_a_long_task_shows_a_bar_on_a_terminal(terminal, dead_task, queue):
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1), ("\x04", 1, 1)])
-def test_somebody_at_the_terminal_is_asked(terminal, dead_task, queue, answer, code, left):
+def test_a_user_at_a_terminal_is_asked_for_confirmation(
+    terminal, dead_task, queue, answer, code, left
+):
     dead = dead_task()
     shown = terminal("dead", "delete", dead)
     shown.wait_for("Delete 1 dead letter for good? [y/N]")
@@ -162,7 +164,7 @@ def test_somebody_at_the_terminal_is_asked(terminal, dead_task, queue, answer, c
     assert queue.stats().dead == left
 
 
-def test_a_reader_who_leaves_early_breaks_nothing(queue, url, folder):
+def test_a_reader_that_closes_the_pipe_early_causes_no_error(queue, url, folder):
     queue.enqueue_many("clitasks.add", [(number,) for number in range(2000)])
     command = f"{sys.executable} -m omniq tasks list --all --json --url '{url}'"
     done = subprocess.run(
@@ -177,7 +179,7 @@ def test_a_reader_who_leaves_early_breaks_nothing(queue, url, folder):
     assert len(done.stdout.splitlines()) == 1
 
 
-def test_an_encoding_without_the_character_gets_it_written_out(queue, url, folder):
+def test_a_character_that_the_encoding_lacks_is_escaped(queue, url, folder):
     handle = queue.enqueue("clitasks.add", "漢")
     done = subprocess.run(
         [sys.executable, "-m", "omniq", "tasks", "show", handle.id, "--url", url],
@@ -191,7 +193,7 @@ def test_an_encoding_without_the_character_gets_it_written_out(queue, url, folde
     assert rb"\u6f22" in done.stdout
 
 
-def test_no_bar_is_shown_where_nobody_looks(monkeypatch):
+def test_no_progress_bar_is_shown_without_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with output.progress_bar("working") as progress:
         progress(1, 2)

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from omniq.operations.overview import Overview
-from tests.cli.terminal import PATIENCE, Terminal
+from tests.cli.terminal import TIMEOUT, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
 @pytest.fixture
 def watch(folder, url):
-    """Run `omniq stats --watch` in a window of its own."""
+    """Run `omniq stats --watch` in a separate terminal."""
     opened: list[Terminal] = []
 
     def run(*arguments: str, **options) -> Terminal:
@@ -31,28 +31,28 @@ def watch(folder, url):
         each.close()
 
 
-def test_one_look_has_everything(omniq, queue, dead_task):
+def test_stats_shows_everything_once(omniq, queue, dead_task):
     dead = dead_task("no route")
     queue.options(queue="mail").enqueue("clitasks.add", 1)
     with queue.worker(concurrency=2, queues=["web"]):
-        said = omniq("stats")
+        completed = omniq("stats")
         record = omniq("stats", "--json").json
 
-    for words in ("pending 1", "failed 1", "dead letters", "mail", "web", "0/2", dead):
-        assert words in said.out
+    for text in ("pending 1", "failed 1", "dead letters", "mail", "web", "0/2", dead):
+        assert text in completed.out
     assert list(record) == list(Overview.__struct_fields__)
     assert record["rates"] is None
     assert record["by_status"]["pending"] == 1
 
 
-def test_a_watch_in_a_pipe_is_one_look(omniq, queue):
-    said = omniq("stats", "--watch")
+def test_watch_prints_once_in_a_pipe(omniq, queue):
+    completed = omniq("stats", "--watch")
 
-    assert said.code == 0
-    assert said.out.count("omniq on sqlite") == 1
+    assert completed.code == 0
+    assert completed.out.count("omniq on sqlite") == 1
 
 
-def test_the_live_view_follows_and_q_leaves_the_terminal_as_it_was(watch, queue):
+def test_the_live_view_refreshes_and_q_restores_the_terminal(watch, queue):
     view = watch()
     view.wait_for("pending 0")
     queue.enqueue("clitasks.add", 1)
@@ -66,7 +66,7 @@ def test_the_live_view_follows_and_q_leaves_the_terminal_as_it_was(watch, queue)
     assert view.raw.rstrip().endswith("\x1b[?1049l")
 
 
-def test_ctrl_c_leaves_the_live_view_quietly(watch, queue):
+def test_ctrl_c_ends_the_live_view_without_output(watch, queue):
     view = watch()
     view.wait_for("pending 0")
     view.process.send_signal(signal.SIGINT)
@@ -85,7 +85,7 @@ def test_the_live_view_fits_a_small_window(watch, queue, dead_task):
     assert view.ends() == 0
 
 
-def test_a_program_can_follow_line_by_line(queue, url, folder):
+def test_watch_with_json_prints_one_line_per_refresh(queue, url, folder):
     process = subprocess.Popen(
         [sys.executable, "-m", "omniq", "stats", "--watch", "--json", "-i", "0.1", "--url", url],
         cwd=folder,
@@ -98,7 +98,7 @@ def test_a_program_can_follow_line_by_line(queue, url, folder):
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
     assert first["rates"] is None
     assert second["rates"]["enqueued"] == 0

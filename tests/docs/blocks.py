@@ -1,4 +1,4 @@
-"""The Python of a page, as files in a folder, and what running them says."""
+"""Writes the Python blocks of a page as files into a folder, and runs them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M |
 
 
 def write(page: Path, folder: Path) -> list[tuple[Path, str]]:
-    """Write down every block; the scripts among them, each with all that it should print.
+    """Write every block to a file; return the scripts, each with its expected output.
 
-    A block that begins with the name of a file is that file, for others to import; one that is called
-    `test_….py` is a script all the same. The others are scripts, by their number.
+    A block that starts with the name of a file is that file, for other blocks to import; a file
+    named `test_….py` is also a script. All other blocks are scripts, named by their number.
     """
     scripts = []
     for number, (code, printed) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
@@ -29,7 +29,7 @@ def write(page: Path, folder: Path) -> list[tuple[Path, str]]:
 
 
 def run(script: Path, **environment: str) -> str:
-    """What it prints; files of tests are run by pytest. It must end well."""
+    """Run a script, or pytest on a file of tests, without failure; return the output."""
     is_test = script.name.startswith("test_")
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(os.environ.get("TESTED_EXAMPLES", Path(__file__).parents[2] / "examples"))
+"""The examples, or the broken copy that `tests/mutants/test_example_mutants.py` makes."""
 
 
 @pytest.mark.timeout(120)
@@ -60,14 +62,15 @@ def test_the_document_pipeline_resumes_at_the_step_that_failed(tmp_path: Path) -
     found = {
         block.splitlines()[0]: block for block in re.split(r"\n(?=process-|cmd-)", done.stdout)
     }
-    assert "run 1  partial" in found["process-minutes"]
+    assert "attempt 1  partial" in found["process-minutes"]
     assert "in add_search_terms; already done: update_document_content" in found["process-minutes"]
-    waited = re.search(r"success in run 2, ([\d.]+) s after", found["process-minutes"])
+    waited = re.search(r"success on attempt 2, ([\d.]+) s after", found["process-minutes"])
     assert waited is not None
     assert float(waited.group(1)) >= 1.0
     assert "safe to retry from beginning" in found["process-memo"]
     assert "but step post_comment failed: HTTPError" in found["process-letter"]
-    assert "dead letter (permanent) after 1 run" in done.stdout
-    assert "success in run 1" in found["process-contract"]
-    assert done.stdout.endswith("26 calls had their effect, 0 of them twice\n")
+    assert "dead letter (permanent) after 1 attempt" in done.stdout
+    assert "success on attempt 1" in found["process-contract"]
+    assert "success on attempt 2" in found["cmd-summarize-thesis"]
+    assert done.stdout.endswith("26 calls took effect, 0 of them twice\n")
     assert list(tmp_path.iterdir()) == []

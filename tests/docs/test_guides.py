@@ -38,14 +38,14 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, request) -> None
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link into the page can name: its headings, as mkdocs and GitHub write them."""
+    """Return the anchors of a page: its headings, as mkdocs and GitHub write them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
     return {re.sub(r"[\s]+", "-", each) for each in words}
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(blocks.ROOT)))
-def test_every_link_leads_somewhere(text: Path) -> None:
+def test_every_link_has_a_target(text: Path) -> None:
     code = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
     links = re.findall(r"\]\(([^)\s]+)\)", code.sub("", text.read_text(encoding="utf-8")))
     lost = []
@@ -77,7 +77,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Every command line of omniq that the texts show, and where."""
+    """Return every command line of omniq in the docs, with the page that has it."""
     found = []
     for text in TEXTS:
         for code in re.findall(
@@ -89,7 +89,7 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
-def test_every_command_that_is_shown_exists_with_its_options() -> None:
+def test_every_command_in_the_docs_exists_with_its_options() -> None:
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     sections = re.split(r"^## `omniq ", page, flags=re.M)[1:]
     known = {section.split("`")[0].split(" [")[0].rstrip("…"): section for section in sections}
@@ -107,7 +107,7 @@ def test_every_command_that_is_shown_exists_with_its_options() -> None:
     assert len(commands()) > 20
 
 
-def test_the_manifests_are_what_kubernetes_can_read() -> None:
+def test_the_manifests_are_valid_for_kubernetes() -> None:
     page = (DOCS / "guides" / "production.md").read_text(encoding="utf-8")
 
     manifests = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.S)]
@@ -115,7 +115,7 @@ def test_the_manifests_are_what_kubernetes_can_read() -> None:
     assert [manifest["kind"] for manifest in manifests] == ["Deployment", "ScaledObject"]
 
 
-def test_the_picture_of_the_life_cycle_has_every_arrow_and_no_other() -> None:
+def test_the_life_cycle_diagram_has_exactly_the_allowed_transitions() -> None:
     picture = (DOCS / "concepts" / "life-cycle.svg").read_text(encoding="utf-8")
 
     drawn = set(re.findall(r'id="(\w+-\w+)"', picture))
@@ -128,7 +128,7 @@ def test_the_picture_of_the_life_cycle_has_every_arrow_and_no_other() -> None:
     assert drawn == legal
 
 
-def test_the_page_about_settings_names_each_of_them_with_its_default() -> None:
+def test_the_settings_page_lists_every_setting_with_its_default() -> None:
     page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| `OMNIQ_\w+` \| (.*?) \|", page, re.M))
 
@@ -137,5 +137,5 @@ def test_the_page_about_settings_names_each_of_them_with_its_default() -> None:
     assert rows.keys() == defaults.keys()
     for name, default in defaults.items():
         if default is not None:
-            # 30 as well as 30.0.
+            # The page may say 30 for 30.0.
             assert rows[name].strip("`") in (str(default), str(default).removesuffix(".0"))

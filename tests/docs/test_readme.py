@@ -1,4 +1,4 @@
-"""The README's code does what it says, pasted word for word into an empty folder."""
+"""The code of the README works unchanged in an empty folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ README = blocks.ROOT / "README.md"
 
 
 @pytest.mark.timeout(120)
-def test_every_block_works_word_for_word(tmp_path: Path) -> None:
+def test_every_block_of_the_readme_works_unchanged(tmp_path: Path) -> None:
     scripts = dict(blocks.write(README, tmp_path))
 
     first = blocks.run(tmp_path / "main.py")

@@ -1,4 +1,4 @@
-"""Opens a store after a fault and compares what it knows with what it had promised."""
+"""Opens a store after a fault and compares its contents with what it had acknowledged."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _BATCH = 200
 
 @dataclass
 class Report:
-    """What is wrong with a store; empty lists are good news.
+    """What is wrong with a store; without errors all lists are empty.
 
-    `lost` are broken promises, `torn` records that are not what was written, `broken` everything
-    else a store may not do: refuse to open, claim a task twice, invent an outcome.
-    `quarantined` counts what the store itself set aside; with everything promised present these
-    are remains of calls that were never acknowledged.
+    `lost` are acknowledged changes that are absent, `torn` are records that differ from what was
+    written, `broken` is every other violation: the store refuses to open, gives a task to two
+    claims, invents an outcome. `quarantined` counts the records that the store itself moved aside;
+    if nothing acknowledged is absent, these are remains of calls that were never acknowledged.
     """
 
     lost: list[str] = field(default_factory=list)
@@ -41,32 +41,32 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether the store kept every promise."""
+        """Whether the store has every acknowledged change."""
         return not (self.lost or self.torn or self.broken)
 
     def save(self, path: Path) -> None:
-        """Write it where another process can read it."""
+        """Write the report to a file that another process reads."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        """Read what `save` wrote; no such file means that the audit itself died."""
+        """Read the file of `save`; without a file, the audit itself died."""
         if not path.exists():
             return cls(broken=["the process that opened the store died or hung"])
         return cls(**json.loads(path.read_text()))
 
 
 class _NextBoot(SystemClock):
-    """The clock after a restart of the machine: every lease taken before it has ended."""
+    """The clock after a restart of the machine: every earlier lease has expired."""
 
     def boot_id(self) -> str:
         return f"after {super().boot_id()}"
 
 
 async def audit(url: str, history: History, log: Log) -> Report:
-    """Check every promise, then run everything that is left and see that the store still works.
+    """Check every acknowledged change, then run all remaining tasks and use the store once more.
 
-    What it finishes goes to `log`, so that a later audit of the same store knows of it.
+    The tasks that it completes are appended to `log`, for a later audit of the same store.
     """
     report = Report()
     try:
@@ -113,7 +113,7 @@ async def _compare(storage: BaseStorage, task: Task, known: Known, report: Repor
     elif result is not None and is_final:
         possible = {_STATUS[verb] for verb in known.maybe_outcomes}
         if result.status not in possible:
-            report.broken.append(f"{task_id}: is {result.status}, which nobody recorded")
+            report.broken.append(f"{task_id}: is {result.status}, which no call recorded")
 
 
 async def _drain(storage: BaseStorage, history: History, log: Log, report: Report) -> None:
@@ -137,7 +137,7 @@ def _check_claim(task: Task, history: History, claimed: set[str], report: Report
     if task.id in claimed:
         report.broken.append(f"{task.id}: claimed twice")
     if known is None:
-        report.broken.append(f"{task.id}: claimed, but nobody ever enqueued it")
+        report.broken.append(f"{task.id}: claimed, but never enqueued")
         return
     if known.outcome is not None:
         report.broken.append(f"{task.id}: claimed, but {known.outcome} was acknowledged")

@@ -1,8 +1,8 @@
-"""A disk whose power can be cut: an ext4 file system in a file, shut down in the middle of work.
+"""A disk whose power can be cut: an ext4 file system in a file, shut down while it is in use.
 
-What reached the device before the cut stays, in the order the kernel sent it; everything that was
-only in memory is gone, as is a journal commit that was under way. The device has no volatile cache
-of its own, so a cut shows a missing or misplaced fsync, and not a drive that lies about one.
+Data that reached the device before the cut stays, in the order in which the kernel sent it; data
+that was only in memory is gone, as is an unfinished journal commit. The device has no volatile
+cache, so a cut reveals a missing or misplaced fsync, but not a drive that ignores one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Unavailable(Exception):
-    """This machine cannot do it; the text says what is missing."""
+    """This machine cannot cut the power of a disk; the text says what is missing."""
 
 
 class Disk:
@@ -70,7 +70,7 @@ class Disk:
         self._remove()
 
     def cut(self) -> None:
-        """Stop the file system at this instant, writers or not; from here on every write fails."""
+        """Stop the file system now, even if processes write; every later write fails."""
         handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(handle, _EXT4_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
@@ -125,7 +125,7 @@ class Disk:
 def spawn(role: Callable[[], None]) -> int:
     """Run `role` in a fork of this process and return its pid.
 
-    A fork, since starting Python and importing omniq takes longer than everything else in a cut.
+    It forks because starting Python and importing omniq takes longer than the rest of a cut.
     The parent must have no threads. Status 0 means that `role` returned.
     """
     parent = os.getpid()
@@ -147,12 +147,12 @@ def spawn(role: Callable[[], None]) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process has ended by itself; it stays to be waited for."""
+    """Whether the process has ended by itself; the caller must still wait for it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def kill(pid: int) -> int:
-    """End the process if it still runs, wait until it is gone, and return its exit status."""
+    """Kill the process if it still runs, wait for its end, and return its exit status."""
     os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -166,7 +166,7 @@ def _check_tools() -> None:
 
 
 def _quick_folder() -> str | None:
-    """A folder in memory if there is one with room: the cut needs no real disk under it."""
+    """Return a folder in memory with enough space, if there is one: a cut needs no real disk."""
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).free > 1 << 30:
         return str(shared)

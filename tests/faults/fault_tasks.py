@@ -1,4 +1,4 @@
-"""Tasks for workers that something happens to."""
+"""Tasks for the tests of faults in child processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def append(path: str, number: int) -> None:
 
 @task(executor="process", timeout=30)
 def hold_the_interpreter(seconds: float, path: str) -> str:
-    """No other thread of this process runs meanwhile: `PyDLL` does not let go of the lock."""
+    """Run no other thread of this process meanwhile: `PyDLL` does not release the lock."""
     append(path, 1)
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
     return "done"
 
 
 def hold_a_lock(ready: str, until: str) -> None:
-    """In a thread of the worker."""
+    """Hold the lock in a thread of the worker."""
     with _lock:
         Path(ready).touch()
         while not Path(until).exists():
@@ -40,7 +40,7 @@ def take_the_lock(number: int) -> int:
 
 @task(executor="process", max_retries=1)
 def eat_memory(megabytes: int) -> int:
-    # The kernel ends the largest process of the group, which may be the test's own after many tests.
+    # The kernel kills the largest process of the group, which after many tests may be the test's.
     Path("/proc/self/oom_score_adj").write_text("1000")
     eaten = bytearray(megabytes << 20)
     eaten[::4096] = b"x" * len(eaten[::4096])
@@ -49,7 +49,7 @@ def eat_memory(megabytes: int) -> int:
 
 @task(max_retries=0)
 def multiply(url: str) -> None:
-    """Two more for each that runs."""
+    """Enqueue two more for each that runs."""
     with TaskQueue(url) as queue:
         for _ in range(2):
             queue.enqueue(multiply, url)

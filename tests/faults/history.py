@@ -1,9 +1,9 @@
-"""What a writer did to a store before a fault, and what the store must still know afterwards.
+"""What a writer did to a store before a fault, and what the store must contain afterwards.
 
-The writer appends a line before each call and another after it, to a log that lies outside the
-store. Between the two lines a call may have taken effect or not; after the second it must have.
-A task's arguments and result follow from its id alone, so a reader can tell a whole record from a
-torn one without remembering what was written.
+The writer appends a line before each call and another after it, to a log outside the store.
+Between the two lines a call may or may not have taken effect; after the second it must have.
+A task's arguments and result follow from its id, so a reader can distinguish an intact record from
+a torn one without a copy of what was written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FUNC_PATH = "tests.faults.history.payload"
 
 
 def payload(task_id: str) -> str:
-    """The argument that a task of this id carries: mostly short, sometimes several blocks long.
+    """Return the argument of the task with this id: mostly short, sometimes several blocks long.
 
     >>> payload("a") == payload("a") != payload("b")
     True
@@ -36,39 +36,39 @@ def payload(task_id: str) -> str:
 
 
 def new_task(task_id: str) -> Task:
-    """The task of this id, due at once."""
+    """Return the task with this id, due immediately."""
     return Task(id=task_id, func_path=FUNC_PATH, args=(payload(task_id),))
 
 
 def new_result(task_id: str) -> TaskResult:
-    """The result that whoever runs the task of this id records."""
+    """Return the result that the worker records for the task with this id."""
     return TaskResult(task_id=task_id, status=TaskStatus.SUCCESS, result=payload("r" + task_id))
 
 
 def new_error(task_id: str) -> TaskError:
-    """The error with which the task of this id fails, if it fails."""
+    """Return the error with which the task with this id fails, if it fails."""
     return TaskError(payload("e" + task_id)[:64])
 
 
 def is_whole(task: Task) -> bool:
-    """Whether the task holds exactly what was written."""
+    """Whether the task has exactly the contents that were written."""
     return task.func_path == FUNC_PATH and tuple(task.args) == (payload(task.id),)
 
 
 def is_whole_result(result: TaskResult) -> bool:
-    """Whether the result holds exactly what was written."""
+    """Whether the result has exactly the contents that were written."""
     if result.status is TaskStatus.SUCCESS:
         return bool(result.result == payload("r" + result.task_id))
     if result.error is None:
         return False
-    # A task whose worker was lost too often fails with an error of the storage's own.
+    # A task whose worker was lost too often fails with an error that the storage makes.
     return result.error.message == new_error(result.task_id).message or (
         result.error.error_type == "WorkerLost"
     )
 
 
 class Log:
-    """Appends what the writer is about to do and what it was told; each line is one write."""
+    """Appends each call of the writer and its outcome; each line is one write."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -84,8 +84,8 @@ class Log:
             "tokens": list(tokens),
             "at": time.monotonic_ns(),
         }
-        # With O_APPEND the offset means nothing. The call is one that no storage makes, so that
-        # the log's writes are not among those that are made to fail.
+        # With O_APPEND the offset has no effect. No storage makes this call, so that the log's
+        # writes are not among the calls that are made to fail.
         os.pwritev(self._file, [json.dumps(line).encode() + b"\n"], 0)
 
     async def call(self, verb: str, ids: Iterable[str], act: Awaitable[T]) -> T:
@@ -97,7 +97,7 @@ class Log:
         return value
 
     async def claim(self, act: Awaitable[list[Task]]) -> list[Task]:
-        """Await a claim; the line after it names what was claimed, and with which tokens."""
+        """Await a claim; the line after it has the claimed tasks and their tokens."""
         self.note("try", "reserve")
         tasks = await act
         self.note("ok", "reserve", [t.id for t in tasks], tokens=[t.token for t in tasks])
@@ -106,7 +106,7 @@ class Log:
 
 @dataclass
 class Known:
-    """What the log says of one task."""
+    """What the log says about one task."""
 
     is_enqueued: bool = False
     token: int = 0
@@ -118,16 +118,16 @@ class Known:
 
 @dataclass
 class History:
-    """Everything that was tried, by task id; a call without its second line is a maybe."""
+    """All calls, by task id; a call without its second line may or may not have taken effect."""
 
     tasks: dict[str, Known] = field(default_factory=dict)
     batches: list[list[str]] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, path: Path, *, until: int | None = None) -> None:
-        """Read one writer's log. A last line cut short by the writer's death says nothing.
+        """Read one writer's log. A last line that the writer's death has truncated is ignored.
 
-        Nor does an acknowledgement after `until` (monotonic nanoseconds), when the power had gone.
+        So is an acknowledgement after `until` (monotonic nanoseconds), when the power was off.
         """
         if not path.exists():
             return
@@ -145,11 +145,11 @@ class History:
 
     @property
     def acknowledged(self) -> int:
-        """How many promises the store has made: a task kept, an outcome recorded."""
+        """How many changes the store has acknowledged: tasks stored and outcomes recorded."""
         return sum(k.is_enqueued + k.failures + (k.outcome is not None) for k in self.known())
 
     def known(self) -> Iterable[Known]:
-        """What is known of each task."""
+        """Return what the log says about each task."""
         return self.tasks.values()
 
     def _tried(self, verb: str, ids: list[str]) -> None:

@@ -1,8 +1,8 @@
-"""A worker whose tasks share a running limit and a rate, and write down when they began and ended.
+"""A worker whose tasks share `max_running` and a rate, and record when they start and end.
 
     python -m tests.faults.limited_worker URL
 
-Says "ready" on its standard output, and runs until it is killed.
+Prints "ready" to its standard output, and runs until it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _notes: dict[str, int] = {}
 
 
 class Run(NamedTuple):
-    """One run of a task: when it was claimed, and when its function began and ended, if it did."""
+    """One run of a task: when it was claimed, and when its function started and ended, if it did."""
 
     pid: int
     task_id: str
@@ -50,7 +50,7 @@ async def work(ctx: TaskContext, folder: str, number: int) -> int:
 
 
 def _note(folder: str, *facts: object) -> None:
-    """One write for a line: what a process has written before it is killed is there."""
+    """Append a line in one write, which a later kill of the process does not undo."""
     path = str(Path(folder, f"{os.getpid()}.notes"))
     if path not in _notes:
         _notes[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -58,9 +58,9 @@ def _note(folder: str, *facts: object) -> None:
 
 
 def runs_in(folder: Path) -> Iterator[Run]:
-    """Every run that was written down."""
+    """Yield every recorded run."""
     for path in folder.glob("*.notes"):
-        # Without what comes after the last end of a line: that one is being written.
+        # Without an unfinished last line: another process is writing it.
         lines = path.read_text().rpartition("\n")[0].splitlines()
         notes = [json.loads(line) for line in lines]
         ends = {key: at for key, claimed, at in notes if not claimed}

@@ -1,4 +1,4 @@
-"""Looks for the moment at which a limit was broken, in what was written down about the runs."""
+"""Computes from recorded runs the most that ran at once and the most that started in a period."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def most_at_once(runs: Sequence[tuple[Any, Any]]) -> int:
-    """How many of these runs, each from a start to an end, were under way at one moment at most.
+    """Return the highest number of these runs, each a start and an end, at one time.
 
     >>> most_at_once([(0, 2), (1, 3), (2, 4)])
     2
     """
-    # At one and the same moment, who leaves makes room for who comes.
+    # If a run ends when another starts, the end comes first.
     changes = sorted([(start, 1) for start, _ in runs] + [(end, 0) for _, end in runs])
     most = inside = 0
     for _, is_start in changes:
@@ -22,7 +22,7 @@ def most_at_once(runs: Sequence[tuple[Any, Any]]) -> int:
 
 
 def most_within(starts: Sequence[Any], span: Any) -> int:
-    """How many of these starts, in order, fall into one span at most.
+    """Return the highest number of these starts, in order, within one span.
 
     >>> most_within([0, 1, 9, 10, 11], 10)
     3

@@ -1,4 +1,4 @@
-"""Stores that processes can share: the tests of the fleet run on each that there is."""
+"""Stores that processes can share; the tests with worker processes run on each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = [
 
 
 def url_of(backend: str, folder: Path, request: pytest.FixtureRequest) -> str:
-    """An empty store of that kind, which does not wait for the disk where it may choose."""
+    """Return the URL of an empty store of that kind, without syncs where that is optional."""
     match backend:
         case "sqlite":
             return f"sqlite:///{folder}/store.db?durability=os"

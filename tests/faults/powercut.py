@@ -1,15 +1,15 @@
-"""Cut the power of a disk again and again while omniq writes to it, and count what was lost.
+"""Cut the power of a disk repeatedly while omniq writes to it, and count what was lost.
 
     python -m tests.faults.powercut --backend both --cuts 200
 
-Needs root, since it mounts a file system; elsewhere it says so and exits 0. Each cut stops an ext4
-file system in the middle of the writers' work (`disk.py`), mounts it again, and audits the store
-against the writers' own log of what had been acknowledged (`history.py`, `audit.py`). In half of
-the cuts another process keeps forcing the journal out, so that the cut also finds states in which
-a rename is on the disk and the data it should follow is not.
+Needs root, because it mounts a file system; without root it says so and exits 0. Each cut stops an
+ext4 file system while the writers work (`disk.py`), mounts it again, and audits the store against
+the writers' log of acknowledged changes (`history.py`, `audit.py`). In half of the cuts another
+process forces the journal to the disk repeatedly, so that the cut also produces states in which a
+rename is on the disk and the data that it should follow is not.
 
-The seed decides what the writers do and when the cut comes, not how far they got by then: a run
-with the same seed is alike, not equal.
+The seed decides what the writers do and when the cut comes, but not how far they are by then: two
+runs with the same seed are similar, not equal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.faults.disk import Disk, Unavailable, has_ended, kill, spawn
 from tests.faults.history import History, Log, new_error, new_result, new_task, payload
 
 CUTS_PER_STORE = 8
-"""How many cuts one store lives through: recovery must also hold for what was recovered before."""
+"""How many cuts one store gets: recovery must also work after an earlier recovery."""
 
 AUDIT_TIMEOUT = 60.0
 SHOWN = 20
@@ -49,7 +49,7 @@ SHOWN = 20
 
 @dataclass
 class Totals:
-    """What all cuts of one backend came to."""
+    """The results of all cuts of one backend."""
 
     cuts: int = 0
     acknowledged: int = 0
@@ -73,12 +73,12 @@ class Totals:
 
 
 def main() -> int:
-    """Run what the command line asks for and return the exit status."""
+    """Run with the options of the command line and return the exit status."""
     options = _parse()
-    # Ctrl-C and a polite kill must unmount as well.
+    # Ctrl-C and SIGTERM must unmount as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for backend in ("file", "sqlite"):
-        # Here and not in every fork.
+        # Import here, not in every fork.
         importlib.import_module(f"omniq.storage.{backend}")
     print(f"seed {options.seed}", flush=True)
     rng = random.Random(options.seed)
@@ -147,7 +147,7 @@ class Series:
         self._cut_at: dict[str, int] = {}
 
     def run(self, cuts: int) -> Totals:
-        """Cut that many times and return what it came to."""
+        """Cut that many times and return the results."""
         began = time.monotonic()
         for number in range(cuts):
             if number % CUTS_PER_STORE == 0:
@@ -165,7 +165,7 @@ class Series:
         self._logs = self._disk.scratch / f"store-{number}"
         self._folder.mkdir()
         self._logs.mkdir()
-        # The folder is the user's; only what omniq does in it is on trial.
+        # The folder belongs to the user; the test is about what omniq does in it.
         os.sync()
 
     @property
@@ -183,11 +183,11 @@ class Series:
         ]
         others = []
         if self._rng.random() < 0.5:
-            others.append(spawn(partial(press, self._folder / "noise", self._rng.random())))
-        self._wait_for_the_instant(logs)
+            others.append(spawn(partial(force_journal, self._folder / "noise", self._rng.random())))
+        self._wait_until_the_cut(logs)
         early = any(has_ended(pid) for pid in writers)
-        # The kernel may let a sync that was under way return as if it had succeeded, and a writer
-        # may note that a moment later. Where the power is gone, nobody notes anything any more.
+        # The kernel may let an unfinished sync return as if it had succeeded, and a writer may log
+        # that a moment later. With the power off, no process could log anything.
         self._cut_at |= dict.fromkeys((log.stem for log in logs), time.monotonic_ns())
         self._disk.cut()
         for pid in (*writers, *others):
@@ -201,8 +201,8 @@ class Series:
             report.broken.append(f"a writer ended before the cut: {history.errors}")
         self._add(number, report)
 
-    def _wait_for_the_instant(self, logs: list[Path]) -> None:
-        """Mostly some time after the writers have begun, sometimes while they still open."""
+    def _wait_until_the_cut(self, logs: list[Path]) -> None:
+        """Wait: mostly until the writers have worked for some time, sometimes while they open."""
         if self._rng.random() < 0.15:
             time.sleep(self._rng.uniform(0, 0.04))
             return
@@ -224,14 +224,14 @@ class Series:
         kill(pid)
         report = Report.load(saved)
         if self._backend == "file":
-            self._look_into_quarantine(history, report)
+            self._check_quarantine(history, report)
         if self._keep is not None and not report.is_good:
             (self._keep / "store").rename(self._keep / f"store-{number}")
             (self._keep / "logs").rename(self._keep / f"logs-{number}")
         return report
 
-    def _look_into_quarantine(self, history: History, report: Report) -> None:
-        """What the store set aside must not be anything that it had acknowledged."""
+    def _check_quarantine(self, history: History, report: Report) -> None:
+        """Report quarantined records that the store had acknowledged."""
         acknowledged = {i for i, known in history.tasks.items() if known.is_enqueued}
         new = set(self._folder.glob("**/corrupt/*")) - self._quarantine
         for path in new:
@@ -257,23 +257,23 @@ class Series:
         totals.broken.extend(where + text for text in report.broken)
         totals.quarantined += report.quarantined
         if not report.is_good:
-            # What is lost would be counted again after every further cut.
+            # A lost task would be counted again after every further cut.
             self._new_store(number + 1)
 
 
 def write(url: str, path: Path, label: str, seed: float) -> None:
-    """Be a writer: use the store at random until somebody puts an end to it."""
+    """Be a writer: use the store at random until the process is killed."""
     try:
         asyncio.run(_write(url, path, label, random.Random(seed)))
     except Exception as error:
-        # After the cut every call fails; whether this came before it, the parent knows.
+        # After the cut every call fails; the parent knows whether this was before the cut.
         Log(path).note(f"{type(error).__name__}: {error}", "write")
 
 
 async def _write(url: str, path: Path, label: str, rng: random.Random) -> None:
     async with open_storage(url) as storage:
         log = Log(path)
-        # Several at once, so that the batches which form while a write is under way are cut too.
+        # Several at once, so that the batches that form during a write are cut too.
         ids = (f"{label}-{number}" for number in itertools.count())
         lanes = rng.randint(1, 3)
         await asyncio.gather(*(_use_at_random(storage, log, ids, rng) for _ in range(lanes)))
@@ -338,8 +338,8 @@ async def _finish_at_random(
             await log.call("mark_done", [task_id], act)
 
 
-def press(path: Path, seed: float) -> None:
-    """Force the journal to the disk at random instants, as any neighbour's fsync does.
+def force_journal(path: Path, seed: float) -> None:
+    """Force the journal to the disk at random times, as the fsync of any other process does.
 
     Renames are then on the disk while the data of the renamed files may not be.
     """
@@ -363,7 +363,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _run_control(disk: Disk, cuts: int, rng: random.Random) -> int:
-    """Show that the harness sees a loss where there must be one, and none where there is none."""
+    """Show that the harness reports a loss where there must be one, and none elsewhere."""
     verdicts = []
     for is_synced in (False, True):
         acknowledged = lost = torn = 0
@@ -393,14 +393,14 @@ def _run_control(disk: Disk, cuts: int, rng: random.Random) -> int:
         )
         verdicts.append((lost + torn == 0) if is_synced else (lost > 0))
     if all(verdicts):
-        print("control passed: the harness sees a loss, and invents none")
+        print("control passed: the harness reports real losses and no others")
         return 0
-    print("control FAILED: this harness proves nothing here")
+    print("control FAILED: on this machine the harness proves nothing")
     return 1
 
 
 def write_plain_files(folder: Path, log: Path, is_synced: bool) -> None:
-    """Keep one file for each task, with or without what makes it durable, until the cut."""
+    """Write one file for each task, with or without syncs, until the cut."""
     acknowledged = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with suppress(OSError):
         for number in itertools.count():

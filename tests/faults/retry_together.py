@@ -1,4 +1,4 @@
-"""Several processes that retry the same dead letters, each at the same moment as the others."""
+"""Several processes that retry the same dead letters at the same time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from omniq.models import Task, TaskError
 from omniq.outcomes import Failed
 from omniq.storage import open_storage
 
-PATIENCE = 30.0
+BARRIER_TIMEOUT = 30.0
 
 _barrier: Barrier | None = None
 
 
-async def bury(url: str, count: int) -> list[str]:
-    """The ids of that many tasks, all of them dead letters."""
+async def create_dead_letters(url: str, count: int) -> list[str]:
+    """Create that many dead letters and return their ids."""
     async with open_storage(url) as storage:
         ids = await storage.enqueue_many([Task(func_path="m.f", args=(n,)) for n in range(count)])
         error = TaskError("boom", error_type="ValueError")
@@ -27,17 +27,17 @@ async def bury(url: str, count: int) -> list[str]:
 
 
 def retry_together(url: str, ids: list[str], processes: int = 2) -> list[list[bool]]:
-    """What each of the processes was told, letter by letter."""
+    """Return for each process whether each of its retries succeeded."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(processes)
     with ProcessPoolExecutor(
-        processes, mp_context=spawn, initializer=_arrive, initargs=(barrier,)
+        processes, mp_context=spawn, initializer=_set_barrier, initargs=(barrier,)
     ) as pool:
         calls = [pool.submit(_retry_all, url, ids) for _ in range(processes)]
         return [call.result() for call in calls]
 
 
-def _arrive(barrier: Barrier) -> None:
+def _set_barrier(barrier: Barrier) -> None:
     global _barrier
     _barrier = barrier
 
@@ -49,8 +49,8 @@ def _retry_all(url: str, ids: list[str]) -> list[bool]:
 async def _retry_each(url: str, ids: list[str]) -> list[bool]:
     assert _barrier is not None
     async with open_storage(url) as storage:
-        told = []
+        retried = []
         for task_id in ids:
-            _barrier.wait(PATIENCE)
-            told.append(await storage.retry_dead(task_id))
-        return told
+            _barrier.wait(BARRIER_TIMEOUT)
+            retried.append(await storage.retry_dead(task_id))
+        return retried

@@ -1,9 +1,9 @@
-"""Workers for a task in five steps, forked one after the other so that each is there at once.
+"""Workers for a task of five steps, forked one after the other so that each starts fast.
 
     python -m tests.faults.step_worker URL LEASE
 
-For each name of a queue on its standard input it starts a worker for that queue, as a process of
-its own, and says its number.
+For each name of a queue on its standard input it starts a worker process for that queue, and
+prints the process id.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ async def five_steps(ctx: TaskContext, folder: str) -> list[int]:
 
 
 async def effect(folder: str, task_id: str, token: int, number: int) -> int:
-    """Have the step's effect at some instant of it."""
+    """Record the effect of the step, at a random time within the step."""
     await asyncio.sleep(random.random() * _LONGEST_PAUSE)
-    write_down(Path(folder, task_id), f"{token} {number}\n")
+    append_line(Path(folder, task_id), f"{token} {number}\n")
     await asyncio.sleep(random.random() * _LONGEST_PAUSE)
     return number
 
 
-def write_down(path: Path, line: str) -> None:
+def append_line(path: Path, line: str) -> None:
     with open(path, "ab", buffering=0) as effects:
         effects.write(line.encode())
 
 
 async def serve(url: str, lease: float, queue_name: str) -> None:
-    # However often it takes its worker with it: here that is nobody's fault.
+    # A task may lose any number of workers: here the test kills them, not the task.
     settings = Settings(max_crashes=10_000)
     async with (
         AsyncTaskQueue(url, settings=settings) as queue,
@@ -56,7 +56,7 @@ async def serve(url: str, lease: float, queue_name: str) -> None:
 
 def main(url: str, lease: float) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Imports the driver, here and not in each worker.
+    # Import the driver here, not in each worker.
     open_storage(url)
     for line in sys.stdin:
         pid = os.fork()

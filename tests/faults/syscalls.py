@@ -1,15 +1,15 @@
-"""Make each system call of the file backend fail once, or be the last one, and audit the store.
+"""Make each system call of the file backend fail once, or kill the process there; audit the store.
 
     python -m tests.faults.syscalls
     python -m tests.faults.syscalls --only fsync:EIO:3      # one point, with its trace
 
 A child opens a store in a fresh folder and uses it: enqueue, a batch, claims, a success, a retry, a
-final failure. It waits until strace is attached, so that nothing of Python's own start is counted.
-A first run lists the calls that touch the store; then every one of them is a point at which a run
-of its own fails (EIO, ENOSPC) or dies (SIGKILL). The child repeats a call that failed, once: the
-fault is over by then, so the repeat must go through. Afterwards another process audits the store.
+final failure. It waits until strace is attached, so that no call of Python's start is counted.
+A first run lists the calls that touch the store; then every one of them is a point at which a
+separate run fails (EIO, ENOSPC) or dies (SIGKILL). The child repeats a call that failed, once: the
+fault is over by then, so the repeated call must succeed. Then another process audits the store.
 
-Needs strace and the right to trace a child; elsewhere it says so and exits 0.
+Needs strace and the right to trace a child; without them it says so and exits 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CHANGES = (
 REMOVALS = ("unlink", "unlinkat", "rmdir")
 READS = ("read", "pread64", "getdents64")
 LOGGING = ("pwritev", "pwritev2")
-"""How the child writes its own log: traced, to see what was acknowledged when; never disturbed."""
+"""How the child writes its log: traced, to see when calls were acknowledged; never made to fail."""
 
 TRACED = (*SYNCS, *CHANGES, *REMOVALS, *READS, *LOGGING)
 
@@ -84,20 +84,20 @@ class Point:
 
     @classmethod
     def parse(cls, text: str) -> Point:
-        """Read what `str` wrote."""
+        """Return the point that `str` has written as this text."""
         syscall, fault, number = text.split(":")
         return cls(syscall, fault, int(number))
 
     @property
     def injection(self) -> str:
-        """As strace wants it."""
+        """The fault as an option of strace."""
         kind = "signal" if self.fault.startswith("SIG") else "error"
         return f"inject={self.syscall}:{kind}={self.fault}:when={self.number}"
 
 
 @dataclass
 class Verdict:
-    """What one run came to. `was_hit` is false when the fault did not strike the store."""
+    """The result of one run. `was_hit` is false if the fault did not concern the store."""
 
     point: str
     was_hit: bool
@@ -105,9 +105,9 @@ class Verdict:
 
 
 def main() -> int:
-    """Run what the command line asks for and return the exit status."""
+    """Run with the options of the command line and return the exit status."""
     options = _parse()
-    # Here and not in every fork, where the import's own calls would count.
+    # Import here, not in every fork, where the system calls of the import would be counted.
     importlib.import_module("omniq.storage.file")
     if reason := why_unavailable():
         print(f"skipped: {reason}")
@@ -135,7 +135,7 @@ def _parse() -> argparse.Namespace:
 
 
 def why_unavailable() -> str | None:
-    """What is missing here, or None when the sweep can run."""
+    """Return what is missing on this machine, or None if the sweep can run."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     # A dry run of exactly what a point does: attach to a child and make one call fail.
@@ -159,7 +159,7 @@ def _make_folder(target: Path) -> None:
 
 
 class Run:
-    """One child under strace, in a folder of its own; `point=None` only traces."""
+    """One child under strace, in a separate folder; `point=None` only traces."""
 
     def __init__(
         self,
@@ -174,12 +174,12 @@ class Run:
         self._prepare = prepare or partial(prepare_child, self.store, self.log)
 
     def go(self) -> int | None:
-        """Let the child run to its end; its exit status, or None when it hung and was killed."""
+        """Run the child and return its exit status, or None if it hung and was killed."""
         gate, opener = socket.socketpair()
         with gate, opener:
             child = spawn(partial(self._wait_and_act, gate, opener))
             try:
-                # What the child prepares is not on trial, and must not be counted.
+                # The calls with which the child prepares itself must not be counted.
                 gate.close()
                 opener.recv(1)
                 tracer = self._attach(child)
@@ -195,13 +195,13 @@ class Run:
         ctypes.CDLL(None).prctl(*_ALLOW_ANY_TRACER)
         role = self._prepare()
         gate.send(b".")
-        # Not a read: those are counted.
+        # Not a read: reads are counted.
         if gate.recv(1):
             role()
 
     def _attach(self, child: int) -> subprocess.Popen[str]:
         command = ["strace", "-f", "-y", "-s", "300", "-o", str(self.trace), "-p", str(child)]
-        # The question mark lets strace skip calls that this machine's kernel does not have.
+        # The question mark lets strace skip calls that this kernel does not have.
         command += ["-e", "trace=" + ",".join(f"?{name}" for name in TRACED), "-e", "signal=none"]
         if self._point is not None:
             command += ["-e", self._point.injection]
@@ -226,15 +226,15 @@ def _wait(pid: int) -> bool:
 
 
 def prepare_child(store: Path, log: Path) -> Callable[[], None]:
-    """What the child will do: use a fresh store once in every way that changes it."""
-    # Settings of its own: looking for files of the current folder is not on trial.
+    """Return what the child does: each kind of change to a new store, once."""
+    # Explicit settings: the search for files in the current folder must not be counted.
     storage = open_storage(f"file://{store}", settings=Settings())
     opened = Log(log)
     return lambda: asyncio.run(_act(storage, opened))
 
 
 async def _act(storage: BaseStorage, log: Log) -> None:
-    # One thread for blocking calls: strace counts the calls of each thread apart.
+    # One thread for blocking calls: strace counts the calls of each thread separately.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     await _twice(log, "open", [], storage.open)
     await _enqueue(storage, log)
@@ -273,13 +273,13 @@ async def _retry(storage: BaseStorage, log: Log, task_id: str) -> None:
 
 
 async def _twice(log: Log, verb: str, ids: list[str], make: Callable[[], Awaitable[T]]) -> T | None:
-    """Make the call; if it fails, say how, and make it once more, as a caller would."""
+    """Make the call; if it fails, log the error and repeat the call once, as a caller would."""
     for retry in (False, True):
         log.note("try", verb, ids)
         try:
             value = await make()
         except DuplicateTask:
-            # The first call had gone further than it could say: the task is there.
+            # The first call took effect before it failed: the task is stored.
             log.note("ok" if retry else "untyped DuplicateTask", verb, ids)
             return None
         except OmniqError as error:
@@ -293,17 +293,17 @@ async def _twice(log: Log, verb: str, ids: list[str], make: Callable[[], Awaitab
 
 
 def find_points(folder: Path, faults: Iterable[str]) -> list[Point]:
-    """Every call of an undisturbed run that touches the store, with every fault it can have."""
+    """Return every call on the store in a run without faults, with every fault it can have."""
     found: set[tuple[str, int]] = set()
     for number in range(2):
-        # Twice: the first run also imports what Python loads late, and that shifts the counts.
+        # Twice: the first run also imports modules lazily, which shifts the counts.
         where = folder / f"undisturbed-{number}"
         where.mkdir()
         run = Run(where, None)
         status = run.go()
         history = _read_history(run.log)
         if status != 0 or history.errors:
-            raise SystemExit(f"the undisturbed run failed: status {status}, {history.errors}")
+            raise SystemExit(f"the run without faults failed: status {status}, {history.errors}")
         found = set(_calls_on(run.store, run.trace))
     return sorted(
         Point(syscall, fault, number)
@@ -332,13 +332,13 @@ def _can_happen(syscall: str, fault: str) -> bool:
 
 
 def examine(folder: Path, point: Point) -> Verdict:
-    """Run the point in `folder` and say what is wrong afterwards."""
+    """Run the point in `folder` and return what is wrong afterwards."""
     run = Run(folder, point)
     status = run.go()
     lines = run.trace.read_text().splitlines()
     is_kill = point.fault == "SIGKILL"
     was_hit = any(_is_hit(line, point, run.store) for line in lines)
-    # Each thread has a first call: the kill may strike another one's, outside the store, before.
+    # Each thread has a first call: the kill may hit one of another thread, outside the store.
     verdict = Verdict(str(point), was_hit=was_hit or (is_kill and status == -9))
     if not verdict.was_hit:
         return verdict
@@ -351,13 +351,13 @@ def examine(folder: Path, point: Point) -> Verdict:
         if not text.startswith("typed "):
             verdict.problems.append(f"{verb}: {text}")
     if point.syscall in SYNCS and not is_kill:
-        verdict.problems.extend(_unheard_sync_failures(lines, run.log))
+        verdict.problems.extend(_ignored_sync_failures(lines, run.log))
     verdict.problems.extend(_audit(run, history))
     return verdict
 
 
 def _is_hit(line: str, point: Point, store: Path) -> bool:
-    """Whether this is the line of the call that was disturbed, and it concerns the store."""
+    """Whether this line is the call that was made to fail, and concerns the store."""
     called = _CALL.match(line)
     if called is None or called[2] != point.syscall or str(store) not in line:
         return False
@@ -366,10 +366,10 @@ def _is_hit(line: str, point: Point, store: Path) -> bool:
     return "(INJECTED)" in line
 
 
-def _unheard_sync_failures(lines: list[str], log: Path) -> Iterable[str]:
-    """A sync that failed must fail the call, or the data must have been written anew.
+def _ignored_sync_failures(lines: list[str], log: Path) -> Iterable[str]:
+    """Yield failed syncs whose call succeeded although the data was not written again.
 
-    The kernel may drop the data and say so only once: another sync of the same file proves nothing.
+    The kernel may drop the data and report that only once: another sync of the file proves nothing.
     """
     failed: str | None = None
     is_written_anew = False
@@ -409,7 +409,7 @@ def _read_history(log: Path) -> History:
 
 
 def _run_all(folder: Path, points: list[Point]) -> list[Verdict]:
-    """All points, in a few processes: each of them forks, so none may have threads."""
+    """Run all points in a few processes: each of them forks, so none may have threads."""
     began = time.monotonic()
     outputs = [folder / f"verdicts-{shard}" for shard in range(SHARDS)]
     pids = [

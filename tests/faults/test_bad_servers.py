@@ -1,4 +1,4 @@
-"""Servers that stand still, talk nonsense, take their time, or are locked up by others."""
+"""Servers that hang, answer with garbage, are slow, or whose tables are locked."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from omniq.storage import open_storage
 from omniq.testing.builders import a_task
 from omniq.testing.fault_proxy import FaultProxy
 from omniq.testing.servers import PostgresServer, RedisServer, Server
-from tests.security.conftest import vault_of
-from tests.security.vaults import PostgresVault
+from tests.security.conftest import raw_store_of
+from tests.security.raw_stores import RawPostgresStore
 
 
 @pytest.fixture(params=[RedisServer, PostgresServer], ids=["redis", "postgres"])
 def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server that a test may stop."""
+    """A dedicated server, which a test may pause."""
     with request.param() as server:
         yield server
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
-        # A server's helpers come and go.
+        # A child process of the server may have ended.
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -50,7 +50,7 @@ def _with_children(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.fault("F33")
-async def test_a_server_that_stands_still_for_seconds_is_waited_for(own_server):
+async def test_a_worker_waits_for_a_server_that_hangs_for_seconds(own_server):
     async with open_storage(own_server.url) as storage:
         await storage.enqueue(a_task("before"))
         stopped = _with_children(own_server.pid)
@@ -68,7 +68,7 @@ async def test_a_server_that_stands_still_for_seconds_is_waited_for(own_server):
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F42")
-async def test_a_redis_that_is_a_replica_for_a_while_is_waited_for():
+async def test_a_worker_waits_for_a_redis_that_is_a_replica_temporarily():
     with RedisServer() as server:
         admin = redis.Redis.from_url(server.url)
         async with open_storage(server.url) as storage:
@@ -85,8 +85,8 @@ async def test_a_redis_that_is_a_replica_for_a_while_is_waited_for():
     assert claimed == ["before", "meanwhile"]
 
 
-class Babbler:
-    """Answers every connection with the same bytes, whatever it is asked."""
+class GarbageServer:
+    """Answers every request on every connection with the same bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -112,16 +112,16 @@ class Babbler:
         self._listener.close()
 
 
-NONSENSE = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64, b"$9999999999\r\n", b"S" + b"\xff" * 64, b"-ERR\r\n" * 9, b"*1\r\n*1\r\n" * 50]  # fmt: skip
+GARBAGE = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64, b"$9999999999\r\n", b"S" + b"\xff" * 64, b"-ERR\r\n" * 9, b"*1\r\n*1\r\n" * 50]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.fault("F37")
 @pytest.mark.parametrize("url", ["redis://:pw@127.0.0.1:{}/0", "postgresql://u:pw@127.0.0.1:{}/db"])
-@pytest.mark.parametrize("answer", NONSENSE, ids=range(len(NONSENSE)))
-async def test_a_server_that_talks_nonsense_is_a_typed_error(url, answer):
-    babbler = Babbler(answer)
+@pytest.mark.parametrize("answer", GARBAGE, ids=range(len(GARBAGE)))
+async def test_a_server_that_answers_with_garbage_raises_a_typed_error(url, answer):
+    babbler = GarbageServer(answer)
     try:
         with pytest.raises(StorageError):
             async with open_storage(url.format(babbler.port)) as storage:
@@ -136,7 +136,7 @@ async def test_a_server_that_talks_nonsense_is_a_typed_error(url, answer):
 @pytest.mark.timeout(90)
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("server", ["redis_url", "postgres_url"])
-async def test_a_slow_server_costs_time_and_no_second_run(server, request, tmp_path):
+async def test_on_a_slow_server_each_task_still_runs_once(server, request, tmp_path):
     url = request.getfixturevalue(server)
     settings = Settings(lease=4.0, poll_interval=0.2)
     async with FaultProxy(url) as proxy:
@@ -158,24 +158,24 @@ async def test_a_slow_server_costs_time_and_no_second_run(server, request, tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F43")
-async def test_a_table_that_somebody_has_locked_is_waited_for(postgres_url):
-    vault = vault_of(postgres_url)
-    assert isinstance(vault, PostgresVault)
+async def test_a_call_waits_for_a_locked_table(postgres_url):
+    raw_store = raw_store_of(postgres_url)
+    assert isinstance(raw_store, RawPostgresStore)
     async with open_storage(postgres_url) as storage:
         await storage.enqueue(a_task("before"))
-        with psycopg.connect(vault._db.info.dsn, password=vault._db.info.password) as other:
-            other.execute(f'LOCK TABLE "{vault.schema}".live IN ACCESS EXCLUSIVE MODE'.encode())
+        with psycopg.connect(raw_store._db.info.dsn, password=raw_store._db.info.password) as other:
+            other.execute(f'LOCK TABLE "{raw_store.schema}".live IN ACCESS EXCLUSIVE MODE'.encode())
             waiting = asyncio.create_task(storage.enqueue(a_task("meanwhile")))
             done, _ = await asyncio.wait([waiting], timeout=1.0)
             other.rollback()
         await asyncio.wait_for(waiting, 20)
-        ended = vault._all(
+        ended = raw_store._all(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
             "WHERE application_name LIKE 'omniq%%' AND query LIKE %s",
-            f"%{vault.schema}%",
+            f"%{raw_store.schema}%",
         )
         claimed = sorted(task.id for task in await storage.reserve(5))
-    vault.close()
+    raw_store.close()
 
     assert not done
     assert ended[0][0] > 0

@@ -1,4 +1,4 @@
-"""Process tasks that hold locks and the interpreter, eat memory, or never stop enqueueing."""
+"""Tasks in processes that hold locks, use up memory, or enqueue endlessly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CGROUP = Path("/sys/fs/cgroup/memory")
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F19")
-async def test_a_task_that_holds_its_interpreter_for_leases_runs_once(tmp_path):
+async def test_a_task_that_holds_the_interpreter_lock_past_its_lease_runs_once(tmp_path):
     settings = Settings(lease=1.0, poll_interval=0.1, durability="os", base_retry_delay=0.0)
     url, runs = f"sqlite:///{tmp_path}/store.db", tmp_path / "runs"
     async with (
@@ -60,7 +60,7 @@ async def test_children_that_start_while_a_thread_holds_a_lock_do_not_inherit_it
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """A control group with little memory, for this process to enter; it leaves it at the end."""
+    """A control group with little memory; the test's process joins it and leaves it at the end."""
     group = CGROUP / f"omniq-{uuid4().hex[:8]}"
     try:
         group.mkdir()
@@ -77,7 +77,7 @@ def small_memory() -> Iterator[Path]:
 def _memory_group() -> Path:
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next(line.split(":", 2)[2] for line in lines if ":memory:" in line)
-    # In a container the path may be that of the machine outside.
+    # In a container this may be a path on the host.
     place = CGROUP / own.lstrip("/")
     return place if place.exists() else CGROUP
 
@@ -85,10 +85,12 @@ def _memory_group() -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F05")
-async def test_a_child_that_runs_out_of_memory_fails_alone_and_ends_as_a_dead_letter(small_memory):
+async def test_a_child_that_runs_out_of_memory_becomes_a_dead_letter_and_affects_no_other_task(
+    small_memory,
+):
     settings = Settings(base_retry_delay=0.0)
     async with AsyncTaskQueue("memory://", settings=settings) as queue:
-        # Before any child is started: what runs already stays where it is.
+        # Before any child is started: running processes stay in their group.
         (small_memory / "cgroup.procs").write_text(str(os.getpid()))
         async with queue.worker(concurrency=2):
             greedy = await queue.enqueue(fault_tasks.eat_memory, 900)
@@ -108,7 +110,7 @@ async def test_a_child_that_runs_out_of_memory_fails_alone_and_ends_as_a_dead_le
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F83")
-async def test_a_task_that_enqueues_itself_without_end_is_bounded_and_others_run(tmp_path):
+async def test_a_task_that_enqueues_itself_endlessly_is_bounded_and_other_tasks_run(tmp_path):
     url = f"sqlite:///{tmp_path}/store.db?durability=os&max_pending=20"
     async with AsyncTaskQueue(url) as queue:
         await queue.enqueue(fault_tasks.multiply, url)

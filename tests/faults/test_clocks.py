@@ -1,4 +1,4 @@
-"""Clocks that are wrong take no task from anybody, and lose none."""
+"""A worker with a wrong clock takes no task from another worker, and no task is lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_worker_whose_clock_is_an_hour_off_takes_nothing_from_others(
 
 @pytest.mark.fault("F63")
 @pytest.mark.parametrize("stamp", [0, 4_000_000_000], ids=["1970", "2096"])
-async def test_files_with_any_time_stamp_are_the_same_tasks(stamp, tmp_path):
+async def test_the_time_stamps_of_files_do_not_matter(stamp, tmp_path):
     place = f"file://{tmp_path}/store?durability=os"
     async with open_storage(place) as storage:
         await storage.enqueue_many(some_tasks("abcd"))

@@ -1,4 +1,4 @@
-"""Two operators who retry the same dead letter at once enqueue it once."""
+"""Two operators who retry the same dead letter at the same time enqueue it once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from omniq import TaskStatus
 from omniq.storage import open_storage
 from tests.faults.places import SHARED, url_of
-from tests.faults.retry_together import bury, retry_together
+from tests.faults.retry_together import create_dead_letters, retry_together
 
 
 @pytest.fixture(params=SHARED)
@@ -22,14 +22,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.deep)])
-async def test_two_processes_that_retry_a_letter_at_once_enqueue_it_once(url, rounds):
-    ids = await bury(url, rounds)
-    told = await asyncio.to_thread(retry_together, url, ids)
+async def test_two_processes_that_retry_a_dead_letter_at_once_enqueue_it_once(url, rounds):
+    ids = await create_dead_letters(url, rounds)
+    retried = await asyncio.to_thread(retry_together, url, ids)
 
-    winners = [sum(answers) for answers in zip(*told, strict=True)]
+    winners = [sum(answers) for answers in zip(*retried, strict=True)]
     assert winners == [1] * rounds
-    # Each of them won some: they did come at the same moment.
-    assert min(map(sum, told)) > 0
+    # Each process won some of them, so they did retry at the same time.
+    assert min(map(sum, retried)) > 0
     async with open_storage(url) as storage:
         assert (await storage.stats()).dead == 0
         claimed: Counter[str] = Counter()

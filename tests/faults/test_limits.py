@@ -1,4 +1,4 @@
-"""Limits are exact across processes, also while workers are killed and others take their place."""
+"""Limits are exact across processes, also while workers are killed and replaced."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
         fleet.kill(worker)
 
 
-async def when(condition: Callable[[], bool], patience: float = 60) -> None:
+async def wait_until(condition: Callable[[], bool], patience: float = 60) -> None:
     deadline = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         await asyncio.sleep(0.005)
 
 
 def interrupt_one(fleet: Fleet, folder: Path) -> bool:
-    """Kill a worker in the middle of a run; False when none is."""
+    """Kill a worker in the middle of a run; returns False if none is running a task."""
     for worker in list(fleet.workers):
-        # Stopped before it is looked at: what it is in the middle of then, it will not finish.
+        # Paused before the check: a run that is unfinished then cannot finish before the kill.
         worker.send_signal(signal.SIGSTOP)
         if any(run.ended is None and run.pid == worker.pid for run in runs_in(folder)):
             fleet.kill(worker)
@@ -74,20 +74,20 @@ def interrupt_one(fleet: Fleet, folder: Path) -> bool:
     return False
 
 
-async def have_begun(folder: Path, count: int) -> None:
-    await when(lambda: sum(1 for _ in runs_in(folder)) >= count)
+async def wait_until_started(folder: Path, count: int) -> None:
+    await wait_until(lambda: sum(1 for _ in runs_in(folder)) >= count)
 
 
 async def run_all(fleet: Fleet, folder: Path, tasks: int, kills: int) -> list[Run]:
-    """Run that many tasks and kill that many workers in the middle of one; all runs there were."""
+    """Run that many tasks, kill that many workers during a run, and return all runs."""
     async with AsyncTaskQueue(fleet.url) as queue:
         calls = [(work, (str(folder), number)) for number in range(tasks)]
         handles = await queue.enqueue_many(calls)
         for _ in range(WORKERS):
             fleet.start()
         for number in range(1, kills + 1):
-            await have_begun(folder, tasks * number // (kills + 2))
-            await when(lambda: interrupt_one(fleet, folder))
+            await wait_until_started(folder, tasks * number // (kills + 2))
+            await wait_until(lambda: interrupt_one(fleet, folder))
             fleet.start()
         values = [await handle.result(timeout=60) for handle in handles]
     assert values == list(range(tasks))
@@ -103,7 +103,7 @@ def check(fleet: Fleet, runs: list[Run], tasks: int) -> None:
     assert any(run.ended is None for run in runs)
     assert most_at_once(spans) <= AT_ONCE
     assert most_within(starts, timedelta(seconds=1)) <= RATE
-    # Not by being slow: the limit was reached.
+    # The limit was reached, so slowness is not what bounded the runs.
     assert most_at_once(spans) == AT_ONCE
 
 

@@ -1,4 +1,4 @@
-"""A task that kills whoever runs it is buried after three crashes, and its neighbours live (F07)."""
+"""A task that kills its workers is a dead letter after three crashes; other tasks run (F07)."""
 
 from __future__ import annotations
 
@@ -53,12 +53,14 @@ def worker(tmp_path: Path, url: str) -> Iterator[WorkerCommand]:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.fault("F06", "F07")
-def test_a_task_that_kills_its_workers_is_a_dead_letter_after_three_crashes(worker, url, tmp_path):
+def test_a_task_that_kills_its_workers_becomes_a_dead_letter_after_three_crashes(
+    worker, url, tmp_path
+):
     how = "exit" if url.startswith("sqlite") else "kill"
     crashes = tmp_path / "crashes"
     with TaskQueue(url) as queue:
         before = queue.enqueue_many("poisonous.good", range(GOOD // 2))
-        # More retries than crashes: it is the crashes that count.
+        # More retries than crashes, so that the crashes end the task and not its retries.
         poison = queue.options(max_retries=100).enqueue("poisonous.poison", str(crashes), how)
         after = queue.enqueue_many("poisonous.good", range(GOOD // 2, GOOD))
         values = [handle.result(timeout=60) for handle in [*before, *after]]

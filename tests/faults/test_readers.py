@@ -1,4 +1,4 @@
-"""Whoever looks on while workers are killed sees no task twice, and each in a state that can be."""
+"""While workers are killed, readers see no task twice and only possible states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_readers_see_no_task_twice_and_no_impossible_state_while_workers_a
         "file": f"file://{tmp_path}/store?durability=os",
         "sqlite": f"sqlite:///{tmp_path}/store.db?durability=os",
     }[backend]
-    runs, kills, looks = tmp_path / "runs", 0, 0
+    runs, kills, readings = tmp_path / "runs", 0, 0
     async with open_storage(url) as storage:
         await storage.enqueue_many(
             [
@@ -66,7 +66,7 @@ async def test_readers_see_no_task_twice_and_no_impossible_state_while_workers_a
             for _ in range(10):
                 counted = await storage.stats()
                 listed = await storage.list_tasks(limit=1000)
-                looks += 1
+                readings += 1
                 ids = [task.id for task in listed]
                 assert ids == sorted(set(ids))
                 assert (len(ids), sum(counted.by_status.values())) == (200, 200)
@@ -76,5 +76,5 @@ async def test_readers_see_no_task_twice_and_no_impossible_state_while_workers_a
             kill(worker)
             kills += 1
 
-    assert (kills, looks) == (4, 40)
+    assert (kills, readings) == (4, 40)
     assert runs.exists()

@@ -1,4 +1,4 @@
-"""What a store does when the system gives it nothing more, and afterwards."""
+"""What a store does while the system refuses resources, and afterwards."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("kind", ["descriptors", "size"])
 @pytest.mark.fault("F56", "F57")
 @pytest.mark.parametrize("backend", ["file", "sqlite"])
-def test_what_the_system_refuses_is_told_and_passes_and_nothing_is_torn(kind, backend, tmp_path):
+def test_a_refused_system_call_raises_an_error_and_leaves_the_store_intact(kind, backend, tmp_path):
     urls = {
         "file": f"file://{tmp_path}/store?durability=os",
         "sqlite": f"sqlite:///{tmp_path}/store.db?durability=os",
@@ -87,11 +87,11 @@ def test_what_the_system_refuses_is_told_and_passes_and_nothing_is_torn(kind, ba
         [sys.executable, "-c", SCRIPT, urls[backend], kind],
         cwd=ROOT, capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    printed = dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
     assert done.returncode == 0, done.stderr
-    assert int(told["refused"]) > 0
-    assert (told["missing"], told["same"], told["whole"], told["dead"]) == (
+    assert int(printed["refused"]) > 0
+    assert (printed["missing"], printed["same"], printed["whole"], printed["dead"]) == (
         "[]",
         "True",
         "True",
@@ -138,14 +138,16 @@ asyncio.run(main())
 @pytest.mark.fault("F55")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.parametrize("backend", ["file", "sqlite"])
-def test_a_disk_that_was_read_only_for_a_while_is_told_of_and_used_again(backend, tmp_path):
+def test_a_temporarily_read_only_disk_raises_an_error_and_is_used_again_afterwards(
+    backend, tmp_path
+):
     place = tmp_path / "mounted"
     place.mkdir()
     urls = {
         "file": f"file://{place}/store?durability=os",
         "sqlite": f"sqlite:///{place}/store.db?durability=os",
     }
-    # In a mount namespace of its own: nothing is left mounted, however the test ends.
+    # In a separate mount namespace: nothing stays mounted, however the test ends.
     done = subprocess.run(
         ["unshare", "--mount", sys.executable, "-c", READ_ONLY, urls[backend], str(place)],
         cwd=ROOT, capture_output=True, text=True, timeout=50, check=False,
@@ -161,7 +163,7 @@ def test_a_disk_that_was_read_only_for_a_while_is_told_of_and_used_again(backend
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F51")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a disk")
-def test_what_was_acknowledged_is_there_after_the_power_was_cut():
+def test_acknowledged_tasks_survive_a_power_cut():
     command = [sys.executable, "-m", "tests.faults.powercut", "--cuts", "4", "--seed", "7"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False

@@ -1,4 +1,4 @@
-"""A task in five steps, killed at random instants: finished steps stay finished (I16)."""
+"""A task of five steps whose worker is killed at random times: completed steps are not repeated (I16)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.faults.places import SHARED, url_of
 from tests.faults.step_worker import STEPS, five_steps
 
 LEASE = 0.6
-LANES = 4
+QUEUES = 4
 LATEST_KILL = 0.3
-"""Seconds from a claim; about as long as a run of the task takes."""
+"""Seconds after a claim; about the duration of a run."""
 LONGEST_WAIT = 60.0
 
 Effects = list[tuple[int, int]]
-"""What a task has written down: under which claim, and which step."""
+"""The steps that a task has recorded, each with the token of its claim."""
 
 
-class Nursery:
-    """Starts workers, one for each lane, and kills them."""
+class WorkerProcesses:
+    """Starts worker processes, one for each queue, and kills them."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -39,12 +39,12 @@ class Nursery:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._asking = asyncio.Lock()
+        self._requesting = asyncio.Lock()
         self._alive: set[int] = set()
 
     async def start(self, queue: str) -> int:
-        async with self._asking:
-            pid = await asyncio.to_thread(self._ask, queue)
+        async with self._requesting:
+            pid = await asyncio.to_thread(self._request, queue)
         self._alive.add(pid)
         return pid
 
@@ -58,7 +58,7 @@ class Nursery:
                 self.kill(pid)
         self._process.communicate()
 
-    def _ask(self, queue: str) -> int:
+    def _request(self, queue: str) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{queue}\n")
@@ -67,10 +67,10 @@ class Nursery:
 
 
 @pytest.fixture
-async def nursery(url: str) -> AsyncIterator[Nursery]:
-    nursery = Nursery(url)
-    yield nursery
-    nursery.close()
+async def workers(url: str) -> AsyncIterator[WorkerProcesses]:
+    workers = WorkerProcesses(url)
+    yield workers
+    workers.close()
 
 
 @pytest.fixture(params=SHARED)
@@ -78,28 +78,30 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url_of(request.param, tmp_path, request)
 
 
-class Lane:
-    """A queue of its own, with one worker that is killed again and again."""
+class KilledQueue:
+    """A queue with one worker, which is killed repeatedly."""
 
-    def __init__(self, number: int, queue: AsyncTaskQueue, nursery: Nursery, folder: Path) -> None:
-        self._name = f"lane{number}"
+    def __init__(
+        self, number: int, queue: AsyncTaskQueue, workers: WorkerProcesses, folder: Path
+    ) -> None:
+        self._name = f"queue{number}"
         self._queue = queue
-        self._nursery = nursery
+        self._workers = workers
         self._folder = folder
         self.task_ids: list[str] = []
         self.lost_claims = 0
 
     async def kill(self, times: int) -> None:
-        """Kill the worker that often while it runs a task; then let another finish the work."""
+        """Kill the worker that many times during a run; then let another one complete the tasks."""
         crashes = 0
         while crashes < times:
-            claims = await self._have_work()
-            worker = await self._nursery.start(self._name)
-            if await self._claims_again(claims):
+            claims = await self._ensure_task()
+            worker = await self._workers.start(self._name)
+            if await self._is_claimed_again(claims):
                 crashes += claims > 0
                 await asyncio.sleep(random.uniform(0, LATEST_KILL))
-            self._nursery.kill(worker)
-        await self._nursery.start(self._name)
+            self._workers.kill(worker)
+        await self._workers.start(self._name)
         for task_id in self.task_ids:
             result = await self._queue.get_result(task_id, timeout=LONGEST_WAIT)
             task = await self._queue.get_task(task_id)
@@ -111,8 +113,8 @@ class Lane:
                 list(range(1, STEPS + 1)),
             )
 
-    async def _have_work(self) -> int:
-        """See to it that there is a task; how often it has been claimed."""
+    async def _ensure_task(self) -> int:
+        """Enqueue a task if there is none; return how often the task was claimed."""
         task = await self._queue.get_task(self.task_ids[-1]) if self.task_ids else None
         if task is not None and not task.status.is_final:
             return task.token
@@ -121,9 +123,11 @@ class Lane:
         self.task_ids.append(handle.id)
         return 0
 
-    async def _claims_again(self, before: int) -> bool:
-        """Whether the task is claimed once more. It is not if the last thing that the worker before
-        this one did, to send how it ended, reaches the server after the worker's death.
+    async def _is_claimed_again(self, before: int) -> bool:
+        """Whether the task is claimed again.
+
+        It is not if the previous worker has sent its outcome just before it was killed: the server
+        may process that after the worker's death.
         """
         async with asyncio.timeout(LONGEST_WAIT):
             while True:
@@ -138,43 +142,47 @@ class Lane:
         return [[(int(line.split()[0]), int(line.split()[1])) for line in task] for task in lines]
 
 
-async def kill_and_check(url: str, nursery: Nursery, folder: Path, kills: int) -> None:
+async def kill_and_check(url: str, workers: WorkerProcesses, folder: Path, kills: int) -> None:
     effects_folder = folder / "effects"
     effects_folder.mkdir()
     async with AsyncTaskQueue(url) as queue:
-        lanes = [Lane(number, queue, nursery, effects_folder) for number in range(LANES)]
-        await asyncio.gather(*(lane.kill(kills // LANES) for lane in lanes))
-    for lane in lanes:
-        for effects in lane.effects():
+        killed_queues = [
+            KilledQueue(number, queue, workers, effects_folder) for number in range(QUEUES)
+        ]
+        await asyncio.gather(
+            *(killed_queue.kill(kills // QUEUES) for killed_queue in killed_queues)
+        )
+    for killed_queue in killed_queues:
+        for effects in killed_queue.effects():
             check(effects)
 
-    assert sum(lane.lost_claims for lane in lanes) >= kills
+    assert sum(killed_queue.lost_claims for killed_queue in killed_queues) >= kills
 
 
 def check(effects: Effects) -> None:
-    """Whether the steps were done as they should be."""
+    """Assert that every step was done, in order, and at most one repeated for each crash."""
     claims = {token for token, _ in effects}
     steps = [step for _, step in effects]
 
     assert len(set(effects)) == len(effects), f"a step was done twice in one run: {effects}"
     assert steps == sorted(steps), f"a finished step was done again: {effects}"
     assert set(steps) == set(range(1, STEPS + 1)), f"a step was left out: {effects}"
-    # Only what a crash has cut off is repeated, and that is one step.
+    # Only the step that a crash interrupted is repeated.
     assert len(steps) - STEPS <= len(claims) - 1, f"more was repeated than crashed: {effects}"
 
 
 @pytest.mark.timeout(60)
-async def test_a_step_is_repeated_at_most_once_for_each_crash(url, nursery, tmp_path):
-    await kill_and_check(url, nursery, tmp_path, kills=12)
+async def test_a_step_is_repeated_at_most_once_for_each_crash(url, workers, tmp_path):
+    await kill_and_check(url, workers, tmp_path, kills=12)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-async def test_a_step_is_repeated_at_most_once_for_each_of_200_crashes(url, nursery, tmp_path):
-    await kill_and_check(url, nursery, tmp_path, kills=200)
+async def test_a_step_is_repeated_at_most_once_for_each_of_200_crashes(url, workers, tmp_path):
+    await kill_and_check(url, workers, tmp_path, kills=200)
 
 
-def test_the_check_sees_what_it_should_see():
+def test_the_check_detects_each_violation():
     fine = [(1, 1), (1, 2), (2, 2), (2, 3), (3, 4), (3, 5)]
 
     check(fine)

@@ -1,4 +1,4 @@
-"""The sweep of `syscalls.py` as a test: in a process of its own, since it forks."""
+"""Runs the sweep of `syscalls.py` as a test, in a separate process because it forks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 @pytest.mark.fault("F52")
-def test_the_file_store_is_whole_after_any_system_call_has_failed_or_been_the_last():
+def test_the_file_store_is_intact_after_a_failure_or_crash_at_any_system_call():
     sweep = subprocess.run(
         [sys.executable, "-m", "tests.faults.syscalls"],
         cwd=Path(__file__).parents[2],

@@ -1,4 +1,4 @@
-"""Workers are killed while their tasks write: each row is there once, whenever the kill came."""
+"""Workers are killed while their tasks write: each row exists once, whenever the kill came."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 
 from omniq import AsyncTaskQueue, TaskStatus
 from omniq.storage import open_storage
-from tests.faults.paying_worker import pay, pay_in_thread
+from tests.faults.transaction_worker import pay, pay_in_thread
 
 LEASE = 1.0
 LONGEST_LIFE = 0.25
-"""Seconds that a worker works, at most, before it is killed."""
+"""The most seconds that a worker runs before it is killed."""
 
 BACKENDS = [
     name
@@ -31,8 +31,8 @@ BACKENDS = [
 ]
 
 
-class Books(Protocol):
-    """The table that the tasks write to, beside them in one database."""
+class Payments(Protocol):
+    """The table that the tasks write to, in the database of the tasks."""
 
     url: str
 
@@ -41,7 +41,7 @@ class Books(Protocol):
     async def paid(self) -> list[str]: ...
 
 
-class SQLiteBooks:
+class SQLitePayments:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tasks.db"
         self.url = f"sqlite:///{self._path}?durability=os"
@@ -55,7 +55,7 @@ class SQLiteBooks:
             return [task_id for (task_id,) in connection.execute("SELECT id FROM payments")]
 
 
-class PostgresBooks:
+class PostgresPayments:
     def __init__(self, url: str) -> None:
         self.url = url
 
@@ -76,31 +76,31 @@ class PostgresBooks:
 
 
 @pytest.fixture(params=BACKENDS)
-async def books(request, tmp_path):
-    books: Books
+async def payments(request, tmp_path):
+    payments: Payments
     if request.param == "sqlite":
-        books = SQLiteBooks(tmp_path)
+        payments = SQLitePayments(tmp_path)
     else:
-        books = PostgresBooks(request.getfixturevalue("postgres_database"))
-    async with open_storage(books.url):
-        await books.open()
-    return books
+        payments = PostgresPayments(request.getfixturevalue("postgres_database"))
+    async with open_storage(payments.url):
+        await payments.open()
+    return payments
 
 
 @pytest.fixture
-async def queue(books):
-    async with AsyncTaskQueue(books.url) as queue:
+async def queue(payments):
+    async with AsyncTaskQueue(payments.url) as queue:
         yield queue
 
 
 @pytest.fixture
-def start(books):
-    """Starts a worker; it works when this returns. Those that are left are killed at the end."""
+def start(payments):
+    """Starts a worker and returns when it runs. Remaining workers are killed at the end."""
     workers = []
 
     def start(failpoints: str) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.paying_worker", books.url, str(LEASE)],
+            [sys.executable, "-m", "tests.faults.transaction_worker", payments.url, str(LEASE)],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "OMNIQ_FAILPOINTS": failpoints, "OMNIQ_MAX_CRASHES": "1000"},
             stdout=subprocess.PIPE,
@@ -130,9 +130,9 @@ async def until_done(queue: AsyncTaskQueue, patience: float = 60) -> None:
         await asyncio.sleep(0.05)
 
 
-async def check(books: Books, queue: AsyncTaskQueue, ids: list[str]) -> int:
-    """Every task has succeeded and has its row once; how many were begun more than once."""
-    assert sorted(await books.paid()) == sorted(ids)
+async def check(payments: Payments, queue: AsyncTaskQueue, ids: list[str]) -> int:
+    """Assert that every task succeeded and has one row; return how many started more than once."""
+    assert sorted(await payments.paid()) == sorted(ids)
     tokens = [await queue.handle(task_id).result(timeout=0) for task_id in ids]
     return sum(token > 1 for token in tokens)
 
@@ -141,8 +141,8 @@ async def check(books: Books, queue: AsyncTaskQueue, ids: list[str]) -> int:
 @pytest.mark.parametrize(
     "kills", [pytest.param(20, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
 )
-async def test_a_row_written_in_the_tasks_transaction_is_there_exactly_once(
-    books, queue, start, kills
+async def test_a_row_written_in_a_tasks_transaction_exists_exactly_once(
+    payments, queue, start, kills
 ):
     chance = random.Random(kills)
     ids = []
@@ -150,24 +150,26 @@ async def test_a_row_written_in_the_tasks_transaction_is_there_exactly_once(
         calls = [(pay, ()), (pay_in_thread, ())] * 15
         ids += [handle.id for handle in await queue.enqueue_many(calls)]
         worker = await start()
-        # Not to wait for something: the instant of the kill is what is tried.
+        # This waits for nothing: the test is about the time of the kill.
         await asyncio.sleep(chance.uniform(0, LONGEST_LIFE))
         kill(worker)
     await start()
     await until_done(queue)
 
-    assert await check(books, queue, ids) > 0
+    assert await check(payments, queue, ids) > 0
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("func", [pay, pay_in_thread])
 @pytest.mark.parametrize(("place", "token"), [("transaction.before", 2), ("transaction.after", 1)])
 @pytest.mark.fault("F02")
-async def test_killed_right_before_or_after_the_commit(books, queue, start, func, place, token):
+async def test_a_worker_killed_just_before_or_after_the_commit_writes_the_row_once(
+    payments, queue, start, func, place, token
+):
     handle = await queue.enqueue(func)
     worker = await start(failpoints=f"{place}=kill")
     assert await asyncio.to_thread(worker.wait) == -9
     await start()
 
     assert await handle.result(timeout=20) == token
-    assert await books.paid() == [handle.id]
+    assert await payments.paid() == [handle.id]

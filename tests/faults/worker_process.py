@@ -1,8 +1,8 @@
-"""A worker as a process of its own, for tests that stop, resume and kill it.
+"""A worker process for tests that pause, resume and kill it.
 
     python -m tests.faults.worker_process URL LEASE
 
-Says "ready" on its standard output, ends on SIGTERM, and then says what its pool has counted.
+Prints "ready" to its standard output, ends on SIGTERM, and then prints the pool's statistics.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ POLL = 0.1
 
 @task(max_retries=5)
 async def work(ctx: TaskContext, folder: str, seconds: float) -> int:
-    """Writes down when and by whom it was begun, for each claim; the first takes long."""
-    write_down(Path(folder, f"{ctx.task_id}.{ctx.fencing_token}.part"))
+    """Record the start, with its time and worker, for each claim; the first run takes long."""
+    record_start(Path(folder, f"{ctx.task_id}.{ctx.fencing_token}.part"))
     if ctx.fencing_token == 1:
         await asyncio.sleep(seconds)
     return ctx.fencing_token
 
 
-def write_down(part: Path) -> None:
+def record_start(part: Path) -> None:
     part.write_text(json.dumps({"at": time.monotonic(), "pid": os.getpid()}))
-    part.rename(part.with_suffix(".begun"))
+    part.rename(part.with_suffix(".started"))
 
 
 async def main(url: str, lease: float) -> None:

@@ -1,1 +1,1 @@
-"""Many processes on one server, and servers that fail under them."""
+"""Many worker processes on one server, and servers that fail while they run."""

@@ -1,4 +1,4 @@
-"""Servers that a test may kill, workers as real processes, and a folder for their traces."""
+"""Fixtures: servers that a test may kill, and workers as real processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StartWorker = Callable[..., WorkerCommand]
 
 @pytest.fixture(params=KINDS)
 def start_server(request: pytest.FixtureRequest) -> Iterator[StartServer]:
-    """Start a server of the test's own; each test runs with each kind."""
+    """Start a dedicated server; each test runs with each kind."""
     servers: list[Server] = []
 
     def start(**options: object) -> Server:
@@ -50,7 +50,7 @@ def start_server(request: pytest.FixtureRequest) -> Iterator[StartServer]:
 
 @pytest.fixture(params=KINDS)
 def place_on_server(request: pytest.FixtureRequest) -> str:
-    """The URL of a store on a server that the whole run shares."""
+    """The URL of a store on a server that all tests share."""
     fixture = "postgres_url" if request.param == "postgres" else "redis_url"
     url: str = request.getfixturevalue(fixture)
     return url
@@ -58,7 +58,7 @@ def place_on_server(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start_worker() -> Iterator[StartWorker]:
-    """Start `omniq worker` for the fleet's tasks; none outlives its test."""
+    """Start `omniq worker` for the tasks of this folder; it ends with the test."""
     commands: list[WorkerCommand] = []
 
     def start(url: str, *arguments: str) -> WorkerCommand:

@@ -1,4 +1,4 @@
-"""What the fleet runs: tasks that leave a trace in a folder, whichever process runs them."""
+"""Tasks that write a trace of their runs into a folder, in whichever process they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from omniq import TaskContext, task
 
 counts: Counter[str] = Counter()
-"""How often each name was counted, in this process."""
+"""How often each name was counted in this process."""
 
 
 @cache
@@ -22,7 +22,7 @@ def _trace(folder: str) -> int:
 
 
 def leave_trace(folder: str, what: str, name: str) -> None:
-    """One line in this process's own file: what happened to whom, and when on this machine."""
+    """Append a line to the file of this process: the event, the task and the monotonic time."""
     os.write(_trace(folder), f"{what} {name} {time.monotonic_ns()}\n".encode())
 
 
@@ -33,7 +33,7 @@ async def note(folder: str, name: str) -> str:
 
 @task(max_retries=20)
 async def note_slowly(folder: str, name: str) -> str:
-    """Long enough to be interrupted by what happens to the server."""
+    """Run long enough to be interrupted by a fault of the server."""
     await asyncio.sleep(0.02)
     leave_trace(folder, "ran", name)
     return name
@@ -41,7 +41,7 @@ async def note_slowly(folder: str, name: str) -> str:
 
 @task(max_retries=20)
 async def hold_at_first(ctx: TaskContext, folder: str, name: str) -> int:
-    """The first claim waits to be stopped; later ones end at once, and say which they are."""
+    """Wait in the first run until it is stopped; end later runs immediately with their token."""
     leave_trace(folder, f"started-{ctx.fencing_token}", name)
     if ctx.fencing_token > 1:
         return ctx.fencing_token

@@ -1,7 +1,7 @@
-"""Connections are cut before and after every message of every verb, and no task is lost or doubled.
+"""Connections are cut at every message of every call, and no task is lost or duplicated.
 
-A call that ends in `StorageError` may have been carried out or not. Whoever made it repeats it, with
-the same nonce, claim id or token; that must be enough.
+A call that ends in `StorageError` may or may not have taken effect. The caller repeats it with the
+same nonce, claim id or token, which must be enough.
 """
 
 from __future__ import annotations
@@ -30,61 +30,61 @@ MOST_REPEATS = 30
 MOST_MESSAGES = 40
 
 
-class Stand:
-    """One store, seen by two: one through the proxy, and one who checks without it."""
+class StoreUnderCuts:
+    """One store with two storages: one uses it through the proxy, one checks it directly."""
 
     def __init__(self, proxy: FaultProxy, through: BaseStorage, direct: BaseStorage) -> None:
         self.proxy = proxy
         self.through = through
         self.direct = direct
         self._arm: Callable[[], None] = lambda: None
-        self._patience: float | None = None
+        self._timeout: float | None = None
 
-    async def under_cuts(
-        self, verb: Callable[[Stand], Awaitable[None]], place: Cut, at: int
+    async def with_cuts(
+        self, verb: Callable[[StoreUnderCuts], Awaitable[None]], place: Cut, at: int
     ) -> bool:
-        """Do it with cuts at that message; whether any came to it."""
+        """Make the call with cuts at that message; return whether a cut happened."""
         before = self.proxy.counts.cuts
         self._arm = lambda: self.proxy.cut(place, at, times=random.choice((1, 1, 3)))
         await verb(self)
         return self.proxy.counts.cuts > before
 
-    async def given_up(self, verb: Callable[[Stand], Awaitable[None]]) -> None:
-        """Do it with every reply lost, until its caller has no more patience and begins anew."""
+    async def with_lost_replies(self, verb: Callable[[StoreUnderCuts], Awaitable[None]]) -> None:
+        """Make the call with every reply lost until the caller times out and repeats it."""
         self._arm = lambda: self.proxy.cut("before_reply", times=1_000)
-        self._patience = 0.2
+        self._timeout = 0.2
         await verb(self)
-        assert self._patience is None, f"{verb.__name__}: was done without a reply"
+        assert self._timeout is None, f"{verb.__name__}: succeeded without a reply"
 
-    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make the call while connections are cut, and repeat it until it says that it is done."""
+    async def repeat_until_done(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make the call while connections are cut, and repeat it until it succeeds."""
         self._arm()
         try:
             for _ in range(MOST_REPEATS):
                 try:
-                    async with asyncio.timeout(self._patience):
+                    async with asyncio.timeout(self._timeout):
                         return await call()
                 except StorageRefused:
                     raise
                 except StorageError:
                     continue
                 except TimeoutError:
-                    # Given up by its caller, in the midst of a storage's own attempts.
-                    self._patience = None
+                    # The caller times out while the storage still repeats its attempts.
+                    self._timeout = None
                     self.proxy.disarm()
         finally:
             self.proxy.disarm()
-        raise AssertionError(f"not done after {MOST_REPEATS} attempts")
+        raise AssertionError(f"the call failed {MOST_REPEATS} times")
 
-    # What each of them begins and ends with, without cuts
+    # How each call starts and how it is checked, without cuts
 
-    async def enqueued(self, count: int = 3) -> tuple[list[str], str]:
-        """Fresh tasks in a queue of their own."""
+    async def enqueue_new(self, count: int = 3) -> tuple[list[str], str]:
+        """Enqueue new tasks in a separate queue."""
         tasks = some_tasks(count)
         return await self.direct.enqueue_many(tasks), tasks[0].queue
 
-    async def claimed(self, count: int = 3) -> tuple[list[Task], str]:
-        _, queue = await self.enqueued(count)
+    async def claim_new(self, count: int = 3) -> tuple[list[Task], str]:
+        _, queue = await self.enqueue_new(count)
         return await self.through.reserve(count, queues=[queue]), queue
 
     async def check(self, ids: list[str], status: TaskStatus, attempts: int, token: int) -> None:
@@ -93,8 +93,8 @@ class Stand:
             assert task is not None, f"{task_id} is lost"
             assert (task.status, task.attempts, task.token) == (status, attempts, token)
 
-    async def check_runs_once_more(self, ids: list[str], queue: str) -> None:
-        """Each of them is claimable exactly once."""
+    async def check_claimable_once(self, ids: list[str], queue: str) -> None:
+        """Assert that each of these tasks can be claimed exactly once more."""
         again = await self.direct.reserve(10, SYSTEM_CLOCK.now(), queues=[queue])
         assert sorted(task.id for task in again) == sorted(ids)
         assert await self.direct.record([success(task) for task in again]) == [True] * len(ids)
@@ -109,112 +109,114 @@ def success(task: Task) -> Outcome:
     return Succeeded(task.id, task.token, a_result(task, attempts=task.attempts + 1))
 
 
-async def enqueue(stand: Stand) -> None:
+async def enqueue(store: StoreUnderCuts) -> None:
     tasks, nonce = some_tasks(3), SYSTEM_CLOCK.new_id()
     ids = [task.id for task in tasks]
 
-    assert await stand.insist(lambda: stand.through.enqueue_many(tasks, nonce=nonce)) == ids
-    await stand.check(ids, TaskStatus.PENDING, 0, 0)
-    await stand.check_runs_once_more(ids, tasks[0].queue)
+    assert (
+        await store.repeat_until_done(lambda: store.through.enqueue_many(tasks, nonce=nonce)) == ids
+    )
+    await store.check(ids, TaskStatus.PENDING, 0, 0)
+    await store.check_claimable_once(ids, tasks[0].queue)
 
 
-async def claim(stand: Stand) -> None:
-    ids, queue = await stand.enqueued()
+async def claim(store: StoreUnderCuts) -> None:
+    ids, queue = await store.enqueue_new()
     claim_id = SYSTEM_CLOCK.new_id()
-    claimed = await stand.insist(
-        lambda: stand.through.reserve(3, queues=[queue], claim_id=claim_id)
+    claimed = await store.repeat_until_done(
+        lambda: store.through.reserve(3, queues=[queue], claim_id=claim_id)
     )
 
     assert {task.id: task.token for task in claimed} == dict.fromkeys(ids, 1)
-    held = await stand.direct.held_by(stand.through.owner)
+    held = await store.direct.held_by(store.through.owner)
     assert held == dict.fromkeys(ids, 1)
-    assert await stand.through.record([success(task) for task in claimed]) == [True] * 3
+    assert await store.through.record([success(task) for task in claimed]) == [True] * 3
 
 
-async def record(stand: Stand) -> None:
-    claimed, _ = await stand.claimed()
+async def record(store: StoreUnderCuts) -> None:
+    claimed, _ = await store.claim_new()
     outcomes = [success(task) for task in claimed]
 
-    assert await stand.insist(lambda: stand.through.record(outcomes)) == [True] * 3
-    await stand.check([task.id for task in claimed], TaskStatus.SUCCESS, 0, 1)
+    assert await store.repeat_until_done(lambda: store.through.record(outcomes)) == [True] * 3
+    await store.check([task.id for task in claimed], TaskStatus.SUCCESS, 0, 1)
 
 
-async def record_and_claim(stand: Stand) -> None:
-    claimed, queue = await stand.claimed()
+async def record_and_claim(store: StoreUnderCuts) -> None:
+    claimed, queue = await store.claim_new()
     more = [Task(func_path="m.f", queue=queue) for _ in range(3)]
-    ids = await stand.direct.enqueue_many(more)
+    ids = await store.direct.enqueue_many(more)
     claim_id = SYSTEM_CLOCK.new_id()
     outcomes = [success(task) for task in claimed]
-    recorded, fresh = await stand.insist(
-        lambda: stand.through.record_and_reserve(outcomes, 3, queues=[queue], claim_id=claim_id)
+    recorded, fresh = await store.repeat_until_done(
+        lambda: store.through.record_and_reserve(outcomes, 3, queues=[queue], claim_id=claim_id)
     )
 
     assert recorded == [True] * 3
     assert {task.id: task.token for task in fresh} == dict.fromkeys(ids, 1)
-    assert await stand.direct.held_by(stand.through.owner) == dict.fromkeys(ids, 1)
-    assert await stand.through.record([success(task) for task in fresh]) == [True] * 3
+    assert await store.direct.held_by(store.through.owner) == dict.fromkeys(ids, 1)
+    assert await store.through.record([success(task) for task in fresh]) == [True] * 3
 
 
-async def fail_and_retry(stand: Stand) -> None:
-    claimed, queue = await stand.claimed()
+async def fail_and_retry(store: StoreUnderCuts) -> None:
+    claimed, queue = await store.claim_new()
     now = SYSTEM_CLOCK.now()
     outcomes = [Retried(task.id, task.token, an_error(), now) for task in claimed]
 
-    assert await stand.insist(lambda: stand.through.record(outcomes)) == [True] * 3
+    assert await store.repeat_until_done(lambda: store.through.record(outcomes)) == [True] * 3
     ids = [task.id for task in claimed]
-    await stand.check(ids, TaskStatus.RETRYING, 1, 1)
-    await stand.check_runs_once_more(ids, queue)
+    await store.check(ids, TaskStatus.RETRYING, 1, 1)
+    await store.check_claimable_once(ids, queue)
 
 
-async def release(stand: Stand) -> None:
-    claimed, queue = await stand.claimed()
+async def release(store: StoreUnderCuts) -> None:
+    claimed, queue = await store.claim_new()
     outcomes = [Released(task.id, task.token) for task in claimed]
 
-    assert await stand.insist(lambda: stand.through.record(outcomes)) == [True] * 3
+    assert await store.repeat_until_done(lambda: store.through.record(outcomes)) == [True] * 3
     ids = [task.id for task in claimed]
-    await stand.check(ids, TaskStatus.PENDING, 0, 1)
-    await stand.check_runs_once_more(ids, queue)
+    await store.check(ids, TaskStatus.PENDING, 0, 1)
+    await store.check_claimable_once(ids, queue)
 
 
-async def renew(stand: Stand) -> None:
-    claimed, _ = await stand.claimed()
-    owner = stand.through.owner
-    renewal = await stand.insist(stand.through.renew)
+async def renew(store: StoreUnderCuts) -> None:
+    claimed, _ = await store.claim_new()
+    owner = store.through.owner
+    renewal = await store.repeat_until_done(store.through.renew)
 
     assert renewal.held == {task.id: task.token for task in claimed}
-    assert (stand.through.owner, stand.through.lease_remaining > 0) == (owner, True)
-    assert await stand.through.record([success(task) for task in claimed]) == [True] * 3
+    assert (store.through.owner, store.through.lease_remaining > 0) == (owner, True)
+    assert await store.through.record([success(task) for task in claimed]) == [True] * 3
 
 
 VERBS = [enqueue, claim, record, record_and_claim, fail_and_retry, release, renew]
 
 
 @pytest.fixture
-async def stand(place_on_server: str) -> AsyncIterator[Stand]:
+async def store(place_on_server: str) -> AsyncIterator[StoreUnderCuts]:
     async with (
         FaultProxy(place_on_server) as proxy,
         open_storage(place_on_server) as direct,
         open_storage(proxy.url) as through,
     ):
-        yield Stand(proxy, through, direct)
+        yield StoreUnderCuts(proxy, through, direct)
 
 
-async def sweep(stand: Stand) -> None:
-    """Cut at every message of every verb, in each of the three places."""
+async def sweep(store: StoreUnderCuts) -> None:
+    """Cut at every message of every call, in each of the three places."""
     for verb in VERBS:
         for place in PLACES:
             for at in range(1, MOST_MESSAGES):
-                if not await stand.under_cuts(verb, place, at):
+                if not await store.with_cuts(verb, place, at):
                     break
-            assert at > 1, f"{verb.__name__}: nothing was cut {place}"
-        await stand.given_up(verb)
+            assert at > 1, f"{verb.__name__}: no connection was cut {place}"
+        await store.with_lost_replies(verb)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F03", "F36")
-async def test_a_cut_at_any_message_of_any_verb_neither_loses_nor_doubles_a_task(stand):
-    await sweep(stand)
+async def test_a_connection_cut_at_any_message_neither_loses_nor_duplicates_a_task(store):
+    await sweep(store)
 
 
 @pytest.mark.slow
@@ -244,10 +246,10 @@ async def test_a_pool_whose_connections_are_cut_runs_each_task_once(place_on_ser
 @pytest.mark.deep
 @pytest.mark.timeout(300)
 @pytest.mark.fault("F36")
-async def test_500_cuts_neither_lose_nor_double_a_task(stand):
-    while stand.proxy.counts.cuts < 500:
-        await sweep(stand)
+async def test_500_connection_cuts_neither_lose_nor_duplicate_a_task(store):
+    while store.proxy.counts.cuts < 500:
+        await sweep(store)
 
-    # Nothing of all this is left over, neither waiting nor held.
-    stats = await stand.direct.stats()
+    # No task remains, neither waiting nor claimed.
+    stats = await store.direct.stats()
     assert {status for status, count in stats.by_status.items() if count} == {TaskStatus.SUCCESS}

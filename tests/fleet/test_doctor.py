@@ -1,4 +1,4 @@
-"""`omniq doctor` says what a storage promises, and notices when a server does not keep it."""
+"""`omniq doctor` reports the guarantees of a storage, and warns of servers that weaken them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def redis_backend() -> None:
 
 
 class Doctor:
-    """Runs the command in a folder of its own."""
+    """Runs the command in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,15 +47,15 @@ class Doctor:
         )
 
     def findings(self, url: str, code: int = 0) -> dict[str, tuple[str, str]]:
-        """What `--json` says: name to value and verdict."""
+        """Return the findings of `--json`: the value and verdict of each name."""
         done = self.run("--url", url, "--json")
         assert done.returncode == code, done.stderr
         report: dict[str, Any] = json.loads(done.stdout)
         assert report["healthy"] is (code == 0)
         return {each["name"]: (each["value"], each["verdict"]) for each in report["findings"]}
 
-    def complaint(self, url: str) -> str:
-        """The one line of a doctor that could not do its work."""
+    def error_line(self, url: str) -> str:
+        """Return the only line of a doctor that could not open the storage."""
         done = self.run("--url", url)
         assert (done.returncode, done.stdout) == (1, "")
         (line,) = done.stderr.splitlines()
@@ -77,7 +77,7 @@ def doctor(tmp_path: Path) -> Doctor:
         ("file:tasks", "a power cut"),
     ],
 )
-def test_it_tells_what_a_local_storage_promises(doctor, url, survives):
+def test_the_doctor_reports_the_guarantees_of_a_local_storage(doctor, url, survives):
     findings = doctor.findings(url)
 
     assert findings["survives"][0].startswith(survives)
@@ -85,7 +85,7 @@ def test_it_tells_what_a_local_storage_promises(doctor, url, survives):
     assert {verdict for _, verdict in findings.values()} == {"ok"}
 
 
-async def test_it_leaves_nothing_behind(doctor, tmp_path):
+async def test_the_doctor_leaves_no_files_behind(doctor, tmp_path):
     url = f"sqlite:///{tmp_path}/tasks.db"
     assert doctor.run("--url", url).returncode == 0
     async with open_storage(url) as storage:
@@ -93,7 +93,7 @@ async def test_it_leaves_nothing_behind(doctor, tmp_path):
         assert sum((await storage.stats()).by_status.values()) == 0
 
 
-def test_it_names_the_source_of_each_setting_and_hides_secrets(doctor, tmp_path):
+def test_the_doctor_names_the_source_of_each_setting_and_hides_secrets(doctor, tmp_path):
     (tmp_path / "omniq.toml").write_text("lease = 7\n")
     done = doctor.run("--json", OMNIQ_CONCURRENCY="5", OMNIQ_SIGNING_KEY="open-sesame-open")
     assert done.returncode == 0
@@ -106,7 +106,7 @@ def test_it_names_the_source_of_each_setting_and_hides_secrets(doctor, tmp_path)
     assert "open-sesame" not in done.stdout + done.stderr
 
 
-def test_what_a_terminal_would_obey_is_written_out(doctor):
+def test_control_characters_are_escaped(doctor):
     done = doctor.run("--url", "file:tasks\x1b[2J")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
@@ -114,7 +114,7 @@ def test_what_a_terminal_would_obey_is_written_out(doctor):
 
 
 @needs_postgres
-def test_it_tells_what_a_durable_postgresql_promises(doctor):
+def test_the_doctor_reports_the_guarantees_of_a_durable_postgresql(doctor):
     with PostgresServer(durable=True) as server:
         findings = doctor.findings(server.url)
 
@@ -126,7 +126,7 @@ def test_it_tells_what_a_durable_postgresql_promises(doctor):
 
 @needs_postgres
 @pytest.mark.parametrize("setting", ["fsync", "synchronous_commit"])
-def test_it_warns_of_a_postgresql_that_may_lose_what_it_has_acknowledged(doctor, setting):
+def test_the_doctor_warns_of_a_postgresql_that_may_lose_acknowledged_tasks(doctor, setting):
     with PostgresServer(durable=True, options={setting: "off"}) as server:
         done = doctor.run("--url", server.url, "--json")
         shown = doctor.run("--url", server.url)
@@ -138,7 +138,7 @@ def test_it_warns_of_a_postgresql_that_may_lose_what_it_has_acknowledged(doctor,
 
 
 @needs_redis
-def test_it_tells_what_a_durable_redis_promises(doctor):
+def test_the_doctor_reports_the_guarantees_of_a_durable_redis(doctor):
     with RedisServer(durable=True) as server:
         findings = doctor.findings(server.url)
 
@@ -154,7 +154,7 @@ def test_it_tells_what_a_durable_redis_promises(doctor):
     [({"appendonly": "no"}, "appendonly"), ({"appendfsync": "everysec"}, "appendfsync")],
 )
 @pytest.mark.fault("F39")
-def test_it_warns_of_a_redis_that_may_lose_what_it_has_acknowledged(doctor, options, setting):
+def test_the_doctor_warns_of_a_redis_that_may_lose_acknowledged_tasks(doctor, options, setting):
     with RedisServer(durable=True, options=options) as server:
         done = doctor.run("--url", server.url, "--json")
     report = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
@@ -164,16 +164,16 @@ def test_it_warns_of_a_redis_that_may_lose_what_it_has_acknowledged(doctor, opti
 
 
 @needs_redis
-def test_a_redis_that_evicts_is_refused_in_one_line(doctor):
+def test_a_redis_that_evicts_keys_is_refused_in_one_line(doctor):
     with RedisServer(options={"maxmemory-policy": "allkeys-lru"}) as server:
-        assert "noeviction" in doctor.complaint(server.url)
+        assert "noeviction" in doctor.error_line(server.url)
 
 
-def test_a_server_that_is_not_there_and_a_wrong_password_are_one_line(doctor, start_server):
+def test_an_absent_server_and_a_wrong_password_are_reported_in_one_line(doctor, start_server):
     server = start_server()
-    wrong = doctor.complaint(server.url.replace(server.password, "wrong-secret"))
+    wrong = doctor.error_line(server.url.replace(server.password, "wrong-secret"))
     server.stop()
-    away = doctor.complaint(server.url)
+    away = doctor.error_line(server.url)
 
     assert "wrong-secret" not in wrong
     assert server.password not in away

@@ -1,4 +1,4 @@
-"""A worker that the network has silently cut off stops its tasks before others start them."""
+"""A worker in a silent partition stops its tasks before other workers start them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omniq import AsyncTaskQueue
 from omniq.testing.fault_proxy import FaultProxy
 from tests.fleet.fleet_tasks import hold_at_first, note
 from tests.fleet.traces import Trace, traces
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
 LEASE = 2.0
 
@@ -26,7 +26,7 @@ def first(folder: Path, what: str) -> Trace | None:
 async def test_a_cut_off_worker_stops_its_task_before_another_starts_it(
     place_on_server, start_worker, tmp_path
 ):
-    """F21, F34: nothing is refused and nothing is closed; there is just no answer any more."""
+    """F21, F34: no connection is refused or closed; there are just no more replies."""
     options = ("--lease", str(LEASE), "--poll-interval", "0.2")
     async with FaultProxy(place_on_server) as proxy, AsyncTaskQueue(place_on_server) as queue:
         cut_off = start_worker(proxy.url, *options)
@@ -43,7 +43,7 @@ async def test_a_cut_off_worker_stops_its_task_before_another_starts_it(
         assert stopped.pid != started.pid
         assert stopped.at < started.at
 
-        # Two leases and more have passed; back in touch, it takes work again by itself.
+        # More than two leases have passed; reconnected, the worker claims tasks again.
         await asyncio.sleep(LEASE)
         other.process.terminate()
         assert await asyncio.to_thread(other.ends) == 0

@@ -1,4 +1,4 @@
-"""The proxy loses exactly what it is told to lose."""
+"""The proxy loses exactly the messages that the test names."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 from omniq.testing.fault_proxy import FaultProxy
 
 
-class Shouter:
-    """A server that answers each line in capitals, and knows what it was asked."""
+class UppercaseServer:
+    """A server that answers each line in capitals and records the lines."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
-            self.heard.append(line.decode().strip())
+            self.received.append(line.decode().strip())
             writer.write(line.upper())
         writer.close()
 
 
 class Client:
-    """Asks through the proxy, over one connection."""
+    """Sends lines through the proxy, over one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -33,8 +33,8 @@ class Client:
     async def of(cls, proxy: FaultProxy) -> Client:
         return cls(*await asyncio.open_connection("127.0.0.1", int(proxy.url.rpartition(":")[2])))
 
-    async def ask(self, line: str) -> str:
-        """The answer; empty when the connection has ended."""
+    async def send(self, line: str) -> str:
+        """Send a line and return the answer; it is empty if the connection has ended."""
         try:
             self._writer.write(f"{line}\n".encode())
             return (await self._reader.readline()).decode().strip()
@@ -46,13 +46,13 @@ class Client:
 
 
 @pytest.fixture
-def shouter() -> Shouter:
-    return Shouter()
+def uppercase_server() -> UppercaseServer:
+    return UppercaseServer()
 
 
 @pytest.fixture
-async def proxy(shouter: Shouter) -> AsyncIterator[FaultProxy]:
-    server = await asyncio.start_server(shouter.serve, "127.0.0.1")
+async def proxy(uppercase_server: UppercaseServer) -> AsyncIterator[FaultProxy]:
+    server = await asyncio.start_server(uppercase_server.serve, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     async with FaultProxy(f"tcp://me:secret@127.0.0.1:{port}") as proxy:
         yield proxy
@@ -66,84 +66,84 @@ async def client(proxy: FaultProxy) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def test_it_passes_on_and_counts(proxy, client):
-    assert [await client.ask("a"), await client.ask("b")] == ["A", "B"]
+async def test_the_proxy_forwards_and_counts_messages(proxy, client):
+    assert [await client.send("a"), await client.send("b")] == ["A", "B"]
     assert (proxy.counts.connections, proxy.counts.requests, proxy.counts.replies) == (1, 2, 2)
     assert proxy.counts.cuts == 0
     assert proxy.url.startswith("tcp://me:secret@127.0.0.1:")
 
 
-async def test_a_request_that_is_cut_never_reaches_the_server(proxy, client, shouter):
+async def test_a_cut_request_does_not_reach_the_server(proxy, client, uppercase_server):
     proxy.cut("before_request", at=2)
 
-    assert [await client.ask("a"), await client.ask("b")] == ["A", ""]
-    assert (shouter.heard, proxy.counts.cuts, proxy.disarm()) == (["a"], 1, True)
+    assert [await client.send("a"), await client.send("b")] == ["A", ""]
+    assert (uppercase_server.received, proxy.counts.cuts, proxy.disarm()) == (["a"], 1, True)
 
 
-async def test_a_reply_that_is_cut_was_given(proxy, client, shouter):
+async def test_the_server_has_sent_a_reply_that_is_cut(proxy, client, uppercase_server):
     proxy.cut("before_reply", at=2)
 
-    assert [await client.ask("a"), await client.ask("b")] == ["A", ""]
-    assert shouter.heard == ["a", "b"]
+    assert [await client.send("a"), await client.send("b")] == ["A", ""]
+    assert uppercase_server.received == ["a", "b"]
 
 
-async def test_a_connection_that_is_cut_after_a_reply_has_given_it(proxy, client):
+async def test_a_connection_cut_after_a_reply_delivers_the_reply(proxy, client):
     proxy.cut("after_reply")
 
-    assert [await client.ask("a"), await client.ask("b")] == ["A", ""]
+    assert [await client.send("a"), await client.send("b")] == ["A", ""]
     second = await Client.of(proxy)
-    assert await second.ask("c") == "C"
+    assert await second.send("c") == "C"
     await second.close()
 
 
-async def test_a_cut_that_has_not_come_can_be_called_off(proxy, client):
+async def test_a_planned_cut_can_be_cancelled(proxy, client):
     proxy.cut("before_reply", at=2)
-    await client.ask("a")
+    await client.send("a")
 
     assert not proxy.disarm()
-    assert await client.ask("b") == "B"
+    assert await client.send("b") == "B"
 
 
-async def test_in_a_partition_nothing_passes_until_it_is_healed(proxy, client, shouter):
+async def test_in_a_partition_no_message_passes_until_it_is_healed(proxy, client, uppercase_server):
     proxy.partition()
-    asked = asyncio.create_task(client.ask("a"))
+    sent = asyncio.create_task(client.send("a"))
     late = await Client.of(proxy)
-    asked_late = asyncio.create_task(late.ask("b"))
-    done, _ = await asyncio.wait((asked, asked_late), timeout=0.1)
-    assert (done, shouter.heard) == (set(), [])
+    sent_late = asyncio.create_task(late.send("b"))
+    done, _ = await asyncio.wait((sent, sent_late), timeout=0.1)
+    assert (done, uppercase_server.received) == (set(), [])
     await proxy.heal()
 
-    assert {await asked, await asked_late} == {"A", "B"}
+    assert {await sent, await sent_late} == {"A", "B"}
     await late.close()
 
 
-async def test_while_it_refuses_nobody_connects(proxy, client):
+async def test_while_the_proxy_refuses_no_client_connects(proxy, client):
     await proxy.refuse()
 
-    assert await client.ask("a") == ""
+    assert await client.send("a") == ""
     with pytest.raises(ConnectionRefusedError):
         await Client.of(proxy)
     await proxy.heal()
     second = await Client.of(proxy)
-    assert await second.ask("b") == "B"
+    assert await second.send("b") == "B"
     await second.close()
 
 
-async def test_a_delay_holds_up_replies(proxy, client):
+async def test_a_delay_postpones_replies(proxy, client):
     proxy.delay(0.05)
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    assert await client.ask("a") == "A"
+    assert await client.send("a") == "A"
     assert loop.time() - began >= 0.05
 
 
-async def test_a_cut_can_come_again_and_again(proxy):
+async def test_a_cut_can_be_repeated(proxy):
     proxy.cut("before_reply", at=2, times=2)
     answers = []
     for _ in range(3):
         client = await Client.of(proxy)
-        answers += [await client.ask("a"), await client.ask("b")]
+        answers += [await client.send("a"), await client.send("b")]
         await client.close()
 
     assert answers == ["A", "", "A", "", "A", "B"]

@@ -1,4 +1,4 @@
-"""A server that will never have us ends the command with one line; one that is away is waited for."""
+"""A server that refuses a worker ends it with one line; a worker waits for one that is down."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def with_password(server: Server, password: str) -> str:
     return server.url.replace(server.password, password)
 
 
-def said(command: WorkerCommand) -> list[str]:
-    """What it said as a command; log lines begin with their time."""
+def output_of(command: WorkerCommand) -> list[str]:
+    """Return the output without log lines, which start with their time."""
     return [line for line in command.lines if not re.match(r"\d{4}-", line)]
 
 
@@ -30,7 +30,7 @@ def test_a_wrong_password_ends_a_worker_with_one_line(start_server, start_worker
     command = start_worker(with_password(server, "wrong-secret"))
 
     assert command.ends(30) == 1
-    (line,) = said(command)
+    (line,) = output_of(command)
     assert line.startswith("omniq: ")
     assert "wrong-secret" not in command.text
     assert "Traceback" not in command.text
@@ -43,7 +43,7 @@ def test_a_wrong_password_ends_a_worker_of_several_processes_with_one_line(
     command = start_worker(with_password(server, "wrong-secret"), "--processes", "2")
 
     assert command.ends(30) == 1
-    assert len(said(command)) == 1
+    assert len(output_of(command)) == 1
 
 
 def test_a_missing_database_ends_a_worker_with_one_line(start_worker):
@@ -52,7 +52,7 @@ def test_a_missing_database_ends_a_worker_with_one_line(start_worker):
         command = start_worker(server.database_url("nowhere"))
 
         assert command.ends(30) == 1
-        (line,) = said(command)
+        (line,) = output_of(command)
     assert "nowhere" in line
 
 
@@ -64,12 +64,12 @@ def test_a_server_that_evicts_keys_ends_a_worker_with_one_line(start_worker):
         command = start_worker(server.url)
 
         assert command.ends(30) == 1
-        (line,) = said(command)
+        (line,) = output_of(command)
     assert "noeviction" in line
 
 
 @pytest.mark.fault("F48", "F98")
-def test_a_server_that_is_away_is_waited_for(start_server, start_worker, tmp_path):
+def test_a_worker_waits_for_a_server_that_is_down(start_server, start_worker, tmp_path):
     server = start_server()
     server.stop()
     command = start_worker(server.url)
@@ -80,11 +80,11 @@ def test_a_server_that_is_away_is_waited_for(start_server, start_worker, tmp_pat
     command.process.terminate()
 
     assert command.ends() == 0
-    # Told once, however often it was tried.
+    # Reported once, for any number of attempts.
     assert command.text.count("open storage") == 1
 
 
-async def test_a_pool_that_is_refused_in_its_midst_ends_with_the_reason():
+async def test_a_running_pool_that_is_refused_ends_with_the_reason():
     storage = FaultyStorage(MemoryStorage())
     async with storage:
         pool = AsyncWorkerPool(storage, 1, 0.05)
@@ -96,7 +96,7 @@ async def test_a_pool_that_is_refused_in_its_midst_ends_with_the_reason():
         assert not pool.running
 
 
-async def test_a_pool_waits_out_a_server_that_is_away():
+async def test_a_pool_waits_until_its_server_is_back():
     storage = FaultyStorage(MemoryStorage())
     async with storage:
         pool = AsyncWorkerPool(storage, 1, 0.05)

@@ -1,4 +1,4 @@
-"""The server is killed and comes back under load: workers resume by themselves, nothing is lost."""
+"""The server is killed and restarted under load: workers resume, and no task is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESUME_SECONDS = 5.0
 
 
 class Producer:
-    """Enqueues without end, and remembers what was acknowledged."""
+    """Enqueues continuously, and records the acknowledged tasks."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url, folder
@@ -62,14 +62,14 @@ class Producer:
         except StorageRefused:
             raise
         except StorageError:
-            # Not acknowledged: it may be there or not, and nobody was promised anything.
+            # Not acknowledged: the task may or may not be stored.
             self.failed_calls += 1
         else:
             self.acknowledged += [handle.id for handle in handles]
 
 
 def kill_and_restart(server: Server) -> float:
-    """When it answered again, on the clock of the traces."""
+    """Kill and restart the server; return when it answered again, on the clock of the traces."""
     server.kill()
     time.sleep(random.uniform(0, 0.3))
     server.start()
@@ -77,7 +77,7 @@ def kill_and_restart(server: Server) -> float:
 
 
 def all_have_run_since(folder: Path, moment: float) -> bool:
-    """Whether each worker has finished a task after that moment."""
+    """Whether each worker has finished a task after that time."""
     since = {trace.pid for trace in traces(folder) if trace.at > moment * 1e9}
     return len(since) == WORKERS
 
@@ -85,7 +85,7 @@ def all_have_run_since(folder: Path, moment: float) -> bool:
 def survive(
     server: Server, folder: Path, start_worker: StartWorker, times: int
 ) -> tuple[list[float], Producer]:
-    """Kill the server so many times; how long it took until all workers were at work again."""
+    """Kill the server that many times; return how long the workers took to resume."""
     producer = Producer(server.url, folder)
     options = ("--concurrency", "4", "--poll-interval", "0.5", "--lease", "5")
     with producer.at_work():

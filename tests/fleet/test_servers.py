@@ -1,4 +1,4 @@
-"""The test servers keep their promises: data survives, processes and folders do not stay behind."""
+"""The test servers: data survives restarts, and no process or folder remains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sys.stdin.read()
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    # Raises what has the test skipped where its program is not installed.
+    # Raises an error that skips the test if the program is not installed.
     request.param()
     return request.param
 
@@ -54,7 +54,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int, folder: Path) -> None:
-    """The server and its keeper end by themselves; the test's timeout is the deadline."""
+    """Wait until the server and its supervisor have ended; the test's timeout is the deadline."""
     while is_alive(pid) or folder.exists():
         time.sleep(0.01)
 
@@ -77,8 +77,8 @@ def test_a_server_ends_with_the_process_that_started_it(kind, end):
 
 
 @pytest.mark.timeout(30)
-def test_a_shared_server_is_started_once_and_ends_with_the_last_who_used_it(kind):
-    # Not in pytest's folder, which other users may not enter.
+def test_a_shared_server_is_started_once_and_ends_with_its_last_user(kind):
+    # Not in pytest's folder, which other users cannot enter.
     place = Path(base_folder(), f"omniq-shared-{uuid4().hex}")
     sharers = [
         subprocess.Popen(
@@ -103,7 +103,7 @@ def test_a_shared_server_is_started_once_and_ends_with_the_last_who_used_it(kind
 
 @pytest.mark.timeout(30)
 @pytest.mark.fault("F39")
-def test_what_a_durable_redis_acknowledged_is_there_after_sigkill_and_restart():
+def test_a_durable_redis_still_has_acknowledged_tasks_after_sigkill_and_restart():
     with RedisServer(durable=True) as server:
         with Redis.from_url(server.url) as client:
             client.set("key", "value")
@@ -120,12 +120,12 @@ def test_what_a_durable_redis_acknowledged_is_there_after_sigkill_and_restart():
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("version", [16, 18])
 @pytest.mark.fault("F39")
-async def test_what_a_durable_postgresql_acknowledged_is_there_after_sigkill_and_restart(version):
+async def test_a_durable_postgresql_still_has_acknowledged_tasks_after_sigkill_and_restart(version):
     import asyncpg
 
     with PostgresServer(durable=True, version=version) as server:
         writer = await asyncpg.connect(server.socket_url)
-        await writer.execute("CREATE TABLE kept (number int); INSERT INTO kept VALUES (7)")
+        await writer.execute("CREATE TABLE stored (number int); INSERT INTO stored VALUES (7)")
         server.kill()
         with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
             await writer.execute("SELECT 1")
@@ -133,14 +133,14 @@ async def test_what_a_durable_postgresql_acknowledged_is_there_after_sigkill_and
         server.start()
 
         reader = await asyncpg.connect(server.url)
-        assert await reader.fetchval("SELECT number FROM kept") == 7
+        assert await reader.fetchval("SELECT number FROM stored") == 7
         assert await reader.fetchval("SHOW fsync") == "on"
         assert (await reader.fetchval("SHOW server_version")).startswith(str(version))
         await reader.close()
 
 
 @pytest.mark.timeout(30)
-def test_a_server_keeps_its_address_over_stop_and_start(kind):
+def test_a_server_has_the_same_address_after_a_restart(kind):
     server: Server = kind()
     with server:
         before = server.url
@@ -152,12 +152,12 @@ def test_a_server_keeps_its_address_over_stop_and_start(kind):
         assert server.running
 
 
-def test_each_test_has_its_own_place_on_a_shared_server(postgres_url, redis_url):
+def test_each_test_has_a_separate_place_on_a_shared_server(postgres_url, redis_url):
     assert "schema=t_" in postgres_url
     assert "prefix=t_" in redis_url
 
 
-async def test_a_database_of_ones_own_is_empty(postgres_database):
+async def test_a_dedicated_database_is_empty(postgres_database):
     import asyncpg
 
     connection = await asyncpg.connect(postgres_database)

@@ -1,4 +1,4 @@
-"""A worker hears from others at once of what they enqueue, and sends little while there is nothing."""
+"""A worker is notified at once of tasks that others enqueue, and sends few requests when idle."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ POLL_INTERVAL = 60.0
 
 @pytest.fixture
 async def queue(place_on_server: str) -> AsyncIterator[AsyncTaskQueue]:
-    """The queue of another process, as far as the worker can tell; the worker is idle."""
+    """A queue on a separate connection, like that of another process; the worker is idle."""
     async with (
         AsyncTaskQueue(place_on_server) as queue,
         AsyncWorkerPool(open_storage(place_on_server), 5, POLL_INTERVAL),
     ):
-        # The first one shows that the worker has begun to listen, or found it before.
+        # When the first task has ended, the worker listens.
         await (await queue.enqueue(tasks.count, "first")).result(timeout=10)
         yield queue
 
 
-async def test_what_others_enqueue_starts_long_before_a_poll(queue):
+async def test_a_task_that_another_process_enqueues_starts_before_the_next_poll(queue):
     for name in "abc":
         await (await queue.enqueue(tasks.count, name)).result(timeout=10)
 
 
-async def test_what_others_enqueue_for_later_starts_when_it_is_due_and_not_a_poll_later(queue):
+async def test_a_delayed_task_of_another_process_starts_when_it_is_due(queue):
     for delay in (0.3, 0.1):
         began = time.monotonic()
         handle = await queue.options(delay=delay).enqueue(tasks.count, "later")
@@ -47,7 +47,7 @@ async def test_what_others_enqueue_for_later_starts_when_it_is_due_and_not_a_pol
 @pytest.mark.deep
 @pytest.mark.timeout(90)
 async def test_an_idle_worker_sends_under_two_requests_a_second(place_on_server):
-    """At `poll_interval=5` and the default lease, when everything has been done once."""
+    """With `poll_interval=5` and the default lease, after the start."""
     async with (
         FaultProxy(place_on_server) as proxy,
         AsyncWorkerPool(open_storage(proxy.url), 5, 5.0),

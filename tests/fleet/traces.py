@@ -1,4 +1,4 @@
-"""Reads what the tasks of a fleet have left behind."""
+"""Reads the traces that the tasks of `fleet_tasks` write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Trace(NamedTuple):
-    """One line: in which process, what happened to whom, and when (monotonic nanoseconds)."""
+    """One line: the process, the event, the task and the time (monotonic nanoseconds)."""
 
     pid: int
     what: str
@@ -17,7 +17,7 @@ class Trace(NamedTuple):
 
 
 def traces(folder: Path) -> list[Trace]:
-    """All lines so far, in the order of time."""
+    """Return all lines so far, ordered by time."""
     found = [
         Trace(int(path.stem), what, name, int(at))
         for path in folder.glob("*.trace")
@@ -27,5 +27,5 @@ def traces(folder: Path) -> list[Trace]:
 
 
 def runs(folder: Path) -> Counter[str]:
-    """How often each task has run to its end."""
+    """Return how often each task has run to its end."""
     return Counter(trace.name for trace in traces(folder) if trace.what == "ran")

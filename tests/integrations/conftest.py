@@ -1,4 +1,4 @@
-"""Programs for tests."""
+"""Fixtures that start programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program in a folder of the examples; its tasks live in a folder of the test."""
+    """Starts a program in a folder of the examples; its tasks are stored in the test's folder."""
     programs: list[Program] = []
 
     def start(folder: str, *command: str, **environment: str) -> Program:
@@ -25,5 +25,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return programs[-1]
 
     yield start
-    left = [program for program in programs if program.runs]
-    assert all(program.stop() in (0, -15) for program in left), [each.said for each in left]
+    running = [program for program in programs if program.is_running]
+    assert all(program.stop() in (0, -15) for program in running), [
+        program.output for program in running
+    ]

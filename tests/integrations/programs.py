@@ -1,4 +1,4 @@
-"""Programs that are started for real: what they say is read, and they are ended when a test ends."""
+"""Programs as subprocesses: their output is read, and they are stopped when the test ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 40.0
+TIMEOUT = 40.0
 
 
 class Program:
-    """One process. Its output is one stream of lines."""
+    """A process. Its stdout and stderr are one stream of lines."""
 
     def __init__(self, command: Sequence[str], folder: Path, **environment: str) -> None:
         self._process = subprocess.Popen(
@@ -33,32 +33,32 @@ class Program:
             text=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first line from now that has it."""
+        """The match in the next line that matches the pattern."""
         while True:
-            line = self._lines.get(timeout=PATIENCE)
-            assert line is not None, f"it ended: {''.join(self.said)}"
+            line = self._lines.get(timeout=TIMEOUT)
+            assert line is not None, f"the program ended: {''.join(self.output)}"
             if match := re.search(pattern, line):
                 return match
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process.poll() is None
 
     def stop(self) -> int:
-        if self.runs:
+        if self.is_running:
             self._process.send_signal(signal.SIGTERM)
-        return self.end()
+        return self.wait()
 
-    def end(self) -> int:
-        """Wait until it has ended; its exit code."""
+    def wait(self) -> int:
+        """Wait until the program has ended; returns its exit code."""
         try:
-            code = self._process.wait(PATIENCE)
-            self._reader.join(PATIENCE)
+            code = self._process.wait(TIMEOUT)
+            self._reader.join(TIMEOUT)
             return code
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -68,28 +68,28 @@ class Program:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
-                self.said.append(line)
+                self.output.append(line)
                 self._lines.put(line)
         self._lines.put(None)
 
 
-def ask(url: str, *, method: str = "GET", **headers: str) -> tuple[int, str]:
+def fetch(url: str, *, method: str = "GET", **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(url, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
 
 
-def ask_json(url: str, *, method: str = "GET") -> Any:
-    status, body = ask(url, method=method)
+def fetch_json(url: str, *, method: str = "GET") -> Any:
+    status, body = fetch(url, method=method)
     assert status < 300, body
     return json.loads(body)
 
 
-def a_free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A task's trace goes from whoever enqueued it to the worker that runs it."""
+"""A task's trace continues from the caller that enqueues it to the worker that runs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROVIDER.add_span_processor(SimpleSpanProcessor(EXPORTER))
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> None:
+def _clear_exporter() -> None:
     EXPORTER.clear()
 
 
@@ -30,7 +30,7 @@ def spans() -> dict[str, Any]:
 
 
 def work() -> None:
-    """Runs in a thread, and has a span of its own."""
+    """Runs in a thread and makes a span."""
     with PROVIDER.get_tracer("user").start_as_current_span("inside"):
         pass
 
@@ -42,7 +42,7 @@ async def fail() -> None:
 PATH = f"{__name__}."
 
 
-async def test_the_spans_of_a_task_hang_together():
+async def test_the_spans_of_a_task_form_one_trace():
     async with AsyncTaskQueue("memory://") as queue:
         trace(queue, PROVIDER)
         with PROVIDER.get_tracer("user").start_as_current_span("request"):
@@ -65,7 +65,7 @@ async def test_the_spans_of_a_task_hang_together():
     assert ran.kind is otel.SpanKind.CONSUMER
 
 
-async def test_a_run_that_fails_ends_its_span_with_the_type_of_its_error():
+async def test_a_failed_run_ends_its_span_with_the_error_type():
     async with AsyncTaskQueue("memory://") as queue:
         handle = await queue.enqueue(fail)
         pool = queue.worker()
@@ -80,13 +80,13 @@ async def test_a_run_that_fails_ends_its_span_with_the_type_of_its_error():
     assert ran.parent is None
 
 
-def test_many_tasks_of_the_blocking_queue_share_the_span_of_their_enqueue():
+def test_tasks_of_one_enqueue_many_call_share_its_span():
     with TaskQueue("memory://") as queue:
         trace(queue, PROVIDER)
         with PROVIDER.get_tracer("user").start_as_current_span("request"):
             handles = queue.enqueue_many([(work,), (fail,)])
-        kept = [queue.get_task(handle.id) for handle in handles]
-        carriers = [task.metadata["otel"] for task in kept if task is not None]
+        stored = [queue.get_task(handle.id) for handle in handles]
+        carriers = [task.metadata["otel"] for task in stored if task is not None]
 
     enqueued, request = spans()["enqueue"], spans()["request"]
     assert enqueued.parent.span_id == request.context.span_id
@@ -111,7 +111,7 @@ def work():
 
 
 @pytest.mark.timeout(90)
-def test_a_worker_of_several_processes_traces_its_runs(start: Start, tmp_path: Path) -> None:
+def test_a_worker_with_several_processes_traces_its_runs(start: Start, tmp_path: Path) -> None:
     (tmp_path / "traced.py").write_text(TRACED)
     worker = start(str(tmp_path), "-m", "omniq", "worker", "traced", "--otel", "--processes", "2")
     with TaskQueue(f"sqlite:///{tmp_path}/tasks.db") as queue:

@@ -1,4 +1,4 @@
-"""What a worker tells those who watch it."""
+"""Metrics and the HTTP endpoints of a worker."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from omniq import AsyncTaskQueue, PermanentError, TaskQueue, TaskStatus
-from omniq.integrations.prometheus import Counters, StoreFigures
-from omniq.integrations.storage_metrics import Figures
+from omniq.integrations.prometheus import Counters, StorageCollector
+from omniq.integrations.storage_metrics import StorageMetrics
 from omniq.storage import open_storage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from tests.integrations.conftest import Start
-from tests.integrations.programs import ask, ask_json
+from tests.integrations.programs import fetch, fetch_json
 
 TASKS = """
 import os
@@ -52,14 +52,14 @@ async def test_runs_and_waits_are_counted_by_function_queue_and_outcome():
     assert value("omniq_wait_seconds_count", "fail") == 1
 
 
-async def test_the_storage_is_asked_once_for_scrapes_that_come_together(omniq_clock):
+async def test_scrapes_within_two_seconds_share_one_read_of_the_storage(omniq_clock):
     storage = FaultyStorage(MemoryStorage(clock=omniq_clock))
     registry = CollectorRegistry()
     async with AsyncTaskQueue(storage) as queue:
         await queue.enqueue(work)
         omniq_clock.advance(90)
-        with Figures(storage) as figures:
-            registry.register(StoreFigures(figures))
+        with StorageMetrics(storage) as metrics:
+            registry.register(StorageCollector(metrics))
             before = storage.calls["read"]
 
             ages = [registry.get_sample_value("omniq_oldest_due_age_seconds") for _ in range(3)]
@@ -70,13 +70,13 @@ async def test_the_storage_is_asked_once_for_scrapes_that_come_together(omniq_cl
             assert registry.get_sample_value("omniq_queue_tasks", {"queue": "default"}) == 1
 
 
-async def test_a_storage_that_is_away_is_told_as_such(omniq_clock):
+async def test_a_storage_that_is_down_is_reported_as_down(omniq_clock):
     storage = FaultyStorage(MemoryStorage(clock=omniq_clock))
     registry = CollectorRegistry()
     async with storage:
-        with Figures(storage) as figures:
+        with StorageMetrics(storage) as metrics:
             storage.fail("read", times=None)
-            registry.register(StoreFigures(figures))
+            registry.register(StorageCollector(metrics))
 
             assert registry.get_sample_value("omniq_storage_up") == 0
             storage.heal()
@@ -84,9 +84,7 @@ async def test_a_storage_that_is_away_is_told_as_such(omniq_clock):
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_of_two_processes_is_one_to_those_who_watch_it(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_worker_with_two_processes_has_one_set_of_endpoints(start: Start, tmp_path: Path) -> None:
     (tmp_path / "noting.py").write_text(TASKS)
     (tmp_path / "pids").mkdir()
     worker = start(
@@ -96,7 +94,7 @@ def test_a_worker_of_two_processes_is_one_to_those_who_watch_it(
         TMPDIR=str(tmp_path),
     )
     url = worker.wait_for(r"(http://127\.0\.0\.1:\d+)/metrics")[1]
-    alive, _ = ask(f"{url}/health")
+    alive, _ = fetch(f"{url}/health")
     worker.wait_for("worker.started")
     worker.wait_for("worker.started")
 
@@ -104,22 +102,22 @@ def test_a_worker_of_two_processes_is_one_to_those_who_watch_it(
         handles = queue.enqueue_many("noting.note", [str(tmp_path / "pids")] * 20)
         for handle in handles:
             handle.result(timeout=30)
-    _, metrics = ask(f"{url}/metrics")
+    _, metrics = fetch(f"{url}/metrics")
 
-    # Counted once a run is recorded, which its result may be a moment ahead of.
+    # A run is counted after it is recorded; its result may be visible a moment earlier.
     while 'outcome="succeeded",queue="default"} 20.0' not in metrics:
-        _, metrics = ask(f"{url}/metrics")
+        _, metrics = fetch(f"{url}/metrics")
     assert alive == 200
-    assert ask(f"{url}/ready") == (200, "ready\n")
-    assert ask_json(f"{url}/scale")["oldest_due_age"] == 0
+    assert fetch(f"{url}/ready") == (200, "ready\n")
+    assert fetch_json(f"{url}/scale")["oldest_due_age"] == 0
     assert "omniq_workers 2.0" in metrics
-    assert ask(f"{url}/")[0] == 404
+    assert fetch(f"{url}/")[0] == 404
     assert worker.stop() == 0
     assert list(tmp_path.glob("omniq-metrics-*")) == []
 
 
 @pytest.mark.timeout(60)
-def test_a_port_that_is_taken_is_one_clear_line(start: Start, tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_of_error(start: Start, tmp_path: Path) -> None:
     (tmp_path / "noting.py").write_text(TASKS)
     command = ("-m", "omniq", "worker", "noting", "--metrics-port")
     first = start(str(tmp_path), *command, "0")
@@ -127,23 +125,23 @@ def test_a_port_that_is_taken_is_one_clear_line(start: Start, tmp_path: Path) ->
 
     second = start(str(tmp_path), *command, port)
 
-    said = second.wait_for("omniq: ")
-    assert said.string == f"omniq: cannot listen on 127.0.0.1:{port}: Address already in use\n"
-    assert second.end() == 2
+    line = second.wait_for("omniq: ")
+    assert line.string == f"omniq: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert second.wait() == 2
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["file", "sqlite", "postgres", "redis"])
-def test_figures_are_read_from_a_storage_that_is_not_open_here(
+def test_metrics_are_read_from_a_storage_that_is_not_open(
     kind: str, tmp_path: Path, request
 ) -> None:
-    """As in the supervisor of several processes, which claims nothing itself."""
+    """As in the supervisor of several processes, which claims no tasks itself."""
     local = {"file": f"file://{tmp_path}/tasks", "sqlite": f"sqlite:///{tmp_path}/tasks.db"}
     url = local.get(kind) or request.getfixturevalue(f"{kind}_url")
     with TaskQueue(url) as queue:
         queue.enqueue(work)
-        with Figures(open_storage(url)) as figures:
-            stats, workers = figures.read()
+        with StorageMetrics(open_storage(url)) as metrics:
+            stats, workers = metrics.read()
 
     assert stats.by_status[TaskStatus.PENDING] == 1
     assert workers == []

@@ -1,4 +1,4 @@
-"""Each example of a web framework is started, and serves a request that runs a task."""
+"""Each web framework example is started and serves a request that runs a task."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.conftest import Start
-from tests.integrations.programs import a_free_port, ask, ask_json
+from tests.integrations.programs import fetch, fetch_json, free_port
 
 pytestmark = pytest.mark.timeout(120)
 
 URL = r"(http://127\.0\.0\.1:\d+)"
 
 
-def test_fastapi_runs_what_its_handlers_enqueue(start: Start) -> None:
+def test_fastapi_runs_tasks_that_its_handlers_enqueue(start: Start) -> None:
     server = start("web", "-m", "uvicorn", "fastapi_app:app", "--port", "0")
     url = server.wait_for(URL)[1]
 
-    ordered = ask_json(f"{url}/thumbnails?picture=cat.png", method="POST")
-    made = ask_json(f"{url}/thumbnails/{ordered['id']}")
+    created = fetch_json(f"{url}/thumbnails?picture=cat.png", method="POST")
+    finished = fetch_json(f"{url}/thumbnails/{created['id']}")
 
-    assert made == {"status": "success", "name": "cat-200.png"}
-    assert ask(f"{url}/thumbnails/nobody")[0] == 404
+    assert finished == {"status": "success", "name": "cat-200.png"}
+    assert fetch(f"{url}/thumbnails/unknown")[0] == 404
     server.stop()
-    assert "Application shutdown complete" in "".join(server.said)
+    assert "Application shutdown complete" in "".join(server.output)
 
 
-def test_starlette_enqueues_and_shows_the_dashboard(start: Start) -> None:
+def test_starlette_enqueues_and_mounts_the_dashboard(start: Start) -> None:
     start("web", "-m", "omniq", "worker", "web_tasks")
     secret = "0123456789abcdef0123456789abcdef"
     server = start(
@@ -37,43 +37,43 @@ def test_starlette_enqueues_and_shows_the_dashboard(start: Start) -> None:
     )
     url = server.wait_for(URL)[1]
 
-    greeted = ask_json(f"{url}/greet/ann", method="POST")
-    status, page = ask(f"{url}/omniq/tasks/{greeted['id']}", Authorization=f"Bearer {secret}")
+    greeted = fetch_json(f"{url}/greet/ann", method="POST")
+    status, page = fetch(f"{url}/omniq/tasks/{greeted['id']}", Authorization=f"Bearer {secret}")
 
     assert greeted["said"] == "welcome, ann"
     assert (status, "web_tasks.welcome" in page) == (200, True)
 
 
-def test_flask_enqueues_and_a_worker_runs_it(start: Start) -> None:
+def test_flask_enqueues_a_task_that_a_worker_runs(start: Start) -> None:
     start("web", "-m", "omniq", "worker", "web_tasks")
     server = start("web", "-m", "flask", "--app", "flask_app", "run", "--port", "0")
     url = server.wait_for(URL)[1]
 
-    said = ask_json(f"{url}/welcome/ann", method="POST")
+    welcomed = fetch_json(f"{url}/welcome/ann", method="POST")
 
-    assert said["said"] == "welcome, ann"
+    assert welcomed["said"] == "welcome, ann"
 
 
-def test_django_enqueues_its_own_tasks_and_a_worker_runs_them(start: Start, tmp_path: Path) -> None:
+def test_django_enqueues_its_tasks_and_a_worker_runs_them(start: Start, tmp_path: Path) -> None:
     shop = {"SHOP_DB": str(tmp_path / "shop.db")}
     worker = start("django_shop", "manage.py", "omniq_worker", "--processes", "2", **shop)
     worker.wait_for("worker.started")
-    port = a_free_port()
+    port = free_port()
     server = start("django_shop", "manage.py", "runserver", "--noreload", str(port), **shop)
     server.wait_for("Quit the server")
 
     url = f"http://127.0.0.1:{port}"
-    ids = ask_json(f"{url}/parcels/7", method="POST")
+    ids = fetch_json(f"{url}/parcels/7", method="POST")
     for _ in ids:
         worker.wait_for("task.succeeded")
-    looked = {name: ask_json(f"{url}/results/{task_id}") for name, task_id in ids.items()}
+    results = {name: fetch_json(f"{url}/results/{task_id}") for name, task_id in ids.items()}
 
-    assert looked["parcel"] == {
+    assert results["parcel"] == {
         "status": "SUCCESSFUL",
         "value": "parcel for order 7",
         "attempts": 1,
     }
-    assert looked["count"]["value"] == 8
+    assert results["count"]["value"] == 8
 
 
 ROLLED_BACK = """
@@ -84,27 +84,27 @@ from shop.tasks import send_parcel
 backend = send_parcel.get_backend()
 try:
     with transaction.atomic():
-        lost = send_parcel.enqueue(1)
+        rolled_back = send_parcel.enqueue(1)
         raise KeyError
 except KeyError:
-    kept = send_parcel.using(priority=9).enqueue(2)
-print([task.id == kept.id for task in backend.queue.list_tasks()])
-found = send_parcel.get_result(kept.id)
+    stored = send_parcel.using(priority=9).enqueue(2)
+print([task.id == stored.id for task in backend.queue.list_tasks()])
+found = send_parcel.get_result(stored.id)
 print(found.status, found.task.priority, found.args, found.attempts, found.errors)
-print(backend.queue.get_task(kept.id).max_retries)
+print(backend.queue.get_task(stored.id).max_retries)
 try:
-    send_parcel.get_result(lost.id)
+    send_parcel.get_result(rolled_back.id)
 except Exception as error:
     print(type(error).__name__)
 backend.queue.close()
 """
 
 
-def test_a_django_task_of_a_transaction_that_is_rolled_back_never_was(
+def test_a_django_task_of_a_rolled_back_transaction_is_not_stored(
     start: Start, tmp_path: Path
 ) -> None:
     shop = {"SHOP_DB": str(tmp_path / "shop.db"), "DJANGO_SETTINGS_MODULE": "shop.settings"}
     script = start("django_shop", "-c", ROLLED_BACK, **shop)
 
     script.wait_for("TaskResultDoesNotExist")
-    assert script.said[:3] == ["[True]\n", "READY 9 [2] 0 []\n", "5\n"]
+    assert script.output[:3] == ["[True]\n", "READY 9 [2] 0 []\n", "5\n"]

@@ -1,11 +1,11 @@
-"""Break omniq on purpose, in many ways, and say which run notices.
+"""Break omniq on purpose, in many ways, and report which test detects each break.
 
-Each `*.patch` beside this file says in its first line what it breaks, and in its second on which
-backend that shows. A copy of `src` gets the patch, and must then fail in the contract suite of that
-backend or in its state machine; the table names the first test of each that does. Those in
+Each `*.patch` in this folder says in its first line what it breaks, and in its second on which
+backend. The patch is applied to a copy of `src`, which must then fail in the contract suite of that
+backend or in its state machine; the table names the first test of each that fails. The patches in
 `protocol` break a part of the protocol that all backends share (claim, record, renew, recover,
-retry, cron), and the history checker must notice in a simulated fleet; the table names the first
-seed, and the promise that was broken. Ends with 1 if a mutant survives, or does not apply any more.
+retry, schedules), and the history checker must detect it in a simulated fleet; the table names the
+first seed, and the broken promise. Exits with 1 if a mutant survives, or no longer applies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-AT_ONCE = 2
+PARALLEL_MUTANTS = 2
 
 CONTRACTS = {
     "memory": "tests/storage/test_memory.py",
@@ -34,14 +34,14 @@ SUITES = ("contract", "machine")
 SIMULATION = "simulation"
 SEEDS = 150
 FIRST_FAILING_SEED = f"""
-from chaos.simulated import failing
-print(next(filter(None, map(failing, range({SEEDS}))), ""))
+from chaos.simulated import failure_of
+print(next(filter(None, map(failure_of, range({SEEDS}))), ""))
 """
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A patch, or nothing at all: the unbroken copy that everything is measured by."""
+    """A patch, or None for the unchanged copy, which must pass."""
 
     name: str
     backend: str
@@ -65,15 +65,15 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: for each suite the test that failed, "" when none did."""
+    """The result for a mutant: for each suite the test that failed, "" when none did."""
 
     mutant: Mutant
     caught_by: dict[str, str]
-    trouble: str = ""
+    error: str = ""
 
     @property
     def is_caught(self) -> bool:
-        return not self.trouble and any(self.caught_by.values())
+        return not self.error and any(self.caught_by.values())
 
 
 def main() -> int:
@@ -81,37 +81,37 @@ def main() -> int:
     mutants = [Mutant.read(patch) for patch in sorted(HERE.glob("**/*.patch"))]
     if names := sys.argv[1:]:
         mutants = [mutant for mutant in mutants if mutant.name in names]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL_MUTANTS) as pool:
         backends = dict.fromkeys(mutant.backend for mutant in mutants)
-        sound = [Mutant("unbroken", backend, None) for backend in backends]
-        for verdict in pool.map(judge, sound):
-            if verdict.trouble or any(verdict.caught_by.values()):
-                print(f"the unbroken copy fails on {verdict.mutant.backend}; mend that first")
-                print(verdict.trouble or "\n".join(verdict.caught_by.values()))
+        unchanged = [Mutant("unchanged", backend, None) for backend in backends]
+        for verdict in pool.map(judge, unchanged):
+            if verdict.error or any(verdict.caught_by.values()):
+                print(f"the unchanged copy fails on {verdict.mutant.backend}; fix that first")
+                print(verdict.error or "\n".join(verdict.caught_by.values()))
                 return 1
         width = max(len(mutant.name) for mutant in mutants)
         print(f"{'mutant':{width}}  {'where':10}  caught by")
         verdicts = []
         for verdict in pool.map(judge, mutants):
             verdicts.append(verdict)
-            tell(verdict, width)
+            print_verdict(verdict, width)
     caught = sum(verdict.is_caught for verdict in verdicts)
     seconds = time.monotonic() - began
     print(f"{caught} of {len(verdicts)} mutants caught, in {seconds:.0f} s")
     return 0 if caught == len(verdicts) else 1
 
 
-def tell(verdict: Verdict, width: int) -> None:
+def print_verdict(verdict: Verdict, width: int) -> None:
     mutant = verdict.mutant
-    if verdict.trouble:
-        print(f"{mutant.name:{width}}  {mutant.backend:10}  TROUBLE: {verdict.trouble}", flush=True)
+    if verdict.error:
+        print(f"{mutant.name:{width}}  {mutant.backend:10}  ERROR: {verdict.error}", flush=True)
         return
     if not verdict.is_caught:
         print(f"{mutant.name:{width}}  {mutant.backend:10}  SURVIVED", flush=True)
         return
     names = (mutant.name, mutant.backend)
     for suite in mutant.suites:
-        # The state machine plays other games each time, and may miss what the contract names.
+        # The state machine runs other examples each time, and may miss what the contract detects.
         what = verdict.caught_by[suite] or f"(not by the {suite} suite this time)"
         print(f"{names[0]:{width}}  {names[1]:10}  {what}", flush=True)
         names = ("", "")
@@ -122,19 +122,19 @@ def judge(mutant: Mutant) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="omniq-mutant-") as name:
         folder = Path(name)
         shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        if mutant.patch is not None and (trouble := apply(mutant.patch, folder)):
-            return Verdict(mutant, {}, trouble)
+        if mutant.patch is not None and (error := apply(mutant.patch, folder)):
+            return Verdict(mutant, {}, error)
         caught_by = {}
         for suite in mutant.suites:
-            failed, trouble = run(mutant.backend, suite, folder)
-            if trouble:
-                return Verdict(mutant, {}, trouble)
+            failed, error = run(mutant.backend, suite, folder)
+            if error:
+                return Verdict(mutant, {}, error)
             caught_by[suite] = failed
         return Verdict(mutant, caught_by)
 
 
 def apply(patch: Path, folder: Path) -> str:
-    """Apply the patch to the copy; what went wrong, or nothing."""
+    """Apply the patch to the copy; returns the error, or an empty string."""
     done = subprocess.run(
         # Outside of any repository, `git apply` is a plain patch program that is strict.
         ["git", "apply", "--unidiff-zero", "--verbose", str(patch)],
@@ -148,7 +148,7 @@ def apply(patch: Path, folder: Path) -> str:
 
 
 def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
-    """Run a suite up to its first failure: what failed, and what went wrong otherwise."""
+    """Run a suite up to its first failure; returns the failed test, and any other error."""
     command = ["-m", "pytest", *selection(backend, suite), *OPTIONS]
     if suite == SIMULATION:
         command = ["-c", FIRST_FAILING_SEED]
@@ -159,7 +159,7 @@ def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(folder / "src"), str(ROOT))),
             "PYTHONDONTWRITEBYTECODE": "1",
-            # Games that fail here must not be played again by an unbroken omniq.
+            # Examples that fail here must not be replayed on an unchanged omniq.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
         },
         capture_output=True,
@@ -178,11 +178,11 @@ def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
 
 def selection(backend: str, suite: str) -> list[str]:
     if suite == "contract":
-        # The same contract with every write synced shows nothing new, and takes its time.
+        # The same contract with every write synced detects nothing more, and is slow.
         return [CONTRACTS[backend], "-k", "not Synced"]
     return [
         "tests/properties/test_state_machine.py", "-k", f"test_a_backend_answers and {backend}",
-        "-p", "tests.mutants.first_game",
+        "-p", "tests.mutants.first_failing_example",
     ]  # fmt: skip
 
 

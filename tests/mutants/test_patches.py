@@ -1,4 +1,4 @@
-"""Every mutant still applies: one that does not would be no proof of anything, and nobody would know."""
+"""Every mutant still applies: one that does not would test nothing, without a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storage in memory on a clock that the test moves, and others on the same memory."""
+"""A storage in memory with a clock that the test moves, and workers on the same memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def storage(clock: ManualClock):
 
 @pytest.fixture
 async def worker(storage: MemoryStorage):
-    """Another owner of the same store, which says of itself what it is told to."""
+    """A function that starts another owner on the same memory, with the given lease data."""
     async with AsyncExitStack() as stack:
 
         async def start(concurrency: int = 1, queues: tuple[str, ...] = (), lease: float = 30):

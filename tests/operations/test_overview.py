@@ -1,4 +1,4 @@
-"""What an operator sees at one look, and about one task."""
+"""The overview of a storage, and the details of one task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.to_json import plain
 
 
-async def test_a_first_look_knows_no_rates_and_a_second_one_does(storage, worker, clock):
+async def test_rates_need_two_samples(storage, worker, clock):
     other = await worker(concurrency=4)
     monitor = Monitor(storage)
     assert (await monitor.overview()).rates is None
@@ -62,7 +62,7 @@ async def test_wait_and_run_are_measured_from_the_newest_tasks(storage, worker, 
     assert (overview.wait.median, overview.run.median) == (3.0, 5.0)
 
 
-async def test_queues_show_what_waits_and_runs_who_takes_it_and_what_is_paused(storage, worker):
+async def test_queues_show_waiting_and_running_tasks_workers_and_pauses(storage, worker):
     other = await worker(queues=("mail",))
     await storage.enqueue_many([*some_tasks("ab", queue="mail"), a_task("c", queue="web")])
     await other.reserve(1, queues=("mail",))
@@ -89,7 +89,7 @@ async def test_the_newest_tasks_come_first_however_many_are_older(storage, clock
     assert len(await newest_tasks(storage, 100)) == 31
 
 
-async def test_the_newest_are_found_at_once_among_many(storage, clock, monkeypatch):
+async def test_the_newest_tasks_are_found_in_few_pages_among_many(storage, clock, monkeypatch):
     def burst(count: int) -> list[Task]:
         return [a_task(clock.new_id(), created_at=clock.now()) for _ in range(count)]
 
@@ -125,7 +125,7 @@ async def test_the_latest_failure_comes_first(storage, worker, clock):
     assert [letter.task_id for letter in await newest_dead(storage, 2)] == ["c", "b"]
 
 
-async def test_the_detail_of_a_task_tells_its_whole_story(storage, worker, clock):
+async def test_the_detail_of_a_task_has_its_whole_timeline(storage, worker, clock):
     other = await worker(lease=1000)
     await storage.enqueue(a_task("a", created_at=clock.now()))
     (task,) = await other.reserve(1)
@@ -150,11 +150,13 @@ async def test_the_detail_of_a_task_tells_its_whole_story(storage, worker, clock
     assert detail.result.result == 42
 
 
-async def test_the_detail_of_a_dead_letter_outlives_its_record(storage, worker, clock):
+async def test_the_detail_of_a_dead_letter_exists_after_its_record_has_expired(
+    storage, worker, clock
+):
     other = await worker(lease=1000)
     await storage.enqueue(a_task("a", args=(1,), result_ttl=10))
     (task,) = await other.reserve(1)
-    await other.record([Failed("a", task.token, an_error("last words"))])
+    await other.record([Failed("a", task.token, an_error("last error"))])
     clock.advance(20)
 
     detail = await task_detail(storage, "a")
@@ -162,7 +164,7 @@ async def test_the_detail_of_a_dead_letter_outlives_its_record(storage, worker, 
     assert detail.task.status is TaskStatus.FAILED
     assert detail.attempts[0].error is not None
     with pytest.raises(TaskNotFound):
-        await task_detail(storage, "nobody")
+        await task_detail(storage, "missing")
 
 
 def test_a_record_has_all_its_fields_and_only_plain_values():
@@ -177,7 +179,7 @@ def test_a_record_has_all_its_fields_and_only_plain_values():
     assert record["status"] == "pending"
 
 
-def test_what_cannot_be_printed_is_named():
+def test_a_value_without_a_repr_is_shown_by_its_type():
     class Odd:
         def __repr__(self) -> str:
             raise RuntimeError("no")

@@ -10,7 +10,7 @@ def send(to: str, subject: str = "hello") -> None:
 
 @task
 async def fetch(url: str) -> int:
-    """An async task without any."""
+    """An async task without options."""
     return len(url)
 
 
@@ -40,7 +40,7 @@ def crawl(user: int, _page: int) -> None:
     metadata={"team": "blue"},
 )
 def limited() -> None:
-    """Everything else that can be said."""
+    """Has every other option."""
 
 
 @task(cron="0 12 * * *", tz="Europe/Berlin")

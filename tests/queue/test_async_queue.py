@@ -51,7 +51,7 @@ async def finish(queue: AsyncTaskQueue, value: Any = None) -> str:
     return task.id
 
 
-async def test_a_task_carries_the_call_and_what_the_decorator_said(
+async def test_a_task_has_the_call_and_the_options_of_the_decorator(
     queue: AsyncTaskQueue, clock: ManualClock
 ) -> None:
     handle = await queue.enqueue(sample_tasks.send, "a@b.c", subject="hi")
@@ -64,15 +64,15 @@ async def test_a_task_carries_the_call_and_what_the_decorator_said(
     assert task.created_at == task.eta == clock.now()
 
 
-async def test_the_call_is_stronger_than_the_decorator_and_the_settings_are_the_last_word(
+async def test_options_of_the_call_override_the_decorator_which_overrides_the_settings(
     queue: AsyncTaskQueue,
 ) -> None:
-    said = await queue.options(queue="news", priority=0, max_retries=7).enqueue(
+    with_options = await queue.options(queue="news", priority=0, max_retries=7).enqueue(
         sample_tasks.send, "x"
     )
-    unsaid = await queue.enqueue(sample_tasks.plain)
+    without = await queue.enqueue(sample_tasks.plain)
 
-    task, other = await queue.get_task(said.id), await queue.get_task(unsaid.id)
+    task, other = await queue.get_task(with_options.id), await queue.get_task(without.id)
     assert task is not None
     assert other is not None
     assert (task.queue, task.priority, task.max_retries, task.timeout) == ("news", 0, 7, 30.0)
@@ -101,7 +101,9 @@ async def test_every_option_reaches_the_task(queue: AsyncTaskQueue, clock: Manua
     assert [rule.name for rule in task.breakers] == ["smtp", "dns"]
 
 
-async def test_decorated_policies_reach_the_task(queue: AsyncTaskQueue, clock: ManualClock) -> None:
+async def test_policies_of_the_decorator_reach_the_task(
+    queue: AsyncTaskQueue, clock: ManualClock
+) -> None:
     handle = await queue.enqueue(sample_tasks.limited)
 
     task = await queue.get_task(handle.id)
@@ -154,7 +156,7 @@ async def test_a_function_without_its_arguments_is_refused(queue: AsyncTaskQueue
         await queue.enqueue_many(sample_tasks.plain)
 
 
-async def test_one_id_is_not_given_to_many(queue: AsyncTaskQueue) -> None:
+async def test_one_id_for_several_tasks_is_refused(queue: AsyncTaskQueue) -> None:
     with pytest.raises(DuplicateTask):
         await queue.options(task_id="one").enqueue_many(sample_tasks.plain, [1, 2])
 
@@ -220,7 +222,7 @@ async def test_bad_values_are_refused_before_anything_is_written(
         (None, "not a function"),
     ],
 )
-async def test_what_is_not_a_function_is_refused_with_a_hint(
+async def test_an_object_that_is_not_a_function_is_refused_with_advice(
     queue: AsyncTaskQueue, func: Any, hint: str
 ) -> None:
     with pytest.raises(InvalidTask, match=hint):
@@ -228,12 +230,14 @@ async def test_what_is_not_a_function_is_refused_with_a_hint(
 
 
 @pytest.mark.fault("F70")
-async def test_an_argument_that_cannot_be_carried_is_named(queue: AsyncTaskQueue) -> None:
+async def test_an_argument_that_cannot_be_encoded_is_named(queue: AsyncTaskQueue) -> None:
     with pytest.raises(SerializationError, match=r"args\[0\]\['deep'\]\[1\]"):
         await queue.enqueue(sample_tasks.plain, {"deep": [1, object()]})
 
 
-async def test_a_taken_id_raises_and_a_held_key_gives_its_holder(queue: AsyncTaskQueue) -> None:
+async def test_a_taken_id_raises_and_a_held_unique_key_returns_the_task_that_holds_it(
+    queue: AsyncTaskQueue,
+) -> None:
     await queue.options(task_id="a").enqueue(sample_tasks.plain)
     first = await queue.options(unique="k").enqueue(sample_tasks.plain, 1)
     second = await queue.options(unique="k").enqueue(sample_tasks.plain, 2)
@@ -263,7 +267,7 @@ async def test_a_unique_key_can_be_made_of_the_arguments(queue: AsyncTaskQueue) 
 
 
 @pytest.mark.fault("F94")
-async def test_a_full_queue_says_so() -> None:
+async def test_a_full_queue_raises_queue_full() -> None:
     async with AsyncTaskQueue("memory://?max_pending=2") as queue:
         await queue.enqueue_many(sample_tasks.plain, [1, 2])
 
@@ -271,7 +275,7 @@ async def test_a_full_queue_says_so() -> None:
             await queue.enqueue(sample_tasks.plain)
 
 
-async def test_a_handle_gives_the_value(queue: AsyncTaskQueue) -> None:
+async def test_a_handle_returns_the_value(queue: AsyncTaskQueue) -> None:
     handle = await queue.enqueue(sample_tasks.fetch, "url")
     await finish(queue, 3)
 
@@ -280,7 +284,7 @@ async def test_a_handle_gives_the_value(queue: AsyncTaskQueue) -> None:
     assert not await handle.cancel()
 
 
-async def test_a_handle_raises_what_was_stored(queue: AsyncTaskQueue) -> None:
+async def test_a_handle_raises_the_stored_error(queue: AsyncTaskQueue) -> None:
     handle = await queue.enqueue(sample_tasks.plain)
     (task,) = await queue.storage.reserve(1)
     await queue.storage.mark_failed(task.id, TaskError("disk on fire"), will_retry=False)
@@ -291,7 +295,7 @@ async def test_a_handle_raises_what_was_stored(queue: AsyncTaskQueue) -> None:
     assert caught.value.error.message == "disk on fire"
 
 
-async def test_a_cancelled_task_has_no_value(queue: AsyncTaskQueue) -> None:
+async def test_the_result_of_a_cancelled_task_raises(queue: AsyncTaskQueue) -> None:
     handle = await queue.enqueue(sample_tasks.plain)
 
     assert await queue.cancel(handle.id)
@@ -307,7 +311,9 @@ async def test_waiting_ends_after_the_timeout(queue: AsyncTaskQueue) -> None:
     assert await queue.get_result(handle.id, timeout=0) is None
 
 
-async def test_a_retrying_result_is_shown_but_never_waited_for(queue: AsyncTaskQueue) -> None:
+async def test_a_retrying_result_is_returned_at_once_but_does_not_end_a_wait(
+    queue: AsyncTaskQueue,
+) -> None:
     handle = await queue.enqueue(sample_tasks.plain)
     (task,) = await queue.storage.reserve(1)
     await queue.storage.mark_failed(task.id, TaskError("once more"), will_retry=True)
@@ -319,14 +325,14 @@ async def test_a_retrying_result_is_shown_but_never_waited_for(queue: AsyncTaskQ
 
 
 async def test_an_unknown_task_is_not_found_at_once(queue: AsyncTaskQueue) -> None:
-    handle = queue.handle("nobody")
+    handle = queue.handle("unknown")
 
     with pytest.raises(TaskNotFound):
         await handle.result()
     with pytest.raises(TaskNotFound):
         await handle.status()
-    assert await queue.get_task("nobody") is None
-    assert not await queue.cancel("nobody")
+    assert await queue.get_task("unknown") is None
+    assert not await queue.cancel("unknown")
 
 
 async def test_dead_letters_can_be_retried_with_other_arguments(queue: AsyncTaskQueue) -> None:
@@ -352,7 +358,7 @@ async def test_dead_letters_are_retried_deleted_and_purged_in_bulk(
 
     assert await queue.dead.delete(handles[0].id)
     assert await queue.dead.get(handles[0].id) is None
-    assert await queue.dead.retry_all(task_type="other.func") == 0
+    assert await queue.dead.retry_all(func_path="other.func") == 0
     assert await queue.dead.retry(handles[1].id)
     clock.advance(60)
     assert await queue.dead.purge(older_than=120) == 0
@@ -373,7 +379,7 @@ async def test_old_results_are_purged_by_age_or_instant(
     assert await queue.purge_results(clock.now() + timedelta(seconds=1)) == 1
 
 
-async def test_a_queue_that_is_not_open_says_so() -> None:
+async def test_a_queue_that_is_not_open_raises_storage_closed() -> None:
     queue = AsyncTaskQueue(MemoryStorage())
 
     with pytest.raises(StorageClosed, match="async with"):

@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from omniq import StorageClosed, StorageError, TaskCancelled, TaskQueue, TaskStatus
+from omniq import (
+    AsyncTaskHandle,
+    AsyncTaskQueue,
+    AsyncWorkerPool,
+    StorageClosed,
+    StorageError,
+    TaskCancelled,
+    TaskHandle,
+    TaskQueue,
+    TaskStatus,
+    WorkerPool,
+)
+from omniq.queue.blocking_queue import DeadLetters
+from omniq.queue.dead_letters import AsyncDeadLetters
+from omniq.scheduling.schedules import AsyncSchedules, Schedules
 from tests.queue import sample_tasks
 
+FACES = [
+    (AsyncTaskQueue, TaskQueue),
+    (AsyncTaskHandle, TaskHandle),
+    (AsyncDeadLetters, DeadLetters),
+    (AsyncSchedules, Schedules),
+    (AsyncWorkerPool, WorkerPool),
+]
 
-def test_the_blocking_face_has_the_same_answers() -> None:
+
+def public_methods(face: type) -> dict[str, Callable[..., object]]:
+    return {
+        name: method
+        for name, method in inspect.getmembers(face, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize(("async_face", "face"), FACES)
+def test_every_async_method_has_a_blocking_form_with_the_same_parameters(
+    async_face: type, face: type
+) -> None:
+    blocking = public_methods(face)
+
+    for name, method in public_methods(async_face).items():
+        assert not inspect.iscoroutinefunction(blocking[name])
+        assert blocking[name].__name__ == name
+        assert inspect.getdoc(blocking[name])
+        expected = inspect.signature(method).parameters.values()
+        actual = inspect.signature(blocking[name]).parameters.values()
+        assert [(each.name, each.kind, each.default) for each in actual] == [
+            (each.name, each.kind, each.default) for each in expected
+        ]
+
+
+def test_the_blocking_queue_returns_the_same_as_the_async_queue() -> None:
     with TaskQueue("memory://") as queue:
         handle = queue.options(task_id="a", priority=3).enqueue(sample_tasks.send, "x")
         more = queue.enqueue_many(sample_tasks.plain, [1, 2])
@@ -53,7 +102,7 @@ def test_it_works_from_many_threads_at_once() -> None:
         assert queue.stats().by_status[TaskStatus.PENDING] == 200
 
 
-def test_a_waiting_thread_does_not_hold_up_the_others() -> None:
+def test_a_waiting_thread_does_not_block_other_threads() -> None:
     with TaskQueue("memory://") as queue:
         handle = queue.enqueue(sample_tasks.plain)
         outcome: list[type[BaseException]] = []
@@ -73,7 +122,7 @@ def test_a_waiting_thread_does_not_hold_up_the_others() -> None:
 
 
 @pytest.mark.fault("F97")
-def test_a_forked_child_is_told_to_open_its_own() -> None:
+def test_a_forked_child_gets_an_error_that_says_to_open_a_new_queue() -> None:
     with TaskQueue("memory://") as queue:
         queue.enqueue(sample_tasks.plain)
         read, write = os.pipe()
@@ -91,7 +140,7 @@ def test_a_forked_child_is_told_to_open_its_own() -> None:
         os.close(write)
 
 
-def test_a_closed_queue_says_so_and_closes_twice() -> None:
+def test_a_closed_queue_raises_storage_closed_and_may_be_closed_twice() -> None:
     queue = TaskQueue("memory://")
     with queue:
         pass
@@ -101,7 +150,7 @@ def test_a_closed_queue_says_so_and_closes_twice() -> None:
         queue.enqueue(sample_tasks.plain)
 
 
-def test_a_process_that_forgets_to_close_ends_quietly(tmp_path: Path) -> None:
+def test_a_process_that_does_not_close_its_queue_ends_without_output(tmp_path: Path) -> None:
     script = "from omniq import TaskQueue\nq = TaskQueue('memory://')\nq.open()\nq.enqueue('m.f')\n"
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tasks enqueued inside the caller's own transaction, over every kind of connection to SQLite."""
+"""Tasks enqueued inside the caller's transaction, on every kind of connection to SQLite."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ids(queue):
 # sqlite3
 
 
-def test_a_commit_keeps_the_row_and_exactly_one_task(path, queue, connection):
+def test_a_commit_stores_the_row_and_exactly_one_task(path, queue, connection):
     connection.execute(INSERT)
     handle = queue.options(connection=connection).enqueue(send, "a@b", subject="hi")
     assert ids(queue) == []
@@ -90,7 +90,7 @@ def test_a_commit_keeps_the_row_and_exactly_one_task(path, queue, connection):
     assert notes(path) == 1
 
 
-def test_a_rollback_leaves_neither(path, queue, connection):
+def test_a_rollback_stores_neither_the_row_nor_the_task(path, queue, connection):
     connection.execute(INSERT)
     queue.options(connection=connection).enqueue(send, "a@b")
     connection.rollback()
@@ -98,7 +98,7 @@ def test_a_rollback_leaves_neither(path, queue, connection):
     assert (ids(queue), notes(path)) == ([], 0)
 
 
-def test_many_are_enqueued_at_once_with_options_of_their_own(queue, connection):
+def test_many_tasks_are_enqueued_in_one_transaction_with_options(queue, connection):
     with connection:
         handles = queue.options(connection=connection, priority=9, delay=60).enqueue_many(
             fetch, [f"u{number}" for number in range(300)]
@@ -121,7 +121,7 @@ def test_a_refusal_leaves_the_transaction_usable(path, queue, connection):
     assert notes(path) == 1
 
 
-def test_a_refusal_before_anything_was_written_leaves_no_transaction_behind(queue, connection):
+def test_a_refusal_before_the_first_write_leaves_no_transaction_open(queue, connection):
     queue.options(task_id="taken").enqueue(fetch, "u")
     with pytest.raises(DuplicateTask):
         queue.options(connection=connection, task_id="taken").enqueue(fetch, "u")
@@ -129,7 +129,7 @@ def test_a_refusal_before_anything_was_written_leaves_no_transaction_behind(queu
     assert not connection.in_transaction
 
 
-def test_a_unique_key_that_was_committed_before_gives_the_same_task(queue, connection):
+def test_a_unique_key_that_is_held_returns_the_same_task(queue, connection):
     first = queue.enqueue(once, 1)
     second = queue.options(connection=connection).enqueue(once, 1)
     connection.commit()
@@ -155,7 +155,7 @@ def test_autocommit_is_refused_until_a_transaction_is_begun(path, queue, begin):
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit attribute yet")
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_the_autocommit_attribute_is_heeded(path, queue, autocommit):
+def test_the_autocommit_attribute_is_respected(path, queue, autocommit):
     options: dict[str, Any] = {"autocommit": autocommit}
     with closing(sqlite3.connect(path, **options)) as connection:
         if autocommit:
@@ -174,7 +174,7 @@ def test_another_database_is_refused(tmp_path, queue, connection):
         with pytest.raises(InvalidTask, match=r"other\.db"):
             queue.options(connection=other).enqueue(fetch, "u")
         assert not other.in_transaction
-        # Attached files do not commit as one when the power fails.
+        # A power cut can separate the commits of attached files.
         other.execute("ATTACH DATABASE ? AS tasks", (str(queue.storage._path),))
         with pytest.raises(InvalidTask, match=r"other\.db"):
             queue.options(connection=other).enqueue(fetch, "u")
@@ -192,10 +192,10 @@ def test_the_same_file_under_another_name_is_the_same(tmp_path, path, queue):
     assert ids(queue) == [handle.id]
 
 
-def test_how_the_connection_forms_rows_makes_no_difference_and_stays(path, queue, connection):
+def test_the_connections_factories_have_no_effect_and_are_unchanged(path, queue, connection):
     class Odd(sqlite3.Connection):
         def cursor(self, *_):
-            raise AssertionError("not for others")
+            raise AssertionError("only the caller may use this method")
 
     connection.row_factory = lambda cursor, row: {"row": row}
     connection.text_factory = bytes
@@ -233,7 +233,7 @@ def test_a_connection_that_is_closed_or_of_another_thread_is_refused(path, queue
     assert ids(queue) == []
 
 
-def test_a_transaction_that_reads_what_others_changed_meanwhile_is_told_what_to_do(
+def test_a_transaction_that_read_before_another_commit_gets_an_error_that_says_what_to_do(
     queue, connection
 ):
     connection.isolation_level = None
@@ -247,7 +247,7 @@ def test_a_transaction_that_reads_what_others_changed_meanwhile_is_told_what_to_
     connection.execute("ROLLBACK")
 
 
-def test_what_is_enqueued_so_is_run(path, connection):
+def test_a_task_enqueued_on_a_connection_is_run(path, connection):
     with TaskQueue(f"sqlite:///{path}") as queue, queue.worker(poll_interval=5):
         with connection:
             handle = queue.options(connection=connection).enqueue(fetch, "four")
@@ -255,7 +255,7 @@ def test_what_is_enqueued_so_is_run(path, connection):
         assert handle.result(timeout=8) == 4
 
 
-async def test_a_blocking_connection_serves_the_async_face_too(async_queue, path, connection):
+async def test_a_blocking_connection_works_with_the_async_queue_too(async_queue, path, connection):
     async with asyncio.timeout(8):
         handle = await async_queue.options(connection=connection).enqueue(fetch, "u")
         assert await async_queue.list_tasks() == []
@@ -264,13 +264,13 @@ async def test_a_blocking_connection_serves_the_async_face_too(async_queue, path
         assert [task.id for task in await async_queue.list_tasks()] == [handle.id]
 
 
-def test_backends_without_transactions_say_so(connection):
+def test_a_backend_without_transactions_raises_an_error(connection):
     with TaskQueue(MemoryStorage()) as queue, pytest.raises(InvalidTask, match="no transactions"):
         queue.options(connection=connection).enqueue(fetch, "u")
 
 
 @pytest.mark.parametrize("nonsense", [object(), "a string", 7])
-def test_something_that_is_no_connection_is_refused(queue, nonsense):
+def test_an_object_that_is_not_a_connection_is_refused(queue, nonsense):
     with pytest.raises(InvalidTask, match="expected one of sqlite3"):
         queue.options(connection=nonsense).enqueue(fetch, "u")
 
@@ -360,7 +360,7 @@ async def test_an_async_transaction_of_sqlalchemy_commits_both_or_neither(
     assert notes(path) == 1
 
 
-async def test_a_connection_for_async_code_is_refused_by_the_blocking_face(path, async_engine):
+async def test_an_async_connection_is_refused_by_the_blocking_queue(path, async_engine):
     storage = SQLiteStorage(path)
     queue = TaskQueue(storage)
     await asyncio.to_thread(queue.open)

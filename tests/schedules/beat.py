@@ -1,4 +1,4 @@
-"""A worker process for tests: `python -m tests.schedules.beat URL FOLDER QUEUE`. It notes what it does."""
+"""A worker process for tests: `python -m tests.schedules.beat URL FOLDER QUEUE`. It logs what it does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL = 0.02
 
 
 def leave_line(folder: str, text: str) -> None:
-    """One line, in one write, in this process's own file."""
+    """Append one line, in one write, to the file of this process."""
     path = Path(folder, f"{os.getpid()}.lines")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, f"{text}\n".encode())
@@ -25,17 +25,17 @@ def leave_line(folder: str, text: str) -> None:
 
 
 async def beat(url: str, folder: str, queue: str) -> None:
-    """Fire schedules and run the tasks of that queue until told to stop."""
+    """Fire schedules and run the tasks of that queue until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
 
-    def tell(event: Event) -> None:
+    def log_firing(event: Event) -> None:
         if isinstance(event, ScheduleFired):
             leave_line(folder, f"fired {event.nominal.isoformat()}")
 
     storage = open_storage(url, settings=Settings(durability="os"))
     pool = AsyncWorkerPool(storage, 4, POLL, queues=[queue], lease=60.0)
-    pool.events.subscribe(tell)
+    pool.events.subscribe(log_firing)
     async with pool:
         leave_line(folder, "ready")
         await stopping.wait()

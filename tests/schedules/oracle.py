@@ -1,4 +1,4 @@
-"""A brute-force calendar: which minutes a cron expression names, found by looking at every minute.
+"""A brute-force calendar: which minutes a cron expression names, found by checking every minute.
 
 It shares no code with omniq and reads no expression: each random field is made together with the
 set of values that it names. Of a time zone it knows only what its clock shows at a given instant.
@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 FIRST_YEAR, YEARS = 2011, 20
 AROUND = 2
-"""Days looked at before and after each change of a zone's clock."""
+"""Days checked before and after each change of a zone's clock."""
 
 # fmt: off
 ODD_ZONES = [
@@ -107,7 +107,7 @@ def windows_of(zone: str, random: Random) -> list[Window]:
 
 
 def zones(random: Random, count: int) -> list[str]:
-    """So many zones: the odd ones first, then any."""
+    """Return that many zones: the unusual ones first, then any."""
     others = sorted(name for name in available_timezones() if "/" in name and "Etc" not in name)
     return (ODD_ZONES + random.sample(others, len(others)))[:count]
 
@@ -134,7 +134,7 @@ def _look(clock: ZoneInfo, start: datetime, days: int) -> Window:
 
 
 def _clock_face(clock: ZoneInfo, first: int, count: int) -> list[int]:
-    """What the clock shows at each of these minutes; asked each minute only where it may change."""
+    """Return the local time of each minute; computed for each one only near a clock change."""
     shown: list[int] = []
     for hour in range(first, first + count, 60):
         start, end = _shows(clock, hour), _shows(clock, hour + 60)

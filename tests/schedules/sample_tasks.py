@@ -2,7 +2,7 @@
 
 from omniq import TaskContext, task
 from tests.schedules.beat import leave_line
-from tests.worker.stage import STAGE
+from tests.worker.recorder import RECORDER
 
 
 def report(region: str = "eu", *, full: bool = False) -> str:
@@ -17,7 +17,7 @@ def needs(region: str) -> str:
 
 @task(queue="reports", priority=3, expires=60, metadata={"team": "blue"})
 async def with_options(ctx: TaskContext) -> str:
-    """Tells for which time it runs."""
+    """Returns its nominal time."""
     return str(ctx.metadata["scheduled_for"])
 
 
@@ -33,14 +33,14 @@ async def minutely(ctx: TaskContext) -> None:
 
 @task(interval=60)
 def poll(url: str) -> None:
-    """Needs an argument, and so declares none."""
+    """Needs an argument, and so declares no schedule."""
 
 
 def tick() -> None:
-    """Says that it runs."""
-    STAGE.note("tick")
+    """Notes that it runs."""
+    RECORDER.note("tick")
 
 
 def leave_mark(ctx: TaskContext, folder: str) -> None:
-    """Leaves a line with the time it stands for."""
+    """Appends a line with its nominal time."""
     leave_line(folder, f"ran {ctx.metadata['scheduled_for']}")

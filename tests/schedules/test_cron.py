@@ -23,7 +23,7 @@ def instant(seconds: int) -> datetime:
 
 
 def compare(zone: str, windows: list[oracle.Window], random: Random) -> tuple[int, int]:
-    """One expression in one zone; how many times were compared, and how many questions asked."""
+    """Compare one expression in one zone; return the number of times and of calls compared."""
     expression = oracle.random_expression(random)
     times = asked = 0
     for window in windows:
@@ -32,7 +32,7 @@ def compare(zone: str, windows: list[oracle.Window], random: Random) -> tuple[in
         found = walk(expression.text, zone, start, end)
         assert found == expected, f"{expression.text!r} in {zone} from {instant(start)}"
         times += len(found)
-        # Whoever asks from any instant gets the same answer as whoever walked there.
+        # A search from any instant finds the same time as an iteration that passes it.
         for _ in range(3):
             after = random.randrange(start, end)
             if (following := oracle.first_after(expected, after)) is not None:
@@ -86,13 +86,13 @@ def test_no_time_is_missed_or_doubled_for_2000_expressions(seed: int) -> None:
 
 
 def local_times(cron: str, zone: str, day: str, count: int) -> list[str]:
-    """The first times from the beginning of that day on, as the zone's clock shows them."""
+    """Return the first times from the start of that day on, in local time."""
     start = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone))
     found = islice(cron_times(cron, start - timedelta(seconds=1), zone), count)
     return [at.astimezone(ZoneInfo(zone)).isoformat(timespec="minutes")[5:] for at in found]
 
 
-def test_a_fixed_time_that_the_clock_leaves_out_is_due_right_after_the_gap() -> None:
+def test_a_fixed_time_that_the_clock_skips_is_due_at_the_end_of_the_gap() -> None:
     found = local_times("30 2 * * *", "Europe/Berlin", "2026-03-28", 3)
 
     assert found == ["03-28T02:30+01:00", "03-29T03:00+02:00", "03-30T02:30+02:00"]
@@ -111,7 +111,7 @@ def test_a_fixed_time_that_the_clock_shows_twice_is_due_the_first_time(cron: str
     assert found == ["10-25T02:30+02:00", "10-26T02:30+01:00"]
 
 
-def test_a_rhythm_goes_on_through_both_changes_without_a_pause() -> None:
+def test_a_repeating_expression_continues_through_both_clock_changes() -> None:
     for day in ("2026-03-29", "2026-10-25"):
         start = datetime.fromisoformat(day).replace(tzinfo=UTC)
         found = list(islice(cron_times("*/15 * * * *", start, "Europe/Berlin"), 20))
@@ -125,7 +125,7 @@ def test_midnight_is_due_where_the_clock_has_no_midnight() -> None:
     assert found == ["03-07T00:00-05:00", "03-08T01:00-04:00", "03-09T00:00-04:00"]
 
 
-def test_a_day_that_a_zone_left_out_is_made_up_for_at_once() -> None:
+def test_a_day_that_a_zone_skipped_is_due_at_the_end_of_the_gap() -> None:
     found = local_times("0 12 * * *", "Pacific/Apia", "2011-12-29", 3)
 
     assert found == ["12-29T12:00-10:00", "12-31T00:00+14:00", "12-31T12:00+14:00"]
@@ -155,7 +155,7 @@ def test_the_year_2100_is_no_leap_year() -> None:
         ("@monthly", "2026-02-01T00:00"),
     ],
 )
-def test_the_syntax_that_is_documented_is_understood(cron: str, first: str) -> None:
+def test_the_documented_syntax_is_accepted(cron: str, first: str) -> None:
     found = next_cron(cron, datetime(2026, 1, 1, tzinfo=UTC))
 
     assert found.isoformat(timespec="minutes") == f"{first}+00:00"
@@ -180,30 +180,30 @@ def test_the_syntax_that_is_documented_is_understood(cron: str, first: str) -> N
         ("9" * 600, "at most 512"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_what_is_wrong(cron: str, complaint: str) -> None:
+def test_an_invalid_expression_is_refused_with_the_reason(cron: str, complaint: str) -> None:
     with pytest.raises(InvalidValue, match=re.escape(complaint)):
         next_cron(cron, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @pytest.mark.parametrize("tz", ["Nowhere/Land", "../../etc/passwd", "Europe", "", "CEST+5 "])
-def test_a_zone_that_is_not_there_is_refused(tz: str) -> None:
+def test_an_unknown_zone_is_refused(tz: str) -> None:
     with pytest.raises(InvalidValue, match="no such time zone"):
         next_cron("* * * * *", datetime(2026, 1, 1, tzinfo=UTC), tz)
 
 
 @pytest.mark.parametrize("year", [1, 9_999])
-def test_the_end_of_time_is_refused_and_not_walked_into(year: int) -> None:
+def test_a_time_near_the_year_9999_is_refused_without_a_search(year: int) -> None:
     with pytest.raises(InvalidValue):
         next_cron("0 0 1 1 *", datetime(year, 12, 31, tzinfo=UTC), "Europe/Berlin")
 
 
-def test_a_bad_expression_is_refused_where_it_is_written_down() -> None:
+def test_an_invalid_expression_is_refused_by_the_decorator_and_by_options() -> None:
     with pytest.raises(InvalidTask, match="hour '25'"):
         task(cron="0 25 * * *")
     with pytest.raises(InvalidTask, match="no such time zone"):
         task(cron="0 5 * * *", tz="Mars/Olympus")
 
 
-def test_an_expression_can_be_told_in_words() -> None:
+def test_an_expression_can_be_described_in_words() -> None:
     assert describe_cron("30 2 * * MON-FRI") == "At 02:30 on Monday through Friday"
     assert describe_cron("@hourly") == "At the start of every hour"

@@ -1,4 +1,4 @@
-"""When schedules fire, and what becomes of the odd cases: a clock by hand, a month in no time."""
+"""When schedules fire, and the policies for missed and overlapping times, with a manual clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omniq.scheduling.due_times import task_at, task_id_at
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_result
 from omniq.testing.clock import ManualClock
-from omniq.worker.schedule_loop import Scheduling
+from omniq.worker.schedule_loop import ScheduleLoop
 from tests.schedules import sample_tasks
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -37,15 +37,15 @@ async def queue(clock: ManualClock) -> AsyncIterator[AsyncTaskQueue]:
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def emitted() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def scheduling(queue: AsyncTaskQueue, told: list[Event]) -> Scheduling:
+def scheduling(queue: AsyncTaskQueue, emitted: list[Event]) -> ScheduleLoop:
     events = Dispatcher()
-    events.subscribe(told.append)
-    return Scheduling(queue.storage, events, 1.0)
+    events.subscribe(emitted.append)
+    return ScheduleLoop(queue.storage, events, 1.0)
 
 
 async def tasks(queue: AsyncTaskQueue) -> list[Task]:
@@ -67,7 +67,7 @@ async def run_one(queue: AsyncTaskQueue) -> Task:
 
 
 async def test_a_month_of_schedules_fires_each_nominal_time_once(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("hourly", sample_tasks.report, cron="0 * * * *")
     await queue.schedules.add("rhythm", sample_tasks.report, interval=HOUR * 6, start=NOON)
@@ -76,19 +76,19 @@ async def test_a_month_of_schedules_fires_each_nominal_time_once(
     )
     for _ in range(30 * 24 * 4):
         clock.advance(MINUTE * 15)
-        await scheduling.turn()
+        await scheduling.fire_due()
 
     count = Counter(task.schedule_id for task in await tasks(queue))
     assert count == {"hourly": 30 * 24, "rhythm": 30 * 4, "nightly": 30}
     assert max(Counter(task.id for task in await tasks(queue)).values()) == 1
 
 
-async def test_a_task_says_which_time_of_which_schedule_it_is(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling, told: list[Event]
+async def test_a_task_names_its_schedule_and_its_nominal_time(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop, emitted: list[Event]
 ) -> None:
     await queue.schedules.add("s", sample_tasks.with_options, interval=60)
     clock.advance(60.5)
-    await scheduling.turn()
+    await scheduling.fire_due()
     (task,) = await tasks(queue)
 
     assert (task.id, task.schedule_id) == ("s.20260101T120100Z", "s")
@@ -96,17 +96,17 @@ async def test_a_task_says_which_time_of_which_schedule_it_is(
     assert task.metadata == {"team": "blue", "scheduled_for": "2026-01-01T12:01:00+00:00"}
     assert task.eta == task.created_at == clock.now()
     assert task.expires == clock.now() + MINUTE
-    fact = next(event for event in told if isinstance(event, ScheduleFired))
-    assert (fact.schedule_id, fact.id, fact.late) == ("s", task.id, 0.5)
+    firing = next(event for event in emitted if isinstance(event, ScheduleFired))
+    assert (firing.schedule_id, firing.id, firing.late) == ("s", task.id, 0.5)
 
 
-async def test_the_chore_asks_to_be_woken_when_the_next_time_comes(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_the_schedule_loop_returns_the_time_until_the_next_nominal_time(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
-    assert await scheduling.turn() == 1.0
+    assert await scheduling.fire_due() == 1.0
     await queue.schedules.add("s", sample_tasks.report, interval=0.25)
 
-    assert await scheduling.turn() == 0.25
+    assert await scheduling.fire_due() == 0.25
 
 
 # Missed times
@@ -126,60 +126,60 @@ MISSED: dict[str, tuple[dict[str, Any], list[int]]] = {
 )
 @pytest.mark.parametrize(("policy", "hours"), MISSED.values(), ids=list(MISSED))
 @pytest.mark.fault("F86")
-async def test_times_that_passed_while_nobody_was_there(
+async def test_missed_times_are_handled_by_the_policy(
     queue: AsyncTaskQueue,
     clock: ManualClock,
-    scheduling: Scheduling,
-    told: list[Event],
+    scheduling: ScheduleLoop,
+    emitted: list[Event],
     timing: Any,
     policy: Any,
     hours: list[int],
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, **timing, **policy)
     clock.advance(HOUR * 4 + MINUTE * 30)
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert [at.hour for at in await fired(queue)] == hours
     (schedule,) = await queue.schedules.list()
     assert schedule.next_at == NOON + HOUR * 5
-    missed = [event for event in told if isinstance(event, ScheduleMissed)]
+    missed = [event for event in emitted if isinstance(event, ScheduleMissed)]
     assert bool(missed) == (len(hours) < 4)
 
 
-async def test_skip_runs_what_is_only_a_little_late(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_skip_runs_a_time_that_is_less_than_a_minute_late(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", missed="skip")
     clock.advance(HOUR * 2 + timedelta(seconds=59))
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert await fired(queue) == [NOON + HOUR * 2]
 
 
 @pytest.mark.fault("F86")
-async def test_a_month_of_every_second_is_caught_up_with_at_once(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_a_month_of_missed_seconds_is_caught_up_in_one_step(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add(
         "s", sample_tasks.report, cron="* * * * * *", missed="all", max_missed=3
     )
     clock.advance(timedelta(days=30))
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert [(clock.now() - at).total_seconds() for at in await fired(queue)] == [2, 1, 0]
 
 
 @pytest.mark.fault("F24")
-async def test_a_clock_that_is_put_back_doubles_nothing(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_a_clock_that_is_set_back_enqueues_no_time_twice(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", missed="all")
     clock.advance(HOUR * 3)
-    await scheduling.turn()
+    await scheduling.fire_due()
     clock.jump(-HOUR * 2)
     for _ in range(4):
         clock.advance(HOUR)
-        await scheduling.turn()
+        await scheduling.fire_due()
         await queue.schedules.pause("s")
         await queue.schedules.resume("s")
 
@@ -187,12 +187,12 @@ async def test_a_clock_that_is_put_back_doubles_nothing(
 
 
 @pytest.mark.fault("F24")
-async def test_a_clock_that_is_put_forward_causes_no_storm(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_a_clock_that_is_set_forward_enqueues_no_burst_of_tasks(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="* * * * *")
     clock.jump(timedelta(days=1))
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert await fired(queue) == [NOON + timedelta(days=1)]
 
@@ -200,28 +200,28 @@ async def test_a_clock_that_is_put_forward_causes_no_storm(
 # Overlap
 
 
-async def test_skip_leaves_a_time_out_while_the_run_before_has_not_ended(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_skip_enqueues_no_task_while_the_previous_run_has_not_ended(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", overlap="skip")
     for _ in range(3):
         clock.advance(HOUR)
-        await scheduling.turn()
+        await scheduling.fire_due()
     done = await run_one(queue)
     clock.advance(HOUR)
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert await fired(queue) == [NOON + HOUR, NOON + HOUR * 4]
     assert done.id == task_id_at("s", NOON + HOUR)
 
 
-async def test_queue_runs_them_one_after_the_other(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_queue_runs_overlapping_tasks_one_after_the_other(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", overlap="queue")
     for _ in range(3):
         clock.advance(HOUR)
-        await scheduling.turn()
+        await scheduling.fire_due()
     (first,) = await queue.storage.reserve(5)
     none = await queue.storage.reserve(5)
     await queue.storage.mark_done(first.id, a_result(first))
@@ -231,19 +231,19 @@ async def test_queue_runs_them_one_after_the_other(
     assert [first.id, second.id] == [task_id_at("s", NOON + HOUR * hour) for hour in (1, 2)]
 
 
-async def test_cancel_old_cancels_the_run_before_and_waits_for_its_end(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_cancel_old_cancels_the_previous_run_and_waits_for_its_end(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", overlap="cancel_old")
     clock.advance(HOUR)
-    await scheduling.turn()
+    await scheduling.fire_due()
     (running,) = await queue.storage.reserve(1)
     clock.advance(HOUR)
-    await scheduling.turn()
+    await scheduling.fire_due()
     told_to_stop = await queue.get_task(running.id)
     waiting = await queue.storage.reserve(1)
     clock.advance(HOUR)
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert told_to_stop is not None
     assert told_to_stop.cancel_requested
@@ -256,13 +256,13 @@ async def test_cancel_old_cancels_the_run_before_and_waits_for_its_end(
     }
 
 
-async def test_allow_enqueues_whatever_runs(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_allow_enqueues_a_task_while_the_previous_one_runs(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *")
     for _ in range(3):
         clock.advance(HOUR)
-        await scheduling.turn()
+        await scheduling.fire_due()
 
     assert len(await queue.storage.reserve(5)) == 3
 
@@ -285,43 +285,43 @@ async def test_jitter_is_within_its_bounds_and_the_same_for_the_same_time(
 
 
 async def test_nothing_is_fired_before_the_start_or_after_the_end(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     limits = {"start": NOON + HOUR * 3, "end": NOON + HOUR * 5}
     await queue.schedules.add("c", sample_tasks.report, cron="0 * * * *", **limits)  # type: ignore[arg-type]
     await queue.schedules.add("i", sample_tasks.report, interval=HOUR, **limits)  # type: ignore[arg-type]
     for _ in range(8):
         clock.advance(HOUR)
-        await scheduling.turn()
+        await scheduling.fire_due()
 
     assert await fired(queue) == sorted([NOON + HOUR * hour for hour in (3, 4, 5)] * 2)
     assert [schedule.next_at for schedule in await queue.schedules.list()] == [None, None]
 
 
-async def test_one_time_alone_is_fired_once(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_a_schedule_with_a_single_time_fires_once(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("later", sample_tasks.report, at=NOON + HOUR)
     await queue.schedules.add("past", sample_tasks.report, at=NOON - HOUR)
     for _ in range(3):
         clock.advance(MINUTE * 45)
-        await scheduling.turn()
+        await scheduling.fire_due()
         await queue.schedules.add("later", sample_tasks.report, at=NOON + HOUR)
 
     assert await fired(queue) == [NOON - HOUR, NOON + HOUR]
 
 
-async def test_a_paused_schedule_is_not_fired_and_makes_up_for_nothing(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling
+async def test_a_paused_schedule_does_not_fire_and_skips_the_times_of_the_pause(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", missed="all")
     await queue.schedules.pause("s")
     clock.advance(HOUR * 5)
-    await scheduling.turn()
+    await scheduling.fire_due()
     while_paused = await fired(queue)
     resumed = await queue.schedules.resume("s")
     clock.advance(HOUR)
-    await scheduling.turn()
+    await scheduling.fire_due()
 
     assert while_paused == []
     assert (resumed.paused, resumed.next_at) == (False, NOON + HOUR * 6)
@@ -331,45 +331,47 @@ async def test_a_paused_schedule_is_not_fired_and_makes_up_for_nothing(
 # When something is wrong
 
 
-async def test_a_schedule_that_cannot_be_fired_holds_up_no_other_and_is_told_of_once(
-    queue: AsyncTaskQueue, clock: ManualClock, scheduling: Scheduling, told: list[Event]
+async def test_a_schedule_that_cannot_fire_delays_no_other_and_is_reported_once(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop, emitted: list[Event]
 ) -> None:
     await queue.schedules.add("good", sample_tasks.report, cron="0 * * * *")
     broken = await queue.schedules.add("bad", sample_tasks.report, cron="0 * * * *")
     memory = queue.storage._memory  # type: ignore[attr-defined]
-    # As a machine sees it that knows fewer time zones than the one that kept it.
+    # As read by a machine that knows fewer time zones than the one that stored it.
     memory.schedules["bad"] = Schedule(
         id="bad", task=broken.task, cron="0 * * * *", tz="Mars/Olympus", next_at=broken.next_at
     )
     for _ in range(3):
         clock.advance(HOUR)
-        await scheduling.turn()
+        await scheduling.fire_due()
 
     assert await fired(queue) == [NOON + HOUR * hour for hour in (1, 2, 3)]
-    failures = [event for event in told if isinstance(event, ChoreFailed)]
+    failures = [event for event in emitted if isinstance(event, ChoreFailed)]
     assert [failure.chore for failure in failures] == ["schedule bad"]
     assert "Mars/Olympus" in failures[0].error
 
 
-async def test_a_storage_that_is_away_is_asked_less_and_less_often(
-    clock: ManualClock, told: list[Event]
+async def test_an_unreachable_storage_is_polled_with_growing_pauses(
+    clock: ManualClock, emitted: list[Event]
 ) -> None:
     class Away(MemoryStorage):
         async def list_schedules(self) -> list[Schedule]:
             raise StorageError("away")
 
     events = Dispatcher()
-    events.subscribe(told.append)
+    events.subscribe(emitted.append)
     async with Away(clock=clock) as storage:
-        scheduling = Scheduling(storage, events, 1.0)
-        pauses = [await scheduling.turn() for _ in range(5)]
+        scheduling = ScheduleLoop(storage, events, 1.0)
+        pauses = [await scheduling.fire_due() for _ in range(5)]
 
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert len(told) == 5
+    assert len(emitted) == 5
 
 
 @pytest.mark.parametrize("length", [1, 100, 101, 128])
-def test_the_id_of_a_time_is_an_id_whatever_the_schedule_is_called(length: int) -> None:
+def test_the_task_id_of_a_nominal_time_is_valid_for_every_length_of_schedule_id(
+    length: int,
+) -> None:
     at = NOON + timedelta(microseconds=5)
     one, other = task_id_at("x" * length, at), task_id_at("x" * (length - 1) + "y", at)
 

@@ -1,4 +1,4 @@
-"""Two schedulers, each stopped when it likes it least: every nominal time is fired once, and run once."""
+"""Two workers, stopped at the worst moments: every nominal time fires once and runs once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 STEP = timedelta(milliseconds=50)
 PATIENCE = 30.0
 AT_ONCE = 0.5
-"""Seconds for the one that goes on to fire something; a stopped one may hold a lock meanwhile."""
+"""Seconds for the running worker to fire; the stopped one may hold a lock meanwhile."""
 
 BACKENDS = ["sqlite", "file"] + [
     name
@@ -44,7 +44,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 class Beat:
-    """One worker process, which can be stopped and go on."""
+    """One worker process that can be stopped and continued."""
 
     def __init__(
         self, url: str, folder: Path, *, queue: str = "default", failpoints: str = ""
@@ -57,7 +57,7 @@ class Beat:
         self._lines = folder / f"{self._process.pid}.lines"
 
     def lines(self, word: str) -> list[str]:
-        """What came after that word in each line it has left."""
+        """Return the rest of each logged line that starts with that word."""
         if not self._lines.exists():
             return []
         lines = (line.split() for line in self._lines.read_text().splitlines())
@@ -66,11 +66,11 @@ class Beat:
     def stop(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def dies(self) -> bool:
-        """Whether it has killed itself; waits for that, and not for ever."""
+        """Wait, with a limit, until the process has killed itself; return whether it has."""
         try:
             return self._process.wait(PATIENCE) == -signal.SIGKILL
         finally:
@@ -78,9 +78,9 @@ class Beat:
             self._process.wait()
 
     def end(self) -> None:
-        """Let it finish what it does; by force when it cannot."""
+        """Stop the process cleanly, or kill it when it does not end."""
         if self._process.poll() is None:
-            self.go_on()
+            self.resume()
             self._process.terminate()
         try:
             assert self._process.wait(PATIENCE) == 0
@@ -89,9 +89,9 @@ class Beat:
             self._process.wait()
 
 
-def wait_until(is_so: Callable[[], object], seconds: float = PATIENCE) -> bool:
+def wait_until(is_true: Callable[[], object], seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
-    while not is_so():
+    while not is_true():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
@@ -117,22 +117,22 @@ def add_beat(queue: TaskQueue, folder: Path) -> None:
 
 
 def let_all_run(queue: TaskQueue) -> None:
-    """Fire no more, and wait for what was fired."""
+    """Pause the schedule and wait for the tasks that it enqueued."""
     queue.schedules.pause("beat")
     assert wait_until(lambda: not queue.stats().by_queue.get("default"))
 
 
-def hand_once(stopped: Beat, other: Beat) -> bool:
-    """Stop one, and let it go on when the other has fired; whether it has."""
+def alternate_once(stopped: Beat, other: Beat) -> bool:
+    """Stop one worker, continue it when the other has fired; return whether the other has."""
     stopped.stop()
     before = len(other.lines("fired"))
     has_fired = wait_until(lambda: len(other.lines("fired")) > before, AT_ONCE)
-    stopped.go_on()
+    stopped.resume()
     return has_fired
 
 
-def hand_over(url: str, folder: Path, times: int) -> tuple[list[str], list[str]]:
-    """Stop one, let the other fire, and the other way round, so often; what was fired, what ran."""
+def alternate(url: str, folder: Path, times: int) -> tuple[list[str], list[str]]:
+    """Let the workers alternate that many times; return the times that fired and that ran."""
     with TaskQueue(url, settings=Settings(durability="os")) as queue, ExitStack() as stack:
         beats = [Beat(url, folder) for _ in range(2)]
         for beat in beats:
@@ -142,7 +142,7 @@ def hand_over(url: str, folder: Path, times: int) -> tuple[list[str], list[str]]
         handed = 0
         deadline = time.monotonic() + times * 2 + PATIENCE
         while handed < times and time.monotonic() < deadline:
-            handed += hand_once(*beats)
+            handed += alternate_once(*beats)
             beats.reverse()
         assert handed == times
         let_all_run(queue)
@@ -158,7 +158,7 @@ def check_each_once(times: list[str]) -> None:
 
 
 def check(url: str, folder: Path, times: int) -> None:
-    fired, ran = hand_over(url, folder, times)
+    fired, ran = alternate(url, folder, times)
 
     assert len(fired) >= times
     check_each_once(fired)
@@ -168,13 +168,13 @@ def check(url: str, folder: Path, times: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F85")
-def test_each_nominal_time_is_fired_once_while_two_hand_over(url: str, folder: Path) -> None:
+def test_each_nominal_time_fires_once_while_two_workers_alternate(url: str, folder: Path) -> None:
     check(url, folder, 20)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-def test_each_nominal_time_is_fired_once_while_two_hand_over_200_times(
+def test_each_nominal_time_fires_once_while_two_workers_alternate_200_times(
     url: str, folder: Path
 ) -> None:
     check(url, folder, 200)
@@ -186,7 +186,7 @@ def test_each_nominal_time_is_fired_once_while_two_hand_over_200_times(
     "failpoint", ["schedule.before_fire", "file.schedule.after_task", "schedule.after_fire"]
 )
 @pytest.mark.fault("F85")
-def test_a_worker_that_dies_while_it_fires_loses_and_doubles_nothing(
+def test_a_worker_that_dies_while_it_fires_loses_and_repeats_no_time(
     url: str, folder: Path, failpoint: str
 ) -> None:
     if failpoint.startswith("file.") and not url.startswith("file:"):

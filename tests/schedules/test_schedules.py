@@ -1,4 +1,4 @@
-"""`queue.schedules`: add, look, change, trigger, backfill, declare; on both faces."""
+"""`queue.schedules`: add, read, change, trigger, backfill and declare, async and blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omniq.events import Dispatcher
 from omniq.models import Schedule
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
-from omniq.worker.schedule_loop import Scheduling
+from omniq.worker.schedule_loop import ScheduleLoop
 from tests.schedules import sample_tasks
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -35,7 +35,7 @@ async def queue(clock: ManualClock) -> AsyncIterator[AsyncTaskQueue]:
 
 
 async def fire(queue: AsyncTaskQueue) -> None:
-    await Scheduling(queue.storage, Dispatcher(), 1.0).turn()
+    await ScheduleLoop(queue.storage, Dispatcher(), 1.0).fire_due()
 
 
 async def names(queue: AsyncTaskQueue) -> list[str]:
@@ -45,7 +45,7 @@ async def names(queue: AsyncTaskQueue) -> list[str]:
 # Add and replace
 
 
-async def test_a_schedule_is_kept_with_its_first_time(queue: AsyncTaskQueue) -> None:
+async def test_a_schedule_is_stored_with_its_first_time(queue: AsyncTaskQueue) -> None:
     await queue.schedules.add(
         "nightly",
         sample_tasks.report,
@@ -56,16 +56,16 @@ async def test_a_schedule_is_kept_with_its_first_time(queue: AsyncTaskQueue) -> 
         queue="reports",
         timeout=MINUTE,
     )
-    kept = await queue.schedules.get("nightly")
+    stored = await queue.schedules.get("nightly")
 
-    assert kept is not None
-    assert kept.next_at == datetime(2026, 1, 2, 2, tzinfo=UTC)
-    assert (kept.task.args, kept.task.kwargs) == (("us",), {"full": True})
-    assert (kept.task.queue, kept.task.timeout) == ("reports", 60.0)
+    assert stored is not None
+    assert stored.next_at == datetime(2026, 1, 2, 2, tzinfo=UTC)
+    assert (stored.task.args, stored.task.kwargs) == (("us",), {"full": True})
+    assert (stored.task.queue, stored.task.timeout) == ("reports", 60.0)
     assert [schedule.id for schedule in await queue.schedules.list()] == ["nightly"]
 
 
-async def test_an_interval_begins_one_interval_from_now_or_at_its_start(
+async def test_an_interval_starts_one_interval_from_now_or_at_its_start(
     queue: AsyncTaskQueue,
 ) -> None:
     first = await queue.schedules.add("a", sample_tasks.report, interval=90)
@@ -81,7 +81,7 @@ async def test_an_interval_begins_one_interval_from_now_or_at_its_start(
 @pytest.mark.parametrize(
     "timing", [{"cron": "0 * * * *"}, {"interval": HOUR}], ids=["cron", "interval"]
 )
-async def test_a_schedule_that_is_replaced_keeps_its_place_in_time(
+async def test_a_replaced_schedule_keeps_its_next_time(
     queue: AsyncTaskQueue, clock: ManualClock, timing: Any
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, **timing)
@@ -91,13 +91,13 @@ async def test_a_schedule_that_is_replaced_keeps_its_place_in_time(
     replaced = await queue.schedules.add("s", sample_tasks.report, args=("us",), **timing)
 
     assert replaced.last_at == NOON + HOUR
-    # Due, and not forgotten because somebody changed an argument.
+    # Still due: a changed argument does not lose the time.
     assert replaced.next_at == NOON + HOUR * 2
     await fire(queue)
     assert [task.args for task in await queue.list_tasks()] == [(), ("us",)]
 
 
-async def test_another_timing_counts_from_now(queue: AsyncTaskQueue, clock: ManualClock) -> None:
+async def test_a_changed_timing_counts_from_now(queue: AsyncTaskQueue, clock: ManualClock) -> None:
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *")
     await queue.schedules.pause("s")
     clock.advance(HOUR * 3.5)
@@ -131,7 +131,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"at": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001 - the point of the test
     ({"interval": 5, "start": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
     ({"interval": 5, "start": NOON, "end": NOON - HOUR}, "end is before its start"),
-    ({"interval": 5, "end": NOON}, "no time that is still to come"),
+    ({"interval": 5, "end": NOON}, "no time in the future"),
     ({"interval": 5, "missed": "often"}, "missed 'often'"),
     ({"interval": 5, "overlap": "maybe"}, "overlap 'maybe'"),
     ({"interval": 5, "max_missed": 0}, "max_missed"),
@@ -146,7 +146,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "complaint"), BAD, ids=[str(i) for i in range(len(BAD))])
-async def test_what_could_not_be_fired_is_refused_at_once(
+async def test_a_schedule_that_cannot_fire_is_refused_at_once(
     queue: AsyncTaskQueue, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(InvalidValue, match=complaint):
@@ -155,7 +155,7 @@ async def test_what_could_not_be_fired_is_refused_at_once(
     assert await queue.schedules.list() == []
 
 
-async def test_an_id_that_cannot_be_one_is_refused(queue: AsyncTaskQueue) -> None:
+async def test_an_invalid_schedule_id_is_refused(queue: AsyncTaskQueue) -> None:
     with pytest.raises(InvalidValue, match="schedule id"):
         await queue.schedules.add("../up", sample_tasks.report, interval=5)
 
@@ -167,7 +167,7 @@ async def test_a_call_that_lacks_an_argument_is_refused(queue: AsyncTaskQueue) -
     await queue.schedules.add("context", sample_tasks.with_options, interval=5)
 
 
-async def test_the_time_of_a_function_that_repeats_by_itself_is_that_of_the_schedule(
+async def test_the_timing_of_the_schedule_replaces_the_timing_of_the_decorator(
     queue: AsyncTaskQueue, clock: ManualClock
 ) -> None:
     await queue.schedules.add("s", sample_tasks.nightly, interval=60)
@@ -195,7 +195,7 @@ async def test_pausing_and_resuming_are_safe_to_repeat(
     assert await names(queue) == ["s.20260101T120100Z"]
 
 
-async def test_what_was_fired_meanwhile_is_not_undone_by_a_change(
+async def test_a_change_does_not_undo_a_firing_in_between(
     queue: AsyncTaskQueue, clock: ManualClock
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, interval=60)
@@ -216,7 +216,7 @@ async def test_what_was_fired_meanwhile_is_not_undone_by_a_change(
     assert paused.last_at == NOON + MINUTE
 
 
-async def test_trigger_runs_it_now_and_moves_no_time(
+async def test_trigger_runs_the_task_now_and_changes_no_time(
     queue: AsyncTaskQueue, clock: ManualClock
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, args=("us",), interval=60, expires=30)
@@ -257,7 +257,7 @@ async def test_a_backfill_that_is_too_long_is_refused(queue: AsyncTaskQueue) -> 
     assert await names(queue) == []
 
 
-async def test_what_comes_next_can_be_looked_at(queue: AsyncTaskQueue) -> None:
+async def test_upcoming_returns_the_next_times(queue: AsyncTaskQueue) -> None:
     end = NOON + HOUR * 3
     await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", end=end)
     await queue.schedules.add("once", sample_tasks.report, at=end)
@@ -271,7 +271,7 @@ async def test_what_comes_next_can_be_looked_at(queue: AsyncTaskQueue) -> None:
     assert await queue.schedules.upcoming("s", 1) == expected[:1]
 
 
-async def test_a_deleted_schedule_is_gone_and_its_tasks_are_not(
+async def test_deleting_a_schedule_does_not_delete_its_tasks(
     queue: AsyncTaskQueue, clock: ManualClock
 ) -> None:
     await queue.schedules.add("s", sample_tasks.report, interval=60)
@@ -283,7 +283,7 @@ async def test_a_deleted_schedule_is_gone_and_its_tasks_are_not(
     assert len(await names(queue)) == 1
 
 
-async def test_a_schedule_that_is_not_there_cannot_be_changed(queue: AsyncTaskQueue) -> None:
+async def test_changing_an_unknown_schedule_raises(queue: AsyncTaskQueue) -> None:
     schedules = queue.schedules
     for call in (schedules.pause, schedules.resume, schedules.trigger, schedules.upcoming):
         with pytest.raises(ScheduleNotFound, match="ghost"):
@@ -311,7 +311,7 @@ async def test_a_module_declares_the_schedules_of_its_functions(queue: AsyncTask
     assert minutely.declared
 
 
-async def test_declaring_again_keeps_the_place_in_time_and_the_pause(
+async def test_declaring_again_keeps_the_next_time_and_the_pause(
     queue: AsyncTaskQueue, clock: ManualClock
 ) -> None:
     await queue.schedules.declare(sample_tasks)
@@ -325,7 +325,7 @@ async def test_declaring_again_keeps_the_place_in_time_and_the_pause(
 
 @pytest.fixture
 def code() -> Any:
-    """A module that can be written anew, as between two deployments."""
+    """A module that can be rewritten, as between two deployments."""
     module = ModuleType("code_of_today")
     sys.modules[module.__name__] = module
 
@@ -345,7 +345,7 @@ def code() -> Any:
     del sys.modules[module.__name__]
 
 
-async def test_what_the_code_has_changed_is_changed_and_what_has_gone_is_deleted(
+async def test_declare_updates_changed_schedules_and_deletes_removed_ones(
     queue: AsyncTaskQueue, code: Any
 ) -> None:
     await queue.schedules.declare(code(a={"cron": "0 * * * *"}, b={"cron": "0 * * * *"}))
@@ -362,7 +362,7 @@ async def test_what_the_code_has_changed_is_changed_and_what_has_gone_is_deleted
     assert declared.next_at == NOON + MINUTE * 30
 
 
-async def test_a_declared_schedule_that_was_edited_belongs_to_who_edited_it(
+async def test_declare_does_not_change_a_schedule_that_was_edited_at_run_time(
     queue: AsyncTaskQueue, code: Any
 ) -> None:
     module = code(a={"cron": "0 * * * *"})
@@ -378,7 +378,7 @@ async def test_a_declared_schedule_that_was_edited_belongs_to_who_edited_it(
 # The blocking face
 
 
-def test_the_blocking_face_does_the_same() -> None:
+def test_blocking_schedules_do_the_same() -> None:
     with TaskQueue("memory://") as queue:
         added = queue.schedules.add("s", sample_tasks.report, cron="0 0 1 1 *")
         handle = queue.schedules.trigger("s")

@@ -1,4 +1,4 @@
-"""Text that would like to be markup, script, a link, a template or a command."""
+"""Texts that attack as markup, script, link, template or command."""
 
 from __future__ import annotations
 

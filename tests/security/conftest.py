@@ -1,4 +1,4 @@
-"""Stores to break into: one of each kind, and nothing of the machine's own settings."""
+"""Stores to attack, one of each kind, without the settings of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.vaults import VAULTS, Vault
+from tests.security.raw_stores import RAW_STORES, RawStore
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(params=VAULTS)
+@pytest.fixture(params=RAW_STORES)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store of each kind that lasts."""
+    """An empty store of each persistent kind."""
     match request.param:
         case "sqlite":
             return f"sqlite:///{tmp_path}/store.db?durability=os"
@@ -30,6 +30,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return url
 
 
-def vault_of(url: str) -> Vault:
+def raw_store_of(url: str) -> RawStore:
     kind = {"file": "file", "sqlite": "sqlite", "postgresql": "postgres", "redis": "redis"}
-    return VAULTS[kind[url.partition(":")[0]]](url)
+    return RAW_STORES[kind[url.partition(":")[0]]](url)

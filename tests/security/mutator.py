@@ -1,10 +1,10 @@
-"""Bytes that are nearly right: most mistakes of a decoder are close to what it expects."""
+"""Bytes that are nearly valid: most bugs of a decoder show on input close to what it expects."""
 
 from __future__ import annotations
 
 import random
 
-# Lengths and types of MessagePack that announce more than there is, and what other formats begin with.
+# MessagePack lengths and types that announce more than follows, and the first bytes of other formats.
 _TEETH = (
     b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\x7f\xff\xff\xff",
     b"\xc9\xff\xff\xff\xff\x01", b"\xd4\x7f\x00", b"\xc7\x00\x05", b"\xc1", b"\x80\x05.", b"\x1f\x8b\x08",
@@ -14,7 +14,7 @@ _TEETH = (
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
-    """The data with something wrong: a few bytes changed, cut, doubled, or something else altogether."""
+    """The data with a defect: a few bytes changed, cut, doubled, or all replaced."""
     changed = bytearray(data)
     match draw.randrange(7):
         case 0:

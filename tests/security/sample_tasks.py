@@ -1,4 +1,4 @@
-"""A user's module: one task, and much that is none."""
+"""A module of a user: one task, and much that is not a task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def generator() -> Iterator[int]:
 
 class Tool:
     def method(self) -> None:
-        """Not to be reached."""
+        """Must not be reachable."""
 
 
 TOOL = Tool()
@@ -31,7 +31,7 @@ TOOL = Tool()
 
 class _Magic:
     def __call__(self) -> None:
-        """Not to be reached."""
+        """Must not be reachable."""
 
 
 magic = _Magic()

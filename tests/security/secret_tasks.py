@@ -32,18 +32,18 @@ def environment() -> dict[str, str]:
 
 @task(executor="process")
 def command_lines() -> list[str]:
-    """What is to be seen of this process and its parent in a process list."""
+    """What a process list shows of this process and its parent."""
     return [Path(f"/proc/{pid}/cmdline").read_text() for pid in (os.getpid(), os.getppid())]
 
 
 def send(to: str, password: str) -> None:
-    """Never run; only looked at."""
+    """Never run; only its signature is read."""
 
 
 def pay(
     ctx: TaskContext, to: str, card: Secret[str], api_token: str, *, when: Secret[str] = ""
 ) -> None:
-    """Never run; only looked at."""
+    """Never run; only its signature is read."""
 
 
 def fail(password: str) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard against strangers, other sites and hostile tasks: S11 to S20."""
+"""The dashboard against unauthenticated users, other sites and hostile tasks: S11 to S20."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from omniq.models import Progress, TaskError
 from omniq.outcomes import Failed
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
-from tests.browser.served import SECRET, VIEWER, asked, bearer, served, sign_in
+from tests.browser.served import SECRET, VIEWER, bearer, dashboard_client, served, sign_in
 from tests.security.attacks import ATTACKS
 
-# Some of it asks a thousand times.
+# Some tests send a thousand requests.
 pytestmark = pytest.mark.timeout(60)
 
 TAGS = set(
@@ -41,7 +41,7 @@ TAGS = set(
 )
 
 
-NAMES = {
+PARAMETERS = {
     "/tasks": ("function", "id", "since", "cursor", "queue", "metadata"),
     "/dead": ("function", "reason", "after"),
 }
@@ -55,12 +55,12 @@ async def queue():
 
 @pytest.fixture
 async def client(queue):
-    async with asked(queue) as client:
+    async with dashboard_client(queue) as client:
         yield client
 
 
 def routes_of(queue) -> list[tuple[str, str]]:
-    """Every route of the dashboard, from the router: one that is new is tested too."""
+    """Every route of the dashboard, from the router, so that new routes are tested too."""
     app = create_app(queue, access=Access(operator=SECRET))
     found = []
     for route in app.routes:
@@ -76,34 +76,34 @@ def routes_of(queue) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "db.example.org", ""])
 def test_s11_no_other_machine_is_served_without_credentials(host, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exited:
         main(["dashboard", "--host", host, "--port", "0"])
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
 
-    assert left.value.code not in (0, None)
-    assert said.out == ""
-    assert "OMNIQ_DASHBOARD_OPERATOR" in said.err
-    assert said.err.count("\n") == 1
+    assert exited.value.code not in (0, None)
+    assert printed.out == ""
+    assert "OMNIQ_DASHBOARD_OPERATOR" in printed.err
+    assert printed.err.count("\n") == 1
 
 
-def test_s11_a_short_secret_is_no_credential():
+def test_s11_a_short_secret_is_refused():
     with pytest.raises(SettingsError, match="too short"):
         Access(operator="hunter2")
 
 
-async def test_s11_without_credentials_or_a_link_nobody_gets_in(queue):
-    async with asked(queue, Access()) as client:
-        answers = [await client.get("/"), await client.get("/api/overview")]
+async def test_s11_without_credentials_every_request_is_refused(queue):
+    async with dashboard_client(queue, Access()) as client:
+        responses = [await client.get("/"), await client.get("/api/overview")]
         tried = await client.post("/login", data={"secret": ""})
 
-    assert [answer.status_code for answer in answers] == [401, 401]
+    assert [response.status_code for response in responses] == [401, 401]
     assert tried.status_code == 403
 
 
 # S12
 
 
-async def test_s12_strangers_reach_nothing_but_the_way_in(queue, client):
+async def test_s12_unauthenticated_requests_reach_only_the_sign_in_page(queue, client):
     for method, path in routes_of(queue):
         answer = await client.request(method, path)
         allowed = path in ("/login",) or path.startswith("/static/")
@@ -111,7 +111,7 @@ async def test_s12_strangers_reach_nothing_but_the_way_in(queue, client):
         assert answer.status_code in (200, 403) if allowed else answer.status_code == 401, path
 
 
-async def test_s12_no_route_answers_under_a_foreign_name(queue, client):
+async def test_s12_no_route_responds_to_an_unknown_host_name(queue, client):
     for method, path in routes_of(queue):
         for host in ("evil.example", "127.0.0.1.evil.example", "[::1", "", "localhost@evil"):
             answer = await client.request(method, path, headers={**bearer(), "host": host})
@@ -120,7 +120,7 @@ async def test_s12_no_route_answers_under_a_foreign_name(queue, client):
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "HEAD", "TRACE", "OPTIONS", "BREW"])
-async def test_s12_no_route_knows_another_method(queue, client, method):
+async def test_s12_no_route_allows_another_method(queue, client, method):
     for _, path in routes_of(queue):
         answer = await client.request(method, path, headers=bearer())
 
@@ -145,7 +145,7 @@ async def test_s12_no_change_is_made_for_another_site(queue, client, headers):
             assert answer.status_code == 403, path
 
 
-async def test_s12_no_change_is_made_without_the_token_of_the_session(queue, client):
+async def test_s12_no_change_is_made_without_the_session_token(queue, client):
     await sign_in(client)
     for method, path in routes_of(queue):
         if method == "POST" and path != "/login":
@@ -163,26 +163,26 @@ async def test_s12_a_viewer_changes_nothing(queue, client):
             assert answer.status_code == 403, path
 
 
-async def test_s12_asking_changes_nothing(queue, client):
+async def test_s12_get_requests_change_nothing(queue, client):
     await queue.options(task_id="some-id").enqueue("m.f")
     await queue.schedules.add("nightly", "m.f", cron="0 3 * * *")
 
-    async def facts():
+    async def stored():
         return (
             await queue.list_tasks(),
             await queue.schedules.list(),
             await queue.storage.paused_queues(),
         )
 
-    before = await facts()
+    before = await stored()
     for _, path in routes_of(queue):
         if path != "/api/stream":
             await client.get(path, headers=bearer())
 
-    assert await facts() == before
+    assert await stored() == before
 
 
-async def test_s12_a_body_without_end_is_cut_off(client):
+async def test_s12_an_endless_body_is_refused(client):
     async def endless():
         for _ in range(10_000):
             yield b"x" * 65_536
@@ -196,7 +196,7 @@ async def test_s12_a_body_without_end_is_cut_off(client):
 
 
 class Shape(HTMLParser):
-    """What a browser would make of a page: its elements, handlers and links."""
+    """The elements, event handlers and links that a browser would find in a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ class Shape(HTMLParser):
                 self.links.append(value or "")
 
 
-async def attacked_queue(queue: AsyncTaskQueue, attack: str) -> str:
-    """A queue with the attack in every field that takes it; the id of its dead task."""
+async def enqueue_attack(queue: AsyncTaskQueue, attack: str) -> str:
+    """Put the attack into every field of a task, and fail it; returns the id of the task."""
     options = queue.options(metadata={attack: attack}, unique=attack, queue="attacked")
     handle = await options.enqueue("m.f", attack, [attack], word=attack, more={attack: attack})
     (task,) = await queue.storage.reserve(1, queues=("attacked",))
@@ -231,7 +231,7 @@ async def attacked_queue(queue: AsyncTaskQueue, attack: str) -> str:
 @pytest.mark.parametrize("start", range(0, len(ATTACKS), 25))
 async def test_s13_an_attack_in_any_field_stays_text(queue, client, start):
     for attack in ATTACKS[start : start + 25]:
-        task_id = await attacked_queue(queue, attack)
+        task_id = await enqueue_attack(queue, attack)
         for path in (f"/tasks/{task_id}", "/", "/tasks", "/dead"):
             shape = Shape((await client.get(path, headers=bearer())).text)
 
@@ -242,10 +242,10 @@ async def test_s13_an_attack_in_any_field_stays_text(queue, client, start):
 
 
 @pytest.mark.parametrize("start", range(0, len(ATTACKS), 25))
-async def test_s13_an_attack_in_a_question_stays_text(client, start):
+async def test_s13_an_attack_in_a_query_stays_text(client, start):
     for attack in ATTACKS[start : start + 25]:
         for path in ("/tasks", "/dead"):
-            for name in NAMES[path]:
+            for name in PARAMETERS[path]:
                 answer = await client.get(path, params={name: attack}, headers=bearer())
                 shape = Shape(answer.text)
 
@@ -254,8 +254,8 @@ async def test_s13_an_attack_in_a_question_stays_text(client, start):
                 assert all(link.startswith(("/", "#")) for link in shape.links), (attack, name)
 
 
-async def test_s13_json_is_never_taken_for_a_page(queue, client):
-    task_id = await attacked_queue(queue, "<script>alert(1)</script>")
+async def test_s13_json_is_never_rendered_as_html(queue, client):
+    task_id = await enqueue_attack(queue, "<script>alert(1)</script>")
     answer = await client.get(f"/api/tasks/{task_id}", headers=bearer())
 
     assert answer.headers["content-type"] == "application/json"
@@ -265,7 +265,7 @@ async def test_s13_json_is_never_taken_for_a_page(queue, client):
 # S14
 
 
-async def test_s14_every_answer_has_the_same_strict_headers(queue, client):
+async def test_s14_every_response_has_the_same_strict_headers(queue, client):
     expected = {
         "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
         "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -285,7 +285,7 @@ async def test_s14_every_answer_has_the_same_strict_headers(queue, client):
         assert answer.headers["cache-control"] in ("no-store", "max-age=300")
 
 
-async def test_s14_the_cookie_is_out_of_reach_of_scripts_and_other_sites(client):
+async def test_s14_the_cookie_is_hidden_from_scripts_and_other_sites(client):
     answer = await client.post("/login", data={"secret": SECRET})
     cookie = answer.headers["set-cookie"].lower()
 
@@ -306,7 +306,7 @@ async def test_s14_behind_tls_the_cookie_is_secure(queue):
 # S15
 
 
-async def test_s15_a_planted_secret_is_shown_and_logged_nowhere(queue, client):
+async def test_s15_a_secret_argument_is_neither_shown_nor_logged(queue, client):
     canary = "canary-5f1c9e"
     lines: list[str] = []
     sink = logger.add(
@@ -353,7 +353,7 @@ async def test_s15_a_planted_secret_is_shown_and_logged_nowhere(queue, client):
     assert SECRET not in "".join(lines)
 
 
-def test_s15_no_repr_tells_a_secret():
+def test_s15_no_repr_contains_a_secret():
     access = Access(operator=SECRET, viewer=VIEWER)
     session = Sessions(access, ManualClock()).begin(Role.OPERATOR)
 
@@ -368,39 +368,42 @@ def test_s15_no_repr_tells_a_secret():
 
 def test_s17_secrets_are_compared_in_constant_time(monkeypatch):
     compared: list[tuple[int, int]] = []
-    genuine = hmac.compare_digest
+    original = hmac.compare_digest
 
-    def watched(one, other):
+    def recording(one, other):
         compared.append((len(one), len(other)))
-        return genuine(one, other)
+        return original(one, other)
 
-    monkeypatch.setattr(hmac, "compare_digest", watched)
+    monkeypatch.setattr(hmac, "compare_digest", recording)
     sessions = Sessions(Access(operator=SECRET, viewer=VIEWER), ManualClock())
-    told = [sessions.role_of(guess, "here") for guess in (SECRET[:-1] + "x", "y", SECRET, VIEWER)]
+    roles = [sessions.role_of(guess, "here") for guess in (SECRET[:-1] + "x", "y", SECRET, VIEWER)]
 
-    assert told == [None, None, Role.OPERATOR, Role.VIEWER]
-    # Always both, always of one length: neither a prefix nor the length can be found out.
+    assert roles == [None, None, Role.OPERATOR, Role.VIEWER]
+    # Both secrets, and equal lengths: timing reveals neither a prefix nor the length.
     assert compared == [(32, 32)] * 8
 
 
 # S18
 
 
-async def test_s18_who_guesses_too_often_must_wait():
+async def test_s18_a_client_with_too_many_wrong_secrets_must_wait():
     clock = ManualClock()
-    async with AsyncTaskQueue(MemoryStorage(clock=clock)) as queue, asked(queue) as client:
-        guesses = [await client.post("/login", data={"secret": "wrong"}) for _ in range(6)]
+    async with (
+        AsyncTaskQueue(MemoryStorage(clock=clock)) as queue,
+        dashboard_client(queue) as client,
+    ):
+        attempts = [await client.post("/login", data={"secret": "wrong"}) for _ in range(6)]
         right = await client.post("/login", data={"secret": SECRET})
         by_header = await client.get("/api/overview", headers=bearer("wrong"))
         clock.advance(61)
         later = await client.post("/login", data={"secret": SECRET})
 
-    assert [answer.status_code for answer in guesses] == [403] * 5 + [429]
+    assert [answer.status_code for answer in attempts] == [403] * 5 + [429]
     assert (right.status_code, by_header.status_code, later.status_code) == (429, 429, 303)
 
 
-async def test_s18_a_link_opens_once_and_cannot_be_guessed_for_long(queue):
-    async with asked(queue, Access()) as client:
+async def test_s18_a_link_works_once_and_wrong_tokens_are_limited(queue):
+    async with dashboard_client(queue, Access()) as client:
         sessions = client.app.state.dashboard.sessions
         first, link = sessions.new_link(), sessions.new_link()
         opened = [await client.get("/login", params={"token": token}) for token in (first, link)]
@@ -413,9 +416,12 @@ async def test_s18_a_link_opens_once_and_cannot_be_guessed_for_long(queue):
     assert more[-1].status_code == 429
 
 
-async def test_s18_a_session_ends(queue):
+async def test_s18_a_session_expires_and_ends_at_sign_out(queue):
     clock = ManualClock()
-    async with AsyncTaskQueue(MemoryStorage(clock=clock)) as queue, asked(queue) as client:
+    async with (
+        AsyncTaskQueue(MemoryStorage(clock=clock)) as queue,
+        dashboard_client(queue) as client,
+    ):
         token = await sign_in(client)
         inside = await client.get("/")
         clock.advance(13 * 3600)
@@ -447,7 +453,7 @@ async def test_s18_a_session_ends(queue):
         "STYLE.CSS",
     ],
 )
-async def test_s19_only_the_files_of_the_table_are_served(client, name):
+async def test_s19_only_listed_static_files_are_served(client, name):
     answer = await client.get(f"/static/{name}", headers=bearer())
 
     assert answer.status_code == 404
@@ -458,32 +464,32 @@ async def test_s19_only_the_files_of_the_table_are_served(client, name):
 
 
 @pytest.mark.timeout(60)
-async def test_s20_live_streams_are_bounded_and_give_their_place_back(queue):
+async def test_s20_the_number_of_live_streams_is_limited_and_closed_ones_are_freed(queue):
     limits = httpx.Limits(max_connections=MAX_STREAMS + 5)
     async with served(queue) as (address, app), httpx.AsyncClient(limits=limits) as client:
-        listening = [await listen(client, address) for _ in range(MAX_STREAMS)]
-        held = app.state.dashboard.sampler.watchers
+        streams = [await open_stream(client, address) for _ in range(MAX_STREAMS)]
+        full = app.state.dashboard.sampler.watchers
         refused = await client.get(f"{address}/api/stream", headers=bearer())
-        answer, _ = listening.pop()
+        answer, _ = streams.pop()
         await answer.aclose()
-        while app.state.dashboard.sampler.watchers == held:
-            # Each question is a turn in which the server can notice who has left.
+        while app.state.dashboard.sampler.watchers == full:
+            # Each request lets the server's event loop run, so that it notices the closed stream.
             await client.get(f"{address}/api/overview", headers=bearer())
-        listening.append(await listen(client, address))
-        again = listening[-1][0].status_code
-        for answer, _ in listening:
+        streams.append(await open_stream(client, address))
+        again = streams[-1][0].status_code
+        for answer, _ in streams:
             await answer.aclose()
 
-    assert held == MAX_STREAMS
+    assert full == MAX_STREAMS
     assert (refused.status_code, again) == (503, 200)
 
 
-async def listen(client, address):
-    """A live stream that has said something, and the rest of its lines."""
+async def open_stream(client, address):
+    """A live stream that has sent its first event, and the iterator over its lines."""
     request = client.build_request("GET", f"{address}/api/stream", headers=bearer())
     answer = await client.send(request, stream=True)
     lines = answer.aiter_lines()
     while not (await anext(lines)).startswith("data:"):
         pass
-    # Whoever drops the lines closes the stream.
+    # The caller keeps the iterator: the stream closes when it is garbage collected.
     return answer, lines

@@ -1,4 +1,4 @@
-"""Another user of the machine can neither read nor change a store, nor lead it astray."""
+"""Another user of the machine can neither read nor change a store, nor redirect its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.permissions import refuse_shared
 from omniq.testing.builders import a_result, a_task, an_error
 
-NOBODY = 65_534
+OTHER_UID = 65_534
 
 
 @pytest.fixture(params=["file", "sqlite"])
@@ -41,7 +41,7 @@ async def do_everything(storage: BaseStorage) -> None:
 
 @pytest.mark.security("S08")
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-async def test_everything_in_a_store_is_the_owners_alone_whatever_the_umask(
+async def test_only_the_owner_can_access_a_store_regardless_of_the_umask(
     local_url, umask, tmp_path
 ):
     before = os.umask(umask)
@@ -71,7 +71,7 @@ def _is_beside_the_database(path: Path) -> bool:
 
 
 @pytest.mark.security("S08")
-async def test_a_store_that_anybody_may_write_to_is_refused(local_url, tmp_path):
+async def test_a_store_that_every_user_may_write_to_is_refused(local_url, tmp_path):
     async with open_storage(local_url) as storage:
         await storage.enqueue(a_task("a"))
     place = next((tmp_path / "made").glob("store*"))
@@ -93,23 +93,23 @@ async def test_a_store_of_another_user_is_refused(local_url, tmp_path):
         await storage.enqueue(a_task("a"))
     place = next((tmp_path / "made").glob("store*"))
     os.chown(place, 12_345, 12_345)
-    # As far as its place allows: what may be written there must not matter for what may be read.
+    # The other user must be able to reach the store, whose folders may allow only root.
     for above in (tmp_path / "made", *tmp_path.parents):
         if above.stat().st_uid == 0 and above not in (Path("/"), Path("/tmp")):
             above.chmod(0o755)
 
-    said = told_to_nobody(place)
+    message = refusal_for_another_user(place)
 
-    assert "belongs to another user (uid 12345)" in said
+    assert "belongs to another user (uid 12345)" in message
 
 
-def told_to_nobody(place: Path) -> str:
-    """What another user of the machine is told of the place."""
+def refusal_for_another_user(place: Path) -> str:
+    """The message that another user of the machine gets for this file or folder."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(OTHER_UID)
+        os.setuid(OTHER_UID)
         try:
             refuse_shared(place)
             os.write(writer, b"accepted")
@@ -119,9 +119,9 @@ def told_to_nobody(place: Path) -> str:
             os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
-    said = os.read(reader, 1000).decode()
+    message = os.read(reader, 1000).decode()
     os.close(reader)
-    return said
+    return message
 
 
 @pytest.mark.security("S07")
@@ -129,7 +129,7 @@ def told_to_nobody(place: Path) -> str:
 @pytest.mark.fault("F59")
 async def test_links_and_pipes_that_are_planted_in_a_store_hang_and_leak_nothing(tmp_path):
     secret = tmp_path / "secret"
-    secret.write_text("nobody's business")
+    secret.write_text("secret text")
     store = tmp_path / "store"
     url = f"file://{store}?durability=os"
     async with open_storage(url) as storage:
@@ -149,16 +149,18 @@ async def test_links_and_pipes_that_are_planted_in_a_store_hang_and_leak_nothing
         await storage.purge_expired()
 
     assert claimed == ["real"]
-    assert secret.read_text() == "nobody's business"
+    assert secret.read_text() == "secret text"
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.security("S07")
 @pytest.mark.parametrize("times", [100, pytest.param(10_000, marks=pytest.mark.deep)])
-async def test_files_that_are_swapped_for_links_while_they_are_read_lead_nowhere(times, tmp_path):
-    """One thread swaps a record for a link and back as fast as it can; nobody reads through it."""
+async def test_files_that_are_swapped_for_links_while_they_are_read_are_not_followed(
+    times, tmp_path
+):
+    """One thread swaps a record for a link and back as fast as it can; no read follows the link."""
     secret = tmp_path / "secret"
-    secret.write_text("nobody's business")
+    secret.write_text("secret text")
     store = tmp_path / "store"
     url = f"file://{store}?durability=os"
     async with open_storage(url) as storage:
@@ -169,7 +171,7 @@ async def test_files_that_are_swapped_for_links_while_they_are_read_lead_nowhere
         swaps = await _read_while_swapped(storage, record, record.read_bytes(), secret, times)
 
     assert swaps >= times
-    assert secret.read_text() == "nobody's business"
+    assert secret.read_text() == "secret text"
     assert secret.stat().st_nlink == 1
 
 
@@ -200,7 +202,7 @@ async def _read_while_swapped(
 
 
 @pytest.mark.security("S07")
-async def test_a_store_whose_folder_is_a_link_elsewhere_keeps_to_its_own(tmp_path):
+async def test_a_store_whose_folder_is_a_link_stays_inside_its_target(tmp_path):
     """A folder inside of the store that is swapped for a link is set aside, not followed."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -221,7 +223,7 @@ async def test_a_store_whose_folder_is_a_link_elsewhere_keeps_to_its_own(tmp_pat
 
 @pytest.mark.security("S27")
 @pytest.mark.parametrize("name", ["omniq.toml", "pyproject.toml"])
-def test_settings_that_anybody_may_change_are_warned_of(name, tmp_path, monkeypatch):
+def test_settings_that_every_user_may_change_cause_a_warning(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = {"omniq.toml": "lease = 7\n", "pyproject.toml": "[tool.omniq]\nlease = 7\n"}[name]
     path = tmp_path / name

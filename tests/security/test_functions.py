@@ -1,4 +1,4 @@
-"""Whoever can write to the store can run registered functions, and nothing else."""
+"""An attacker who can write to the store can run registered functions, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ EVIL = [
 @pytest.mark.security("S02")
 @pytest.mark.parametrize("path", EVIL, ids=range(len(EVIL)))
 @pytest.mark.parametrize("allow", [None, ["tests.security.sample_tasks"]], ids=["any", "allowed"])
-def test_a_path_that_is_no_function_of_the_users_own_is_refused(path, allow):
+def test_a_path_that_names_no_function_of_the_user_is_refused(path, allow):
     with pytest.raises(FunctionNotFound):
         FunctionCache(allow).resolve(path)
 
 
-def test_a_function_of_the_users_own_is_found():
+def test_a_function_of_the_user_is_found():
     from tests.security import sample_tasks
 
     for allow in (None, ["tests.security.sample_tasks"]):
@@ -82,14 +82,14 @@ from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_task
 from omniq.errors import InvalidTask
 
-heard = []
+events = []
 armed = False
 DANGER = ("os.exec", "os.system", "os.fork", "os.posix_spawn", "subprocess.Popen", "pickle.find_class",
           "ctypes.dlopen", "shutil.", "code.__new__", "exec", "socket.connect", "import")
 
 def hook(event, arguments):
     if armed and event.startswith(DANGER):
-        heard.append((event, repr(arguments)[:300]))
+        events.append((event, repr(arguments)[:300]))
 
 async def main():
     global armed
@@ -108,8 +108,8 @@ async def main():
             await pool.run_until_empty()
         armed = False
         print("ran", await good.result())
-    for event in heard:
-        print("HEARD", *event)
+    for event in events:
+        print("EVENT", *event)
 
 asyncio.run(main())
 """

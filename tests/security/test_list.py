@@ -1,4 +1,4 @@
-"""SECURITY.md lists thirty kinds of attack, and each is really tried where it says."""
+"""SECURITY.md lists thirty kinds of attack, and each has a test where the list says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def listed() -> dict[str, str]:
     return dict(LINE.findall((ROOT / "SECURITY.md").read_text(encoding="utf-8")))
 
 
-def test_the_list_has_all_thirty():
+def test_the_list_has_all_thirty_attacks():
     assert list(listed()) == [f"S{number:02}" for number in range(1, 31)]
 
 
-def test_each_is_tried_where_the_list_says():
-    """By a mark, or, in the dashboard's own files, by a heading."""
+def test_each_attack_is_tested_where_the_list_says():
+    """By a mark, or, in the files of the dashboard, by a heading."""
     missing = []
     for number, place in listed().items():
         text = (ROOT / place).read_text(encoding="utf-8")

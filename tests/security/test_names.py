@@ -1,4 +1,4 @@
-"""No name reaches a path, a statement or a script as anything but a name."""
+"""No name can act as a part of a path, a statement or a script."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omniq.models import Limit, Schedule, TaskStatus
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
-from tests.security.conftest import vault_of
-from tests.security.vaults import PostgresVault, RedisVault
+from tests.security.conftest import raw_store_of
+from tests.security.raw_stores import RawPostgresStore, RawRedisStore
 
 BAD_IDS = [
     "", ".", "..", "../x", "../../etc/passwd", "/etc/passwd", "a/b", "a\\b", "a\0b", "a\nb", "a\r\nb",
@@ -43,7 +43,7 @@ ODD_IDS = [
 
 @pytest.mark.security("S06")
 @pytest.mark.parametrize("bad", BAD_IDS, ids=range(len(BAD_IDS)))
-async def test_an_id_that_could_be_more_than_a_name_is_refused_everywhere(bad, store_url):
+async def test_an_id_that_could_be_a_path_or_code_is_refused_by_every_verb(bad, store_url):
     async with open_storage(store_url) as storage:
         with pytest.raises(InvalidTask):
             await storage.enqueue(a_task(bad))
@@ -58,7 +58,7 @@ async def test_an_id_that_could_be_more_than_a_name_is_refused_everywhere(bad, s
 
 
 @pytest.mark.security("S06")
-async def test_odd_ids_are_all_different_tasks_and_stay_inside_the_store(store_url, tmp_path):
+async def test_unusual_ids_are_distinct_tasks_and_stay_inside_the_store(store_url, tmp_path):
     before = everything_outside(tmp_path)
     async with open_storage(store_url) as storage:
         await storage.enqueue_many(some_tasks(ODD_IDS))
@@ -90,8 +90,8 @@ INJECTIONS = [
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.security("S09", "S10")
-async def test_text_that_is_code_elsewhere_is_text_through_every_verb(store_url):
-    """Each goes through as a value, matches only itself, and what stood beside it stays."""
+async def test_injections_stay_text_through_every_verb(store_url):
+    """Each is stored as a value, matches only itself, and changes no other task."""
     async with open_storage(store_url) as storage:
         await storage.enqueue(a_task("witness"))
         for number, text in enumerate(INJECTIONS):
@@ -106,7 +106,7 @@ async def test_text_that_is_code_elsewhere_is_text_through_every_verb(store_url)
 
 async def all_verbs_with(storage: BaseStorage, task_id: str, text: str) -> None:
     now = storage.clock.now()
-    # The one character that no key may have, since PostgreSQL cannot keep it.
+    # The one character that no key may have, since PostgreSQL cannot store it.
     key = text.replace("\0", "NUL")
     task = a_task(
         task_id,
@@ -128,7 +128,7 @@ async def all_verbs_with(storage: BaseStorage, task_id: str, text: str) -> None:
         lambda: storage.list_tasks(queue=text),
         lambda: storage.list_tasks(func_path=text),
         lambda: storage.list_tasks(after=text, limit=1),
-        lambda: storage.list_dead(task_type=text),
+        lambda: storage.list_dead(func_path=text),
         lambda: storage.list_dead(reason=text),
         lambda: storage.list_dead(after=text, limit=1),
         lambda: storage.held_by(text),
@@ -154,48 +154,48 @@ async def refused_or(ask: Callable[[], Awaitable[object]]) -> object:
 @pytest.mark.parametrize(
     "name", ["public; DROP", 'a"b', "a b", "A", "1a", "a" * 49, "a'b", "ü", "a.b"]
 )
-def test_the_name_of_a_schema_is_a_name_or_refused(name):
+def test_an_invalid_schema_name_is_refused(name):
     with pytest.raises(SettingsError, match="schema"):
         open_storage(f"postgresql://u@127.0.0.1/db?schema={name}")
 
 
 @pytest.mark.security("S10")
 @pytest.mark.parametrize("prefix", ["a{b}", "a}b", "a\r\nb", "a b", "", "a" * 500])
-def test_the_prefix_of_redis_keys_is_a_name_or_refused(prefix):
+def test_an_invalid_redis_prefix_is_refused(prefix):
     with pytest.raises(SettingsError, match="prefix"):
         open_storage(f"redis://127.0.0.1/0?prefix={prefix}")
 
 
 @pytest.mark.security("S10")
 async def test_every_key_in_redis_begins_with_the_prefix_of_its_store(redis_url):
-    vault = vault_of(redis_url)
-    assert isinstance(vault, RedisVault)
-    before = set(vault.client.scan_iter(count=1000))
+    raw_store = raw_store_of(redis_url)
+    assert isinstance(raw_store, RawRedisStore)
+    before = set(raw_store.client.scan_iter(count=1000))
     async with open_storage(redis_url) as storage:
         for number, text in enumerate(INJECTIONS):
             await all_verbs_with(storage, f"t-{number}", text)
-        made = set(vault.client.scan_iter(count=1000)) - before
-    vault.close()
+        made = set(raw_store.client.scan_iter(count=1000)) - before
+    raw_store.close()
 
     assert made
-    # Other tests may use the server at the same time, under prefixes of their own.
-    ours = {key for key in made if vault.prefix.encode() in key}
-    assert all(key.startswith(b"{%b}" % vault.prefix.encode()) for key in ours)
+    # Other tests may use the server at the same time, under other prefixes.
+    ours = {key for key in made if raw_store.prefix.encode() in key}
+    assert all(key.startswith(b"{%b}" % raw_store.prefix.encode()) for key in ours)
     assert all(key.startswith(b"{t_") for key in made)
 
 
 @pytest.mark.security("S09")
-async def test_nothing_but_the_stores_own_schema_is_touched_in_postgresql(postgres_url):
-    vault = vault_of(postgres_url)
-    assert isinstance(vault, PostgresVault)
+async def test_only_the_schema_of_the_store_is_touched_in_postgresql(postgres_url):
+    raw_store = raw_store_of(postgres_url)
+    assert isinstance(raw_store, RawPostgresStore)
     sql = (
         "SELECT count(*) FROM pg_tables WHERE schemaname NOT LIKE 't_%%' "
         "AND schemaname NOT IN ('pg_catalog', 'information_schema')"
     )
-    before = vault._all(sql)
+    before = raw_store._all(sql)
     async with open_storage(postgres_url) as storage:
         await all_verbs_with(storage, "a", "'; CREATE TABLE public.owned (); --")
-    after = vault._all(sql)
-    vault.close()
+    after = raw_store._all(sql)
+    raw_store.close()
 
     assert after == before

@@ -1,4 +1,4 @@
-"""What stands in a store is data: it is read or refused, never run, and never a reason to stop."""
+"""Stored bytes are data: they are read or refused, never run, and never stop a worker."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serial
 from omniq.signing import Seal, SealedSerializer
 from omniq.storage import open_storage
 from omniq.testing.builders import a_result, a_task
-from tests.security.conftest import vault_of
+from tests.security.audit_hook import audited
+from tests.security.conftest import raw_store_of
 from tests.security.mutator import mutated
-from tests.security.vaults import fill, use, use_all
-from tests.security.watching import watched
+from tests.security.raw_stores import fill, use, use_all
 
 KEY = "a key of sixteen bytes and more"
 
@@ -55,43 +55,43 @@ class Bomb:
 async def test_pickles_in_every_field_of_a_store_are_never_unpickled(store_url, tmp_path):
     async with open_storage(store_url) as storage:
         await fill(storage)
-    vault = vault_of(store_url)
-    restore, fuse = vault.save(), tmp_path / "fuse"
+    raw_store = raw_store_of(store_url)
+    restore, fuse = raw_store.save(), tmp_path / "fuse"
     bombs = [pickle.dumps(Bomb(fuse), protocol=protocol) for protocol in (0, 2, 5)]
-    addresses = vault.addresses()
+    addresses = raw_store.addresses()
 
-    with watched() as heard:
+    with audited() as events:
         for number in range(5):
-            # A few at a time: what is damaged may keep others from being read.
+            # A few at a time: a damaged value may make others unreadable.
             for address in addresses[number::5]:
-                vault.write(address, bombs[number % 3])
+                raw_store.write(address, bombs[number % 3])
             with suppress(OmniqError):
                 async with open_storage(store_url) as storage:
                     await use(storage)
             restore()
-    vault.close()
+    raw_store.close()
 
     assert len(addresses) >= 12
-    assert [event for event in heard if event.startswith("pickle")] == []
+    assert [event for event in events if event.startswith("pickle")] == []
     assert not fuse.exists()
 
 
-def test_the_watch_hears_what_it_should_hear(tmp_path):
-    with watched() as heard:
+def test_the_audit_hook_records_dangerous_events(tmp_path):
+    with audited() as events:
         pickle.loads(pickle.dumps(Bomb(tmp_path / "fuse")))
 
-    assert [event for event in heard if event.startswith("pickle.find_class")]
+    assert [event for event in events if event.startswith("pickle.find_class")]
     assert (tmp_path / "fuse").exists()
 
 
 @pytest.mark.security("S01")
 @pytest.mark.parametrize("name", ["plain", "signed", "encrypted"])
-def test_no_serializer_but_the_one_that_was_asked_for_unpickles(name, tmp_path):
+def test_no_other_serializer_unpickles_the_records_of_cloudpickle(name, tmp_path):
     serializer: Serializer = SERIALIZERS[name]()
     record = CloudpickleSerializer(KEY).encode_task(a_task("a", args=(Bomb(tmp_path / "fuse"),)))
 
-    with watched() as heard:
-        # The same key: what is signed is believed to be a record, and still is not unpickled.
+    with audited() as events:
+        # The same key: the signature is valid, and the record still is not unpickled.
         try:
             decoded = serializer.decode_task(record)
         except SerializationError:
@@ -99,12 +99,12 @@ def test_no_serializer_but_the_one_that_was_asked_for_unpickles(name, tmp_path):
         else:
             assert isinstance(decoded.args[0], bytes)
 
-    assert heard == []
+    assert events == []
     assert not (tmp_path / "fuse").exists()
 
 
 def fuzz(serializer: Serializer, count: int, seed: int) -> tuple[int, int, float]:
-    """How many were refused, how many were read all the same, and the longest that one took."""
+    """Returns how many were refused, how many were read, and the longest time that one took."""
     draw = random.Random(seed)
     task = a_task(
         "a",
@@ -151,24 +151,24 @@ def test_20000_fuzzed_records_of_every_codec_are_read_or_refused(name):
 
 
 async def fuzz_store(url: str, rounds: int, seed: int) -> int:
-    """Damage ten values of a store and use it, again and again; how often somebody was refused.
+    """Damage ten values of a store and use it, repeatedly; returns the number of refusals.
 
-    Whoever uses it opens it anew, as a worker that starts.
+    The storage is opened anew each time, as by a worker that starts.
     """
     async with open_storage(url) as storage:
         await fill(storage)
-    vault = vault_of(url)
-    restore, addresses, draw = vault.save(), vault.addresses(), random.Random(seed)
+    raw_store = raw_store_of(url)
+    restore, addresses, draw = raw_store.save(), raw_store.addresses(), random.Random(seed)
     refused = 0
     for _ in range(rounds):
         for address in draw.choices(addresses, k=10):
-            vault.write(address, mutated(vault.read(address), draw))
-        # What cannot be opened, or not be given back, is refused as well.
+            raw_store.write(address, mutated(raw_store.read(address), draw))
+        # Opening and closing may be refused as well.
         with suppress(OmniqError):
             async with open_storage(url) as storage:
                 refused += await use(storage)
         restore()
-    vault.close()
+    raw_store.close()
     return refused
 
 
@@ -184,39 +184,39 @@ async def test_a_store_with_a_fuzzed_value_is_used_or_refuses_but_never_crashes(
 @pytest.mark.timeout(900)
 @pytest.mark.security("S04")
 async def test_20000_fuzzed_values_of_every_store_are_read_or_refused(store_url):
-    """Half of a store with a hundred of everything is damaged at a time, and all of it asked for."""
+    """Half of a store with a hundred records of each kind is damaged at a time, and all are read."""
     copies = [f"-{number}" for number in range(100)]
     async with open_storage(store_url) as storage:
         await fill(storage, copies)
-    vault = vault_of(store_url)
-    restore, addresses, draw = vault.save(), vault.addresses(), random.Random(4)
-    whole = {address: vault.read(address) for address in addresses}
+    raw_store = raw_store_of(store_url)
+    restore, addresses, draw = raw_store.save(), raw_store.addresses(), random.Random(4)
+    whole = {address: raw_store.read(address) for address in addresses}
 
     fuzzed = refused = 0
     while fuzzed < 20_000:
         damaged = draw.sample(addresses, len(addresses) // 2)
-        vault.write_many({address: mutated(whole[address], draw) for address in damaged})
+        raw_store.write_many({address: mutated(whole[address], draw) for address in damaged})
         fuzzed += len(damaged)
         with suppress(OmniqError):
             async with open_storage(store_url) as storage:
                 refused += await use_all(storage, copies)
         restore()
-    vault.close()
+    raw_store.close()
 
     assert refused > 100
 
 
 @pytest.mark.security("S04")
 @pytest.mark.fault("F58", "F73")
-async def test_a_damaged_task_becomes_a_dead_letter_and_holds_up_no_other(store_url):
+async def test_a_damaged_task_becomes_a_dead_letter_and_blocks_no_other_task(store_url):
     async with open_storage(store_url) as storage:
         await storage.enqueue_many([a_task(name, args=("mark-" + name,)) for name in "abc"])
-    vault = vault_of(store_url)
-    (where,) = [each for each in vault.addresses() if b"mark-b" in vault.read(each)]
-    whole = vault.read(where)
+    raw_store = raw_store_of(store_url)
+    (where,) = [each for each in raw_store.addresses() if b"mark-b" in raw_store.read(each)]
+    whole = raw_store.read(where)
     body = whole.index(b"\xa9func_path")
-    vault.write(where, whole[:body] + b"\xa9func_hath" + whole[body + 10 :])
-    vault.close()
+    raw_store.write(where, whole[:body] + b"\xa9func_hath" + whole[body + 10 :])
+    raw_store.close()
 
     async with open_storage(store_url) as storage:
         claimed = [task.id for task in await storage.reserve(10)]
@@ -224,20 +224,20 @@ async def test_a_damaged_task_becomes_a_dead_letter_and_holds_up_no_other(store_
 
     assert claimed == ["a", "c"]
     if not store_url.startswith("file"):
-        # A damaged file is set aside as a whole.
+        # A damaged file is moved aside as a whole.
         assert letter is not None
         assert letter.failure_reason == "undecodable"
 
 
 @pytest.mark.fault("F58", "F73")
-async def test_a_task_whose_history_is_damaged_holds_up_no_other(store_url):
+async def test_a_task_whose_history_is_damaged_blocks_no_other_task(store_url):
     async with open_storage(store_url) as storage:
         await fill(storage)
-    vault = vault_of(store_url)
-    damaged = [each for each in vault.addresses() if b"not yet" in vault.read(each)]
+    raw_store = raw_store_of(store_url)
+    damaged = [each for each in raw_store.addresses() if b"not yet" in raw_store.read(each)]
     for address in damaged:
-        vault.write(address, b"\xc1 not a history")
-    vault.close()
+        raw_store.write(address, b"\xc1 not a history")
+    raw_store.close()
 
     async with open_storage(store_url) as storage:
         claimed = {task.id for task in await storage.reserve(20)}
@@ -282,7 +282,7 @@ def peak_kilobytes() -> int:
 @pytest.mark.security("S05")
 @pytest.mark.fault("F66", "F67")
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_bounded(name):
+def test_bombs_cost_bounded_time_and_memory(name):
     task = msgspec.msgpack.encode({"id": "a", "func_path": "m.f", "args": msgspec.Raw(_bomb(name))})
     seconds, before = cpu_seconds(), peak_kilobytes()
 
@@ -304,8 +304,8 @@ def test_as_many_containers_as_a_payload_can_hold_are_read_within_bounds():
 
 
 @pytest.mark.security("S05")
-def test_keys_that_collide_cost_no_more_than_their_number():
-    # Integers that are alike modulo any power of two up to 2**60 fall into one place of a dictionary.
+def test_colliding_keys_take_linear_time():
+    # Integers that are equal modulo large powers of two share one slot of a dictionary.
     keys = {n << 40: None for n in range(20_000)}
     task = a_task("a", kwargs={"k": keys})
     serializer = MsgspecSerializer()
@@ -319,7 +319,7 @@ def test_keys_that_collide_cost_no_more_than_their_number():
 
 @pytest.mark.security("S05")
 @pytest.mark.fault("F58")
-async def test_a_file_that_says_it_is_huge_is_not_read(tmp_path):
+async def test_a_file_whose_header_claims_a_huge_size_is_not_read(tmp_path):
     url = f"file://{tmp_path}/store?durability=os"
     async with open_storage(url) as storage:
         await storage.enqueue(a_task("a"))
@@ -334,8 +334,8 @@ async def test_a_file_that_says_it_is_huge_is_not_read(tmp_path):
     assert peak_kilobytes() - before < 64 * 1024
 
 
-def test_a_task_is_what_it_was_although_its_bytes_were_fuzzed_before():
-    """The decoder keeps nothing of a record that it refused half-way."""
+def test_decoding_fuzzed_bytes_does_not_affect_later_tasks():
+    """The decoder retains nothing of a record that it refused halfway."""
     serializer = MsgspecSerializer()
     fuzz(serializer, 200, seed=5)
     task = a_task("a", args=((1, (2, (3,))),))

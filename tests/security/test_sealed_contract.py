@@ -1,4 +1,4 @@
-"""A store whose records are encrypted keeps the whole contract."""
+"""A store whose records are encrypted fulfils the whole contract."""
 
 from __future__ import annotations
 

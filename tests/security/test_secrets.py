@@ -1,4 +1,4 @@
-"""Secrets are in no log, no message, no process list, and in no process that need not know them."""
+"""Secrets are in no log, message or process list, and in no process that does not need them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ ROOT = str(Path(__file__).parents[2])
 @pytest.fixture
 def lines():
     """Every log line of every level, with all its fields."""
-    heard: list[str] = []
+    logged: list[str] = []
     sink = logger.add(
-        lambda message: heard.append(repr(message.record)), level=0, format="{message}"
+        lambda message: logged.append(repr(message.record)), level=0, format="{message}"
     )
     log.enable("TRACE")
-    yield heard
+    yield logged
     log.disable()
     logger.remove(sink)
 
 
 @pytest.mark.security("S15")
 @pytest.mark.fault("F84")
-async def test_no_event_of_any_level_has_an_argument_or_a_result_in_it(lines):
+async def test_no_log_event_of_any_level_contains_an_argument_or_a_result(lines):
     async with AsyncTaskQueue(MemoryStorage(settings=Settings(base_retry_delay=0.0))) as queue:
         echoed = await queue.options(metadata={"m": CANARY}).enqueue(
             secret_tasks.echo, CANARY, word=CANARY
@@ -53,7 +53,7 @@ async def test_no_event_of_any_level_has_an_argument_or_a_result_in_it(lines):
     assert any("task.dead" in line for line in lines)
     assert [line for line in lines if CANARY in line] == []
     assert letter is not None
-    # A traceback has the lines of the code and not what was in its variables.
+    # A traceback contains the lines of the code and not the values of variables.
     assert CANARY not in letter.error_details
 
 
@@ -78,18 +78,18 @@ URLS = [
 @pytest.mark.timeout(60)
 @pytest.mark.security("S15")
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
-async def test_no_error_about_a_url_has_its_password_in_it(url):
+async def test_no_error_about_a_url_contains_its_password(url):
     with pytest.raises(OmniqError) as refused:
         async with open_storage(url):
             pass
 
-    told = "".join(traceback.format_exception(refused.value))
-    said = [line for line in told.splitlines() if not line.startswith("  ")]
-    assert [line for line in said if CANARY in line] == []
+    text = "".join(traceback.format_exception(refused.value))
+    shown = [line for line in text.splitlines() if not line.startswith("  ")]
+    assert [line for line in shown if CANARY in line] == []
 
 
 @pytest.mark.security("S15")
-def test_no_representation_of_settings_has_a_key_or_a_password_in_it():
+def test_no_representation_of_settings_contains_a_key_or_a_password():
     keys = {"signing_key": CANARY, "encryption_key": CANARY, "old_keys": CANARY}
     settings = Settings(url=URLS[0], **keys)  # type: ignore[arg-type]
 
@@ -114,7 +114,7 @@ def test_a_url_is_shown_without_its_passwords(url, shown):
 
 
 @pytest.mark.security("S15")
-def test_what_looks_like_a_secret_is_hidden_at_any_depth_and_comes_back_on_an_edit():
+def test_values_that_look_like_secrets_are_hidden_at_any_depth_and_restored_on_an_edit():
     call = {
         "user": "ada",
         "password": CANARY,
@@ -145,7 +145,7 @@ async def test_an_argument_by_position_is_hidden_by_its_parameters_name_or_mark(
 
 
 @pytest.mark.security("S15")
-def test_the_command_line_shows_a_task_without_what_looks_like_a_secret(tmp_path):
+def test_the_command_line_hides_values_that_look_like_secrets(tmp_path):
     environ = {**_clean(), "OMNIQ_URL": f"sqlite:///{tmp_path}/t.db?durability=os"}
     kwargs = ("--kwargs", f'password="{CANARY}"', "--kwargs", 'to="ada"')
     made = _omniq(environ, "enqueue", "tests.security.secret_tasks.send", *kwargs)
@@ -173,7 +173,7 @@ def _omniq(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProc
 @pytest.mark.timeout(60)
 @pytest.mark.security("S16")
 def test_no_process_of_a_worker_shows_a_key_or_a_url_in_the_process_list(tmp_path):
-    """The environment of a process is its owner's alone; its command line is everybody's."""
+    """Only the owner of a process can read its environment; every user can read its command line."""
     worker = WorkerCommand(
         Path(ROOT),
         "--processes",
@@ -229,10 +229,10 @@ async def test_a_task_in_a_process_sees_neither_the_keys_nor_the_url_of_the_stor
 @pytest.mark.security("S29")
 @pytest.mark.fault("F77")
 async def test_nothing_is_unpickled_at_the_boundary_to_a_process():
-    from tests.security.watching import watched
+    from tests.security.audit_hook import audited
 
     async with AsyncTaskQueue(MemoryStorage()) as queue:
-        with watched() as heard:
+        with audited() as events:
             failing = await queue.enqueue(secret_tasks.raise_what_cannot_be_pickled)
             giving = await queue.enqueue(secret_tasks.return_bytes)
             async with queue.worker(concurrency=2):
@@ -243,4 +243,4 @@ async def test_nothing_is_unpickled_at_the_boundary_to_a_process():
     assert failed.error is not None
     assert failed.error.message == "as text"
     assert value == b"\x80\x05cos\nsystem\n."
-    assert [event for event in heard if event.startswith(("pickle", "marshal"))] == []
+    assert [event for event in events if event.startswith(("pickle", "marshal"))] == []

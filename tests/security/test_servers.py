@@ -1,4 +1,4 @@
-"""Servers are talked to with few rights, and only when they are who they say they are."""
+"""Connections to servers need few rights, and verify the certificate of the server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from cryptography.x509.oid import NameOID
 from omniq.errors import StorageError, StorageRefused
 from omniq.storage import open_storage
 from omniq.testing.builders import a_task
-from tests.security.conftest import vault_of
-from tests.security.vaults import RedisVault, fill, use
+from tests.security.conftest import raw_store_of
+from tests.security.raw_stores import RawRedisStore, fill, use
 
-# What docs/guides/security.md tells to give: nothing that reaches beyond the store's own keys.
+# The rights from docs/guides/security.md: none beyond the keys of the store.
 REDIS_RIGHTS = (
     "resetchannels &{%s}:* ~{%s}:* +@read +@write +@scripting +@connection +@pubsub -@dangerous "
     "+info +time +client|setname"
@@ -35,27 +35,27 @@ REDIS_RIGHTS = (
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.security("S23")
-async def test_a_redis_user_with_nothing_but_its_own_keys_suffices(redis_url):
-    vault = vault_of(redis_url)
-    assert isinstance(vault, RedisVault)
-    rights = REDIS_RIGHTS.replace("%s", vault.prefix)
-    vault.client.execute_command(
-        "ACL", "SETUSER", vault.prefix, "reset", "on", ">pw", *rights.split()
+async def test_a_redis_user_with_access_only_to_the_keys_of_the_store_suffices(redis_url):
+    raw_store = raw_store_of(redis_url)
+    assert isinstance(raw_store, RawRedisStore)
+    rights = REDIS_RIGHTS.replace("%s", raw_store.prefix)
+    raw_store.client.execute_command(
+        "ACL", "SETUSER", raw_store.prefix, "reset", "on", ">pw", *rights.split()
     )
     parts = urlsplit(redis_url)
-    url = parts._replace(netloc=f"{vault.prefix}:pw@{parts.hostname}:{parts.port}").geturl()
+    url = parts._replace(netloc=f"{raw_store.prefix}:pw@{parts.hostname}:{parts.port}").geturl()
     try:
         async with open_storage(url) as storage:
             await fill(storage)
             refused = await use(storage)
         with pytest.raises(StorageRefused):
             async with open_storage(
-                url.replace(f"prefix={vault.prefix}", "prefix=another")
+                url.replace(f"prefix={raw_store.prefix}", "prefix=another")
             ) as other:
                 await other.enqueue(a_task())
     finally:
-        vault.client.execute_command("ACL", "DELUSER", vault.prefix)
-        vault.close()
+        raw_store.client.execute_command("ACL", "DELUSER", raw_store.prefix)
+        raw_store.close()
 
     assert refused == 0
 
@@ -63,7 +63,9 @@ async def test_a_redis_user_with_nothing_but_its_own_keys_suffices(redis_url):
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.security("S23")
-async def test_a_postgresql_user_with_nothing_but_its_own_schema_suffices(postgres_database):
+async def test_a_postgresql_user_with_access_only_to_the_schema_of_the_store_suffices(
+    postgres_database,
+):
     role = urlsplit(postgres_database).path[1:]
     with psycopg.connect(postgres_database, autocommit=True) as admin:
         for sql in (
@@ -94,9 +96,9 @@ def certificate(tmp_path_factory) -> Path:
 
 
 def make_certificate(folder: Path) -> Path:
-    """A certificate that nobody but its maker vouches for, with its key."""
+    """A self-signed certificate, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "somebody.example")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "other.example")])
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder()
@@ -106,7 +108,7 @@ def make_certificate(folder: Path) -> Path:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=2))
         .not_valid_after(now + datetime.timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("somebody.example")]), False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("other.example")]), False)
         .sign(key, hashes.SHA256())
     )
     path = folder / "both.pem"
@@ -122,7 +124,7 @@ def make_certificate(folder: Path) -> Path:
 
 
 class Impostor:
-    """Takes TLS connections with that certificate, and writes down what it is told."""
+    """Accepts TLS connections with that certificate, and records what it receives."""
 
     def __init__(self, certificate: Path, *, asks_first: bool) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -131,7 +133,7 @@ class Impostor:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.callers = 0
-        self.heard = b""
+        self.received = b""
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -144,11 +146,11 @@ class Impostor:
             try:
                 with caller:
                     if self._asks_first:
-                        # PostgreSQL: the client asks whether TLS is spoken here.
+                        # PostgreSQL: the client asks whether the server supports TLS.
                         caller.recv(8)
                         caller.sendall(b"S")
                     with self._context.wrap_socket(caller, server_side=True) as secured:
-                        self.heard += secured.recv(1000)
+                        self.received += secured.recv(1000)
             except OSError:
                 pass
 
@@ -180,21 +182,21 @@ def impostor(request: pytest.FixtureRequest, certificate: Path) -> Iterator[Impo
     ],
     indirect=["impostor"],
 )
-async def test_a_server_that_nobody_vouches_for_is_told_nothing(impostor, url, tmp_path):
+async def test_a_server_with_an_untrusted_certificate_receives_nothing(impostor, url, tmp_path):
     other = make_certificate(tmp_path)
     with pytest.raises(StorageError) as refused:
         async with open_storage(url.format(port=impostor.port, other=other)):
             pass
 
     assert impostor.callers > 0
-    assert b"canary" not in impostor.heard
-    assert impostor.heard == b""
+    assert b"canary" not in impostor.received
+    assert impostor.received == b""
     assert "canary" not in str(refused.value)
 
 
 @asynccontextmanager
 async def behind_tls(redis_url: str, certificate: Path) -> AsyncIterator[str]:
-    """The server's URL behind TLS: with that certificate, and only for those who have one too."""
+    """The server's URL behind TLS with that certificate, for clients that have one too."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     context.load_verify_locations(certificate)
@@ -214,7 +216,7 @@ async def behind_tls(redis_url: str, certificate: Path) -> AsyncIterator[str]:
         there, back = await asyncio.open_connection(parts.hostname, parts.port)
         served.append(asyncio.gather(pass_on(reader, back), pass_on(there, writer)))
 
-    # Whoever hangs up says no goodbye that would have to be waited for.
+    # A closed connection sends no TLS goodbye that would have to be awaited.
     async with await asyncio.start_server(
         serve, "127.0.0.1", 0, ssl=context, ssl_shutdown_timeout=0.1
     ) as listener:
@@ -226,7 +228,9 @@ async def behind_tls(redis_url: str, certificate: Path) -> AsyncIterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.security("S24")
-async def test_a_redis_server_that_is_vouched_for_is_spoken_to_in_secret(redis_url, certificate):
+async def test_the_connection_to_a_redis_server_with_a_trusted_certificate_is_encrypted(
+    redis_url, certificate
+):
     async with behind_tls(redis_url, certificate) as url:
         theirs = f"{url}&ssl_ca_certs={certificate}"
         ours = f"{theirs}&ssl_certfile={certificate}"
@@ -235,7 +239,7 @@ async def test_a_redis_server_that_is_vouched_for_is_spoken_to_in_secret(redis_u
             refused = await use(storage)
         for unfit in (
             ours,  # a certificate of another name than 127.0.0.1
-            f"{theirs}&ssl_check_hostname=false",  # without one of our own
+            f"{theirs}&ssl_check_hostname=false",  # without a client certificate
         ):
             with pytest.raises(StorageError):
                 async with open_storage(unfit):

@@ -1,4 +1,4 @@
-"""With a key, a store's writer can change, forge, move and read nothing that matters."""
+"""With a key, an attacker who can write to a store cannot change, forge, move or read its records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omniq.signing import RESULT, TASK, Seal, SealedSerializer
 from omniq.storage import open_storage
 from omniq.testing.builders import a_result, a_task
 from tests.security import sample_tasks
-from tests.security.conftest import vault_of
+from tests.security.conftest import raw_store_of
 
 KEY, OTHER, OLD = "the key of this store", "the key of another one", "the key of last year"
 
@@ -84,7 +84,7 @@ def test_a_signed_record_is_not_taken_for_an_encrypted_one_of_the_same_key():
 
 
 @pytest.mark.security("S22")
-def test_a_key_is_replaced_while_everything_runs(kind):
+def test_a_key_can_be_replaced_while_workers_run(kind):
     before, after = sealed(kind, OLD), sealed(kind, KEY, old_keys=[OLD])
     between = sealed(kind, OLD, old_keys=[KEY])
     task = a_task("a", args=("kept",))
@@ -93,12 +93,12 @@ def test_a_key_is_replaced_while_everything_runs(kind):
     assert between.decode_task(after.encode_task(task)) == task
     with pytest.raises(SerializationError):
         before.decode_task(after.encode_task(task))
-    # Once the old key is gone, what it has sealed is as good as forged.
+    # Without the old key, the records that it sealed are refused as if forged.
     with pytest.raises(SerializationError):
         sealed(kind, KEY).decode_task(before.encode_task(task))
 
 
-def test_from_signing_to_encrypting_without_a_stop():
+def test_signing_can_be_replaced_by_encryption_while_workers_run():
     signed = sealed("signed")
     both = SealedSerializer(MsgspecSerializer(), Seal(KEY, encryption_key=OTHER))
     task = a_task("a")
@@ -107,7 +107,7 @@ def test_from_signing_to_encrypting_without_a_stop():
     assert both.decode_task(both.encode_task(task)) == task
 
 
-def test_what_is_encrypted_cannot_be_read_and_is_never_the_same_twice():
+def test_encrypted_records_are_unreadable_and_differ_each_time():
     serializer = sealed("encrypted")
     task = a_task("a", args=("canary-1234",), kwargs={"k": "canary-5678"})
     first, second = serializer.encode_task(task), serializer.encode_task(task)
@@ -130,7 +130,7 @@ def test_a_key_that_can_be_guessed_is_refused(bad):
         Seal()
 
 
-def test_the_settings_choose_what_is_sealed_and_how():
+def test_the_settings_choose_signing_or_encryption():
     def began(**settings: str) -> bytes:
         return serializer_for(Settings(**settings)).encode_task(a_task("a"))[:2]  # type: ignore[arg-type]
 
@@ -165,28 +165,30 @@ def settings(request) -> Settings:
 
 @pytest.mark.security("S22")
 async def test_a_signed_call_does_not_run_under_another_id(store_url, settings):
-    """The bytes of one task, put in the place of another's, end as a dead letter."""
+    """The bytes of one task, stored in place of those of another, end as a dead letter."""
     plain = Settings(durability="os", signing_key=KEY)
     async with open_storage(store_url, settings=plain) as storage:
         await storage.enqueue_many(
             [a_task("aaaa", args=("pay 1",)), a_task("bbbb", args=("pay 9",))]
         )
-    vault = vault_of(store_url)
-    (cheap,) = [each for each in vault.addresses() if b"pay 1" in vault.read(each)]
-    (dear,) = [each for each in vault.addresses() if b"pay 9" in vault.read(each)]
-    whole, other = vault.read(cheap), vault.read(dear)
-    # The body is the same length in both; what stands before it is the row's own.
+    raw_store = raw_store_of(store_url)
+    (cheap,) = [each for each in raw_store.addresses() if b"pay 1" in raw_store.read(each)]
+    (dear,) = [each for each in raw_store.addresses() if b"pay 9" in raw_store.read(each)]
+    whole, other = raw_store.read(cheap), raw_store.read(dear)
+    # The body has the same length in both; the bytes before it belong to the row.
     start = whole.index(b"\xc1\x01")
     length = whole.index(b"pay 1") + 5 - start
-    vault.write(dear, other.replace(_body(other, length), _body(whole, length)))
-    vault.close()
+    raw_store.write(dear, other.replace(_body(other, length), _body(whole, length)))
+    raw_store.close()
 
     async with open_storage(store_url, settings=plain) as storage:
         claimed = [task.id for task in await storage.reserve(5)]
         letter = await storage.get_dead("bbbb")
     assert claimed == ["aaaa"]
     assert letter is not None
-    assert "does not belong here" in letter.error_details or "signature" in letter.error_details
+    assert (
+        "its stored body belongs to" in letter.error_details or "signature" in letter.error_details
+    )
 
 
 def _body(record: bytes, length: int) -> bytes:
@@ -195,8 +197,8 @@ def _body(record: bytes, length: int) -> bytes:
 
 
 @pytest.mark.security("S22")
-async def test_a_signed_call_does_not_run_from_another_queue_or_after_its_time(postgres_url):
-    """Cross-queue transplant and replay: what the row says must be what was signed."""
+async def test_a_signed_call_does_not_run_from_another_queue_or_after_it_expired(postgres_url):
+    """Cross-queue transplant and replay: the row must match what was signed."""
     chosen = Settings(durability="os", signing_key=KEY)
     async with open_storage(postgres_url, settings=chosen) as storage:
         now = storage.clock.now()
@@ -208,14 +210,14 @@ async def test_a_signed_call_does_not_run_from_another_queue_or_after_its_time(p
                 a_task("whole", expires=now + timedelta(hours=1)),
             ]
         )
-    vault = vault_of(postgres_url)
+    raw_store = raw_store_of(postgres_url)
     for change in (
         "SET queue = 'default' WHERE id = 'moved'",
         "SET func_path = 'tasks.other' WHERE id = 'renamed'",
         "SET expires = NULL WHERE id = 'late'",
     ):
-        vault._db.execute(f'UPDATE "{vault.schema}".live {change}'.encode())  # type: ignore[attr-defined]
-    vault.close()
+        raw_store._db.execute(f'UPDATE "{raw_store.schema}".live {change}'.encode())  # type: ignore[attr-defined]
+    raw_store.close()
 
     async with open_storage(postgres_url, settings=chosen) as storage:
         claimed = [task.id for task in await storage.reserve(5)]
@@ -226,39 +228,43 @@ async def test_a_signed_call_does_not_run_from_another_queue_or_after_its_time(p
 
 
 @pytest.mark.security("S22")
-async def test_a_result_of_one_task_is_not_given_out_as_that_of_another(store_url):
+async def test_the_result_of_one_task_is_not_returned_for_another(store_url):
     chosen = Settings(durability="os", signing_key=KEY)
     async with open_storage(store_url, settings=chosen) as storage:
         for name in ("aaaa", "bbbb"):
             await storage.enqueue(a_task(name))
             (task,) = await storage.reserve(1)
             await storage.mark_done(name, a_result(task, f"value of {name}"))
-    vault = vault_of(store_url)
+    raw_store = raw_store_of(store_url)
     changed = 0
-    for address in vault.addresses():
-        record = vault.read(address)
+    for address in raw_store.addresses():
+        record = raw_store.read(address)
         place = record.find(b"value of bbbb")
         if place > 0 and (start := record.rfind(b"\xc1\x01", 0, place)) >= 0:
             other = next(
-                data for each in vault.addresses() if b"value of aaaa" in (data := vault.read(each))
+                data
+                for each in raw_store.addresses()
+                if b"value of aaaa" in (data := raw_store.read(each))
             )
             at = other.rfind(b"\xc1\x01", 0, other.index(b"value of aaaa"))
             size = record.index(b"value of bbbb") + 13 - start
-            vault.write(address, record[:start] + other[at : at + size] + record[start + size :])
+            raw_store.write(
+                address, record[:start] + other[at : at + size] + record[start + size :]
+            )
             changed += 1
-    vault.close()
+    raw_store.close()
 
     assert changed == 1
     async with open_storage(store_url, settings=chosen) as storage:
         with pytest.raises(SerializationError):
             await storage.get_result("bbbb")
-        kept = await storage.get_result("aaaa")
-    assert kept is not None
-    assert kept.result == "value of aaaa"
+        result = await storage.get_result("aaaa")
+    assert result is not None
+    assert result.result == "value of aaaa"
 
 
 @pytest.mark.security("S22")
-async def test_a_worker_with_a_key_runs_nothing_that_was_put_in_without_it(store_url, settings):
+async def test_a_worker_with_a_key_runs_no_task_that_was_enqueued_without_it(store_url, settings):
     async with AsyncTaskQueue(store_url, settings=Settings(durability="os")) as stranger:
         forged = await stranger.enqueue(sample_tasks.good, 1)
     async with AsyncTaskQueue(store_url, settings=settings) as queue:
@@ -274,7 +280,7 @@ async def test_a_worker_with_a_key_runs_nothing_that_was_put_in_without_it(store
 
 
 @pytest.mark.security("S22")
-async def test_nothing_that_is_passed_or_returned_stands_readable_in_an_encrypted_store(store_url):
+async def test_arguments_and_results_are_unreadable_in_an_encrypted_store(store_url):
     chosen = Settings(durability="os", encryption_key=KEY)
     async with AsyncTaskQueue(store_url, settings=chosen) as queue:
         handle = await queue.options(metadata={"m": "canary-m"}).enqueue(
@@ -286,9 +292,9 @@ async def test_nothing_that_is_passed_or_returned_stands_readable_in_an_encrypte
         async with queue.worker() as pool:
             await pool.run_until_empty()
         result = await handle.result(timeout=5)
-    vault = vault_of(store_url)
-    everything = b"".join(vault.read(address) for address in vault.addresses())
-    vault.close()
+    raw_store = raw_store_of(store_url)
+    everything = b"".join(raw_store.read(address) for address in raw_store.addresses())
+    raw_store.close()
 
     assert result == ["canary-a", "canary-k"]
     assert everything
@@ -298,7 +304,7 @@ async def test_nothing_that_is_passed_or_returned_stands_readable_in_an_encrypte
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 async def test_a_process_with_steps_resumes_under_encryption(tmp_path):
-    """The child has no key of the store, and its steps are kept all the same."""
+    """The child has no key of the store, and its steps are stored all the same."""
     chosen = Settings(durability="os", encryption_key=KEY, base_retry_delay=0.0)
     url = f"sqlite:///{tmp_path}/store.db"
     async with AsyncTaskQueue(url, settings=chosen) as queue:

@@ -1,4 +1,4 @@
-"""What omniq is made of: few parts, known ones, and no pattern that a clever text can hang."""
+"""omniq needs few, known packages, and none of its regular expressions can be made slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def core_dependencies() -> list[str]:
 
 
 @pytest.mark.security("S25")
-def test_the_core_needs_few_packages_and_names_the_least_version_of_each():
+def test_the_core_requires_few_packages_each_with_a_minimum_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert len(project["dependencies"]) <= 5
@@ -36,17 +36,17 @@ def test_the_core_needs_few_packages_and_names_the_least_version_of_each():
 
 
 @pytest.mark.security("S25")
-def test_a_bill_of_materials_can_be_made_of_what_is_installed():
-    """Every package that the core pulls in has a name, a version and a licence to write down."""
+def test_a_bill_of_materials_can_be_made_from_the_installed_packages():
+    """Every package that the core requires has a name, a version and a licence."""
     wanted, bill = core_dependencies(), {}
     while wanted:
         found = distribution(wanted.pop())
         name = found.metadata["Name"]
         if name in bill:
             continue
-        told = found.metadata.json
-        licence = told.get("license_expression") or told.get("license")
-        classes = [each for each in told.get("classifier", []) if "License" in each]
+        metadata = found.metadata.json
+        licence = metadata.get("license_expression") or metadata.get("license")
+        classes = [each for each in metadata.get("classifier", []) if "License" in each]
         bill[name] = {"version": found.version, "licence": licence or classes}
         wanted += [
             re.split(r"[<>=!~\[; (]", each)[0]
@@ -66,7 +66,7 @@ def test_a_bill_of_materials_can_be_made_of_what_is_installed():
 @pytest.mark.security("S25")
 @pytest.mark.deep
 @pytest.mark.timeout(300)
-def test_no_installed_package_has_a_known_hole():
+def test_no_installed_package_has_a_known_vulnerability():
     done = subprocess.run(
         [sys.executable, "-m", "pip_audit", "--local", "--progress-spinner", "off"],
         capture_output=True, text=True, timeout=280, check=False,
@@ -78,7 +78,7 @@ def test_no_installed_package_has_a_known_hole():
 
 
 def patterns() -> list[tuple[str, re.Pattern[str]]]:
-    """Every compiled pattern that a module of omniq keeps."""
+    """Every compiled pattern in a module of omniq."""
     found = []
     for path in sorted(SRC.rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -126,8 +126,8 @@ TEETH = [
 @pytest.mark.parametrize(
     ("name", "pattern"), patterns(), ids=lambda each: each if isinstance(each, str) else ""
 )
-def test_no_pattern_takes_long_over_a_text_made_to_hang_it(name, pattern):
-    """What backtracks without end takes hours over these; a pattern without fault, milliseconds."""
+def test_no_regular_expression_is_slow_on_adversarial_text(name, pattern):
+    """A pattern with catastrophic backtracking takes hours on these; a safe one, milliseconds."""
     for tooth in TEETH:
         for tail in ("", "!", "\0", "\n", "@!"):
             text = tooth * (3_000 // len(tooth)) + tail

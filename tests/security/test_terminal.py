@@ -1,4 +1,4 @@
-"""What a store says cannot take over the terminal of whoever looks at it."""
+"""Stored text cannot send control sequences to the terminal of an operator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def store(tmp_path_factory) -> tuple[str, str]:
 @pytest.mark.timeout(30)
 @pytest.mark.security("S21")
 @pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
-def test_no_command_prints_what_a_terminal_would_obey(command, store):
+def test_no_command_prints_terminal_control_sequences(command, store):
     url, task_id = store
     done = subprocess.run(
         [sys.executable, "-m", "omniq", *(word.replace("{id}", task_id) for word in command)],

@@ -1,4 +1,4 @@
-"""The real runs of `python -m chaos`, made small: real processes, real signals, the same checker."""
+"""Short runs of `python -m chaos`: real processes, real signals, the same checker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from chaos.nemesis import failpoints_of
 from chaos.stores import BACKENDS, TRANSACTIONAL
 
 
-def play(backend: str, *options: str) -> subprocess.CompletedProcess[str]:
-    # How soon a dead worker's tasks come back is measured where the machine has time for it.
+def run_chaos(backend: str, *options: str) -> subprocess.CompletedProcess[str]:
+    # The time of recovery is measured by longer runs, on a machine that is not busy.
     command = [sys.executable, "-m", "chaos", "--backend", backend, "--slack", "60", *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -20,7 +20,7 @@ def play(backend: str, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_workers_lose_nothing():
-    done = play("sqlite", "--kills", "30", "--stops", "0", "--point-kills", "0")
+    done = run_chaos("sqlite", "--kills", "30", "--stops", "0", "--point-kills", "0")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
@@ -30,7 +30,9 @@ def test_killed_workers_lose_nothing():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fleet_survives_kills_stops_and_restarts(backend):
-    done = play(backend, "--kills", "100", "--stops", "10", "--restarts", "3", "--point-kills", "0")
+    done = run_chaos(
+        backend, "--kills", "100", "--stops", "10", "--restarts", "3", "--point-kills", "0"
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
 

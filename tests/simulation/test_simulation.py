@@ -1,4 +1,4 @@
-"""The simulation itself: it is virtual, it is exact, and it is as cruel as it says."""
+"""The simulation itself: its time is virtual, it is deterministic, and its faults do happen."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOUR = 3600.0
 
 
 async def hold(process: Process) -> None:
-    """Claims what is there, and does nothing with it."""
+    """Claim all tasks and run none of them."""
     await process.storage.open()
     await process.storage.renew(lease=10)
     await process.storage.reserve(10)
     await asyncio.Event().wait()
 
 
-def test_hours_pass_in_no_time():
+def test_virtual_hours_take_no_real_time():
     async def sleep(simulation: Simulation) -> float:
         await asyncio.sleep(24 * HOUR)
         return simulation.seconds
@@ -36,7 +36,7 @@ def test_hours_pass_in_no_time():
     assert time.monotonic() - began < HOUR
 
 
-def test_what_nobody_will_ever_wake_is_a_deadlock_and_not_a_hang():
+def test_a_deadlock_raises_an_error_and_does_not_hang():
     async def wait(_: Simulation) -> None:
         await asyncio.Event().wait()
 
@@ -44,7 +44,7 @@ def test_what_nobody_will_ever_wake_is_a_deadlock_and_not_a_hang():
         Simulation(1).run(wait)
 
 
-def test_a_killed_machine_does_nothing_more_not_even_finally():
+def test_a_killed_machine_runs_nothing_more_not_even_finally_blocks():
     done: list[str] = []
 
     async def work(_: Process) -> None:
@@ -64,7 +64,7 @@ def test_a_killed_machine_does_nothing_more_not_even_finally():
     assert Simulation(1).run(scenario) == []
 
 
-def test_a_paused_machine_goes_on_late_with_what_it_was_doing():
+def test_a_paused_machine_continues_late_where_it_was():
     woke: list[float] = []
 
     async def work(process: Process) -> None:
@@ -81,7 +81,7 @@ def test_a_paused_machine_goes_on_late_with_what_it_was_doing():
     assert woke == [30.5]
 
 
-def test_a_call_that_was_sent_is_done_although_its_sender_is_dead():
+def test_a_call_that_was_sent_takes_effect_although_its_sender_died():
     async def scenario(simulation: Simulation) -> TaskStatus | None:
         async def enqueue(process: Process) -> None:
             await process.storage.open()
@@ -101,7 +101,7 @@ def test_a_call_that_was_sent_is_done_although_its_sender_is_dead():
     assert Simulation(1).run(scenario) is TaskStatus.PENDING
 
 
-def test_a_lost_reply_is_an_error_to_the_sender_and_a_fact_to_the_store():
+def test_a_lost_reply_is_an_error_for_the_sender_but_the_store_has_done_the_call():
     errors: list[StorageError] = []
 
     async def scenario(simulation: Simulation) -> int:
@@ -121,10 +121,10 @@ def test_a_lost_reply_is_an_error_to_the_sender_and_a_fact_to_the_store():
     assert len(errors) == 1
 
 
-def test_a_cut_keeps_one_machine_away_and_no_other():
+def test_a_partition_isolates_one_machine_and_no_other():
     reached: list[str] = []
 
-    async def knock(process: Process) -> None:
+    async def connect(process: Process) -> None:
         try:
             await process.storage.open()
             reached.append(process.name)
@@ -132,25 +132,25 @@ def test_a_cut_keeps_one_machine_away_and_no_other():
             pass
 
     async def scenario(simulation: Simulation) -> None:
-        first = simulation.start("first", knock)
+        first = simulation.start("first", connect)
         simulation.network.cut(10, first)
-        simulation.start("second", knock)
+        simulation.start("second", connect)
         await asyncio.sleep(30)
 
     Simulation(1).run(scenario)
     assert reached == ["second"]
 
 
-def test_a_machine_has_its_own_wrong_clock_and_the_store_the_right_one():
+def test_a_machine_may_have_a_wrong_clock_while_the_store_has_the_right_one():
     offsets: list[float] = []
 
-    async def look(process: Process) -> None:
+    async def read_skew(process: Process) -> None:
         offsets.append(process.clock.skew.total_seconds())
         assert current_machine() is process
 
     async def scenario(simulation: Simulation) -> None:
-        simulation.start("one", look)
-        simulation.start("two", look)
+        simulation.start("one", read_skew)
+        simulation.start("two", read_skew)
         await asyncio.sleep(1)
 
     Simulation(1, faults=Faults(skew=60)).run(scenario)
@@ -158,7 +158,7 @@ def test_a_machine_has_its_own_wrong_clock_and_the_store_the_right_one():
     assert all(-60 <= offset <= 60 for offset in offsets)
 
 
-def test_what_a_killed_worker_held_is_given_back_after_its_lease():
+def test_the_tasks_of_a_killed_worker_are_given_back_after_its_lease():
     async def scenario(simulation: Simulation) -> list[int]:
         await simulation.store.enqueue(a_task("t1"))
         holder = simulation.start("holder", hold)
@@ -173,7 +173,7 @@ def test_what_a_killed_worker_held_is_given_back_after_its_lease():
     assert Simulation(1).run(scenario) == [0, 1, 0]
 
 
-def test_a_whole_pool_lives_on_virtual_time():
+def test_a_whole_pool_runs_on_virtual_time():
     async def work(process: Process) -> None:
         async with AsyncWorkerPool(process.storage, lease=30):
             await asyncio.Event().wait()
@@ -188,11 +188,11 @@ def test_a_whole_pool_lives_on_virtual_time():
 
 @pytest.mark.timeout(120)
 def test_a_seed_replays_exactly_in_another_process():
-    """Other hash seeds and addresses: whatever follows from them would show in the trace."""
+    """Another process has other hash seeds and addresses; the trace must not depend on them."""
     code = (
         "from chaos.simulated import Fleet\n"
         "for seed in (3, 13, 50):\n"
-        "    fleet = Fleet(seed); fleet.play(); print(fleet.simulation.network.trace)\n"
+        "    fleet = Fleet(seed); fleet.run(); print(fleet.simulation.network.trace)\n"
     )
     traces = {
         subprocess.run(

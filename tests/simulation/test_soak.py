@@ -1,4 +1,4 @@
-"""A soak judges what it measured, draws it, and is played for a moment."""
+"""A soak run evaluates its measurements and draws them; one short run is done here."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ import pytest
 
 from chaos.curves import Curve, Curves, curves_of
 from chaos.history import Event
-from chaos.picture import draw
+from chaos.soak_chart import draw
 
 
 def an_hour(
     grows: float = 0.0, files: int = 20, more_files: int = 0, rows: int = 100, more_rows: int = 0
 ) -> Curves:
-    """A minute for each point; what grows is there at the end of the hour."""
+    """Return the curves of an hour, one point per minute, with that growth by the end."""
     minutes = [float(minute) for minute in range(61)]
     curve = Curve(
         minutes,
-        # Every second point is a little higher: no curve is as smooth as a ruler.
+        # Every second point is slightly higher, like the noise of a real curve.
         [50 + grows * minute / 60 + 0.2 * (minute % 2) for minute in minutes],
         [files + (minute % 3 == 0) + int(more_files * minute / 60) for minute in minutes],
         [5] * 61,
     )
-    kept = [(minute, rows + int(more_rows * minute / 60)) for minute in minutes]
-    return Curves(60.0, {"worker": curve, "producer": curve, "reader": curve}, kept)
+    stored_rows = [(minute, rows + int(more_rows * minute / 60)) for minute in minutes]
+    return Curves(60.0, {"worker": curve, "producer": curve, "reader": curve}, stored_rows)
 
 
-def complaints(curves: Curves) -> set[str]:
+def violations(curves: Curves) -> set[str]:
     return {f"{violation.subject} {violation.text}" for violation in curves.growth()}
 
 
-def test_a_flat_hour_breaks_no_promise():
-    assert complaints(an_hour(grows=1.5)) == set()
+def test_constant_use_of_resources_is_no_violation():
+    assert violations(an_hour(grows=1.5)) == set()
 
 
 def test_memory_that_grows_by_two_megabytes_an_hour_is_noticed():
-    assert "worker grows by 2.5 MB an hour" in complaints(an_hour(grows=2.5))
+    assert "worker grows by 2.5 MB an hour" in violations(an_hour(grows=2.5))
 
 
-def test_what_grows_while_it_warms_up_is_not_held_against_it():
+def test_growth_during_the_warm_up_is_ignored():
     curves = an_hour()
     worker = curves.processes["worker"]
     worker.megabytes[:9] = [20.0 + 3 * minute for minute in range(9)]
 
-    assert complaints(curves) == set()
+    assert violations(curves) == set()
 
 
 def test_files_that_are_never_closed_are_noticed():
-    assert "worker files: up to 23, then 24 at least" in complaints(an_hour(more_files=6))
+    assert "worker files: up to 23, then 24 at least" in violations(an_hour(more_files=6))
 
 
 def test_rows_that_are_never_purged_are_noticed():
-    assert any("rows" in each for each in complaints(an_hour(more_rows=200)))
+    assert any("rows" in each for each in violations(an_hour(more_rows=200)))
 
 
 def test_the_memory_of_a_short_run_is_not_judged():
     curves = an_hour(grows=50)
     curves.minutes = 25.0
 
-    assert not curves.tells_of_memory
-    assert not any("MB" in each for each in complaints(curves))
+    assert not curves.is_long_enough_for_memory
+    assert not any("MB" in each for each in violations(curves))
 
 
-def test_curves_are_what_was_written_down():
+def test_curves_match_the_samples():
     taken = {"worker": {"megabytes": 30.5, "files": 7, "threads": 2}}
     curves = curves_of(
         [
@@ -92,7 +92,7 @@ def test_the_picture_names_its_axes_and_marks_each_kill():
     assert kills.get("d", "").count("M") == 3
 
 
-def test_what_was_measured_once_has_no_slope():
+def test_a_single_sample_has_no_slope():
     assert Curve([3.0], [50.0], [7], [2]).slope == 0.0
 
 

@@ -1,9 +1,9 @@
-"""Several processes that drain one store together, for any backend that many processes can share.
+"""Several processes that drain one store at the same time, for backends that processes can share.
 
     python -m tests.storage.drain_together URL
 
 is one of them: it claims and finishes tasks until it finds none, and prints the id of each task it
-has claimed. `drain_together` fills a store, starts many and gathers what they say.
+has claimed. `drain_together` fills a store, starts several processes and collects their output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSED = "refused:"
 
 @dataclass
 class Drained:
-    """How often each task was claimed, how many outcomes were refused, and what went wrong."""
+    """How often each task was claimed, how many outcomes were refused, and the errors."""
 
     claims: Counter[str] = field(default_factory=Counter)
     refused: int = 0
@@ -33,7 +33,7 @@ class Drained:
 
 
 async def drain_together(url: str, *, processes: int, tasks: int) -> Drained:
-    """Enqueue that many tasks, and let that many processes begin to drain them at once."""
+    """Enqueue `tasks` tasks, and let `processes` processes start to drain them at the same time."""
     async with open_storage(url) as storage:
         await storage.enqueue_many([Task(func_path="m.f", args=(n,)) for n in range(tasks)])
     return await asyncio.to_thread(_drain_in_processes, url, processes)
@@ -42,7 +42,7 @@ async def drain_together(url: str, *, processes: int, tasks: int) -> Drained:
 def _drain_in_processes(url: str, processes: int) -> Drained:
     children = [_start(url) for _ in range(processes)]
     for child in children:
-        # Each says when it is ready; only then do they all begin.
+        # Each prints a line when it is ready; only then do all of them start.
         assert child.stdout is not None
         child.stdout.readline()
     for child in children:
@@ -52,11 +52,11 @@ def _drain_in_processes(url: str, processes: int) -> Drained:
     drained = Drained()
     for child in children:
         output, errors = child.communicate()
-        words = output.split()
-        if REFUSED in words:
-            drained.refused += int(words[words.index(REFUSED) + 1])
-            words = words[: words.index(REFUSED)]
-        drained.claims.update(words)
+        fields = output.split()
+        if REFUSED in fields:
+            drained.refused += int(fields[fields.index(REFUSED) + 1])
+            fields = fields[: fields.index(REFUSED)]
+        drained.claims.update(fields)
         drained.errors += errors
         if child.returncode:
             drained.errors += f"a process ended with {child.returncode}\n"

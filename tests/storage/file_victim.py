@@ -1,9 +1,10 @@
-"""A process that uses a file store in every way that changes it, until a failpoint ends it.
+"""A process that changes a file store in every possible way, until a failpoint kills it.
 
     OMNIQ_FAILPOINTS=file.record.after_commit=kill@2 python -m tests.storage.file_victim FOLDER
     OMNIQ_FAILPOINTS=file.recover.before_part=kill python -m tests.storage.file_victim FOLDER recover
 
-The second only finishes what the first has left. It prints a line for each promise that the store has made: `enqueued ID`, `ended ID STATUS`.
+The second only recovers what the first has left. Both print a line for each promise that the store
+has made: `enqueued ID`, `ended ID STATUS`.
 """
 
 from __future__ import annotations
@@ -31,62 +32,62 @@ class NextBoot(SystemClock):
         return f"{self._boots} after {super().boot_id()}"
 
 
-def say(*words: object) -> None:
-    """Note a promise where the parent process reads it."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+def report(*fields: object) -> None:
+    """Print a promise for the parent process."""
+    sys.stdout.write(" ".join(map(str, fields)) + "\n")
     sys.stdout.flush()
 
 
 async def use(folder: Path) -> None:
-    """Enqueue, claim, succeed, retry, snooze, fail, cancel, revive, and lose a worker."""
+    """Enqueue, claim, succeed, retry, snooze, fail, cancel, retry a dead letter, lose a worker."""
     settings = Settings(durability="os")
     async with FileStorage(folder, settings=settings) as storage:
         await enqueue(storage, "a")
         await enqueue(storage, "b", "c", "d", "e", "f")
         await claim(storage, 5)
         await storage.mark_done("a", TaskResult(task_id="a", status=TaskStatus.SUCCESS))
-        say("ended", "a", "success")
+        report("ended", "a", "success")
         await storage.mark_failed("b", TaskError("again"), will_retry=True)
         await storage.reschedule("b", datetime.now(UTC))
         await storage.mark_failed("c", TaskError("no"), will_retry=False)
-        say("ended", "c", "failed")
+        report("ended", "c", "failed")
         later = datetime.now(UTC) + timedelta(milliseconds=1)
         await storage.record([Snoozed("d", 1, later)])
         assert await storage.cancel("e")
         await storage.record([Released("e", 1)])
-        say("ended", "e", "cancelled")
+        report("ended", "e", "cancelled")
         assert await storage.cancel("f")
-        say("ended", "f", "cancelled")
-        say("revived", "c")
+        report("ended", "f", "cancelled")
+        report("retried", "c")
         assert await storage.retry_dead("c")
         await enqueue(storage, "g", "h", unique=True)
         await claim(storage, 3)
     async with (
-        FileStorage(folder, settings=settings, clock=NextBoot()) as reaper,
-        FileStorage(folder, settings=settings) as doomed,
+        FileStorage(folder, settings=settings, clock=NextBoot()) as recovering,
+        FileStorage(folder, settings=settings) as lost,
     ):
-        await claim(doomed, 2)
-        await reaper.give_back_abandoned()
+        await claim(lost, 2)
+        await recovering.give_back_abandoned()
 
 
 async def enqueue(storage: FileStorage, *ids: str, unique: bool = False) -> None:
-    """Enqueue a batch, and say so."""
+    """Enqueue a batch, and report each task."""
     keys = {task_id: f"key {task_id}" if unique else None for task_id in ids}
     await storage.enqueue_many(
         [Task(id=task_id, func_path="m.f", unique=keys[task_id]) for task_id in ids]
     )
     for task_id in ids:
-        say("enqueued", task_id)
+        report("enqueued", task_id)
 
 
 async def claim(storage: FileStorage, limit: int) -> None:
-    """Claim; there must be as many."""
+    """Claim that many tasks, and check that there were enough."""
     claimed = await storage.reserve(limit)
     assert len(claimed) == limit, claimed
 
 
 async def recover(folder: Path) -> None:
-    """Only finish what others have left unfinished."""
+    """Only recover what a killed process has left."""
     async with FileStorage(folder, settings=Settings(durability="os"), clock=NextBoot()) as storage:
         await storage.give_back_abandoned()
 

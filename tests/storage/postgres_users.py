@@ -1,4 +1,4 @@
-"""A user's own ways to the database of a PostgreSQL store, one for each driver."""
+"""Connections of a user to the database of a PostgreSQL store, one class for each driver."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from tests.storage.postgres_stores import Schema
 
 
-class NoteBook:
-    """Notes in a table of the user's own, and a connection to write them with."""
+class PostgresUser:
+    """A user with a table of notes and a connection to write them with."""
 
     connection: Any
 
@@ -25,7 +25,7 @@ class NoteBook:
         self.opened: list[asyncpg.Connection] = []
         schema.execute(f"DROP TABLE IF EXISTS {self.table}; CREATE TABLE {self.table} (note text)")
 
-    async def open(self) -> NoteBook:
+    async def open(self) -> PostgresUser:
         self.reader = await self.connect()
         await self.open_own()
         return self
@@ -58,10 +58,10 @@ class NoteBook:
         found = await self.reader.fetch(f"SELECT note FROM {self.table} ORDER BY note")
         return [note for (note,) in found]
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         return await self.connect()
 
-    async def elsewhere(self) -> object:
+    async def other_database_connection(self) -> object:
         connection = await self.connect(
             urlsplit(self.schema.url)._replace(path="/template1").geturl()
         )
@@ -78,7 +78,7 @@ class NoteBook:
         self.schema.execute(f"DROP TABLE {self.table}")
 
 
-class Psycopg(NoteBook):
+class Psycopg(PostgresUser):
     """A blocking psycopg connection."""
 
     async def open_own(self) -> None:
@@ -96,7 +96,7 @@ class Psycopg(NoteBook):
     async def write(self, note: str, connection: Any = None) -> None:
         self.connection.execute(f"INSERT INTO {self.table} VALUES (%s)", (note,))
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         self.connection.autocommit = True
         return self.connection
 
@@ -111,7 +111,7 @@ class PsycopgOfDictionaries(Psycopg):
         self.connection = psycopg.connect(self.schema.url, row_factory=psycopg.rows.dict_row)
 
 
-class AsyncPsycopg(NoteBook):
+class AsyncPsycopg(PostgresUser):
     """A psycopg connection on the event loop."""
 
     async def open_own(self) -> None:
@@ -129,7 +129,7 @@ class AsyncPsycopg(NoteBook):
     async def write(self, note: str, connection: Any = None) -> None:
         await self.connection.execute(f"INSERT INTO {self.table} VALUES (%s)", (note,))
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         await self.connection.set_autocommit(True)
         return self.connection
 
@@ -137,7 +137,7 @@ class AsyncPsycopg(NoteBook):
         await self.connection.close()
 
 
-class SQLAlchemy(NoteBook):
+class SQLAlchemy(PostgresUser):
     """SQLAlchemy over psycopg, blocking."""
 
     async def open_own(self) -> None:
@@ -156,7 +156,7 @@ class SQLAlchemy(NoteBook):
     async def write(self, note: str, connection: Any = None) -> None:
         self.connection.execute(text(f"INSERT INTO {self.table} VALUES (:note)"), {"note": note})
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         self.connection.close()
         self.connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         return self.connection
@@ -173,13 +173,13 @@ class SQLAlchemySession(SQLAlchemy):
         self.engine = create_engine(_with_driver(self.schema.url, "psycopg"))
         self.connection = Session(self.engine)
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         self.connection.close()
         self.connection = Session(self.engine.execution_options(isolation_level="AUTOCOMMIT"))
         return self.connection
 
 
-class AsyncSQLAlchemy(NoteBook):
+class AsyncSQLAlchemy(PostgresUser):
     """SQLAlchemy over asyncpg."""
 
     async def open_own(self) -> None:
@@ -200,7 +200,7 @@ class AsyncSQLAlchemy(NoteBook):
             text(f"INSERT INTO {self.table} VALUES (:note)"), {"note": note}
         )
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         await self.connection.close()
         self.connection = await self.engine.connect()
         return await self.connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -217,7 +217,7 @@ class AsyncSQLAlchemySession(AsyncSQLAlchemy):
         self.engine = create_async_engine(_with_driver(self.schema.url, "asyncpg"))
         self.connection = AsyncSession(self.engine)
 
-    async def in_autocommit(self) -> object:
+    async def autocommit_connection(self) -> object:
         await self.connection.close()
         self.connection = AsyncSession(self.engine.execution_options(isolation_level="AUTOCOMMIT"))
         return self.connection

@@ -1,4 +1,4 @@
-"""Many callers who enqueue at the same time share their writes, and nothing else."""
+"""Concurrent enqueues share their writes, and affect each other in no other way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def enqueue_together(storage, tasks):
     return await asyncio.gather(*map(storage.enqueue, tasks), return_exceptions=True)
 
 
-async def test_a_caller_who_is_refused_is_refused_alone(url):
+async def test_a_refused_call_does_not_fail_other_calls(url):
     async with open_storage(url) as storage:
         await storage.enqueue(a_task(7))
 
@@ -46,7 +46,7 @@ async def test_a_caller_who_is_refused_is_refused_alone(url):
         assert await storage.count_waiting() == CALLERS
 
 
-async def test_of_many_callers_with_one_id_the_first_has_it(url):
+async def test_of_many_concurrent_calls_with_one_id_the_first_succeeds(url):
     async with open_storage(url) as storage:
         answers = await enqueue_together(storage, [a_task(1) for _ in range(CALLERS)])
 
@@ -61,7 +61,7 @@ async def test_callers_with_one_unique_key_get_one_task(url):
         assert await enqueue_together(storage, tasks) == ["t0"] * CALLERS
 
 
-async def test_as_many_get_in_as_there_is_room_for(url):
+async def test_concurrent_calls_fill_the_queue_up_to_max_pending(url):
     async with open_storage(f"{url}{'&' if '?' in url else '?'}max_pending=20") as storage:
         answers = await enqueue_together(storage, map(a_task, range(CALLERS)))
 
@@ -69,7 +69,7 @@ async def test_as_many_get_in_as_there_is_room_for(url):
         assert [type(answer) for answer in answers[20:]] == [QueueFull] * (CALLERS - 20)
 
 
-async def test_a_caller_who_gives_up_keeps_nobody_else_from_enqueueing(url):
+async def test_a_cancelled_call_does_not_stop_other_enqueues(url):
     async with open_storage(url) as storage:
         calls = [asyncio.create_task(storage.enqueue(a_task(n))) for n in range(CALLERS)]
         await asyncio.sleep(0)
@@ -78,11 +78,11 @@ async def test_a_caller_who_gives_up_keeps_nobody_else_from_enqueueing(url):
         answers = await asyncio.gather(*calls, return_exceptions=True)
 
         assert answers[1::2] == [f"t{number}" for number in range(1, CALLERS, 2)]
-        # What came afterwards is not held up either.
+        # A later call is not held up either.
         assert await storage.enqueue(a_task(CALLERS)) == f"t{CALLERS}"
 
 
-async def test_each_call_is_known_by_its_own_nonce_when_it_is_repeated(url):
+async def test_a_repeated_call_is_recognized_by_its_nonce(url):
     async with open_storage(url) as storage:
 
         async def enqueue(number, nonce):

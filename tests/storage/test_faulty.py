@@ -1,4 +1,4 @@
-"""The faulty storage is a storage like any other until it is told to fail, and then fails just so."""
+"""A faulty storage fulfils the contract until a fault is set, and then fails as it was set."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_renewal_whose_reply_was_lost_can_be_repeated(faulty):
     assert [worker.id for worker in await faulty.workers()] == [faulty.owner]
 
 
-async def test_the_nth_call_fails_and_as_many_after_it_as_asked_for(faulty):
+async def test_the_nth_call_and_the_given_number_of_calls_after_it_fail(faulty):
     faulty.fail("enqueue", at=2, times=2)
     replies: list[object] = []
     for task in some_tasks("abcd"):
@@ -98,7 +98,7 @@ async def test_the_nth_call_fails_and_as_many_after_it_as_asked_for(faulty):
     assert faulty.calls["enqueue"] == 4
 
 
-async def test_a_fault_without_end_lasts_until_it_is_healed(faulty):
+async def test_a_fault_without_a_limit_lasts_until_heal_is_called(faulty):
     faulty.fail("read", times=None, error=StorageError("the disk is gone"))
     for _ in range(3):
         with pytest.raises(StorageError, match="the disk is gone"):
@@ -132,7 +132,7 @@ async def test_a_delay_passes_on_the_clock(faulty, clock):
     assert await slow == "a"
 
 
-async def test_a_twin_shares_the_faults_and_the_owner(faulty):
+async def test_a_sibling_shares_the_faults_and_the_owner(faulty):
     faulty.fail("renew", at=2)
     async with faulty.sibling() as sibling:
         await sibling.renew()

@@ -1,4 +1,4 @@
-"""What the file backend promises beyond the contract: names, modes, races, costs."""
+"""What the file backend guarantees beyond the contract: names, modes, races, costs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from omniq.storage import open_storage
 from omniq.storage.file import FileStorage
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.listed_records import ListedRecords
-from omniq.storage.file.shared_file import gather
-from omniq.storage.file.wakeups import Watch
+from omniq.storage.file.shared_file import pack
+from omniq.storage.file.wakeups import FolderWatch
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
 FAST = Settings(durability="os")
 SAFE = Settings(durability="power")
@@ -97,7 +97,7 @@ async def test_a_final_failure_leaves_a_result_and_a_dead_letter(storage, folder
     "task_id",
     ["a.b", "a.task", "a.1.W.2.running", "a.1.N.done", "a.result", "-.-", "_", "v1..2", "x" * 128],
 )
-async def test_ids_with_dots_live_and_end_like_others(task_id, storage, another, folder):
+async def test_ids_with_dots_work_like_other_ids(task_id, storage, another, folder):
     await storage.enqueue(a_task(task_id))
     (task,) = await another.reserve(1)
     await another.mark_failed(task_id, an_error(), will_retry=True)
@@ -112,7 +112,7 @@ async def test_ids_with_dots_live_and_end_like_others(task_id, storage, another,
     assert names(folder, "queue") == []
 
 
-async def test_files_are_for_the_owner_alone_whatever_the_umask(folder, clock):
+async def test_files_are_readable_only_by_their_user_with_any_umask(folder, clock):
     before = os.umask(0)
     try:
         async with FileStorage(folder, settings=SAFE, clock=clock) as storage:
@@ -131,7 +131,7 @@ async def test_files_are_for_the_owner_alone_whatever_the_umask(folder, clock):
     assert modes == {(True, 0o700), (False, 0o600)}
 
 
-async def test_a_lone_storage_leaves_nothing_temporary_behind(storage, folder):
+async def test_a_single_storage_leaves_no_temporary_files(storage, folder):
     await storage.enqueue_many(some_tasks("abc"))
     for task in await storage.reserve(3):
         await storage.mark_done(task.id, a_result(task))
@@ -140,7 +140,7 @@ async def test_a_lone_storage_leaves_nothing_temporary_behind(storage, folder):
     assert names(folder, "queue") == []
 
 
-# Many processes
+# Several processes and storages
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder,
     assert names(folder, "queue") == []
 
 
-async def test_two_that_enqueue_one_id_at_once_enqueue_one_task(storage, another):
+async def test_concurrent_enqueues_of_one_id_enqueue_one_task(storage, another):
     async def enqueue(through: FileStorage, task_id: str) -> bool:
         try:
             await through.enqueue(a_task(task_id))
@@ -174,7 +174,7 @@ async def test_two_that_enqueue_one_id_at_once_enqueue_one_task(storage, another
     assert len(await storage.reserve(200)) == len(ids)
 
 
-async def test_a_unique_key_goes_to_one_of_many(storage, another):
+async def test_concurrent_enqueues_with_one_unique_key_enqueue_one_task(storage, another):
     tries = [
         through.enqueue(a_task(f"task-{number}", unique="key"))
         for number in range(20)
@@ -186,7 +186,7 @@ async def test_a_unique_key_goes_to_one_of_many(storage, another):
     assert len(await storage.reserve(50)) == 1
 
 
-async def test_a_key_that_an_earlier_task_of_the_same_id_had_is_free(storage):
+async def test_a_unique_key_of_an_earlier_task_with_the_same_id_is_free(storage):
     await storage.enqueue(a_task("a", unique="key", result_ttl=0))
     (task,) = await storage.reserve(1)
     await storage.mark_done("a", a_result(task))
@@ -197,23 +197,23 @@ async def test_a_key_that_an_earlier_task_of_the_same_id_had_is_free(storage):
 
 
 @pytest.mark.fault("F28")
-async def test_two_that_recover_at_once_take_each_task_once_and_charge_the_suspect_alone(
+async def test_concurrent_recoveries_give_back_each_task_once_and_charge_only_the_suspect(
     folder, clock
 ):
     async with (
         FileStorage(folder, settings=FAST, clock=clock) as one,
         FileStorage(folder, settings=FAST, clock=clock) as two,
     ):
-        doomed = FileStorage(folder, settings=FAST, clock=clock)
-        await doomed.open()
+        lost = FileStorage(folder, settings=FAST, clock=clock)
+        await lost.open()
         await one.enqueue(a_task("suspect"))
-        await doomed.reserve(1)
+        await lost.reserve(1)
         clock.advance(60)
         await one.give_back_abandoned()
         await one.enqueue_many(some_tasks([f"task-{number}" for number in range(100)]))
         with pytest.raises(LeaseLost):
-            await doomed.reserve(1)
-        held = await doomed.reserve(200)
+            await lost.reserve(1)
+        held = await lost.reserve(200)
         clock.advance(60)
 
         given = await asyncio.gather(one.give_back_abandoned(), two.give_back_abandoned())
@@ -224,8 +224,8 @@ async def test_two_that_recover_at_once_take_each_task_once_and_charge_the_suspe
     assert {task.id: task.crashes for task in tasks if task.crashes} == {"suspect": 2}
 
 
-async def test_a_key_that_nobody_left_is_free_once_its_holder_does_not_run(folder, clock):
-    """As after a process that died between its outcome and leaving the gate."""
+async def test_a_holder_that_no_longer_runs_is_removed_from_its_gate(folder, clock):
+    """The state after a process has died between recording an outcome and leaving the gate."""
     only_one = (Limit(key="k", max_running=1),)
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
         await storage.enqueue_many(some_tasks("ab", limits=only_one))
@@ -238,11 +238,11 @@ async def test_a_key_that_nobody_left_is_free_once_its_holder_does_not_run(folde
     assert (first.id, second.id) == ("a", "b")
 
 
-# What others have left
+# Unfinished work of processes that died
 
 
 @pytest.mark.fault("F60")
-async def test_a_task_that_was_about_to_be_enqueued_is_enqueued_by_whoever_comes_by(
+async def test_an_intent_of_a_dead_process_is_enqueued_by_the_next_storage(
     folder, clock, no_failpoints
 ):
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
@@ -251,7 +251,7 @@ async def test_a_task_that_was_about_to_be_enqueued_is_enqueued_by_whoever_comes
             await storage.enqueue(a_task("withdrawn"))
         failpoints.reset()
         await storage.enqueue(a_task("a"))
-        # As if its process had died between the two last steps, a minute ago.
+        # The state after its process has died between the last two steps, long ago.
         intent = folder / "tmp" / "a.task.tmp"
         os.rename(folder / "queue" / "a.task", intent)
         os.utime(intent, (0, 0))
@@ -260,10 +260,10 @@ async def test_a_task_that_was_about_to_be_enqueued_is_enqueued_by_whoever_comes
         assert [task.id for task in await storage.reserve(5)] == ["a"]
 
 
-async def test_a_breaker_waits_a_while_for_the_word_of_a_probe_that_has_ended(
+async def test_a_breaker_waits_for_the_outcome_of_a_probe_that_has_ended(
     storage, another, clock, no_failpoints
 ):
-    """Its owner tells it after the outcome is there; whoever claims in between lets nobody in."""
+    """The owner reports to the breaker after recording the outcome; until then none may enter."""
     rules = (BreakerRule(name="b", max_failures=1, reset_timeout=5),)
     await storage.enqueue_many(some_tasks("abc", breakers=rules))
     (first,) = await storage.reserve(1)
@@ -283,7 +283,7 @@ async def test_a_breaker_waits_a_while_for_the_word_of_a_probe_that_has_ended(
 
 
 @pytest.mark.fault("F60")
-async def test_a_change_that_was_made_and_not_carried_out_is_found_by_id(
+async def test_a_committed_change_that_was_not_finished_is_found_by_id(
     storage, another, no_failpoints
 ):
     await storage.enqueue(a_task("a"))
@@ -299,7 +299,7 @@ async def test_a_change_that_was_made_and_not_carried_out_is_found_by_id(
     assert await storage.record([Succeeded("a", 1, a_result(task, 42))]) == [True]
 
 
-async def test_an_outcome_of_a_cancelled_run_does_not_bring_the_task_back(storage, another):
+async def test_the_outcome_of_a_cancelled_run_does_not_requeue_the_task(storage, another):
     await storage.enqueue(a_task("a"))
     await storage.reserve(1)
 
@@ -311,7 +311,7 @@ async def test_an_outcome_of_a_cancelled_run_does_not_bring_the_task_back(storag
     assert found.status is TaskStatus.CANCELLED
 
 
-async def test_what_a_caller_that_went_away_had_claimed_is_there_for_others(storage, another):
+async def test_the_claims_of_a_cancelled_caller_are_undone(storage, another):
     await storage.renew()
     await storage.enqueue_many(some_tasks("abc"))
     reserve = asyncio.create_task(storage.reserve(2))
@@ -335,7 +335,7 @@ async def test_what_a_caller_that_went_away_had_claimed_is_there_for_others(stor
     "place", ["file.enqueue.before_link", "file.enqueue.after_link", "file.enqueue.before_publish"]
 )
 @pytest.mark.fault("F54")
-async def test_a_full_disk_is_said_to_be_full_and_nothing_is_left(
+async def test_a_full_disk_raises_an_error_that_says_so_and_leaves_no_files(
     place, storage, folder, no_failpoints
 ):
     failpoints.configure(f"{place}=raise:ENOSPC@1")
@@ -388,7 +388,7 @@ asyncio.run(main())
 
 
 @pytest.mark.fault("F97")
-def test_a_forked_process_is_told_to_open_its_own(folder):
+def test_the_storage_of_a_parent_process_is_refused_in_a_forked_process(folder):
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK, str(folder)],
         capture_output=True,
@@ -396,7 +396,7 @@ def test_a_forked_process_is_told_to_open_its_own(folder):
         check=True,
     )
 
-    assert "a forked process must open one of its own" in child.stdout
+    assert "after a fork; open a separate storage in each process" in child.stdout
 
 
 @pytest.mark.fault("F62")
@@ -458,23 +458,21 @@ async def test_a_claim_costs_the_same_among_20_000_tasks_as_among_20(folder, mon
                 costs.append((calls.listed, calls.opened))
 
     assert costs[0] == costs[1]
-    assert costs[0][1] <= 5 * 2, "a claim opens its own file, and the list of paused queues"
+    assert costs[0][1] <= 5 * 2, "a claim opens the task's file, and the list of paused queues"
 
 
-async def test_to_look_for_dead_workers_does_not_list_the_queue_each_time(
-    folder, clock, monkeypatch
-):
+async def test_recovery_does_not_list_the_queue_folder_each_time(folder, clock, monkeypatch):
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
         await storage.enqueue_many(some_tasks("abc"))
         await storage.give_back_abandoned()
         listed: list[str] = []
         scan = Disk.scan
 
-        def noting(disk: Disk, where: str) -> list[tuple[str, int]]:
+        def recording_scan(disk: Disk, where: str) -> list[tuple[str, int]]:
             listed.append(where)
             return scan(disk, where)
 
-        monkeypatch.setattr(Disk, "scan", noting)
+        monkeypatch.setattr(Disk, "scan", recording_scan)
         for _ in range(5):
             await storage.give_back_abandoned()
         assert "queue" not in listed
@@ -483,15 +481,15 @@ async def test_to_look_for_dead_workers_does_not_list_the_queue_each_time(
         assert listed.count("queue") == 1
 
 
-async def test_enqueues_that_gather_share_a_barrier(folder, monkeypatch):
+async def test_concurrent_enqueues_share_a_sync(folder, monkeypatch):
     async with FileStorage(folder, settings=SAFE) as storage:
         calls = Calls(monkeypatch)
         await asyncio.gather(*(storage.enqueue(a_task(f"task-{n}")) for n in range(50)))
 
-    assert calls.synced < 25, "far less than one for each task"
+    assert calls.synced < 25, "far fewer than one for each task"
 
 
-# Files of many tasks
+# Shared files
 
 
 async def test_a_batch_is_one_file_with_a_name_for_each_task(folder, clock, monkeypatch):
@@ -510,14 +508,16 @@ async def test_a_batch_is_one_file_with_a_name_for_each_task(folder, clock, monk
     assert names(folder, "queue") == names(folder, "tmp") == []
 
 
-async def test_records_that_are_large_have_files_of_their_own(storage, folder):
+async def test_large_records_are_in_separate_files(storage, folder):
     await storage.enqueue_many(some_tasks("abc", args=["large" * 4000]))
 
     assert inodes(folder, "queue", "abc", "task") == 3
     assert [task.args for task in await storage.reserve(3)] == [("large" * 4000,)] * 3
 
 
-async def test_what_becomes_of_one_task_of_a_batch_is_nothing_to_the_others(storage, folder, clock):
+async def test_a_change_of_one_task_of_a_shared_file_does_not_affect_the_others(
+    storage, folder, clock
+):
     ids = [f"task-{number}" for number in range(100)]
     await storage.enqueue_many([a_task(task_id, max_retries=1) for task_id in ids])
     assert inodes(folder, "queue", ids, "task") < 10
@@ -541,7 +541,9 @@ async def test_what_becomes_of_one_task_of_a_batch_is_nothing_to_the_others(stor
     assert len(await storage.list_tasks(limit=200)) == 99
 
 
-async def test_what_others_bring_in_one_file_is_claimed_and_counted(storage, another, folder):
+async def test_tasks_in_a_shared_file_of_another_storage_are_claimed_and_counted(
+    storage, another, folder
+):
     await another.enqueue_many(some_tasks("abc"))
 
     assert (await storage.stats()).by_status[TaskStatus.PENDING] == 3
@@ -549,7 +551,7 @@ async def test_what_others_bring_in_one_file_is_claimed_and_counted(storage, ano
     assert [task.id for task in await another.reserve(2)] == ["c"]
 
 
-async def test_a_file_of_many_tasks_is_read_once_by_whoever_finds_it(folder, clock, monkeypatch):
+async def test_a_shared_file_is_read_once(folder, clock, monkeypatch):
     ids = [f"task-{number}" for number in range(400)]
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
         await storage.enqueue_many([a_task(task_id) for task_id in ids])
@@ -567,37 +569,37 @@ async def test_a_file_of_many_tasks_is_read_once_by_whoever_finds_it(folder, clo
         assert calls.opened < files + 20
 
 
-def test_a_name_that_is_of_another_file_than_it_was_listed_with_is_read_anew(folder):
-    disk = Disk(folder, is_durable=False, session="s")
+def test_a_name_whose_file_has_changed_since_the_listing_is_read_again(folder):
+    disk = Disk(folder, is_durable=False, nonce_prefix="s")
     disk.open()
-    ((_, both),) = gather([("a", b"record of a"), ("b", b"record of b")])
+    ((_, both),) = pack([("a", b"record of a"), ("b", b"record of b")])
     disk.write("tmp/a", both)
     disk.write("tmp/c", b"record of c, alone in its file")
     listed = ListedRecords(disk)
     (inode, _) = disk.read_file("tmp/a") or (0, b"")
 
     assert listed.read("tmp/a", "a", inode) == b"record of a"
-    assert listed.read("tmp/gone", "b", inode) == b"record of b", "known from the same file"
+    assert listed.read("tmp/gone", "b", inode) == b"record of b", "cached from the same file"
     assert listed.read("tmp/c", "c", inode) == b"record of c, alone in its file"
     assert listed.read("tmp/gone", "c", inode) is None
     (inode, _) = disk.read_file("tmp/c") or (0, b"")
-    assert listed.read("tmp/a", "b", inode) == b"record of b", "a file of one task is nobody else's"
+    assert listed.read("tmp/a", "b", inode) == b"record of b", "a file of one task is not cached"
     disk.close()
 
 
 def inodes(folder: Path, where: str, ids: Iterable[str], ending: str) -> int:
-    """How many files these names belong to."""
+    """The number of files that these names belong to."""
     return len({os.stat(folder / where / f"{task_id}.{ending}").st_ino for task_id in ids})
 
 
-# Hints and their loss
+# Wake-ups, and what happens without them
 
 
-def most_changes_told() -> int:
+def inotify_queue_size() -> int:
     return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 
-async def test_a_task_that_another_brings_ends_the_wait(storage, another):
+async def test_a_task_enqueued_by_another_storage_ends_the_wait(storage, another):
     await storage.reserve(1)
     waiting = asyncio.create_task(storage.wait_for_work(3600))
     await another.enqueue(a_task("a"))
@@ -607,10 +609,10 @@ async def test_a_task_that_another_brings_ends_the_wait(storage, another):
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-async def test_more_changes_than_the_system_can_tell_of_lose_no_task(storage, another):
-    limit = most_changes_told()
+async def test_no_task_is_lost_when_inotify_overflows(storage, another):
+    limit = inotify_queue_size()
     if limit > 20_000:
-        pytest.skip("this system can tell of a great many changes")
+        pytest.skip("the inotify queue of this system is too large to overflow in a test")
     assert await storage.reserve(1) == []
     for _ in range(0, limit + 1000, 1000):
         await another.enqueue_many([Task(func_path="m.f") for _ in range(1000)])
@@ -621,10 +623,8 @@ async def test_more_changes_than_the_system_can_tell_of_lose_no_task(storage, an
     assert claimed >= limit
 
 
-async def test_without_a_watch_on_the_folder_others_are_seen_all_the_same(
-    folder, clock, monkeypatch
-):
-    monkeypatch.setattr(Watch, "open", classmethod(lambda cls, folder: None))
+async def test_changes_by_other_storages_are_seen_without_inotify(folder, clock, monkeypatch):
+    monkeypatch.setattr(FolderWatch, "open", classmethod(lambda cls, folder: None))
     async with (
         FileStorage(folder, settings=FAST, clock=clock) as one,
         FileStorage(folder, settings=FAST, clock=clock) as two,
@@ -651,21 +651,21 @@ async def test_the_url_names_folder_and_durability(tmp_path):
     assert (tmp_path / "tasks" / "queue" / "a.task").is_file()
 
 
-async def test_a_task_that_another_takes_while_its_limit_is_looked_at_is_still_known(
+async def test_a_task_that_another_storage_claims_during_the_check_of_its_limit_stays_known(
     storage, another, monkeypatch
 ):
-    """The look at the limit tells that the task is held: it must not be put back as waiting."""
+    """The check of the limit shows that the task is held: it must not be put back as waiting."""
     task = a_task(limits=(Limit(key="one", max_running=1),))
     await storage.enqueue(task)
-    loop, gatekeeper = asyncio.get_running_loop(), storage._store.gatekeeper
-    look, taken = gatekeeper.blocking, list[Task]()
+    loop, gates = asyncio.get_running_loop(), storage._store.gates
+    blocking, taken = gates.blocking, list[Task]()
 
-    def look_after_another(gates, now):
+    def claim_elsewhere_first(gates, now):
         if not taken:
             taken.extend(asyncio.run_coroutine_threadsafe(another.reserve(1), loop).result())
-        return look(gates, now)
+        return blocking(gates, now)
 
-    monkeypatch.setattr(gatekeeper, "blocking", look_after_another)
+    monkeypatch.setattr(gates, "blocking", claim_elsewhere_first)
     assert await storage.reserve(1) == []
 
     assert [each.id for each in taken] == [task.id]
@@ -675,31 +675,31 @@ async def test_a_task_that_another_takes_while_its_limit_is_looked_at_is_still_k
     assert await storage.reserve(1) == []
 
 
-async def test_a_task_that_was_counted_is_still_news_to_whoever_waits(storage, another):
+async def test_a_task_that_was_counted_before_the_wait_still_ends_it(storage, another):
     assert await storage.reserve(1) == []
     await another.enqueue(a_task())
     await storage.stats()
 
-    # By the real clock, which the test's timeout watches.
+    # In real time: if the wait did not end, the test would time out.
     await storage.wait_for_work(3600)
     assert len(await storage.reserve(1)) == 1
 
 
-async def test_a_task_that_is_counted_while_somebody_waits_ends_the_wait(storage, another):
+async def test_a_task_that_is_counted_during_the_wait_still_ends_it(storage, another):
     assert await storage.reserve(1) == []
     for _ in range(20):
         waiting = asyncio.ensure_future(storage.wait_for_work(3600))
         await until(lambda: storage._waiting)
-        # Both hear of the task at the same time, and one of them first.
+        # The count and the waiter race to read the event of the new task.
         await asyncio.gather(another.enqueue(a_task()), *(storage.stats() for _ in range(5)))
         await waiting
         assert len(await storage.reserve(1)) == 1
 
 
-async def test_a_task_whose_last_change_is_not_cleared_away_is_put_back_too(
+async def test_a_task_with_a_done_file_left_is_put_back_into_the_index(
     storage, another, clock, no_failpoints
 ):
-    """A claim that takes it out, and finds it not due yet, must not lose sight of it."""
+    """A claim that takes it out of the index, and finds it not due yet, must put it back."""
     task = a_task()
     await storage.enqueue(task)
     (claimed,) = await another.reserve(1)
@@ -715,25 +715,25 @@ async def test_a_task_whose_last_change_is_not_cleared_away_is_put_back_too(
     assert [each.id for each in await storage.reserve(1)] == [task.id]
 
 
-# Counted and listed while it moves on
+# Counts and lists while tasks change state
 
 
-def move_on_after_the_results_were_read(storage, another, monkeypatch, outcomes):
-    """Have another record the outcomes as soon as `storage` has read what has ended."""
+def record_after_the_results_were_listed(storage, another, monkeypatch, outcomes):
+    """Have `another` record an outcome each time `storage` has listed the results."""
     loop, disk = asyncio.get_running_loop(), storage._store.disk
     scan, left = disk.scan, list(outcomes)
 
-    def scan_before_it_moves(folder):
+    def scan_then_record(folder):
         found = scan(folder)
         if folder == "results" and left:
             asyncio.run_coroutine_threadsafe(another.record([left.pop()]), loop).result()
         return found
 
-    monkeypatch.setattr(disk, "scan", scan_before_it_moves)
+    monkeypatch.setattr(disk, "scan", scan_then_record)
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-async def test_a_task_that_moves_on_meanwhile_is_counted_and_listed_once(
+async def test_a_task_that_changes_state_during_a_read_is_counted_and_listed_once(
     storage, another, monkeypatch, is_over
 ):
     await storage.enqueue_many(some_tasks("abcde"))
@@ -742,7 +742,7 @@ async def test_a_task_that_moves_on_meanwhile_is_counted_and_listed_once(
         Succeeded(task.id, task.token, a_result(task)) if is_over else Released(task.id, task.token)
         for task in claimed
     ]
-    move_on_after_the_results_were_read(storage, another, monkeypatch, outcomes)
+    record_after_the_results_were_listed(storage, another, monkeypatch, outcomes)
 
     for moved in (1, 3):
         counted = await storage.stats()
@@ -752,11 +752,11 @@ async def test_a_task_that_moves_on_meanwhile_is_counted_and_listed_once(
         assert [task.id for task in listed] == list("abcde")
 
 
-# Cancelled in the moment of the claim
+# Cancelled at the moment of the claim
 
 
 def cancel_at_the_claim(monkeypatch, folder):
-    """Do what a cancellation by another process does, right after the rename that is the claim."""
+    """Cancel as another process does, right after the rename that claims the task."""
 
     def cancel(name):
         if name == "file.claim.after_rename":
@@ -767,7 +767,7 @@ def cancel_at_the_claim(monkeypatch, folder):
 
 
 @pytest.mark.parametrize("options", [{}, {"limits": (Limit(key="k", max_running=1),)}])
-async def test_a_task_that_is_cancelled_in_the_moment_of_its_claim_ends(
+async def test_a_task_that_is_cancelled_at_the_moment_of_its_claim_ends(
     storage, another, folder, monkeypatch, options
 ):
     await another.enqueue(a_task("a", **options))
@@ -778,27 +778,27 @@ async def test_a_task_that_is_cancelled_in_the_moment_of_its_claim_ends(
     ended = await another.get_result("a")
     assert (ended and ended.status) is TaskStatus.CANCELLED
     assert names(folder, "queue") == []
-    # Nor is anything left of it that would hold up others.
+    # It must not occupy the gate any more.
     monkeypatch.undo()
     await another.enqueue(a_task("b", **options))
     assert [task.id for task in await storage.reserve(1)] == ["b"]
 
 
-async def test_a_claim_that_the_index_was_wrong_about_ends_when_it_is_cancelled_meanwhile(
+async def test_a_claim_that_is_undone_ends_the_task_if_it_was_cancelled_meanwhile(
     storage, another, folder, monkeypatch
 ):
     await storage.enqueue(a_task("a"))
-    real = storage._store.claimer._ledger.read_held_waiter
+    real = storage._store.claimer._task_files.read_just_claimed
 
     def read(claimed):
         live = real(claimed)
         if live is not None and not claimed.is_cancelled:
-            # Not due yet after all; and cancelled before it could be put back.
+            # Not due yet, and cancelled before it could be put back.
             live.row.visible = 2**62
             (folder / claimed.path).rename(folder / claimed.cancelled().path)
         return live
 
-    monkeypatch.setattr(storage._store.claimer._ledger, "read_held_waiter", read)
+    monkeypatch.setattr(storage._store.claimer._task_files, "read_just_claimed", read)
 
     assert await storage.reserve(1) == []
 

@@ -1,7 +1,8 @@
-"""The file backend keeps the whole contract, and its core with every write synced to disk."""
+"""The file backend passes the whole contract, and its core with every write synced to disk."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,18 @@ from omniq.testing.contract import (
     StorageContract,
     opener,
 )
+from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
 
 
-class TestFile(StorageContract):
+class TestFile(OrphanedCheckpointTests, StorageContract):
+    @pytest.fixture
+    def copy_checkpoint(self, tmp_path):
+        async def copy(source, target):
+            notes = tmp_path / "tasks" / "notes"
+            shutil.copytree(notes / source, notes / target)
+
+        return copy
+
     @pytest.fixture
     async def open_another(self, clock, tmp_path):
         def make(settings=None, **options):

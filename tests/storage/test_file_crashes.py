@@ -1,4 +1,4 @@
-"""A process that dies between any two steps of the protocol leaves a store that keeps its promises."""
+"""After a process was killed between any two steps of the protocol, every promise still holds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PASSES = {
     "file.requeue.after_task": 9,
     "file.recover.after_fence": 1,
 }
-"""How often the victim passes each place."""
+"""How often the victim passes each failpoint."""
 
 ALL = [(place, nth) for place, times in PASSES.items() for nth in range(1, times + 1)]
 SOME = [(place, nth) for place, nth in ALL if nth % 3 == 1]
@@ -51,7 +51,7 @@ def run_victim(folder: Path, failpoints: str, *more: str) -> tuple[int, list[lis
 
 
 def records(folder: Path) -> Counter[str]:
-    """How many files speak for each task: of the queue, or else its result."""
+    """The number of files of each task: in the queue folder, or else its result."""
     found: Counter[str] = Counter()
     for name in os.listdir(folder / "queue"):
         task_id = id_of(name, ".task")
@@ -64,10 +64,10 @@ def records(folder: Path) -> Counter[str]:
     return found
 
 
-async def assert_kept(folder: Path, lines: list[list[str]]) -> None:
-    """Every promise holds; everything that is left can be run, once, and ends."""
+async def assert_promises_hold(folder: Path, lines: list[list[str]]) -> None:
+    """Check that every promise holds, and that every task that is left can be run, once."""
     enqueued = {line[1] for line in lines if line[0] == "enqueued"}
-    revived = {line[1] for line in lines if line[0] == "revived"}
+    retried = {line[1] for line in lines if line[0] == "retried"}
     ended = {line[1]: line[2] for line in lines if line[0] == "ended"}
     clock = NextBoot(2)
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
@@ -78,7 +78,7 @@ async def assert_kept(folder: Path, lines: list[list[str]]) -> None:
         for task_id, status in ended.items():
             task = await storage.get_task(task_id)
             assert task is not None
-            assert task.status == status or task_id in revived
+            assert task.status == status or task_id in retried
 
         claimed: set[str] = set()
         while tasks := await storage.reserve(1):
@@ -89,7 +89,7 @@ async def assert_kept(folder: Path, lines: list[list[str]]) -> None:
                 await storage.mark_done(task.id, done)
         stats = await storage.stats()
 
-    assert not claimed & (ended.keys() - revived), "an ended task was run"
+    assert not claimed & (ended.keys() - retried), "an ended task was run"
     assert not any(count for status, count in stats.by_status.items() if not status.is_final)
     assert not list((folder / "corrupt").iterdir())
     assert not list((folder / "queue").iterdir())
@@ -98,32 +98,34 @@ async def assert_kept(folder: Path, lines: list[list[str]]) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(("place", "nth"), [each for each in ALL if each not in SOME])
 @pytest.mark.fault("F02")
-async def test_a_process_that_dies_at_any_pass_loses_and_doubles_nothing(place, nth, tmp_path):
+async def test_a_process_killed_at_any_failpoint_loses_no_task_and_repeats_none(
+    place, nth, tmp_path
+):
     await assert_killed_without_harm(place, nth, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "nth"), SOME)
-async def test_a_process_that_dies_there_loses_and_doubles_nothing(place, nth, tmp_path):
+async def test_a_process_killed_at_a_failpoint_loses_no_task_and_repeats_none(place, nth, tmp_path):
     await assert_killed_without_harm(place, nth, tmp_path)
 
 
 async def assert_killed_without_harm(place: str, nth: int, tmp_path: Path) -> None:
     status, lines = run_victim(tmp_path, f"{place}=kill@{nth}")
 
-    assert status == -signal.SIGKILL, "the place was not passed that often"
-    await assert_kept(tmp_path, lines)
+    assert status == -signal.SIGKILL, "the failpoint was not passed that often"
+    await assert_promises_hold(tmp_path, lines)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["file.recover.before_part", "file.recover.after_part"])
 @pytest.mark.parametrize("nth", [1, 4, 7])
 @pytest.mark.fault("F27")
-async def test_one_that_dies_while_it_finishes_for_the_dead_does_no_harm_either(
+async def test_a_process_killed_while_it_finishes_changes_of_a_dead_one_loses_nothing(
     place, nth, tmp_path
 ):
     _, lines = run_victim(tmp_path, f"file.record.after_commit=kill@{nth}")
     status, _ = run_victim(tmp_path, f"{place}=kill", "recover")
 
     assert status == -signal.SIGKILL, "there was nothing to finish"
-    await assert_kept(tmp_path, lines)
+    await assert_promises_hold(tmp_path, lines)

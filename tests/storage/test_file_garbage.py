@@ -1,4 +1,4 @@
-"""Whatever lies in the folder that is not a record blocks nobody, hangs nothing and is never run."""
+"""A file that is not a record blocks no task and no call, and is never run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ CONTENTS = {
     "of a later version": flipped(WHOLE, 4),
     "of another kind": flipped(WHOLE, 5),
     "text": b"not a record at all, but long enough to be one\n" * 3,
-    "of many, cut off": frame(Kind.GATHERED, b"\nx 0 99\n") + WHOLE[:-7],
-    "of many in one of many": frame(Kind.GATHERED, b"\nx 0 99\n")
-    + frame(Kind.GATHERED, b"\nx 0 9\n"),
+    "shared, cut off": frame(Kind.SHARED, b"\nx 0 99\n") + WHOLE[:-7],
+    "shared in a shared one": frame(Kind.SHARED, b"\nx 0 99\n") + frame(Kind.SHARED, b"\nx 0 9\n"),
     "of another task": WHOLE.replace(b"\xa1x", b"\xa1y"),
 }
 
@@ -87,7 +86,7 @@ def make_fifo(path: str) -> None:
 
 
 def make_socket(path: str) -> None:
-    # A socket's path may not be long; through a descriptor it is short.
+    # The length of a socket's path is limited; through a file descriptor it is short.
     fd = os.open(os.path.dirname(path), os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
@@ -129,7 +128,7 @@ async def folder(tmp_path, clock):
 
 
 async def use(folder: Path, clock: ManualClock) -> list[Task]:
-    """Use the store in every way; what was claimed."""
+    """Call every method of the store; returns the claimed tasks."""
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
         await storage.enqueue_many(some_tasks("abc"))
         await storage.enqueue(a_task("u", unique="key"))
@@ -142,8 +141,8 @@ async def use(folder: Path, clock: ManualClock) -> list[Task]:
         await storage.mark_failed("b", an_error(), will_retry=False)
         await storage.mark_failed("c", an_error(), will_retry=True)
         await storage.reschedule("c", clock.now())
-        for ask in (storage.stats, storage.workers, storage.list_schedules, storage.gates):
-            await ask()
+        for read in (storage.stats, storage.workers, storage.list_schedules, storage.gates):
+            await read()
         for task_id in ("a", "b", "c", "x"):
             await storage.get_result(task_id)
             await storage.get_dead(task_id)
@@ -167,7 +166,7 @@ def quarantined(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.fault("F58")
-async def test_bad_records_in_every_folder_are_never_run_and_block_nobody(kind, folder, clock):
+async def test_bad_records_in_every_folder_are_never_run_and_block_no_task(kind, folder, clock):
     for where, names in NAMES.items():
         for name in names:
             (folder / where / name).write_bytes(CONTENTS[kind])
@@ -180,7 +179,7 @@ async def test_bad_records_in_every_folder_are_never_run_and_block_nobody(kind, 
 
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.fault("F59")
-async def test_what_is_no_regular_file_hangs_nothing(kind, folder, clock):
+async def test_special_files_block_no_call(kind, folder, clock):
     for where, names in NAMES.items():
         for name in names:
             SPECIAL[kind](str(folder / where / name))
@@ -202,7 +201,7 @@ async def test_odd_names_are_ignored_in_every_folder(folder, clock):
     assert {task.id for task in claimed} == {"a", "b", "c", "u"}
 
 
-async def test_what_is_set_aside_says_where_it_was_and_why(folder, clock):
+async def test_a_quarantined_file_has_its_path_and_the_reason(folder, clock):
     (folder / "queue" / "x.task").write_bytes(flipped(WHOLE, 30))
 
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
@@ -215,7 +214,7 @@ async def test_what_is_set_aside_says_where_it_was_and_why(folder, clock):
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 9, 14, 40])
-async def test_a_bit_that_flips_while_the_task_waits_sets_it_aside(at, folder, clock):
+async def test_a_flipped_bit_in_a_waiting_task_quarantines_it(at, folder, clock):
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
         for task in some_tasks("ab"):
             await storage.enqueue(task)
@@ -228,7 +227,7 @@ async def test_a_bit_that_flips_while_the_task_waits_sets_it_aside(at, folder, c
     assert len(quarantined(folder)) == 2
 
 
-async def test_a_bit_that_flips_in_a_file_of_many_sets_one_of_them_aside(folder, clock):
+async def test_a_flipped_bit_in_one_record_of_a_shared_file_quarantines_one_task(folder, clock):
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
         await storage.enqueue_many(some_tasks("abc"))
         path = folder / "queue" / "b.task"
@@ -242,7 +241,7 @@ async def test_a_bit_that_flips_in_a_file_of_many_sets_one_of_them_aside(folder,
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 9, 14, 20])
-async def test_a_bit_that_flips_in_the_head_of_a_file_of_many_sets_them_all_aside(
+async def test_a_flipped_bit_in_the_header_of_a_shared_file_quarantines_all_its_tasks(
     at, folder, clock
 ):
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
@@ -259,10 +258,8 @@ async def test_a_bit_that_flips_in_the_head_of_a_file_of_many_sets_them_all_asid
 @pytest.mark.parametrize(
     "lines", [b"", b"\nx", b"\nx ", b"\nx 0\n", b"\nx a b\n", b"\nx 0 9 9\n", b"\ny 0 9\n"]
 )
-async def test_a_file_of_many_that_does_not_say_where_its_records_are_is_set_aside(
-    lines, folder, clock
-):
-    (folder / "queue" / "x.task").write_bytes(frame(Kind.GATHERED, lines) + WHOLE)
+async def test_a_shared_file_with_bad_positions_is_quarantined(lines, folder, clock):
+    (folder / "queue" / "x.task").write_bytes(frame(Kind.SHARED, lines) + WHOLE)
 
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
         assert await storage.reserve(1) == []
@@ -270,15 +267,15 @@ async def test_a_file_of_many_that_does_not_say_where_its_records_are_is_set_asi
     assert len(quarantined(folder)) == 2
 
 
-async def test_a_bit_that_flips_while_the_task_is_held_by_one_who_died_sets_it_aside(folder, clock):
-    doomed = FileStorage(folder, settings=Settings(durability="os"), clock=clock)
-    await doomed.open()
+async def test_a_flipped_bit_in_a_task_of_a_dead_worker_quarantines_it(folder, clock):
+    lost = FileStorage(folder, settings=Settings(durability="os"), clock=clock)
+    await lost.open()
     for task in some_tasks("ab"):
-        await doomed.enqueue(task)
-    held = {task.id: task for task in await doomed.reserve(2)}
+        await lost.enqueue(task)
+    held = {task.id: task for task in await lost.reserve(2)}
     assert held["a"].started_at is not None
     started = int(held["a"].started_at.timestamp()) * 1_000_000
-    path = folder / Claimed("a", 1, doomed.owner, started).path
+    path = folder / Claimed("a", 1, lost.owner, started).path
     path.write_bytes(flipped(path.read_bytes(), 40))
     clock.advance(60)
 
@@ -289,7 +286,7 @@ async def test_a_bit_that_flips_while_the_task_is_held_by_one_who_died_sets_it_a
     assert len(quarantined(folder)) == 2
 
 
-async def test_a_bit_that_flips_in_a_result_sets_the_result_aside(folder, clock):
+async def test_a_flipped_bit_in_a_result_quarantines_the_result(folder, clock):
     async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
         await storage.enqueue(a_task("a"))
         await storage.reserve(1)

@@ -1,4 +1,4 @@
-"""The file backend keeps its core promises where the system cannot tell of changes in a folder."""
+"""The file backend passes the core of the contract on a system without inotify."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from omniq.settings import Settings
 from omniq.storage.file import FileStorage
-from omniq.storage.file.wakeups import Watch
+from omniq.storage.file.wakeups import FolderWatch
 from omniq.testing.contract import (
     CancelContract,
     ClaimContract,
@@ -32,7 +32,7 @@ class TestFileUnwatched(
 ):
     @pytest.fixture
     async def open_another(self, clock, tmp_path, monkeypatch):
-        monkeypatch.setattr(Watch, "open", classmethod(lambda cls, folder: None))
+        monkeypatch.setattr(FolderWatch, "open", classmethod(lambda cls, folder: None))
 
         def make(settings=None, **options):
             chosen = replace(settings or Settings(), durability="os")

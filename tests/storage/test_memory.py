@@ -1,4 +1,4 @@
-"""The memory backend keeps the whole contract."""
+"""The memory backend fulfils the whole contract."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import pytest
 
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.contract import StorageContract, opener
+from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
 
 
-class TestMemory(StorageContract):
+class TestMemory(OrphanedCheckpointTests, StorageContract):
+    @pytest.fixture
+    def copy_checkpoint(self, storage):
+        async def copy(source, target):
+            checkpoints = storage._memory.checkpoints
+            checkpoints[target] = checkpoints[source]
+
+        return copy
+
     @pytest.fixture
     async def open_another(self, clock):
         store = MemoryStorage(clock=clock)

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from omniq.testing.contract import Slice, StorageContract, TransactionContract, opener
+from omniq.testing.contract import ContractPart, StorageContract, TransactionContract, opener
+from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
 from tests.storage.postgres_stores import Schema
 from tests.storage.postgres_users import (
     AsyncPsycopg,
     AsyncSQLAlchemy,
     AsyncSQLAlchemySession,
-    NoteBook,
+    PostgresUser,
     Psycopg,
     PsycopgOfDictionaries,
     SQLAlchemy,
@@ -28,7 +29,7 @@ def schema(postgres_server_url: str) -> Iterator[Schema]:
 
 
 class OnPostgres:
-    driver = NoteBook
+    driver = PostgresUser
 
     @pytest.fixture
     async def open_another(self, clock, schema):
@@ -42,13 +43,24 @@ class OnPostgres:
 
     @pytest.fixture
     async def user_connection(self, schema):
-        notebook = await self.driver(schema).open()
-        yield notebook
-        await notebook.close()
+        user = await self.driver(schema).open()
+        yield user
+        await user.close()
 
 
-class TestPostgres(OnPostgres, StorageContract):
+class TestPostgres(OnPostgres, OrphanedCheckpointTests, StorageContract):
     """With asyncpg for the user's own connection."""
+
+    @pytest.fixture
+    def copy_checkpoint(self, schema):
+        async def copy(source, target):
+            table = f'"{schema.name}".checkpoints'
+            schema.execute(
+                f"INSERT INTO {table} "
+                f"SELECT '{target}', saved_at, checkpoint FROM {table} WHERE id = '{source}'"
+            )
+
+        return copy
 
 
 def _tests_of(*promises: str) -> dict[str, object]:
@@ -59,7 +71,7 @@ def _tests_of(*promises: str) -> dict[str, object]:
     }
 
 
-class OnDriver(OnPostgres, Slice):
+class OnDriver(OnPostgres, ContractPart):
     """Enqueueing on a user's connection. What a task does in a transaction is the same for all."""
 
     user = TransactionContract.user

@@ -1,4 +1,4 @@
-"""What Redis adds to the contract: its keys, its scripts, its settings, its hints."""
+"""What Redis adds to the contract: its keys, its scripts, its settings, its wake-ups."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage
 from omniq.storage.redis import RedisStorage, connection
-from omniq.storage.redis.connection import Unready
+from omniq.storage.redis.connection import ServerNotReady
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.fault_proxy import FaultProxy
 from omniq.testing.servers import RedisServer
 
-PATIENCE = 5.0
-"""Seconds after which something that should have happened has not."""
+TIMEOUT = 5.0
+"""Seconds after which a wait fails."""
 
 
 @pytest.fixture(scope="module")
 def server():
-    """A server of this file's own, whose settings may be changed."""
+    """A server for this module alone, whose settings may be changed."""
     with RedisServer() as server:
         yield server
 
@@ -52,15 +52,15 @@ async def storage(server, admin, clock):
         yield storage
 
 
-async def until(is_so):
-    """Wait for something that nobody tells of."""
-    async with asyncio.timeout(PATIENCE):
-        while not await is_so():
+async def until(condition):
+    """Poll until the condition holds."""
+    async with asyncio.timeout(TIMEOUT):
+        while not await condition():
             await SYSTEM_CLOCK.sleep(0.002)
 
 
-async def live_a_whole_life(storage, clock, before_each_verb=None):
-    """Use every verb, and let everything end."""
+async def use_every_verb(storage, clock, before_each_verb=None):
+    """Use every verb, and end all tasks."""
 
     async def step():
         if before_each_verb is not None:
@@ -133,15 +133,15 @@ async def keys_of(admin):
 
 
 async def test_all_keys_have_one_hash_tag(storage, admin, clock):
-    await live_a_whole_life(storage, clock)
+    await use_every_verb(storage, clock)
     keys = await keys_of(admin)
 
     assert len(keys) > 5
     assert all(key.startswith("{p}:") for key in keys)
 
 
-async def test_when_all_has_expired_nothing_is_left_but_gates_and_the_worker(storage, admin, clock):
-    await live_a_whole_life(storage, clock)
+async def test_after_all_results_expired_only_gates_and_the_worker_are_left(storage, admin, clock):
+    await use_every_verb(storage, clock)
     clock.advance(10)
     assert await storage.purge_expired() == 14
 
@@ -150,15 +150,15 @@ async def test_when_all_has_expired_nothing_is_left_but_gates_and_the_worker(sto
     assert await keys_of(admin) == ["{p}:gates"]
 
 
-async def test_a_purge_leaves_nothing_of_what_it_took(storage, admin, clock):
-    await live_a_whole_life(storage, clock)
+async def test_a_purge_leaves_nothing_of_the_tasks_it_deleted(storage, admin, clock):
+    await use_every_verb(storage, clock)
     assert await storage.purge_results(clock.now() + timedelta(days=1)) == 14
     await storage.retire()
 
     assert await keys_of(admin) == ["{p}:gates"]
 
 
-async def test_without_a_result_ttl_nothing_is_left_of_a_task_that_ended(storage, admin):
+async def test_with_result_ttl_zero_nothing_is_left_of_a_finished_task(storage, admin):
     await storage.enqueue_many(some_tasks("abc", result_ttl=0))
     a, b, c = await storage.reserve(3)
     await storage.record([Succeeded("a", a.token, a_result(a)), Released("b", b.token)])
@@ -167,14 +167,14 @@ async def test_without_a_result_ttl_nothing_is_left_of_a_task_that_ended(storage
     await storage.delete_dead("c")
     await storage.retire()
 
-    # Neither grows with the number of tasks, and the second goes by itself.
+    # Neither grows with the number of tasks, and the second expires.
     assert await keys_of(admin) == ["{p}:nonces", "{p}:sequence"]
     assert await admin.ttl("{p}:nonces") > 0
 
 
 @asynccontextmanager
 async def commands_seen(server):
-    """The commands that the server runs meanwhile, as lists of words; those of scripts marked."""
+    """The commands that the server runs meanwhile, as lists of arguments; those of scripts marked."""
     seen: list[tuple[bool, list[str]]] = []
     async with Redis.from_url(server.url) as other, other.monitor() as monitor:
 
@@ -190,15 +190,15 @@ async def commands_seen(server):
             yield seen
         finally:
             await other.echo("the-end")
-            await asyncio.wait_for(watching, PATIENCE)
+            await asyncio.wait_for(watching, TIMEOUT)
 
 
-async def test_scripts_touch_no_key_that_is_not_declared(server, admin, clock):
+async def test_scripts_touch_only_declared_keys(server, admin, clock):
     async with (
         commands_seen(server) as seen,
         RedisStorage(server.url, prefix="p", clock=clock) as storage,
     ):
-        await live_a_whole_life(storage, clock)
+        await use_every_verb(storage, clock)
         clock.advance(10)
         await storage.purge_expired()
     declared: set[str] = set()
@@ -216,12 +216,12 @@ async def test_scripts_touch_no_key_that_is_not_declared(server, admin, clock):
 
 
 @pytest.mark.fault("F42")
-async def test_scripts_may_be_forgotten_at_any_time(storage, admin, clock):
-    await live_a_whole_life(storage, clock, before_each_verb=admin.script_flush)
+async def test_the_server_may_drop_its_scripts_at_any_time(storage, admin, clock):
+    await use_every_verb(storage, clock, before_each_verb=admin.script_flush)
 
 
 @pytest.mark.timeout(30)
-async def test_a_store_lives_in_one_slot_of_a_cluster(clock):
+async def test_all_keys_of_a_store_are_in_one_slot_of_a_cluster(clock):
     with RedisServer(options={"cluster-enabled": "yes"}) as node:
         async with Redis.from_url(node.url) as admin:
             await admin.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
@@ -231,11 +231,11 @@ async def test_a_store_lives_in_one_slot_of_a_cluster(clock):
 
             await until(is_ready)
         async with RedisStorage(node.url, clock=clock) as storage:
-            await live_a_whole_life(storage, clock)
+            await use_every_verb(storage, clock)
             assert ("cluster", "yes", "ok") in await storage.server_report()
 
 
-async def test_an_outsider_may_call_it_by_the_other_name(server, admin):
+async def test_a_valkey_url_opens_a_redis_store(server, admin):
     url = server.url.replace("redis:", "valkey:")
     async with open_storage(f"{url}?prefix=p&max_pending=1") as storage:
         await storage.enqueue(a_task("a"))
@@ -247,7 +247,7 @@ async def test_an_outsider_may_call_it_by_the_other_name(server, admin):
     ("appendonly", "appendfsync", "durability"),
     [("no", "always", "none"), ("yes", "everysec", "os"), ("yes", "no", "os"), ("yes", "always", "power")],
 )  # fmt: skip
-async def test_it_promises_what_the_servers_settings_promise(
+async def test_durability_is_that_of_the_servers_settings(
     server, admin, appendonly, appendfsync, durability
 ):
     await admin.config_set("appendfsync", appendfsync)
@@ -277,13 +277,15 @@ async def evicting(admin):
 
 @pytest.mark.usefixtures("evicting")
 @pytest.mark.fault("F40")
-async def test_a_server_that_throws_keys_away_is_refused(server, admin):
+async def test_a_server_that_evicts_keys_is_refused(server, admin):
     with pytest.raises(StorageRefused, match="CONFIG SET maxmemory-policy noeviction"):
         await RedisStorage(server.url).open()
 
 
 @pytest.mark.usefixtures("evicting")
-async def test_it_is_refused_also_to_a_user_who_may_not_read_the_configuration(server, admin):
+async def test_an_evicting_server_is_refused_for_a_user_who_may_not_read_its_configuration(
+    server, admin
+):
     await admin.acl_setuser(
         "app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-config"]
     )
@@ -293,13 +295,13 @@ async def test_it_is_refused_also_to_a_user_who_may_not_read_the_configuration(s
         await RedisStorage(url).open()
 
 
-async def test_a_user_who_may_not_read_the_configuration_can_use_it(server, admin, clock):
+async def test_a_user_who_may_not_read_the_configuration_can_use_the_store(server, admin, clock):
     await admin.execute_command(
         "ACL SETUSER one reset on >pw ~{p}:* resetchannels &{p}:* +@all -config"
     )
     url = server.url.replace(f":{server.password}@", "one:pw@")
     async with RedisStorage(url, prefix="p", clock=clock) as storage:
-        await live_a_whole_life(storage, clock)
+        await use_every_verb(storage, clock)
     with pytest.raises(StorageRefused, match="begin with the prefix"):
         async with RedisStorage(url, prefix="q", clock=clock) as storage:
             await storage.enqueue(a_task("a"))
@@ -313,13 +315,13 @@ async def test_a_user_who_may_not_read_the_configuration_can_use_it(server, admi
         (lambda url: re.sub(":[^:@]*@", "", url), "give a user and password"),
     ],
 )
-async def test_what_waiting_cannot_mend_is_refused_with_what_to_do(server, change, what):
+async def test_permanent_errors_are_refused_with_the_next_step(server, change, what):
     with pytest.raises(StorageRefused, match=what) as refused:
         await RedisStorage(change(server.url)).open()
     assert server.password not in str(refused.value)
 
 
-async def test_keys_of_somebody_else_are_left_alone(server, admin):
+async def test_keys_of_another_program_are_not_touched(server, admin):
     await admin.set("{p}:tasks", "not ours")
     async with RedisStorage(server.url, prefix="p") as storage:
         with pytest.raises(StorageRefused, match="prefix="):
@@ -334,13 +336,15 @@ def test_a_prefix_that_would_break_the_hash_tag_is_refused(prefix):
         RedisStorage("redis://localhost", prefix=prefix)
 
 
-async def test_a_server_that_is_not_there_is_told_of_at_once():
+async def test_an_unreachable_server_is_reported_at_once():
     with pytest.raises(StorageError, match="Redis at redis://localhost:1"):
         await RedisStorage("redis://localhost:1").open()
 
 
 @pytest.mark.fault("F40")
-async def test_when_memory_is_full_tasks_are_refused_and_what_runs_can_finish(storage, admin):
+async def test_when_memory_is_full_enqueues_are_refused_and_running_tasks_can_finish(
+    storage, admin
+):
     await storage.enqueue_many(some_tasks("ab"))
     (task,) = await storage.reserve(1)
     await admin.config_set("maxmemory", 1)
@@ -359,7 +363,7 @@ async def test_when_memory_is_full_tasks_are_refused_and_what_runs_can_finish(st
 
 
 @pytest.mark.fault("F41")
-async def test_a_record_that_was_deleted_by_hand_holds_up_nobody(storage, admin):
+async def test_a_record_that_was_deleted_by_hand_does_not_block_claims(storage, admin):
     await storage.enqueue_many(some_tasks("ab"))
     await admin.hdel("{p}:tasks", "a")
 
@@ -368,7 +372,7 @@ async def test_a_record_that_was_deleted_by_hand_holds_up_nobody(storage, admin)
 
 
 @pytest.mark.fault("F41")
-async def test_a_store_that_was_emptied_by_hand_takes_tasks_again(storage, admin):
+async def test_a_store_that_was_emptied_by_hand_accepts_tasks_again(storage, admin):
     await storage.enqueue(a_task("a"))
     (task,) = await storage.reserve(1)
     await admin.flushall()
@@ -393,14 +397,14 @@ async def test_an_outcome_that_left_only_a_dead_letter_is_known_to_be_recorded(s
 # The connection
 
 
-async def test_a_socket_on_this_machine_will_do(tmp_path, clock):
+async def test_a_unix_socket_can_be_used(tmp_path, clock):
     place = tmp_path / "redis.sock"
     with RedisServer(options={"unixsocket": str(place), "unixsocketperm": "777"}) as server:
         async with RedisStorage(f"unix://:{server.password}@{place}", clock=clock) as storage:
-            await live_a_whole_life(storage, clock)
+            await use_every_verb(storage, clock)
 
 
-async def test_a_database_and_a_name_of_its_own(server, admin):
+async def test_the_database_and_the_client_name_of_the_url_are_used(server, admin):
     url = server.url.removesuffix("/0")
     async with RedisStorage(f"{url}/3?client_name=shop") as storage:
         await storage.enqueue(a_task("a"))
@@ -410,7 +414,7 @@ async def test_a_database_and_a_name_of_its_own(server, admin):
     assert await keys_of(admin) == []
 
 
-async def test_calls_at_the_same_time_share_a_connection_and_get_their_own_answers(storage, admin):
+async def test_concurrent_calls_share_a_connection_and_each_gets_its_reply(storage, admin):
     before = len(await admin.client_list())
     tasks = some_tasks(map(str, range(50)))
     await storage.enqueue_many(tasks)
@@ -421,7 +425,7 @@ async def test_calls_at_the_same_time_share_a_connection_and_get_their_own_answe
     assert len(await admin.client_list()) <= before
 
 
-async def test_the_answer_to_a_call_that_was_given_up_is_given_to_nobody_else(storage):
+async def test_the_reply_to_a_cancelled_call_is_not_given_to_another_call(storage):
     await storage.enqueue_many(some_tasks("ab"))
     given_up = asyncio.ensure_future(storage.get_task("a"))
     await asyncio.sleep(0)
@@ -433,7 +437,7 @@ async def test_the_answer_to_a_call_that_was_given_up_is_given_to_nobody_else(st
     assert (found and found.id) == "b"
 
 
-async def test_a_connection_that_is_closed_while_nobody_calls_is_made_again(storage, admin):
+async def test_a_connection_that_is_closed_between_calls_is_opened_again(storage, admin):
     await storage.enqueue(a_task("a"))
     for client in await admin.client_list():
         if client["name"].startswith("omniq-"):
@@ -443,27 +447,27 @@ async def test_a_connection_that_is_closed_while_nobody_calls_is_made_again(stor
 
 
 @pytest.mark.parametrize(
-    ("says", "error", "told"),
+    ("reply", "error", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", StorageError, "is this a Redis server"),
         (b"-DENIED Redis is running in protected mode\r\n", StorageRefused, "protected mode.*set"),
-        (b"-ERR max number of clients reached\r\n", Unready, "number of clients"),
+        (b"-ERR max number of clients reached\r\n", ServerNotReady, "number of clients"),
         (b"-ERR invalid password\r\n", StorageRefused, "the right user and password"),
         (b"-ERR unknown command 'AUTH', with args: 'canary'\r\n", StorageRefused, "args: '"),
     ],
 )
 @pytest.mark.parametrize("user", [":canary@", "me:canary@"])
-async def test_what_a_server_says_instead_of_a_greeting_is_told(says, error, told, user):
+async def test_an_unexpected_reply_to_the_handshake_is_reported(reply, error, message, user):
     async def answer(reader, writer):
         await reader.read(1)
-        writer.write(says)
+        writer.write(reply)
         await writer.drain()
         writer.close()
         await writer.wait_closed()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
-        with pytest.raises(error, match=told) as refused:
+        with pytest.raises(error, match=message) as refused:
             async with RedisStorage(f"redis://{user}127.0.0.1:{port}"):
                 pass
 
@@ -471,27 +475,33 @@ async def test_what_a_server_says_instead_of_a_greeting_is_told(says, error, tol
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70])
-async def test_a_host_that_cannot_be_one_is_refused(host):
+async def test_an_impossible_host_name_is_refused(host):
     with pytest.raises(StorageError):
         async with RedisStorage(f"redis://{host}"):
             pass
 
 
-async def test_callers_do_not_wait_for_each_others_attempts_to_reach_a_silent_server(monkeypatch):
+async def test_calls_do_not_wait_for_the_attempts_of_other_calls_to_reach_a_silent_server(
+    monkeypatch,
+):
     monkeypatch.setattr(connection, "_CONNECT_SECONDS", 0.05)
-    monkeypatch.setattr(connection, "_TURN_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_CONNECT_WAIT_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        silent = connection.Link(f"redis://127.0.0.1:{listener.getsockname()[1]}", name="n")
+        silent = connection.ServerConnection(
+            f"redis://127.0.0.1:{listener.getsockname()[1]}", name="n"
+        )
         calls = [silent.command("PING") for _ in range(100)]
-        async with asyncio.timeout(PATIENCE - 1):
+        async with asyncio.timeout(TIMEOUT - 1):
             answers = await asyncio.gather(*calls, return_exceptions=True)
         await silent.close()
 
-    assert all(isinstance(answer, connection.Lost) and not answer.was_sent for answer in answers)
+    assert all(
+        isinstance(answer, connection.ConnectionLost) and not answer.was_sent for answer in answers
+    )
 
 
 @pytest.mark.slow
-async def test_a_server_that_does_not_speak_tls_is_asked_about_it(server):
+async def test_the_error_of_a_server_without_tls_mentions_tls(server):
     url = server.url.replace("redis://", "rediss://")
     with pytest.raises(StorageError, match=r"within 5 s; does it speak TLS\?"):
         async with RedisStorage(url):
@@ -539,7 +549,7 @@ async def test_more_tasks_than_one_command_can_carry_are_enqueued_claimed_and_re
 
 
 @pytest.mark.timeout(30)
-async def test_many_expired_and_many_blocked_tasks_do_not_hide_what_can_be_claimed(storage, clock):
+async def test_many_expired_and_many_blocked_tasks_do_not_hide_claimable_tasks(storage, clock):
     limits = (Limit(key="k", max_running=1),)
     await storage.enqueue_many(some_tasks([f"e{n:03}" for n in range(450)], expires=clock.now()))
     await storage.enqueue_many(some_tasks([f"g{n:04}" for n in range(2_500)], limits=limits))
@@ -548,18 +558,18 @@ async def test_many_expired_and_many_blocked_tasks_do_not_hide_what_can_be_claim
     assert [task.id for task in await storage.reserve(5)] == ["g0000", "free"]
 
 
-# Hints
+# Wake-ups
 
 
 @pytest.fixture
 async def two(server, admin):
-    """Two owners of one store, on the machine's own clock."""
+    """Two owners of one store, on the system clock."""
     async with RedisStorage(server.url) as one, RedisStorage(server.url) as other:
         yield one, other
 
 
 async def wait_as_a_pool_does(storage, queues=None):
-    """Claim, and wait for more, until there is something."""
+    """Claim, and wait for work, until a task is claimed."""
     while not (tasks := await storage.reserve(5, queues=queues)):
         await storage.wait_for_work(60)
     return [task.id for task in tasks]
@@ -569,16 +579,16 @@ async def until_it_waits(admin, storage):
     await until(lambda: admin.hexists("{omniq}:idle", storage._channel))
 
 
-async def test_a_task_from_elsewhere_ends_the_wait_for_work(two, admin):
+async def test_a_task_enqueued_by_another_storage_ends_the_wait_for_work(two, admin):
     one, other = two
     waiting = asyncio.create_task(wait_as_a_pool_does(one))
     await until_it_waits(admin, one)
     await other.enqueue(a_task("a"))
 
-    assert await asyncio.wait_for(waiting, PATIENCE) == ["a"]
+    assert await asyncio.wait_for(waiting, TIMEOUT) == ["a"]
 
 
-async def test_a_task_of_a_queue_that_is_not_claimed_from_wakes_nobody(two, admin):
+async def test_a_task_of_another_queue_does_not_wake_the_worker(two, admin):
     one, other = two
     waiting = asyncio.create_task(wait_as_a_pool_does(one, queues=["mail"]))
     await until_it_waits(admin, one)
@@ -586,20 +596,20 @@ async def test_a_task_of_a_queue_that_is_not_claimed_from_wakes_nobody(two, admi
     assert await admin.hexists("{omniq}:idle", one._channel)
     await other.enqueue(a_task("b", queue="mail"))
 
-    assert await asyncio.wait_for(waiting, PATIENCE) == ["b"]
+    assert await asyncio.wait_for(waiting, TIMEOUT) == ["b"]
 
 
-async def test_a_delayed_task_from_elsewhere_is_claimed_when_it_comes_due(two, admin):
+async def test_a_delayed_task_of_another_storage_is_claimed_when_it_comes_due(two, admin):
     one, other = two
     waiting = asyncio.create_task(wait_as_a_pool_does(one))
     await until_it_waits(admin, one)
     await other.enqueue(a_task("later", eta=datetime.now(UTC) + timedelta(seconds=50)))
     await other.enqueue(a_task("soon", eta=datetime.now(UTC) + timedelta(seconds=0.1)))
 
-    assert await asyncio.wait_for(waiting, PATIENCE) == ["soon"]
+    assert await asyncio.wait_for(waiting, TIMEOUT) == ["soon"]
 
 
-async def test_a_task_that_is_let_go_of_elsewhere_ends_the_wait(two, admin):
+async def test_a_task_that_another_storage_releases_ends_the_wait(two, admin):
     one, other = two
     await other.enqueue(a_task("a"))
     (task,) = await other.reserve(1)
@@ -607,10 +617,10 @@ async def test_a_task_that_is_let_go_of_elsewhere_ends_the_wait(two, admin):
     await until_it_waits(admin, one)
     await other.record([Released("a", task.token)])
 
-    assert await asyncio.wait_for(waiting, PATIENCE) == ["a"]
+    assert await asyncio.wait_for(waiting, TIMEOUT) == ["a"]
 
 
-async def test_room_that_is_made_elsewhere_ends_the_wait(two, admin):
+async def test_room_in_a_gate_made_by_another_storage_ends_the_wait(two, admin):
     one, other = two
     await other.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
     (task,) = await other.reserve(1)
@@ -618,10 +628,10 @@ async def test_room_that_is_made_elsewhere_ends_the_wait(two, admin):
     await until_it_waits(admin, one)
     await other.record([Succeeded("a", task.token, a_result(task))])
 
-    assert await asyncio.wait_for(waiting, PATIENCE) == ["b"]
+    assert await asyncio.wait_for(waiting, TIMEOUT) == ["b"]
 
 
-async def test_nothing_is_published_while_nobody_waits(two, server):
+async def test_no_notification_is_sent_while_no_storage_waits(two, server):
     one, other = two
     async with commands_seen(server) as seen:
         await one.enqueue(a_task("a"))
@@ -630,16 +640,16 @@ async def test_nothing_is_published_while_nobody_waits(two, server):
     assert not any(words[0] == "PUBLISH" for _, words in seen)
 
 
-async def test_a_result_that_is_awaited_elsewhere_is_pushed(two, admin):
+async def test_the_end_of_a_task_is_notified_to_another_storage_that_awaits_it(two, admin):
     one, other = two
     await other.enqueue(a_task("a"))
     waiting = asyncio.create_task(one.wait_for_result("a"))
     await until(lambda: admin.sismember("{omniq}:awaited", "a"))
     with one._local_wakeups.listen_for_result("a") as pushed:
         await other.mark_done("a", a_result((await other.reserve(1))[0], 7))
-        await asyncio.wait_for(pushed, PATIENCE)
+        await asyncio.wait_for(pushed, TIMEOUT)
 
-    result = await asyncio.wait_for(waiting, PATIENCE)
+    result = await asyncio.wait_for(waiting, TIMEOUT)
     assert result is not None
     assert result.result == 7
     assert await admin.exists("{omniq}:awaited") == 0
@@ -650,7 +660,7 @@ async def test_a_result_that_is_awaited_elsewhere_is_pushed(two, admin):
 
 @pytest.fixture
 async def cut_off(server, admin):
-    """A proxy, a storage behind it, and one beside it."""
+    """A proxy, a storage that connects through it, and one that connects directly."""
     async with (
         FaultProxy(server.url) as proxy,
         RedisStorage(proxy.url) as storage,
@@ -659,7 +669,9 @@ async def cut_off(server, admin):
         yield proxy, storage, beside
 
 
-async def test_a_task_that_ran_and_left_nothing_is_not_enqueued_again(cut_off, admin):
+async def test_a_repeated_enqueue_of_a_task_that_ran_and_left_no_record_enqueues_nothing(
+    cut_off, admin
+):
     proxy, storage, beside = cut_off
     task = a_task("a", result_ttl=0)
     await storage.enqueue(a_task("warm"))
@@ -670,11 +682,11 @@ async def test_a_task_that_ran_and_left_nothing_is_not_enqueued_again(cut_off, a
     for claimed in await beside.reserve(5):
         await beside.mark_done(claimed.id, a_result(claimed))
 
-    assert await asyncio.wait_for(enqueuing, PATIENCE) == "a"
+    assert await asyncio.wait_for(enqueuing, TIMEOUT) == "a"
     assert await beside.reserve(5) == []
 
 
-async def test_a_claim_is_made_once_also_when_the_server_had_forgotten_its_script(cut_off, admin):
+async def test_a_claim_is_made_once_also_when_the_server_had_dropped_its_script(cut_off, admin):
     proxy, storage, beside = cut_off
     assert await storage.reserve(1) == []
     await beside.enqueue_many(some_tasks("ab"))
@@ -691,7 +703,7 @@ async def test_a_claim_is_made_once_also_when_the_server_had_forgotten_its_scrip
 
 
 @pytest.mark.parametrize("where", ["before_request", "before_reply", "after_reply"])
-async def test_what_cannot_be_repeated_blindly_is_done_once(cut_off, where):
+async def test_a_call_that_is_not_idempotent_takes_effect_once(cut_off, where):
     proxy, storage, beside = cut_off
     await storage.enqueue_many(some_tasks("abc", result_ttl=0))
     await storage.put_schedule(Schedule(id="s", task=a_task("t"), interval=5.0))

@@ -1,4 +1,4 @@
-"""The gates of `lua/gates.lua` are those of `omniq.gate_rules`: same moves, same states."""
+"""`lua/lib/gates.lua` and `omniq.gate_rules` give the same states and answers for the same calls."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from omniq.serialization import internal_decoder
 from omniq.storage.redis.scripts import compose, raw
 
 MAIN = """
--- Play moves on one gate: { what, at, task, token, effect, size, span } each.
+-- Make calls on one gate: { function, at, task, token, effect, size, span } each.
 -- uses: request gates
--- request   3 gate, 4 moves
--- returns   for each what it answered, and the state afterwards
+-- request   3 gate, 4 calls
+-- returns   for each its return value, and the state afterwards
 local answer = {}
 local key, kind = request[3][1], request[3][2]
-for _, move in ipairs(request[4]) do
-  local what, at, task, token, effect, size, span = unpack(move)
+for _, call in ipairs(request[4]) do
+  local what, at, task, token, effect, size, span = unpack(call)
   local gate, state = { key, kind, size, span }, gate_state(key)
-  local told = ''
+  local returned = ''
   if what == 'enter' then
     enter(gate, state, task, token, at)
   elseif what == 'leave' then
     leave(gate, state, task, token, effect, at, 'Why')
   elseif what == 'room' then
-    told = string.format('%.0f', room(gate, state, at))
+    returned = string.format('%.0f', room(gate, state, at))
   elseif what == 'ask_again_at' then
-    told = string.format('%.0f', ask_again_at(gate, state, at))
+    returned = string.format('%.0f', ask_again_at(gate, state, at))
   elseif what == 'blocking' then
-    told = blocking({ gate }, at) and 'blocked' or ''
+    returned = blocking({ gate }, at) and 'blocked' or ''
   end
-  answer[#answer + 1] = told
+  answer[#answer + 1] = returned
   answer[#answer + 1] = cmsgpack.pack(state)
 end
 return answer
 """
 
-Move = tuple[str, int, str, int, Any, int, int]
+Call = tuple[str, int, str, int, Any, int, int]
 
 _decode = internal_decoder(GateState)
 
 
-def play_here(kind: Any, moves: list[Move]) -> list[tuple[str, GateState]]:
+def call_in_python(kind: Any, calls: list[Call]) -> list[tuple[str, GateState]]:
     state = GateState()
     seen = []
-    for what, at, task, token, effect, size, span in moves:
+    for what, at, task, token, effect, size, span in calls:
         gate = Gate("k", kind, size, span)
-        told: object = ""
+        returned: object = ""
         match what:
             case "enter":
                 gate_rules.enter(gate, state, task, token, at)
             case "leave":
                 gate_rules.leave(gate, state, task, token, effect, at, "Why")
             case "room":
-                told = gate_rules.room(gate, state, at)
+                returned = gate_rules.room(gate, state, at)
             case "ask_again_at":
-                told = gate_rules.ask_again_at(gate, state, at)
+                returned = gate_rules.ask_again_at(gate, state, at)
             case "blocking":
-                told = "blocked" if gate_rules.blocking((gate,), {"k": state}, at) else ""
-        seen.append((str(told), _decode(msgspec.msgpack.encode(state))))
+                returned = "blocked" if gate_rules.blocking((gate,), {"k": state}, at) else ""
+        seen.append((str(returned), _decode(msgspec.msgpack.encode(state))))
     return seen
 
 
-def some_moves(chance: random.Random) -> list[Move]:
+def random_calls(chance: random.Random) -> list[Call]:
     at = 1_700_000_000_000_000
-    moves: list[Move] = []
+    calls: list[Call] = []
     for _ in range(60):
-        # Now and then the clock is set back, by a little or by a lot.
+        # Sometimes the clock is set back, by a little or by a lot.
         at += chance.choice((0, 1, 3, 10, 40, -2, -100))
-        moves.append(
+        calls.append(
             (
                 chance.choice(("enter", "enter", "leave", "leave", "room", "ask_again_at", "blocking")),
                 at,
@@ -85,28 +85,28 @@ def some_moves(chance: random.Random) -> list[Move]:
                 chance.choice((5, 20)),
             )
         )  # fmt: skip
-    return moves
+    return calls
 
 
 @pytest.mark.parametrize("kind", ["running", "rate", "breaker"])
-def test_random_moves_lead_to_the_same_states_and_answers(redis_server_url, kind):
+def test_random_calls_give_the_same_states_and_answers(redis_server_url, kind):
     script = compose(MAIN)
     keys = [f"{{gates}}:{name}" for name in script.keys]
     with Redis.from_url(redis_server_url) as server:
         for seed in range(150):
-            moves = some_moves(random.Random(seed))
-            request = msgspec.msgpack.encode((1, 0, ("k", kind), moves))
+            calls = random_calls(random.Random(seed))
+            request = msgspec.msgpack.encode((1, 0, ("k", kind), calls))
             reply = server.eval(script.text, len(keys), *keys, request)
 
-            there = [
-                (told.decode(), _decode(state))
-                for told, state in zip(reply[::2], reply[1::2], strict=True)
+            in_lua = [
+                (returned.decode(), _decode(state))
+                for returned, state in zip(reply[::2], reply[1::2], strict=True)
             ]
-            assert there == play_here(kind, moves), f"seed {seed}"
+            assert in_lua == call_in_python(kind, calls), f"seed {seed}"
 
 
 @pytest.mark.parametrize("key", ["plain", "a/b", "50%", "%2F", "a%2Fb/%25", "ä/ö", "/"])
-def test_the_name_of_any_gate_has_no_slash_and_leads_back_to_its_key(redis_server_url, key):
+def test_the_name_of_a_gate_has_no_slash_and_gives_back_its_key(redis_server_url, key):
     script = compose(
         "-- uses: request gates\nlocal name = gate_name(request[3])\nreturn { name, gate_key(name) }"
     )

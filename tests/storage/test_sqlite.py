@@ -1,4 +1,4 @@
-"""What only the SQLite backend has to show: plans, processes, locks, files, and its disk."""
+"""What the SQLite backend guarantees beyond the contract: plans, processes, locks, files, disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _no_failpoints():
 
 
 @contextmanager
-def the_lock_of(path):
+def hold_write_lock(path):
     """Hold the write lock, as another process in a long transaction does."""
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
@@ -69,7 +69,7 @@ def done(task):
     return Succeeded(task.id, task.token, result)
 
 
-# Plans
+# Query plans
 
 
 def plan(db, sql):
@@ -90,13 +90,13 @@ def claim_statements():
         yield statement(name)
 
 
-async def test_no_statement_of_a_claim_walks_over_a_table_or_sorts(storage, path):
+async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
     db = sqlite3.connect(path)
     steps = [(sql, step) for sql in claim_statements() for step in plan(db, sql)]
     db.close()
 
-    walks = [(sql, step) for sql, step in steps if step.startswith("SCAN omniq_") or "TEMP" in step]
-    walks += [
+    scans = [(sql, step) for sql, step in steps if step.startswith("SCAN omniq_") or "TEMP" in step]
+    scans += [
         (sql, step)
         for sql, step in steps
         for table in ("live", "next", "head", "first", "tasks")
@@ -104,14 +104,14 @@ async def test_no_statement_of_a_claim_walks_over_a_table_or_sorts(storage, path
     ]
 
     assert len(steps) > 40
-    assert walks == []
+    assert scans == []
 
 
 @pytest.mark.fault("F96")
-async def test_more_comes_due_at_once_than_one_transaction_moves(path):
+async def test_priority_decides_when_more_tasks_come_due_than_one_transaction_moves(path):
     clock = ManualClock()
     late = clock.now() + timedelta(hours=1)
-    count = claim.PROMOTED_AT_ONCE * 2 + 1
+    count = claim.PROMOTE_BATCH * 2 + 1
     async with SQLiteStorage(path, clock=clock, settings=QUICK) as storage:
         await storage.enqueue_many(some(count, eta=late))
         await storage.enqueue(Task(id="urgent", func_path="m.f", eta=late, priority=1))
@@ -122,7 +122,7 @@ async def test_more_comes_due_at_once_than_one_transaction_moves(path):
     assert [task.id for task in first] == ["urgent"]
 
 
-async def test_many_queues_are_claimed_from_in_one_order(storage):
+async def test_tasks_of_many_queues_are_claimed_in_one_order(storage):
     tasks = [
         Task(id=f"t{number}", func_path="m.f", queue=f"q{number % 40}", priority=number % 7)
         for number in range(200)
@@ -138,7 +138,7 @@ async def test_many_queues_are_claimed_from_in_one_order(storage):
 # Batches
 
 
-async def test_jobs_that_gather_share_one_transaction_and_fail_alone(storage):
+async def test_concurrent_jobs_share_one_transaction_and_fail_alone(storage):
     await storage.enqueue(Task(id="taken", func_path="m.f"))
     failpoints.configure("sqlite.before_commit=count")
 
@@ -152,7 +152,7 @@ async def test_jobs_that_gather_share_one_transaction_and_fail_alone(storage):
 
 async def test_a_read_does_not_wait_for_a_write(storage, path):
     await storage.enqueue(Task(id="a", func_path="m.f"))
-    with the_lock_of(path):
+    with hold_write_lock(path):
         writing = asyncio.ensure_future(storage.enqueue(Task(func_path="m.f")))
 
         assert (await storage.get_task("a")).id == "a"
@@ -160,7 +160,7 @@ async def test_a_read_does_not_wait_for_a_write(storage, path):
     await writing
 
 
-async def test_a_body_of_any_size_comes_back(storage):
+async def test_a_body_of_any_size_is_stored_and_read(storage):
     sizes = [0, 1, 8_000, 8_192, 9_000, 500_000]
     await storage.enqueue_many(
         Task(id=f"t{size}", func_path="m.f", args=(b"x" * size,)) for size in sizes
@@ -189,7 +189,7 @@ async def test_the_log_does_not_grow_without_bound(storage, path):
     assert log < 6 * 1024 * 1024
 
 
-async def test_nothing_copies_the_log_back_but_under_the_write_lock(storage):
+async def test_no_connection_runs_a_checkpoint_automatically(storage):
     await storage.enqueue_many(some(10))
 
     limits = await storage._writer.run(
@@ -255,11 +255,11 @@ async def test_eight_processes_open_an_empty_file_at_once(path):
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("failpoint", "is_kept"), [("sqlite.before_commit", False), ("sqlite.after_commit", True)]
+    ("failpoint", "is_stored"), [("sqlite.before_commit", False), ("sqlite.after_commit", True)]
 )
 @pytest.mark.fault("F02")
-async def test_a_process_killed_around_a_commit_leaves_all_of_it_or_nothing(
-    path, failpoint, is_kept
+async def test_a_process_killed_around_a_commit_leaves_the_whole_transaction_or_nothing(
+    path, failpoint, is_stored
 ):
     async with SQLiteStorage(path) as storage:
         await storage.enqueue(Task(id="before", func_path="m.f"))
@@ -269,10 +269,10 @@ async def test_a_process_killed_around_a_commit_leaves_all_of_it_or_nothing(
 
     async with SQLiteStorage(path) as storage:
         await storage.enqueue(Task(id="after", func_path="m.f"))
-        kept = [task.id for task in await storage.list_tasks()]
+        stored = [task.id for task in await storage.list_tasks()]
 
-    expected = {"before", "after"} | ({"during"} if is_kept else set())
-    assert set(kept) == expected
+    expected = {"before", "after"} | ({"during"} if is_stored else set())
+    assert set(stored) == expected
     check = sqlite3.connect(path)
     assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     check.close()
@@ -280,7 +280,7 @@ async def test_a_process_killed_around_a_commit_leaves_all_of_it_or_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-async def test_a_process_stopped_inside_a_transaction_ends_nobody_elses_lease(path):
+async def test_a_process_stopped_inside_a_transaction_ends_no_other_lease(path):
     async with SQLiteStorage(path) as storage:
         await storage.enqueue(Task(id="a", func_path="m.f"))
         (task,) = await storage.reserve(1)
@@ -299,8 +299,8 @@ async def test_a_process_stopped_inside_a_transaction_ends_nobody_elses_lease(pa
 
 
 @pytest.mark.fault("F64")
-async def test_a_lock_held_for_a_while_does_not_surface(storage, path):
-    with the_lock_of(path):
+async def test_a_lock_held_for_a_short_time_raises_no_error(storage, path):
+    with hold_write_lock(path):
         waiting = [asyncio.ensure_future(storage.enqueue(task)) for task in some(3)]
         await storage.stats()
         assert not any(task.done() for task in waiting)
@@ -308,10 +308,10 @@ async def test_a_lock_held_for_a_while_does_not_surface(storage, path):
     assert len(await asyncio.gather(*waiting)) == 3
 
 
-async def test_a_lock_held_for_too_long_is_an_error_that_says_so(storage, path, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE", 0.05)
+async def test_a_lock_held_for_too_long_raises_an_error_that_says_so(storage, path, monkeypatch):
+    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.05)
     with (
-        the_lock_of(path),
+        hold_write_lock(path),
         pytest.raises(StorageError, match="another process has held the write lock"),
     ):
         await storage.enqueue(Task(func_path="m.f"))
@@ -348,9 +348,9 @@ async def test_work_added_between_the_claim_and_the_wait_is_noticed(path):
             await one.wait_for_work(30)
 
 
-async def test_a_twin_renews_while_another_process_holds_the_write_lock(storage, path):
+async def test_a_sibling_renews_while_another_process_holds_the_write_lock(storage, path):
     await storage.renew()
-    with the_lock_of(path):
+    with hold_write_lock(path):
         async with storage.sibling() as sibling:
             renewal = await sibling.renew()
 
@@ -428,7 +428,7 @@ async def test_old_fences_are_forgotten(path):
         for _ in range(3):
             async with make() as gone:
                 await gone.renew()
-        clock.advance(timedelta(microseconds=leases.FENCES_KEPT) * 2)
+        clock.advance(timedelta(microseconds=leases.FENCE_RETENTION) * 2)
         async with make() as last:
             await last.renew()
             clock.advance(timedelta(minutes=5))
@@ -443,8 +443,8 @@ async def test_old_fences_are_forgotten(path):
     assert fences == (1, 1)
 
 
-async def test_a_recorded_row_is_not_taken_for_the_task_that_has_its_number_now(path):
-    """A task that left nothing behind gives its number free; a claim on it must not match another."""
+async def test_an_old_claim_does_not_match_a_new_task_with_the_same_seq(path):
+    """The `seq` of a deleted task is used again; a claim on it must not match the new task."""
     clock = ManualClock()
     make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
     async with make() as slow, make() as other:
@@ -465,7 +465,7 @@ async def test_a_recorded_row_is_not_taken_for_the_task_that_has_its_number_now(
         assert other_task.status is TaskStatus.RUNNING
 
 
-async def test_what_was_cancelled_or_attached_after_the_claim_is_seen_at_the_outcome(storage, path):
+async def test_a_cancellation_or_checkpoint_after_the_claim_is_seen_by_the_outcome(storage, path):
     await storage.enqueue_many([Task(id="a", func_path="m.f"), Task(id="b", func_path="m.f")])
     first, second = await storage.reserve(2)
     async with SQLiteStorage(path) as other:
@@ -481,7 +481,7 @@ async def test_what_was_cancelled_or_attached_after_the_claim_is_seen_at_the_out
 # Files
 
 
-async def test_files_are_for_their_owner_only(tmp_path):
+async def test_files_are_readable_only_by_their_user(tmp_path):
     path = tmp_path / "new" / "tasks.db"
     mask = os.umask(0)
     try:
@@ -498,7 +498,7 @@ async def test_files_are_for_their_owner_only(tmp_path):
 
 
 @pytest.mark.fault("F93")
-async def test_a_schema_from_the_future_is_refused(path):
+async def test_a_schema_of_a_later_version_is_refused(path):
     future = sqlite3.connect(path)
     future.execute("PRAGMA user_version = 99")
     future.close()
@@ -507,7 +507,7 @@ async def test_a_schema_from_the_future_is_refused(path):
         await SQLiteStorage(path).open()
 
 
-async def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
+async def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
     path.write_bytes(b"not a database at all\n" * 100)
 
     with pytest.raises(StorageCorrupt, match="not a database"):
@@ -516,7 +516,7 @@ async def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
     assert path.read_bytes().startswith(b"not a database")
 
 
-async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+async def test_a_folder_that_cannot_be_created_raises_an_error(tmp_path):
     (tmp_path / "file").touch()
 
     with pytest.raises(StorageError, match="cannot be created"):
@@ -525,7 +525,7 @@ async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("end", ["", "-wal"])
 @pytest.mark.fault("F64")
-async def test_a_file_that_was_deleted_is_noticed(path, end):
+async def test_a_deleted_file_raises_an_error(path, end):
     storage = SQLiteStorage(path)
     await storage.open()
     await storage.enqueue(Task(func_path="m.f"))
@@ -537,7 +537,7 @@ async def test_a_file_that_was_deleted_is_noticed(path, end):
 
 
 @pytest.mark.fault("F64")
-async def test_a_file_that_was_replaced_is_noticed_at_the_renewal(path):
+async def test_a_replaced_file_raises_an_error_at_the_renewal(path):
     storage = SQLiteStorage(path)
     await storage.open()
     await storage.renew()
@@ -572,7 +572,7 @@ async def test_the_storage_of_a_parent_process_is_refused_in_its_child(storage):
     assert (await storage.get_task("a")).id == "a"
 
 
-async def test_closing_lets_go_of_threads_and_files(path):
+async def test_close_ends_all_threads_and_removes_the_logs(path):
     before = threading.active_count()
     async with SQLiteStorage(path) as storage:
         await storage.enqueue(Task(func_path="m.f"))
@@ -600,27 +600,27 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.fault("F54", "F64")
-async def test_a_full_disk_is_an_error_that_passes(small_disk):
+async def test_a_full_disk_raises_an_error_and_the_storage_works_again_later(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 1024 * 1024)
     async with SQLiteStorage(small_disk / "tasks.db") as storage:
-        kept: list[str] = []
+        stored: list[str] = []
 
         async def fill():
             for _ in range(1000):
-                kept.extend(await storage.enqueue_many(some(50, metadata={"filler": "x" * 1000})))
+                stored.extend(await storage.enqueue_many(some(50, metadata={"filler": "x" * 1000})))
 
         with pytest.raises(StorageError, match="full"):
             await fill()
-        assert kept
+        assert stored
 
         ballast.unlink()
-        kept += await storage.enqueue_many(some(50))
+        stored += await storage.enqueue_many(some(50))
 
-        assert sorted(kept) == [task.id for task in await storage.list_tasks(limit=10_000)]
+        assert sorted(stored) == [task.id for task in await storage.list_tasks(limit=10_000)]
 
 
-async def test_an_error_of_the_system_reaches_everyone_who_waits(storage):
+async def test_a_system_error_is_raised_to_every_caller_of_the_transaction(storage):
     failpoints.configure("sqlite.before_commit=raise:EIO@1")
     answers = await asyncio.gather(
         *(storage.enqueue(task) for task in some(5)), return_exceptions=True
@@ -634,7 +634,7 @@ async def test_an_error_of_the_system_reaches_everyone_who_waits(storage):
 # Versions
 
 
-async def test_a_store_of_version_1_is_brought_up_to_date_with_what_it_holds(path):
+async def test_a_store_of_version_1_is_upgraded_with_its_tasks(path):
     async with SQLiteStorage(path, settings=QUICK) as storage:
         await storage.enqueue(Task(id="a", func_path="m.f"))
     for file, leftovers in (
@@ -662,8 +662,8 @@ async def test_a_store_of_version_1_is_brought_up_to_date_with_what_it_holds(pat
         assert db.execute("PRAGMA user_version").fetchone() == (connection.SCHEMA_VERSION,)
 
 
-async def test_a_count_holds_up_no_other_read(storage, monkeypatch):
-    """A count of a large store takes a second; a page must not wait for it."""
+async def test_a_count_does_not_delay_other_reads(storage, monkeypatch):
+    """A count of a large store takes a second; other reads must not wait for it."""
     began, may_end = threading.Event(), threading.Event()
     count = queries.read_stats
 

@@ -1,4 +1,4 @@
-"""The SQLite backend keeps the whole contract, and its core with every write synced to disk."""
+"""The SQLite backend passes the whole contract, and its core with every write synced to disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from omniq.testing.contract import (
     StorageContract,
     opener,
 )
+from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
 
 
-class NoteBook:
-    """A user's own connection to the database, and the notes they keep in it."""
+class UserConnection:
+    """A user's connection to the database, and a table of the user."""
 
     def __init__(self, path):
         self.path = path
@@ -48,10 +49,10 @@ class NoteBook:
         with closing(sqlite3.connect(self.path)) as reader:
             return [note for (note,) in reader.execute("SELECT note FROM notes ORDER BY note")]
 
-    async def in_autocommit(self):
+    async def autocommit_connection(self):
         return self.connect(self.path, isolation_level=None)
 
-    async def elsewhere(self):
+    async def other_database_connection(self):
         connection = self.connect(":memory:")
         connection.execute("BEGIN")
         return connection
@@ -65,11 +66,23 @@ class NoteBook:
             connection.close()
 
 
-class TestSQLite(StorageContract):
+class TestSQLite(OrphanedCheckpointTests, StorageContract):
+    @pytest.fixture
+    def copy_checkpoint(self, tmp_path):
+        async def copy(source, target):
+            with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
+                connection.execute(
+                    "INSERT INTO omniq_checkpoints "
+                    "SELECT ?, saved_at, checkpoint FROM omniq_checkpoints WHERE id = ?",
+                    (target, source),
+                )
+
+        return copy
+
     @pytest.fixture
     async def user_connection(self, storage, tmp_path):
-        with closing(NoteBook(tmp_path / "tasks.db")) as notebook:
-            yield notebook
+        with closing(UserConnection(tmp_path / "tasks.db")) as user_connection:
+            yield user_connection
 
     @pytest.fixture
     async def open_another(self, clock, tmp_path):

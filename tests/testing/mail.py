@@ -1,4 +1,4 @@
-"""Somebody's application: what its tests try."""
+"""A sample application whose tests use the manual queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue that users test with: nothing happens until they say so, and anything can go wrong."""
+"""The queue for tests of applications: tasks run only on request, and every fault can be injected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _nothing_sent() -> Iterator[None]:
 
 
 def once(act):
-    """Does it the first time only."""
+    """Call `act` at the first send only."""
     calls = []
 
     def acting():
@@ -34,7 +34,7 @@ def once(act):
     mail.WHEN_SENDING.append(acting)
 
 
-def test_what_was_enqueued_is_found_by_the_arguments_that_matter(omniq_queue: ManualQueue) -> None:
+def test_enqueued_finds_tasks_by_the_given_arguments(omniq_queue: ManualQueue) -> None:
     omniq_queue.enqueue(send, "a@b", subject="hi")
     omniq_queue.enqueue(send, to="c@d")
     omniq_queue.enqueue(publish, "doc")
@@ -47,7 +47,7 @@ def test_what_was_enqueued_is_found_by_the_arguments_that_matter(omniq_queue: Ma
     assert not omniq_queue.enqueued(report)
 
 
-def test_what_is_not_there_shows_what_is(omniq_queue: ManualQueue) -> None:
+def test_a_search_without_a_match_shows_what_was_enqueued(omniq_queue: ManualQueue) -> None:
     omniq_queue.enqueue(send, "a@b")
 
     found = omniq_queue.enqueued(send, to="x")
@@ -57,7 +57,7 @@ def test_what_is_not_there_shows_what_is(omniq_queue: ManualQueue) -> None:
     )
 
 
-def test_nothing_runs_until_it_is_told_to(omniq_queue: ManualQueue) -> None:
+def test_no_task_runs_before_run_is_called(omniq_queue: ManualQueue) -> None:
     handle = omniq_queue.enqueue(send, "a@b")
     later = omniq_queue.options(delay=60).enqueue(send, "c@d")
 
@@ -70,9 +70,7 @@ def test_nothing_runs_until_it_is_told_to(omniq_queue: ManualQueue) -> None:
     assert mail.SENT == ["a@b", "c@d"]
 
 
-def test_retries_come_at_their_own_times(
-    omniq_queue: ManualQueue, omniq_clock: ManualClock
-) -> None:
+def test_retries_run_after_their_delays(omniq_queue: ManualQueue, omniq_clock: ManualClock) -> None:
     began, tried = omniq_clock.now(), []
     handle = omniq_queue.enqueue(send, "a@b")
 
@@ -104,7 +102,7 @@ async def test_a_month_of_schedules_runs_in_a_moment(async_omniq_queue: AsyncMan
     assert mail.SENT.count("hour") == 720
 
 
-async def test_a_worker_that_is_killed_in_a_step_is_followed_by_another(
+async def test_another_worker_resumes_after_a_kill_in_a_step(
     async_omniq_queue: AsyncManualQueue,
 ) -> None:
     queue = async_omniq_queue
@@ -120,7 +118,9 @@ async def test_a_worker_that_is_killed_in_a_step_is_followed_by_another(
     assert task.crashes == 1
 
 
-def test_a_killer_becomes_a_dead_letter(omniq_queue: ManualQueue) -> None:
+def test_a_task_that_always_kills_its_worker_becomes_a_dead_letter(
+    omniq_queue: ManualQueue,
+) -> None:
     handle = omniq_queue.enqueue(send, "a@b")
     mail.WHEN_SENDING.append(omniq_queue.kill_here)
 
@@ -131,7 +131,7 @@ def test_a_killer_becomes_a_dead_letter(omniq_queue: ManualQueue) -> None:
     assert letter.failure_reason == "crashed"
 
 
-def test_a_worker_that_dies_before_it_records_has_done_its_work_twice(
+def test_a_task_runs_twice_when_its_worker_dies_before_recording(
     omniq_queue: ManualQueue,
 ) -> None:
     handle = omniq_queue.enqueue(send, "a@b")
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_before_it_records_has_done_its_work_twice(
     assert handle.result() == "a@b: hello"
 
 
-def test_the_outcome_of_a_worker_that_lost_its_lease_does_not_count(
+def test_the_outcome_of_a_worker_that_lost_its_lease_is_discarded(
     omniq_queue: ManualQueue,
 ) -> None:
     handle = omniq_queue.enqueue(send, "a@b")
@@ -157,7 +157,7 @@ def test_the_outcome_of_a_worker_that_lost_its_lease_does_not_count(
     assert task.token == 2
 
 
-def test_a_write_that_fails_is_made_again(omniq_queue: ManualQueue) -> None:
+def test_a_failed_write_is_repeated(omniq_queue: ManualQueue) -> None:
     handles = omniq_queue.enqueue_many(send, ["a@b", "c@d"])
     omniq_queue.faults.fail("record", when="after", times=2)
 
@@ -175,6 +175,6 @@ def test_an_enqueue_can_fail(omniq_queue: ManualQueue) -> None:
     assert not omniq_queue.enqueued(send)
 
 
-def test_to_kill_without_a_worker_is_a_mistake_of_the_test(omniq_queue: ManualQueue) -> None:
+def test_killing_without_a_worker_raises(omniq_queue: ManualQueue) -> None:
     with pytest.raises(RuntimeError, match="no worker runs"):
         omniq_queue.kill_here()

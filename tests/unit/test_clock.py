@@ -1,4 +1,4 @@
-"""Instants are exact numbers, ids sort by time, and the manual clock moves only when told to."""
+"""Instants are exact numbers, ids sort by time, and the manual clock moves only when the test moves it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ids_sort_by_time_and_then_by_number(first, second):
     assert len(encode_id(*first)) == 26
 
 
-def test_ids_are_fresh_sorted_and_fit_to_be_task_ids():
+def test_ids_are_unique_sorted_and_valid_task_ids():
     clock = SystemClock()
     ids = [clock.new_id() for _ in range(5_000)]
 
@@ -51,7 +51,7 @@ def test_ids_are_fresh_sorted_and_fit_to_be_task_ids():
     check_id(ids[0])
 
 
-def test_ids_are_fresh_in_every_thread():
+def test_ids_are_unique_across_threads():
     clock = SystemClock()
     made: list[str] = []
     threads = [
@@ -85,7 +85,7 @@ def test_ids_of_a_forked_child_are_not_those_of_its_parent():
     assert not mine & theirs
 
 
-def test_the_system_clock_agrees_with_itself():
+def test_the_system_clocks_methods_agree():
     assert abs(to_micros(SYSTEM_CLOCK.now()) - SYSTEM_CLOCK.micros()) < 10_000_000
     assert SYSTEM_CLOCK.boot_micros() <= SYSTEM_CLOCK.boot_micros()
     assert SYSTEM_CLOCK.monotonic() <= SYSTEM_CLOCK.monotonic()
@@ -114,7 +114,7 @@ def test_the_manual_clock_stands_still_until_it_is_moved():
     assert clock.boot_micros() == before[2] + 2_000_000
 
 
-def test_a_jump_moves_the_wall_clock_alone_and_a_reboot_names_another_span():
+def test_a_jump_moves_only_the_wall_clock_and_a_reboot_changes_the_boot_id():
     clock = ManualClock()
     boot, boot_id = clock.boot_micros(), clock.boot_id()
     clock.jump(timedelta(days=-1))

@@ -1,4 +1,4 @@
-"""One line on stderr, the right exit code, and nothing breaks when nobody listens."""
+"""One line on stderr, the right exit code, and a closed stream breaks nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from omniq.events import ChoreFailed
 from omniq.worker.process import console
 
 
-class Gone(io.StringIO):
-    """A pipe whose reader has gone away."""
+class ClosedPipe(io.StringIO):
+    """A pipe whose reader has closed it."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
@@ -25,8 +25,8 @@ class Gone(io.StringIO):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("stream", [Gone(), None])
-def test_writing_to_nobody_does_nothing(monkeypatch, stream):
+@pytest.mark.parametrize("stream", [ClosedPipe(), None])
+def test_writing_to_a_closed_stream_does_nothing(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", stream)
 
@@ -39,16 +39,16 @@ def test_writing_to_nobody_does_nothing(monkeypatch, stream):
     [(SettingsError("a\n b"), 2), (InvalidTask("a b"), 2), (StorageError("a  b"), 1)],
 )
 def test_an_error_is_one_line_and_an_exit_code(capsys, error, code):
-    assert console.complain(error) == code
+    assert console.report_error(error) == code
     assert capsys.readouterr().err == "omniq: a b\n"
 
 
 @pytest.mark.parametrize("error", [TaskNotFound("a"), ScheduleNotFound("a")])
-def test_what_is_not_there_has_an_exit_code_of_its_own(capsys, error):
-    assert console.complain(error) == 3
+def test_a_missing_object_has_a_separate_exit_code(capsys, error):
+    assert console.report_error(error) == 3
 
 
-def test_nothing_that_is_logged_is_obeyed_by_a_terminal(capsys):
+def test_control_characters_in_log_lines_are_escaped(capsys):
     console.start_logging("INFO")
     try:
         log.write(ChoreFailed(chore="recover", error="\x1b[2J {braces}\nforged <red>line</red>"))
@@ -82,7 +82,7 @@ def test_no_color_is_respected(monkeypatch, variable, expected):
         (["worker"], 2, "", "omniq: Missing argument"),
     ],
 )
-def test_the_command_line_leaves_with_the_right_code(capsys, arguments, code, out, err):
+def test_the_command_line_exits_with_the_right_code(capsys, arguments, code, out, err):
     with pytest.raises(SystemExit) as left:
         main(arguments)
     said = capsys.readouterr()

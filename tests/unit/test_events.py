@@ -1,4 +1,4 @@
-"""Events reach every listener, and no listener can harm the emitter."""
+"""Events reach every listener, and no listener can break the emitter."""
 
 from __future__ import annotations
 
@@ -29,78 +29,78 @@ def lines():
     logger.remove(sink)
 
 
-def test_nobody_listens_at_first():
+def test_a_new_dispatcher_has_no_listeners():
     assert Dispatcher().active is False
 
 
 def test_every_listener_gets_every_event_in_order_of_subscription():
-    heard: list[tuple[str, Event]] = []
+    received: list[tuple[str, Event]] = []
     dispatcher = Dispatcher()
-    dispatcher.subscribe(lambda event: heard.append(("first", event)))
-    dispatcher.subscribe(lambda event: heard.append(("second", event)))
+    dispatcher.subscribe(lambda event: received.append(("first", event)))
+    dispatcher.subscribe(lambda event: received.append(("second", event)))
     dispatcher.emit(AN_EVENT)
 
     assert dispatcher.active is True
-    assert heard == [("first", AN_EVENT), ("second", AN_EVENT)]
+    assert received == [("first", AN_EVENT), ("second", AN_EVENT)]
 
 
-def test_an_unsubscribed_listener_hears_nothing_more():
-    heard: list[Event] = []
+def test_an_unsubscribed_listener_gets_no_more_events():
+    received: list[Event] = []
     dispatcher = Dispatcher()
-    unsubscribe = dispatcher.subscribe(heard.append)
+    unsubscribe = dispatcher.subscribe(received.append)
     unsubscribe()
     unsubscribe()
     dispatcher.emit(AN_EVENT)
 
-    assert heard == []
+    assert received == []
     assert dispatcher.active is False
 
 
-def test_the_same_listener_may_subscribe_twice_and_leave_once():
-    heard: list[Event] = []
+def test_the_same_listener_may_subscribe_twice_and_unsubscribe_once():
+    received: list[Event] = []
     dispatcher = Dispatcher()
-    leave = dispatcher.subscribe(heard.append)
-    dispatcher.subscribe(heard.append)
-    leave()
+    unsubscribe = dispatcher.subscribe(received.append)
+    dispatcher.subscribe(received.append)
+    unsubscribe()
     dispatcher.emit(AN_EVENT)
 
-    assert heard == [AN_EVENT]
+    assert received == [AN_EVENT]
 
 
 def test_a_listener_may_unsubscribe_while_it_is_called():
-    heard: list[Event] = []
+    received: list[Event] = []
     dispatcher = Dispatcher()
 
     def once(event: Event) -> None:
-        heard.append(event)
-        leave()
+        received.append(event)
+        unsubscribe()
 
-    leave = dispatcher.subscribe(once)
+    unsubscribe = dispatcher.subscribe(once)
     dispatcher.emit(AN_EVENT)
     dispatcher.emit(AN_EVENT)
 
-    assert heard == [AN_EVENT]
+    assert received == [AN_EVENT]
 
 
-def test_a_listener_that_raises_harms_nobody_and_is_reported_once(lines):
-    heard: list[Event] = []
+def test_a_listener_that_raises_does_not_affect_others_and_is_reported_once(lines):
+    received: list[Event] = []
     dispatcher = Dispatcher()
 
     def broken(event: Event) -> None:
         raise LookupError("{not a template}")
 
     dispatcher.subscribe(broken)
-    dispatcher.subscribe(heard.append)
+    dispatcher.subscribe(received.append)
     dispatcher.emit(AN_EVENT)
     dispatcher.emit(AN_EVENT)
 
-    assert heard == [AN_EVENT, AN_EVENT]
+    assert received == [AN_EVENT, AN_EVENT]
     assert len(lines) == 1
     assert "events.subscriber_failed" in lines[0]
     assert "LookupError" in lines[0]
 
 
-def test_every_event_has_a_dotted_name_of_its_own():
+def test_every_event_has_a_unique_dotted_name():
     names = [leaf.name for leaf in leaves()]
 
     assert len(names) == len(set(names)) > 15
@@ -118,7 +118,7 @@ def test_events_are_frozen():
         AN_EVENT.id = "other"  # type: ignore[misc]  # that it cannot be set is the point
 
 
-def test_an_event_travels_as_data():
+def test_an_event_can_be_encoded_and_decoded():
     event = events.TaskRetried(
         id="t1",
         func_path="m.f",
@@ -130,7 +130,7 @@ def test_an_event_travels_as_data():
     assert msgspec.json.decode(msgspec.json.encode(event), type=events.TaskRetried) == event
 
 
-def test_facts_leave_out_what_says_nothing():
+def test_facts_omit_empty_fields():
     event = events.TaskCancellation(id="t1", func_path="m.f", queue="q", attempt=0)
 
     assert facts(event) == {"id": "t1", "func_path": "m.f", "queue": "q", "attempt": 0}

@@ -1,4 +1,4 @@
-"""Failpoints do what the environment says, at the hit it says, and nothing when it says nothing."""
+"""Failpoints act as the environment configures them, at the configured hit, and not otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omniq.errors import SettingsError
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind():
+def _reset_failpoints():
     yield
     failpoints.reset()
 
@@ -35,7 +35,7 @@ def test_nothing_happens_and_nothing_is_counted_when_unset():
     assert failpoints.hits() == {}
 
 
-def test_a_place_without_an_entry_is_counted_and_left_alone():
+def test_a_failpoint_without_an_entry_is_only_counted():
     failpoints.configure("claim.begin=skip")
 
     assert failpoints.hit("record.begin") is False
@@ -50,7 +50,7 @@ def test_raise_fails_with_the_named_errno():
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_skip_asks_the_caller_to_leave_the_step_out():
+def test_skip_tells_the_caller_to_skip_the_step():
     failpoints.configure("a=skip")
 
     assert failpoints.hit("a") is True
@@ -84,13 +84,13 @@ def test_delay_takes_milliseconds(monkeypatch):
     assert slept == [0.05]
 
 
-def test_the_star_stands_for_every_place_without_an_entry():
+def test_the_star_stands_for_every_failpoint_without_an_entry():
     failpoints.configure("*=skip, b=count")
 
     assert (failpoints.hit("a"), failpoints.hit("b")) == (True, False)
 
 
-def test_several_entries_stand_side_by_side():
+def test_several_entries_work_together():
     failpoints.configure("claim.after_write=kill:0.02, record.before_write=raise:EIO:0.5@2,a=skip")
 
     assert failpoints.hit("a") is True
@@ -105,7 +105,7 @@ def test_configuring_again_replaces_everything_and_counts_from_0():
     assert failpoints.hits() == {"a": 1}
 
 
-def test_reset_switches_everything_off():
+def test_reset_removes_all_rules():
     failpoints.configure("a=skip")
     failpoints.reset()
 
@@ -135,7 +135,7 @@ def test_reset_switches_everything_off():
         "a=skip, a=kill",
     ],
 )
-def test_a_text_that_cannot_be_understood_is_refused_and_changes_nothing(text):
+def test_a_malformed_text_is_refused_and_changes_nothing(text):
     failpoints.configure("before=skip")
 
     with pytest.raises(SettingsError, match="OMNIQ_FAILPOINTS"):
@@ -159,7 +159,7 @@ def test_exit_leaves_without_clean_up():
     assert output == ""
 
 
-def test_stop_freezes_the_process_until_it_is_continued():
+def test_stop_suspends_the_process_until_it_is_continued():
     child = run_with("a=stop", "hit('a'); print('on again')")
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     stopped = os.WIFSTOPPED(status)

@@ -95,23 +95,23 @@ def write_module(tmp_path, monkeypatch):
 
 
 class TestTask:
-    def test_a_marked_function_stays_the_function_it_was(self):
+    def test_a_marked_function_is_the_same_function(self):
         assert inspect.iscoroutinefunction(marked)
         assert with_options("you") == "you"
         assert with_options.__name__ == "with_options"
 
-    def test_options_are_kept_with_the_function(self):
+    def test_options_are_stored_with_the_function(self):
         assert options_of(with_options).given() == {
             "queue": "mail",
             "max_retries": 5,
             "timeout": 30.0,
         }
 
-    def test_a_function_that_says_nothing_has_no_options(self):
+    def test_a_function_without_task_has_no_options(self):
         assert options_of(marked).given() == {}
         assert options_of(plain).given() == {}
 
-    def test_options_that_make_no_sense_fail_at_the_definition(self):
+    def test_invalid_options_fail_at_the_definition(self):
         with pytest.raises(InvalidTask, match="max_retries"):
             task(max_retries=-1)
 
@@ -127,7 +127,7 @@ class TestTask:
             5,
         ],
     )
-    def test_what_can_never_run_cannot_be_marked(self, func):
+    def test_a_callable_that_can_never_run_cannot_be_marked(self, func):
         with pytest.raises(InvalidTask, match="@task on"):
             task(func)
 
@@ -147,7 +147,7 @@ class TestPathOf:
         assert path_of(Holder.static) == f"{HERE}.Holder.static"
         assert path_of(Holder.Inner.deep) == f"{HERE}.Holder.Inner.deep"
 
-    def test_a_decorator_that_uses_wraps_is_seen_through(self):
+    def test_a_decorator_that_uses_wraps_does_not_change_the_path(self):
         assert path_of(decorated) == f"{HERE}.decorated"
 
     def test_a_path_stays_as_it_is(self):
@@ -156,7 +156,7 @@ class TestPathOf:
     @pytest.mark.parametrize(
         "bad", ["", "func", ".f", "a.", "a..b", "a b.c", "1a.b", "a-b.c", "a.b()", "a.b\n"]
     )
-    def test_text_that_is_no_path_is_refused(self, bad):
+    def test_text_that_is_not_a_path_is_refused(self, bad):
         with pytest.raises(InvalidTask, match="dotted path"):
             path_of(bad)
 
@@ -175,11 +175,13 @@ class TestPathOf:
             (memoized, "not a function"),
             (generator, "generator"),
             (async_generator, "generator"),
-            (shutil.rmtree, "of your own"),
+            (shutil.rmtree, "one of your functions"),
             (None, "not a function"),
         ],
     )
-    def test_what_a_worker_could_not_find_or_run_is_refused_with_advice(self, func, advice):
+    def test_a_function_that_a_worker_could_not_find_or_run_is_refused_with_advice(
+        self, func, advice
+    ):
         with pytest.raises(InvalidTask, match=advice):
             path_of(func)
 
@@ -193,7 +195,7 @@ class TestPathOf:
         original = plain
         monkeypatch.setitem(globals(), "plain", marked)
 
-        with pytest.raises(InvalidTask, match="something else"):
+        with pytest.raises(InvalidTask, match="a different object"):
             path_of(original)
 
     def test_a_function_whose_name_is_gone_is_refused(self, monkeypatch):
@@ -242,7 +244,9 @@ class TestMain:
         assert self.run(tmp_path, "mailer.py") == "top\nmailer.send True\n"
 
     @pytest.mark.parametrize("name", ["my-script.py", "shop/__main__.py"])
-    def test_a_script_that_nobody_can_import_is_told_to_use_a_module(self, tmp_path, name):
+    def test_the_error_about_a_script_that_cannot_be_imported_says_to_use_a_module(
+        self, tmp_path, name
+    ):
         (tmp_path / "shop").mkdir()
         (tmp_path / name).write_text(self.SCRIPT)
         arguments = ("-m", "shop") if "/" in name else (name,)
@@ -250,9 +254,9 @@ class TestMain:
         assert "move the function to a module" in self.run(tmp_path, *arguments)
 
     def test_a_function_typed_into_the_interpreter_is_told_to_use_a_module(self, tmp_path):
-        said = self.run(tmp_path, "-", text=self.SCRIPT)
+        message = self.run(tmp_path, "-", text=self.SCRIPT)
 
-        assert "move the function to a module" in said
+        assert "move the function to a module" in message
 
 
 class TestResolve:
@@ -267,7 +271,7 @@ class TestResolve:
 
         assert resolve("shop_a.mail.tasks.send")() == "sent"
 
-    def test_a_path_is_looked_up_once(self, write_module):
+    def test_a_path_is_resolved_once(self, write_module):
         write_module("shop_b", "def send(): ...\n")
         cache = FunctionCache()
         first = cache.resolve("shop_b.send")
@@ -276,7 +280,7 @@ class TestResolve:
         assert cache.resolve("shop_b.send") is first
         assert "shop_b" not in sys.modules
 
-    def test_a_missing_module_may_be_elsewhere(self, write_module):
+    def test_a_missing_module_may_exist_on_another_worker(self, write_module):
         write_module("shop_c.mail", "def send(): ...\n")
 
         for path in ("no_such_module_c.f", "shop_c.other.f"):
@@ -285,7 +289,7 @@ class TestResolve:
             assert caught.value.elsewhere
             assert not isinstance(caught.value, ForbiddenFunction)
 
-    def test_a_missing_name_in_a_module_that_is_here_is_nowhere(self):
+    def test_a_missing_name_in_an_existing_module_exists_nowhere(self):
         for name in ("gone", "Gone.static", "Holder.gone"):
             with pytest.raises(FunctionNotFound) as caught:
                 resolve(f"{HERE}.{name}")
@@ -301,7 +305,7 @@ class TestResolve:
             resolve("shop_d.send")
         assert not caught.value.elsewhere
 
-    def test_a_module_that_lacks_its_own_dependency_is_not_a_missing_module(self, write_module):
+    def test_a_module_with_a_missing_dependency_is_not_a_missing_module(self, write_module):
         write_module("shop_e", "import no_such_module_e\n")
 
         with pytest.raises(FunctionNotFound, match="importing shop_e failed") as caught:
@@ -336,13 +340,13 @@ class TestResolve:
             "",
         ],
     )
-    def test_what_is_nobodys_task_is_refused_whatever_is_allowed(self, path):
+    def test_a_path_that_is_never_a_task_is_refused_with_any_allow_list(self, path):
         with pytest.raises(ForbiddenFunction) as caught:
             resolve(path, allow=[path, path.partition(".")[0], HERE])
         assert not caught.value.elsewhere
 
     @pytest.mark.parametrize("name", ["json_module.dumps", "os.system", "Holder.method"])
-    def test_what_a_module_has_imported_cannot_be_reached_through_it(self, name):
+    def test_imported_names_of_a_module_cannot_be_run(self, name):
         with pytest.raises(FunctionNotFound):
             resolve(f"{HERE}.{name}")
 
@@ -355,7 +359,7 @@ class TestResolve:
 
 
 class TestAllow:
-    def test_what_lies_under_a_prefix_is_allowed(self):
+    def test_paths_under_a_prefix_are_allowed(self):
         assert resolve(f"{HERE}.plain", allow=[HERE]) is plain
         assert resolve(f"{HERE}.plain", allow=["tests"]) is plain
         assert resolve(f"{HERE}.plain", allow=[f"{HERE}.plain"]) is plain
@@ -366,7 +370,7 @@ class TestAllow:
         with pytest.raises(ForbiddenFunction):
             resolve("shop_f_evil.f", allow=["shop_f"])
 
-    def test_a_path_outside_is_refused_without_importing_it_and_may_be_elsewhere(
+    def test_a_path_outside_is_refused_without_an_import_and_may_run_on_another_worker(
         self, write_module
     ):
         write_module("shop_g.inside", "def f(): ...\n")
@@ -378,7 +382,7 @@ class TestAllow:
         assert caught.value.elsewhere
         assert not any(name.startswith("shop_g") for name in sys.modules)
 
-    def test_a_function_that_an_allowed_module_imported_is_not_its_own(self, write_module):
+    def test_a_function_that_an_allowed_module_imported_is_refused(self, write_module):
         write_module("shop_h_library", "def wipe(): ...\n")
         write_module("shop_h", "from shop_h_library import wipe\n")
 
@@ -390,6 +394,6 @@ class TestAllow:
         with pytest.raises(ForbiddenFunction, match="no module"):
             resolve(f"{HERE}.plain", allow=[])
 
-    def test_a_single_text_is_not_taken_for_a_list_of_letters(self):
+    def test_a_single_text_is_not_a_list_of_characters(self):
         with pytest.raises(InvalidTask, match="list of prefixes"):
             FunctionCache(allow="tests")

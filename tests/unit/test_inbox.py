@@ -1,4 +1,4 @@
-"""No message and no signal is missed, whenever it comes."""
+"""No message and no signal is missed, whenever it arrives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from omniq.worker.process.inbox import Inbox
 
 
-def test_messages_come_in_order():
+def test_messages_arrive_in_order():
     inbox: Inbox[int] = Inbox()
     for number in range(3):
         inbox.put(number)
@@ -23,7 +23,7 @@ def test_a_message_ends_the_wait():
     assert inbox.get(5) == "hello"
 
 
-def test_more_messages_than_the_pipe_holds_are_all_there():
+def test_no_message_is_lost_when_the_pipe_is_full():
     inbox: Inbox[int] = Inbox()
     for number in range(100_000):
         inbox.put(number)
@@ -31,7 +31,7 @@ def test_more_messages_than_the_pipe_holds_are_all_there():
     assert sum(1 for _ in iter(lambda: inbox.get(0), None)) == 100_000
 
 
-def test_a_signal_that_came_before_the_wait_ends_it():
+def test_a_signal_before_the_wait_ends_the_wait():
     inbox: Inbox[int] = Inbox()
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     try:
@@ -42,7 +42,7 @@ def test_a_signal_that_came_before_the_wait_ends_it():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_handler_may_leave_a_message():
+def test_a_signal_handler_may_send_a_message():
     inbox: Inbox[int] = Inbox()
     before = signal.signal(signal.SIGUSR1, lambda number, frame: inbox.put(number))
     try:

@@ -1,4 +1,4 @@
-"""omniq is silent until asked, then words events on the application's own sinks."""
+"""omniq logs nothing until it is enabled, then writes events to the sinks of the application."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_nothing_is_written_before_it_is_enabled(records):
     assert records == []
 
 
-def test_the_name_is_the_message_and_the_facts_are_fields(records):
+def test_the_name_is_the_message_and_the_facts_are_log_fields(records):
     log.enable()
     log.write(STARTED)
     [record] = records
@@ -46,14 +46,14 @@ def test_the_name_is_the_message_and_the_facts_are_fields(records):
     assert record["extra"] == {"event": "task.started", **TASK}
 
 
-def test_lines_below_the_level_are_left_out(records):
+def test_lines_below_the_level_are_omitted(records):
     log.enable("INFO")
     log.write(CLAIMED)
 
     assert records == []
 
 
-def test_debug_shows_what_is_routine(records):
+def test_debug_shows_routine_events(records):
     log.enable("debug")
     log.write(CLAIMED)
 
@@ -75,7 +75,7 @@ def test_an_unknown_level_is_refused():
         log.enable("LOUD")
 
 
-def test_importing_and_enabling_leave_the_sinks_alone():
+def test_importing_and_enabling_do_not_change_the_sinks():
     code = (
         "from loguru import logger\n"
         "before = dict(logger._core.handlers)\n"

@@ -59,7 +59,7 @@ def test_the_defaults_of_two_tasks_are_not_shared():
     assert (second.kwargs, second.metadata) == ({}, {})
 
 
-def test_final_states_end_a_task_but_for_a_dead_letter_that_is_retried():
+def test_only_a_failed_task_leaves_its_final_state():
     final = {status for status in TaskStatus if status.is_final}
 
     assert final == {TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED}
@@ -107,9 +107,7 @@ def test_other_durations_are_refused_by_name(seconds):
         ("func_path", "a.b", {}),
     ],
 )
-def test_a_field_that_was_right_once_is_looked_at_again_when_it_is_of_another_type(
-    field, right, wrong
-):
+def test_an_equal_value_of_another_type_is_checked_again(field, right, wrong):
     sound = Task(func_path="a.b", id="a", created_at=datetime.now(UTC))
     check_task(msgspec.structs.replace(sound, **{field: right}))
 
@@ -117,7 +115,7 @@ def test_a_field_that_was_right_once_is_looked_at_again_when_it_is_of_another_ty
         check_task(msgspec.structs.replace(sound, **{field: wrong}))
 
 
-def test_a_hostile_value_is_shown_in_brief():
+def test_the_message_about_a_hostile_value_is_short():
     with pytest.raises(InvalidTask) as refused:
         check_int("priority", 10**10_000, low=0)
 
@@ -184,7 +182,7 @@ def test_a_task_error_keeps_its_facts_when_it_becomes_a_record():
     assert (record.retry_after, record.failed_step) == (3, "find")
 
 
-def test_the_record_of_a_huge_or_hostile_exception_is_bounded():
+def test_the_record_of_a_huge_or_hostile_exception_has_a_maximum_size():
     class Hostile(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text for you")

@@ -1,4 +1,4 @@
-"""What `@task` is told is checked when the function is defined, not when it fails."""
+"""The options of `@task` are checked when the function is defined, not when it runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from omniq.retry import LinearBackoff
 from omniq.tasks.options import TaskOptions, check_options
 
 
-def test_nothing_given_is_nothing_kept():
+def test_without_options_nothing_is_stored():
     assert check_options() == TaskOptions()
     assert TaskOptions().given() == {}
 
 
-def test_only_what_was_said_is_given():
+def test_only_given_options_are_set():
     options = check_options(queue="mail", priority=0, result_ttl=0, timeout=None)
 
     assert options.given() == {"queue": "mail", "priority": 0, "result_ttl": 0.0}
@@ -34,7 +34,7 @@ def test_durations_become_seconds():
 
 
 @pytest.mark.parametrize(
-    ("rate", "kept"),
+    ("rate", "stored"),
     [
         ("10/s", (10, 1.0)),
         ("100/m", (100, 60.0)),
@@ -44,8 +44,8 @@ def test_durations_become_seconds():
         ((3, timedelta(seconds=4)), (3, 4.0)),
     ],
 )
-def test_a_rate_is_so_many_in_so_many_seconds(rate, kept):
-    assert check_options(rate=rate).rate == kept
+def test_a_rate_is_a_number_of_tasks_in_a_number_of_seconds(rate, stored):
+    assert check_options(rate=rate).rate == stored
 
 
 def test_a_breaker_may_be_a_name_or_a_rule_or_several():
@@ -70,7 +70,7 @@ def test_not_unique_is_the_same_as_not_given():
     assert check_options(unique=False) == TaskOptions()
 
 
-def test_every_option_is_taken_together():
+def test_all_options_can_be_given_together():
     options = check_options(
         queue="mail",
         priority=-5,
@@ -135,6 +135,6 @@ def test_every_option_is_taken_together():
     ],
 )
 @pytest.mark.fault("F89")
-def test_options_that_make_no_sense_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(InvalidTask):
         check_options(**options)

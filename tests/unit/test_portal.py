@@ -1,4 +1,4 @@
-"""Blocking code reaches the event loop through one bridge that never hangs and never leaks."""
+"""Blocking code reaches the event loop through one portal that never hangs and never leaks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import sqlalchemy.orm
 from omniq._portal import Portal, is_async, run_here
 from omniq.errors import InvalidTask, StorageClosed, StorageError
 
-# From 3.12 on Python warns of forking with threads, which is just what these tests are about.
+# Python 3.12 and later warn about a fork with threads, which these tests do on purpose.
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
@@ -41,10 +41,10 @@ async def answer() -> int:
 
 
 async def fail() -> None:
-    raise LookupError("as asked")
+    raise LookupError("as expected")
 
 
-async def for_ever(started: threading.Event, cleaned_up: list[str]) -> None:
+async def run_forever(started: threading.Event, cleaned_up: list[str]) -> None:
     started.set()
     try:
         await asyncio.Event().wait()
@@ -75,7 +75,7 @@ def test_a_call_returns_what_the_coroutine_returns(portal):
 
 
 def test_a_call_raises_what_the_coroutine_raises(portal):
-    with pytest.raises(LookupError, match="as asked"):
+    with pytest.raises(LookupError, match="as expected"):
         portal.run(fail())
 
 
@@ -103,14 +103,14 @@ async def test_a_thread_with_its_own_running_loop_may_call(portal):
     assert portal.run(answer()) == 42
 
 
-def test_the_callers_context_variables_go_along(portal):
+def test_a_call_has_the_callers_context_variables(portal):
     variable = contextvars.ContextVar("variable", default="unset")
     variable.set("of the caller")
 
-    async def look() -> str:
+    async def read_variable() -> str:
         return variable.get()
 
-    assert portal.run(look()) == "of the caller"
+    assert portal.run(read_variable()) == "of the caller"
 
 
 def test_a_call_from_the_loop_itself_is_refused_instead_of_hanging(portal):
@@ -132,7 +132,7 @@ def test_an_exit_inside_a_coroutine_reaches_its_caller_and_leaves_the_loop_runni
     assert portal.run(answer()) == 42
 
 
-def test_a_coroutine_that_cancels_itself_is_told_from_a_closed_portal(portal):
+def test_a_coroutine_that_cancels_itself_differs_from_a_closed_portal(portal):
     async def give_up() -> None:
         raise asyncio.CancelledError
 
@@ -150,7 +150,7 @@ def test_an_interrupt_of_the_waiting_thread_cancels_the_coroutine_and_waits_for_
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        portal.run(for_ever(started, cleaned_up))
+        portal.run(run_forever(started, cleaned_up))
 
     assert cleaned_up == ["yes"]
     assert portal.run(answer()) == 42
@@ -169,13 +169,13 @@ def test_an_interrupt_right_after_the_start_cancels_the_coroutine_as_well(portal
     with monkeypatch.context() as patch:
         patch.setattr(portal, "_submit", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            portal.run(for_ever(started, cleaned_up))
+            portal.run(run_forever(started, cleaned_up))
 
     assert cleaned_up == ["yes"]
     assert portal.run(answer()) == 42
 
 
-def test_closing_twice_is_closing_once(portal):
+def test_closing_twice_is_the_same_as_closing_once(portal):
     portal.run(answer())
 
     portal.close()
@@ -203,14 +203,14 @@ def test_a_call_after_closing_is_refused(portal):
         portal.run(answer())
 
 
-def test_closing_cancels_what_is_under_way_and_its_caller_hears_of_it(portal):
+def test_closing_cancels_running_calls_and_their_callers_get_an_error(portal):
     started = threading.Event()
     cleaned_up: list[str] = []
     errors: list[BaseException] = []
 
     def call() -> None:
         try:
-            portal.run(for_ever(started, cleaned_up))
+            portal.run(run_forever(started, cleaned_up))
         except StorageClosed as error:
             errors.append(error)
 
@@ -224,7 +224,7 @@ def test_closing_cancels_what_is_under_way_and_its_caller_hears_of_it(portal):
     assert cleaned_up == ["yes"]
 
 
-def test_a_portal_that_nobody_refers_to_stops_its_thread():
+def test_an_unreferenced_portal_stops_its_thread():
     portal = Portal()
 
     async def thread() -> threading.Thread:
@@ -240,26 +240,26 @@ def test_a_portal_that_nobody_refers_to_stops_its_thread():
 
 
 @forks
-def test_a_forked_child_is_told_to_open_a_new_queue(portal):
+def test_in_a_forked_child_the_error_says_to_open_a_new_queue(portal):
     portal.run(answer())
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
-        words = b"no error"
+        message = b"no error"
         try:
             portal.run(answer())
         except StorageError as error:
-            words = f"forked={portal.forked} {error}".encode()
+            message = f"forked={portal.forked} {error}".encode()
         portal.close()
-        os.write(writable, words)
+        os.write(writable, message)
         os._exit(0)
     os.close(writable)
     os.waitpid(child, 0)
     with os.fdopen(readable) as pipe:
-        said = pipe.read()
+        report = pipe.read()
 
-    assert said.startswith("forked=True")
-    assert "open a new queue in the child" in said
+    assert report.startswith("forked=True")
+    assert "open a new queue in the child" in report
     assert not portal.forked
     assert portal.run(answer()) == 42
 
@@ -274,7 +274,7 @@ def test_a_portal_that_had_not_started_works_in_a_forked_child():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
-def test_the_interpreter_ends_quietly_with_an_open_portal():
+def test_the_interpreter_exits_without_output_with_an_open_portal():
     done = run_python(
         "import asyncio\n"
         "from omniq._portal import Portal\n"
@@ -285,7 +285,7 @@ def test_the_interpreter_ends_quietly_with_an_open_portal():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_interpreter_ends_although_a_coroutine_never_does():
+def test_the_interpreter_exits_although_a_coroutine_never_ends():
     done = run_python(
         "import asyncio, threading\n"
         "from omniq._portal import Portal\n"
@@ -322,18 +322,18 @@ def test_the_interpreter_ends_although_a_coroutine_never_does():
         (object, False),
     ],
 )
-def test_connections_for_async_code_are_known_by_their_class(kind, expected):
+def test_async_connections_are_recognized_by_their_class(kind, expected):
     assert is_async(kind) is expected
 
 
-def test_what_never_suspends_runs_in_the_calling_thread():
+def test_a_coroutine_that_never_suspends_runs_in_the_calling_thread():
     async def name() -> str:
         return threading.current_thread().name
 
     assert run_here(name(), object()) == threading.current_thread().name
 
 
-def test_what_suspends_cannot_be_run_in_the_calling_thread():
+def test_a_coroutine_that_suspends_cannot_run_in_the_calling_thread():
     async def wait() -> None:
         await asyncio.sleep(0)
 

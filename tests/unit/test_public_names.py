@@ -1,15 +1,16 @@
-"""What users may import is exactly this."""
+"""Users can import exactly these names from `omniq`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import omniq
 from omniq import errors
 
-# Names of the public face, in the order of the documentation.
-FACE = [
+# In the order of the documentation; every error comes in addition.
+PUBLIC = [
     "TaskQueue",
     "AsyncTaskQueue",
     "TaskHandle",
@@ -37,6 +38,12 @@ FACE = [
     "Health",
     "StuckTask",
     "Attempt",
+    "Progress",
+    "Serializer",
+    "MsgspecSerializer",
+    "CloudpickleSerializer",
+    "BaseStorage",
+    "Capabilities",
     "ExponentialBackoff",
     "LinearBackoff",
     "AsyncWorkerPool",
@@ -48,18 +55,23 @@ FACE = [
     "Retry",
     "Snooze",
     "Discard",
+    "__version__",
 ]
 
 
-def test_every_public_name_is_there_and_no_other() -> None:
+def test_omniq_exports_these_names_and_no_others() -> None:
     of_errors = [
         name
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, errors.OmniqError)
     ]
 
-    assert sorted(omniq.__all__) == sorted(FACE + of_errors)
+    assert sorted(omniq.__all__) == sorted(PUBLIC + of_errors)
     assert all(hasattr(omniq, name) for name in omniq.__all__)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert omniq.__version__ == version("omniq")
 
 
 def test_importing_omniq_loads_no_driver_and_no_web_or_command_library() -> None:
@@ -81,7 +93,7 @@ def test_importing_omniq_loads_no_driver_and_no_web_or_command_library() -> None
         ),
         *("typer", "click", "rich", "starlette", "uvicorn", "jinja2", "pytest"),
         *("django", "fastapi", "flask", "opentelemetry", "prometheus_client"),
-        # Of the standard library, and slow to import all the same.
+        # In the standard library, but slow to import.
         *("email", "http"),
     }
     assert heavy.isdisjoint(loaded)

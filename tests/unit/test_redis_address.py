@@ -1,4 +1,4 @@
-"""What the URL of a Redis server says, and what is refused before anything is sent."""
+"""The URL of a Redis server is parsed, and refused before a connection is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omniq.storage.redis.address import Address, parse
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("redis://", {}),
         ("redis://host", {"host": "host"}),
@@ -34,8 +34,8 @@ from omniq.storage.redis.address import Address, parse
         ("unix://:pass@/run/a%20b.sock", {"path": "/run/a b.sock", "password": "pass"}),
     ],
 )
-def test_what_a_url_says(url, said):
-    assert parse(url) == Address(**said)
+def test_a_url_is_parsed(url, expected):
+    assert parse(url) == Address(**expected)
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
@@ -49,7 +49,7 @@ def test_what_a_url_says(url, said):
         ("?ssl_cert_reqs=CERT_NONE&ssl_check_hostname=no", ssl.CERT_NONE, False),
     ],
 )
-def test_a_server_has_to_prove_who_it_is_unless_told_otherwise(
+def test_the_servers_certificate_is_verified_unless_disabled(
     scheme, options, verify_mode, check_hostname
 ):
     tls = parse(f"{scheme}://host/0{options}").tls
@@ -59,7 +59,7 @@ def test_a_server_has_to_prove_who_it_is_unless_told_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://host", "unknown kind 'http'"),
         ("redis://host/first", "database 'first': expected a number"),
@@ -76,8 +76,8 @@ def test_a_server_has_to_prove_who_it_is_unless_told_otherwise(
         ("rediss://host?ssl_certfile=/not/there", "No such file"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(url, told):
-    with pytest.raises(SettingsError, match=told):
+def test_an_invalid_url_is_refused(url, message):
+    with pytest.raises(SettingsError, match=message):
         parse(url)
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_meant_is_refused(url, told):
         "redis://:canary\uff0fx@host",
     ],
 )
-def test_a_refusal_does_not_tell_the_password(url):
+def test_the_error_about_a_url_does_not_show_the_password(url):
     with pytest.raises(SettingsError) as refused:
         parse(url)
 

@@ -72,29 +72,29 @@ def test_a_task_runs_max_retries_plus_one_times(max_retries):
     assert failures + 1 == max_retries + 1
 
 
-def test_what_the_error_asked_for_is_a_lower_bound():
+def test_retry_after_of_the_error_is_a_lower_bound():
     assert next_delay(ExponentialBackoff(), 0, 5.0, 0.0) == 5.0
     assert next_delay(ExponentialBackoff(), 4, 5.0, 0.0) == 16.0
 
 
 @pytest.mark.parametrize("nonsense", [None, -1.0, math.nan])
-def test_an_error_that_asks_for_nonsense_gets_the_computed_delay(nonsense):
+def test_an_invalid_retry_after_is_ignored(nonsense):
     assert next_delay(ExponentialBackoff(), 1, nonsense, 0.0) == 2.0
 
 
-def test_an_error_cannot_ask_for_more_than_ten_years():
+def test_retry_after_is_at_most_ten_years():
     assert next_delay(ExponentialBackoff(), 0, math.inf, 0.0) == LONGEST_DELAY
 
 
 @given(backoffs)
-def test_a_backoff_travels_as_data(backoff):
+def test_a_backoff_can_be_encoded_and_decoded(backoff):
     data = msgspec.msgpack.encode(backoff)
 
     assert msgspec.msgpack.decode(data, type=Backoff) == backoff
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "1"])
-def test_durations_that_are_no_durations_are_refused(bad):
+def test_invalid_backoff_durations_are_refused(bad):
     with pytest.raises(InvalidTask, match="base"):
         ExponentialBackoff(base=bad)
     with pytest.raises(InvalidTask, match="step"):
@@ -104,11 +104,11 @@ def test_durations_that_are_no_durations_are_refused(bad):
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, "much"])
-def test_a_jitter_that_is_no_fraction_is_refused(bad):
+def test_a_jitter_that_is_not_a_fraction_is_refused(bad):
     with pytest.raises(InvalidTask, match="jitter"):
         ExponentialBackoff(jitter=bad)
 
 
-def test_a_stored_backoff_with_nonsense_in_it_is_not_decoded():
+def test_an_invalid_stored_backoff_is_not_decoded():
     with pytest.raises(msgspec.ValidationError, match="step"):
         msgspec.json.decode(b'{"type": "linear", "step": -1}', type=Backoff)

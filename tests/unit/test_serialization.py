@@ -1,4 +1,4 @@
-"""Records survive the trip through bytes exactly, and no bytes can do more than be refused."""
+"""Records are decoded exactly as they were encoded, and bad bytes are only refused."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def serializer(request):
 
 @given(values)
 @pytest.mark.fault("F68", "F69")
-def test_every_value_that_is_carried_comes_back_the_same(value):
+def test_every_encoded_value_is_decoded_equal(value):
     serializer = MsgspecSerializer()
     task = a_task("a", args=(value,), kwargs={"k": value})
     decoded = serializer.decode_task(serializer.encode_task(task))
     result = serializer.decode_result(serializer.encode_result(a_result(task, value)))
 
-    # The representation tells -0.0 from 0.0 and a tuple from a list, and finds NaN equal to NaN.
+    # The repr distinguishes -0.0 from 0.0 and a tuple from a list, and is equal for two NaNs.
     assert repr(decoded.args) == repr((value,))
     assert repr(decoded.kwargs) == repr({"k": value})
     assert repr(result.result) == repr(value)
 
 
-def test_a_task_and_a_result_come_back_whole(serializer):
+def test_a_task_and_a_result_are_decoded_completely(serializer):
     task = a_task("a", args=(1, (2,)), kwargs={"k": {3}}, priority=5, metadata={"m": [None]})
     result = TaskResult(
         task_id="a",
@@ -106,7 +106,7 @@ def test_fuzzed_bytes_raise_nothing_but_serialization_errors(serializer):
 
 
 @pytest.mark.fault("F66")
-def test_nesting_is_bounded_on_the_way_back_too():
+def test_nesting_is_limited_when_decoding_too():
     generous, strict = MsgspecSerializer(max_depth=64), MsgspecSerializer(max_depth=8)
     deep: object = "x"
     for _ in range(20):
@@ -122,7 +122,7 @@ def test_nesting_is_bounded_on_the_way_back_too():
 
 
 @pytest.mark.fault("F65")
-def test_a_payload_is_bounded_both_ways():
+def test_the_size_of_a_payload_is_limited_both_ways():
     small, large = MsgspecSerializer(max_payload=200), MsgspecSerializer()
     task = a_task("a", args=("x" * 300,))
 
@@ -147,7 +147,7 @@ def test_the_path_of_a_refused_value_is_an_attribute():
     assert refused.value.path == "args[1]['k'][0]"
 
 
-def test_cloudpickle_carries_what_msgspec_refuses():
+def test_cloudpickle_encodes_what_msgspec_refuses():
     serializer = CloudpickleSerializer(KEY)
     task = serializer.decode_task(serializer.encode_task(a_task("a", args=(lambda n: n + 1,))))
     result = serializer.decode_result(serializer.encode_result(a_result(task, math.sin)))
@@ -181,7 +181,7 @@ def test_a_task_cannot_be_passed_off_as_a_result():
         serializer.decode_result(serializer.encode_task(a_task("a")))
 
 
-def test_a_key_is_replaced_without_stopping():
+def test_a_key_can_be_replaced_while_workers_run():
     old, new = CloudpickleSerializer(OTHER_KEY), CloudpickleSerializer(KEY, old_keys=[OTHER_KEY])
     task = a_task("a", args=({1},))
 
@@ -191,7 +191,7 @@ def test_a_key_is_replaced_without_stopping():
         old.decode_task(new.encode_task(task))
 
 
-def test_cloudpickle_needs_a_key_of_some_length():
+def test_cloudpickle_needs_a_key_of_a_minimum_length():
     for key in ("", b"short", "fifteen letters"):
         with pytest.raises(SettingsError, match="a signing key of at least 16 bytes"):
             CloudpickleSerializer(key)
@@ -221,7 +221,7 @@ def test_the_settings_choose_the_serializer():
         serializer_for(Settings(max_payload=100)).encode_task(a_task(args=("x" * 200,)))
 
 
-def test_omniqs_own_records_come_back_and_garbage_is_refused():
+def test_internal_records_are_decoded_equal_and_bad_data_is_refused():
     row = Row(
         id="a", queue="q", priority=1, func_path="m.f", body=b"\0", due=1, visible=0, created_at=1
     )
@@ -234,7 +234,7 @@ def test_omniqs_own_records_come_back_and_garbage_is_refused():
 
 
 @pytest.mark.fault("F93")
-def test_unknown_fields_of_a_newer_version_are_left_aside():
+def test_unknown_fields_of_a_newer_version_are_ignored():
     data = msgspec.msgpack.encode({"id": "a", "func_path": "m.f", "colour": "blue"})
 
     assert MsgspecSerializer().decode_task(data).func_path == "m.f"

@@ -50,7 +50,7 @@ def test_the_defaults_are_those_that_are_documented():
     }
 
 
-def test_with_nothing_around_load_gives_the_defaults():
+def test_load_returns_the_defaults_without_environment_and_files():
     settings = Settings.load()
 
     assert settings == Settings()
@@ -82,7 +82,7 @@ def test_a_value_that_equals_its_default_still_has_its_source(monkeypatch):
     assert Settings.load(lease=30).sources["lease"] == "argument"
 
 
-def test_the_constructor_looks_at_nothing_but_its_arguments(folder, monkeypatch):
+def test_the_constructor_uses_only_its_arguments(folder, monkeypatch):
     (folder / "omniq.toml").write_text("lease = 2\n")
     monkeypatch.setenv("OMNIQ_POLL_INTERVAL", "3")
     settings = Settings(max_crashes=9)
@@ -92,14 +92,14 @@ def test_the_constructor_looks_at_nothing_but_its_arguments(folder, monkeypatch)
     assert settings.sources["lease"] == "default"
 
 
-@pytest.mark.parametrize("word", ["none", "None", " NONE "])
-def test_none_switches_the_default_timeout_off_in_the_environment(monkeypatch, word):
-    monkeypatch.setenv("OMNIQ_DEFAULT_TIMEOUT", word)
+@pytest.mark.parametrize("text", ["none", "None", " NONE "])
+def test_none_disables_the_default_timeout_in_the_environment(monkeypatch, text):
+    monkeypatch.setenv("OMNIQ_DEFAULT_TIMEOUT", text)
 
     assert Settings.load().default_timeout is None
 
 
-def test_none_switches_the_default_timeout_off_in_toml_and_as_an_argument(folder):
+def test_none_disables_the_default_timeout_in_toml_and_as_an_argument(folder):
     (folder / "omniq.toml").write_text('default_timeout = "none"\n')
 
     assert Settings.load().default_timeout is None
@@ -226,19 +226,19 @@ def test_an_unknown_argument_suggests_the_nearest_name():
         Settings.load(concurency=None)
 
 
-def test_a_name_that_is_near_nothing_lists_what_there_is():
-    with pytest.raises(SettingsError, match="known are url, concurrency"):
+def test_an_unknown_name_without_a_match_lists_all_settings():
+    with pytest.raises(SettingsError, match="the settings are url, concurrency"):
         Settings.load(zzz=1)
 
 
-def test_a_pyproject_of_others_is_none_of_our_business(folder):
+def test_a_pyproject_without_omniq_is_ignored(folder):
     (folder / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.other]\nlease = 0\n')
 
     assert Settings.load() == Settings()
 
 
 @pytest.mark.parametrize("text", ["lease = ", "\x00", "tool = 3\n[tool.omniq]"])
-def test_a_file_that_is_no_toml_is_named(folder, text):
+def test_a_malformed_toml_file_is_named(folder, text):
     (folder / "omniq.toml").write_text(text)
 
     with pytest.raises(SettingsError, match=r"^omniq\.toml cannot be read"):
@@ -301,7 +301,7 @@ def test_settings_are_frozen_and_compare_by_value():
     assert replace(settings, max_crashes=1).lease == 5
 
 
-def test_settings_travel_to_another_process():
+def test_settings_can_be_pickled():
     settings = Settings.load(lease=5)
     copy = pickle.loads(pickle.dumps(settings))
 

@@ -1,4 +1,4 @@
-"""`Worker` in this process: what it refuses, how it starts, how it stops. Processes: see acceptance."""
+"""`Worker` in this process: refused arguments, start and stop. Tests of processes are in acceptance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import Capabilities
 from omniq.testing.faults import FaultyStorage
 from omniq.worker.process import worker_child
-from omniq.worker.process.pool_process import Plan, Serving
+from omniq.worker.process.pool_process import PoolProcess, WorkerConfig
 from omniq.worker.process.supervisor import Worker
 from tests.unit import worker_tasks
 
@@ -39,8 +39,8 @@ ADD, HOLD, STUBBORN = f"{MODULE}.add", f"{MODULE}.hold", f"{MODULE}.stubborn"
 LOOP_KIND = f"{MODULE}.loop_kind"
 
 
-class AwayServer(FaultyStorage):
-    """A storage that a fleet shares, and that can be made to be away."""
+class UnreachableServer(FaultyStorage):
+    """A storage of several workers that the test can make unreachable."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -66,7 +66,7 @@ def queue(storage):
 
 
 class Lines(list[str]):
-    """What was logged, and a way to wait for it."""
+    """The logged lines, and a way to wait for one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,9 +76,9 @@ class Lines(list[str]):
             self.append(message.record["message"])
             self._changed.notify_all()
 
-    def wait_for(self, word: str) -> None:
+    def wait_for(self, text: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: any(word in line for line in self), 5)
+            assert self._changed.wait_for(lambda: any(text in line for line in self), 5)
 
 
 @pytest.fixture
@@ -96,14 +96,14 @@ def wait_for_start(gate: worker_tasks.Gate, count: int = 1) -> None:
         assert gate.started.acquire(timeout=5)
 
 
-# What it refuses
+# Refused arguments
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"modules": []}, "modules"),
-        ({"lease": 0.4}, "0.5 s cannot be kept"),
+        ({"lease": 0.4}, "0.5 s cannot be held"),
         ({"max_concurrency": 0}, "max_concurrency"),
         ({"poll_interval": 0}, "poll_interval"),
         ({"shutdown_timeout": -1}, "shutdown_timeout"),
@@ -112,7 +112,7 @@ def wait_for_start(gate: worker_tasks.Gate, count: int = 1) -> None:
         ({"processes": 2}, "one process"),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_made(options, message):
+def test_invalid_arguments_are_refused_by_the_constructor(options, message):
     with pytest.raises(OmniqError, match=message):
         Worker("memory://", **{"modules": [MODULE], **options})
 
@@ -122,17 +122,17 @@ def test_several_processes_need_a_url(storage):
         Worker(storage, [MODULE], processes=2)
 
 
-def test_a_lease_in_the_url_counts():
+def test_a_lease_in_the_url_applies():
     with pytest.raises(SettingsError, match=r"lease=0\.3"):
         Worker("memory://?lease=0.3", [MODULE])
 
 
-def test_a_url_nobody_knows_is_refused_when_it_is_made():
+def test_an_unknown_url_is_refused_by_the_constructor():
     with pytest.raises(SettingsError, match="nosuch"):
         Worker("nosuch://x", [MODULE])
 
 
-def test_a_module_that_is_missing_is_said_before_anything_is_claimed(queue, storage):
+def test_a_missing_module_is_reported_before_a_task_is_claimed(queue, storage):
     handle = queue.enqueue(ADD, 1, 2)
     worker = Worker(storage, [MODULE, "tests.unit.no_such_module"])
 
@@ -170,7 +170,7 @@ def test_no_more_than_max_concurrency_run_at_once(queue, storage, gate):
     assert gate.most_inside == 2
 
 
-def test_stop_waits_for_what_runs_and_claims_no_more(queue, storage, gate, lines):
+def test_stop_waits_for_running_tasks_and_claims_no_more(queue, storage, gate, lines):
     worker = Worker(storage, [MODULE])
     worker.start()
     running = queue.enqueue(HOLD)
@@ -187,7 +187,7 @@ def test_stop_waits_for_what_runs_and_claims_no_more(queue, storage, gate, lines
 
 
 @pytest.mark.parametrize("function", [HOLD, STUBBORN])
-def test_stop_gives_back_what_does_not_end_in_time(queue, storage, gate, function):
+def test_stop_releases_tasks_that_do_not_end_in_time(queue, storage, gate, function):
     worker = Worker(storage, [MODULE])
     worker.start()
     handle = queue.enqueue(function)
@@ -214,7 +214,7 @@ def test_stop_before_start_does_nothing(storage):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_run_returns_0_after_a_signal_and_puts_the_handlers_back(storage, number):
+def test_run_returns_0_after_a_signal_and_restores_the_handlers(storage, number):
     before = signal.getsignal(number), signal.getsignal(signal.SIGHUP)
 
     code = Worker(storage, [MODULE]).run(on_ready=lambda: signal.raise_signal(number))
@@ -225,7 +225,7 @@ def test_run_returns_0_after_a_signal_and_puts_the_handlers_back(storage, number
 
 
 @pytest.mark.parametrize("function", [HOLD, STUBBORN])
-def test_the_second_signal_forces(queue, storage, gate, function):
+def test_the_second_signal_ends_the_worker_at_once(queue, storage, gate, function):
     handle = queue.enqueue(function)
     worker = Worker(storage, [MODULE])
 
@@ -241,7 +241,7 @@ def test_the_second_signal_forces(queue, storage, gate, function):
 
 
 @pytest.mark.fault("F09")
-def test_sigquit_forces_at_once(queue, storage, gate):
+def test_sigquit_ends_the_worker_at_once(queue, storage, gate):
     handle = queue.enqueue(HOLD)
     worker = Worker(storage, [MODULE])
 
@@ -253,12 +253,12 @@ def test_sigquit_forces_at_once(queue, storage, gate):
     assert handle.status() is TaskStatus.PENDING
 
 
-# Storages in trouble
+# Unreachable storages
 
 
 @pytest.mark.fault("F48")
-def test_a_server_that_is_away_is_waited_for_and_that_is_said_once(lines):
-    server = AwayServer(MemoryStorage())
+def test_a_worker_waits_for_an_unreachable_server_and_logs_it_once(lines):
+    server = UnreachableServer(MemoryStorage())
     server.fail("open", times=2)
     with Worker(server, [MODULE]):
         assert server.is_open
@@ -268,7 +268,7 @@ def test_a_server_that_is_away_is_waited_for_and_that_is_said_once(lines):
 
 
 def test_a_worker_that_waits_for_a_server_can_be_stopped():
-    server = AwayServer(MemoryStorage())
+    server = UnreachableServer(MemoryStorage())
     server.fail("open", times=None)
     worker = Worker(server, [MODULE])
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
@@ -288,7 +288,7 @@ def test_a_local_storage_that_cannot_be_opened_is_an_error_at_once():
 
 
 @pytest.mark.fault("F10")
-def test_a_stop_that_the_storage_never_hears_of_is_an_error():
+def test_a_stop_that_cannot_reach_the_storage_is_an_error():
     faulty = FaultyStorage(MemoryStorage())
     worker = Worker(faulty, [MODULE])
     worker.start()
@@ -311,11 +311,11 @@ def test_uvloop_is_used_when_it_is_installed(monkeypatch, storage, queue, librar
         assert queue.enqueue(LOOP_KIND).result(timeout=8) == library
 
 
-def test_the_settings_are_what_is_not_said(storage):
+def test_missing_arguments_come_from_the_settings(storage):
     settings = Settings(concurrency=7, poll_interval=2.0, lease=9.0, shutdown_timeout=4.0)
     worker = Worker("memory://", [MODULE], poll_interval=3.0, settings=settings)
 
-    assert worker.plan == Plan(
+    assert worker.config == WorkerConfig(
         modules=(MODULE,),
         concurrency=7,
         poll_interval=3.0,
@@ -325,16 +325,16 @@ def test_the_settings_are_what_is_not_said(storage):
     )
 
 
-def test_a_crew_that_was_told_to_stop_before_it_began_ends(storage):
-    told = []
+def test_a_worker_that_was_stopped_before_its_start_ends(storage):
+    notices = []
     ended = threading.Event()
 
-    def tell(notice):
-        told.append(type(notice).__name__)
-        if told[-1] == "Ended":
+    def notify(notice):
+        notices.append(type(notice).__name__)
+        if notices[-1] == "Ended":
             ended.set()
 
-    serving = Serving(storage, Worker(storage, [MODULE]).plan, tell)
+    serving = PoolProcess(storage, Worker(storage, [MODULE]).config, notify)
     serving.stop(0)
     serving.start()
 
@@ -342,7 +342,7 @@ def test_a_crew_that_was_told_to_stop_before_it_began_ends(storage):
     assert serving.join(5)
 
 
-def test_a_supervisor_that_is_gone_is_no_reason_to_die_before_all_is_given_back():
+def test_reporting_to_a_supervisor_that_has_ended_raises_nothing():
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:

@@ -1,4 +1,4 @@
-"""The pool's tests run on every backend, without waiting for a disk."""
+"""Runs the tests of pools on every backend, without waiting for a disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from omniq import AsyncTaskQueue, Settings
 from omniq.storage import BaseStorage, open_storage
 from omniq.storage.memory import MemoryStorage
-from tests.worker.stage import STAGE, Stage
+from tests.worker.recorder import RECORDER, RunRecorder
 
 BACKENDS = [
     name
@@ -21,7 +21,7 @@ BACKENDS = [
 
 
 class Store:
-    """One store, to be opened as often as a test likes; `url` is None for memory."""
+    """One store, which a test can open several times; `url` is None for memory."""
 
     def __init__(self, backend: str, url: str | None) -> None:
         self.backend = backend
@@ -29,7 +29,7 @@ class Store:
         self._memory = MemoryStorage()
 
     def another(self, **settings: object) -> BaseStorage:
-        """An unopened storage on the store, an owner of its own."""
+        """A new storage object on the store, not opened, with a separate owner id."""
         chosen = Settings(durability="os", **settings)  # type: ignore[arg-type]
         if self._url is None:
             return self._memory.another(settings=chosen)
@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def memory_store() -> Store:
-    """For what a storage's failures do to the pool, whichever storage it is."""
+    """For tests of a failing storage that do not depend on the backend."""
     return Store("memory", None)
 
 
@@ -69,14 +69,14 @@ def queue(storage: BaseStorage) -> AsyncTaskQueue:
 
 @pytest.fixture
 async def memory_queue() -> AsyncIterator[AsyncTaskQueue]:
-    """For what does not depend on the backend."""
+    """For tests that do not depend on the backend."""
     async with AsyncTaskQueue(MemoryStorage()) as queue:
         yield queue
 
 
 @pytest.fixture(autouse=True)
-def stage() -> Iterator[Stage]:
-    """An empty stage; at the end nothing is held on it any more."""
-    STAGE.clear()
-    yield STAGE
-    STAGE.open_all()
+def recorder() -> Iterator[RunRecorder]:
+    """An empty recorder. At the end of the test it opens all gates."""
+    RECORDER.clear()
+    yield RECORDER
+    RECORDER.open_all()

@@ -1,4 +1,4 @@
-"""Functions with breakers, limits and hooks, for the tests that watch them."""
+"""Functions with breakers, limits and hooks, for the tests of these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from omniq import BreakerRule, PermanentError, Task, TaskError, task
-from tests.worker.stage import STAGE
+from tests.worker.recorder import RECORDER
 
 RESET = 0.4
 SERVICE = BreakerRule(name="service", max_failures=3, reset_timeout=RESET)
@@ -15,18 +15,18 @@ SERVICE = BreakerRule(name="service", max_failures=3, reset_timeout=RESET)
 @task(breaker=SERVICE, max_retries=50)
 async def ask(number: int) -> int:
     """Needs a service that is up when its gate is open."""
-    STAGE.note("asked")
-    if not STAGE.gate("service").is_set():
-        STAGE.note("refused")
+    RECORDER.note("called")
+    if not RECORDER.gate("service").is_set():
+        RECORDER.note("refused")
         raise ConnectionError("the service is down")
     return number
 
 
 @task(max_running=3, limit_key="three")
 async def one_of_three(number: int) -> int:
-    scene = STAGE.enter("one of three")
+    generation = RECORDER.enter("one of three")
     await asyncio.sleep(0.002)
-    STAGE.leave(scene)
+    RECORDER.leave(generation)
     return number
 
 
@@ -36,12 +36,12 @@ async def rated(number: int) -> int:
 
 
 def note_failure(task: Task, error: TaskError) -> None:
-    STAGE.note(f"failed {task.args[0]} {error.error_type} {task.attempts}")
+    RECORDER.note(f"failed {task.args[0]} {error.error_type} {task.attempts}")
 
 
 async def note_death(task: Task, error: TaskError) -> None:
-    STAGE.facts["dead"] = (task.id, task.args, error.message)
-    STAGE.note(f"dead {task.args[0]}")
+    RECORDER.facts["dead"] = (task.id, task.args, error.message)
+    RECORDER.note(f"dead {task.args[0]}")
 
 
 @task(max_retries=1, on_failure=note_failure, on_dead=note_death)
@@ -68,9 +68,9 @@ def fail_with_broken_hooks(name: str) -> None:
 
 
 async def wait_in_hook(task: Task, error: TaskError) -> None:
-    STAGE.note("hook began")
+    RECORDER.note("hook began")
     await asyncio.sleep(0.05)
-    STAGE.note("hook ended")
+    RECORDER.note("hook ended")
 
 
 @task(max_retries=0, on_dead=wait_in_hook)

@@ -1,4 +1,4 @@
-"""Tasks that do to their worker what nobody should."""
+"""Tasks that harm their worker: they exit, block, leak, or raise strange exceptions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from omniq.errors import FunctionNotFound, SerializationError
 
 
 class OwnBase(BaseException):
-    """Caught by nobody who catches `Exception`."""
+    """Not caught by `except Exception`."""
 
 
 class TwoArguments(Exception):
-    """Cannot be made again from `args`, as pickling does."""
+    """Cannot be rebuilt from `args`, as unpickling does."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__("two")
@@ -34,7 +34,7 @@ class TwoArguments(Exception):
 
 
 class BadText(Exception):
-    """Whoever looks at it regrets it."""
+    """Raises SystemExit when its text is read or when it is pickled."""
 
     def __str__(self) -> str:
         raise SystemExit("__str__")
@@ -46,7 +46,7 @@ class BadText(Exception):
 
 
 class Forgetful(TaskError):
-    """A subclass that does not call the __init__ it should."""
+    """A subclass that does not call the `__init__` of its base class."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -177,7 +177,7 @@ def good_in_a_process(number: int) -> int:
     return number
 
 
-# Coroutines where one does not expect them
+# Coroutines in unexpected places
 
 
 def returns_a_coroutine(ctx: TaskContext) -> Coroutine[Any, Any, tuple[str, str]]:
@@ -204,7 +204,7 @@ async def has_a_loop_in_a_process() -> tuple[str, str]:
     return await where_am_i()
 
 
-# Deaf to being told to stop
+# Ignore their cancellation
 
 
 async def exits_in_a_subtask() -> None:
@@ -293,12 +293,12 @@ def dies(how: str) -> None:
 
 @task(executor="process", max_retries=0)
 def hangs(pids: str) -> None:
-    """Writes down its own process and one that it has started, and never ends."""
+    """Writes the ids of its process and of one that it has started, and never ends."""
     other = subprocess.Popen(["sleep", "60"])
     Path(pids).with_suffix(".part").write_text(f"{os.getpid()} {other.pid}")
     Path(pids).with_suffix(".part").rename(pids)
     while True:
-        # In C code that never lets go of the interpreter.
+        # In C code that never releases the interpreter lock.
         sum(range(10**11))
 
 
@@ -345,7 +345,7 @@ def reports(ctx: TaskContext, until: str) -> None:
 
 
 class NotYet(Snooze):
-    """A signal of one's own."""
+    """A subclass of a control exception."""
 
 
 @task(executor="process", max_retries=1)
@@ -391,12 +391,12 @@ async def blocks_the_loop_in_a_subtask(seconds: float) -> None:
 
 
 starts: list[int] = []
-"""The tokens with which runs have begun."""
+"""The tokens of the runs that have started."""
 
 
 @task(max_retries=5)
 async def waits_for_cancel(ctx: TaskContext) -> str:
-    """The first run waits to be stopped, and later ones end at once."""
+    """The first run waits to be stopped, and later ones end immediately."""
     starts.append(ctx.fencing_token)
     if ctx.fencing_token > 1:
         return "second"

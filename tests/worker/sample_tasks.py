@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from omniq import Discard, PermanentError, Retry, Snooze, TaskContext, TaskError, current_task, task
-from tests.worker.stage import PATIENCE, STAGE, until
+from tests.worker.recorder import PATIENCE, RECORDER, until
 
 
 async def add(a: int, b: int = 0) -> int:
@@ -30,55 +30,55 @@ def add_later(a: int, b: int) -> Coroutine[Any, Any, int]:
 
 
 async def note(name: str) -> int:
-    return STAGE.note(name)
+    return RECORDER.note(name)
 
 
 async def hold(name: str) -> str:
     """Runs until the gate of that name is open."""
-    scene = STAGE.enter(name)
+    generation = RECORDER.enter(name)
     try:
-        await until(STAGE.gate(name).is_set)
+        await until(RECORDER.gate(name).is_set)
     except asyncio.CancelledError:
-        STAGE.note(f"{name} cancelled")
+        RECORDER.note(f"{name} cancelled")
         raise
     finally:
-        STAGE.leave(scene)
+        RECORDER.leave(generation)
     return name
 
 
 def hold_in_thread(name: str) -> str:
-    scene = STAGE.enter(name)
-    STAGE.gate(name).wait(PATIENCE)
-    STAGE.leave(scene)
+    generation = RECORDER.enter(name)
+    RECORDER.gate(name).wait(PATIENCE)
+    RECORDER.leave(generation)
     return name
 
 
 def until_cancelled(ctx: TaskContext, name: str) -> None:
-    """A thread that looks whether it should stop, and does."""
-    STAGE.note(name)
+    """Runs in a thread, checks whether it should stop, and returns when it should."""
+    RECORDER.note(name)
     end = time.monotonic() + PATIENCE
     while not ctx.cancelled and time.monotonic() < end:
-        STAGE.gate(name).wait(0.002)
-    STAGE.note(f"{name} cancelled" if ctx.cancelled else f"{name} forgotten")
+        RECORDER.gate(name).wait(0.002)
+    RECORDER.note(f"{name} cancelled" if ctx.cancelled else f"{name} forgotten")
 
 
-async def deaf(name: str) -> None:
-    """Does not listen to being cancelled."""
-    STAGE.enter(name)
-    while not STAGE.gate(name).is_set():
+async def ignore_cancellation(name: str) -> None:
+    """Ignores its cancellation."""
+    RECORDER.enter(name)
+    while not RECORDER.gate(name).is_set():
         try:
             await asyncio.sleep(0.01)
         except asyncio.CancelledError:
-            STAGE.note(f"{name} told")
+            RECORDER.note(f"{name} cancelled again")
 
 
 async def return_anyway(name: str) -> str:
-    """Takes its cancellation for an invitation to come back early."""
-    scene = STAGE.enter(name)
+    """Returns normally when it is cancelled."""
+    generation = RECORDER.enter(name)
     try:
-        await until(STAGE.gate(name).is_set)
+        await until(RECORDER.gate(name).is_set)
     except asyncio.CancelledError:
-        STAGE.leave(scene)
+        RECORDER.leave(generation)
     return name
 
 
@@ -100,7 +100,7 @@ async def fail_with_retry_after(seconds: float) -> None:
 
 async def fail_at_first(name: str, failures: int) -> int:
     """Fails that many times; then returns which run this is."""
-    run = STAGE.note(name)
+    run = RECORDER.note(name)
     if run <= failures:
         raise RuntimeError(f"run {run}")
     return current_task().attempt
@@ -111,7 +111,7 @@ async def ask_for_retry(delay: float) -> None:
 
 
 async def snooze_once(name: str, delay: float) -> int:
-    if STAGE.note(name) == 1:
+    if RECORDER.note(name) == 1:
         raise Snooze(delay)
     return current_task().attempt
 
@@ -126,22 +126,22 @@ async def unserialisable() -> object:
 
 @task(max_running=1)
 async def one_at_a_time(name: str) -> None:
-    scene = STAGE.enter(name)
+    generation = RECORDER.enter(name)
     await asyncio.sleep(0)
-    STAGE.leave(scene)
+    RECORDER.leave(generation)
 
 
 async def enqueue_another(name: str, more: int) -> None:
-    """Enqueues itself on the queue that the test has put on the stage."""
-    STAGE.note(name)
+    """Enqueues itself on the queue that the test has put into `RECORDER.facts`."""
+    RECORDER.note(name)
     if more:
-        await STAGE.facts["queue"].enqueue(enqueue_another, name, more - 1)
+        await RECORDER.facts["queue"].enqueue(enqueue_another, name, more - 1)
 
 
 async def report(fraction: float) -> None:
     current_task().progress(fraction, "on the way")
-    STAGE.note("reported")
-    await until(STAGE.gate("report").is_set)
+    RECORDER.note("reported")
+    await until(RECORDER.gate("report").is_set)
 
 
 def secret_argument(password: str) -> str:

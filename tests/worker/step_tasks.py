@@ -1,4 +1,4 @@
-"""Tasks in steps, that the tests of durable steps run. What they do they write into a folder."""
+"""Tasks with steps, for the tests of durable steps. They write what they do into a folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from omniq import (
     current_task,
     task,
 )
-from tests.worker.stage import STAGE, until
+from tests.worker.recorder import RECORDER, until
 
 STEPS = ("update", "index", "move", "mark", "comment")
 
 
 def effect(folder: str, step: str) -> str:
-    """Write down that the step was done; fails as often as `plan_failures` has said."""
+    """Record that the step was done; fails as often as `plan_failures` requires."""
     with open(Path(folder, "effects"), "a") as effects:
         effects.write(f"{step}\n")
     plan = Path(folder, f"{step}.fails")
@@ -44,11 +44,11 @@ async def effect_later(folder: str, step: str) -> str:
 
 
 class Refused(Exception):
-    """What a rule takes for permanent."""
+    """An error that a rule classifies as permanent."""
 
 
 class Busy(Exception):
-    """What a rule takes for transient."""
+    """An error that a rule classifies as transient."""
 
 
 ERRORS: dict[str, type[Exception]] = {
@@ -106,13 +106,13 @@ PLACES = [
 
 
 async def plain_functions_async(ctx: TaskContext, folder: str) -> list[Any]:
-    """Steps of an async task that block: each in a thread, with the task's own context."""
+    """Steps of an async task that block: each in a thread, with the context of the task."""
 
     def where() -> list[Any]:
         is_task = current_task() is ctx
         return [threading.current_thread() is threading.main_thread(), is_task]
 
-    # Typed as what it is in other tasks; a type checker would have it wrapped in `to_thread`.
+    # Typed as in other tasks; a type checker would require `to_thread` here.
     step: Any = ctx.step
     return list(await step("where", where))
 
@@ -131,7 +131,7 @@ async def together(ctx: TaskContext, folder: str, count: int) -> int:
 
 
 def threads_together(ctx: TaskContext, folder: str, count: int) -> int:
-    """Steps from threads of the task's own."""
+    """Steps in threads that the task starts."""
     threads = [
         threading.Thread(target=ctx.step, args=(f"s{n}", effect, folder, f"s{n}"))
         for n in range(count)
@@ -155,7 +155,7 @@ async def same_name_twice(ctx: TaskContext, folder: str) -> None:
 
 
 async def try_again_within(ctx: TaskContext, folder: str) -> str:
-    """A step that failed may be tried again in the same run."""
+    """Retries a failed step in the same run."""
     try:
         return await ctx.step("flaky", effect_later, folder, "flaky")
     except ValueError:
@@ -171,7 +171,7 @@ async def catches_its_own(ctx: TaskContext, folder: str) -> str:
 
 
 async def returns(ctx: TaskContext, what: str) -> None:
-    """Its first result can be kept; the second cannot, or not beside the first."""
+    """Its first result can be stored; the second cannot, or not together with the first."""
 
     async def make(what: str) -> object:
         return {"object": object(), "large": "x" * 30_000}[what]
@@ -184,7 +184,7 @@ STEPS_OF = {"first": ("one", "gone", "last"), "second": ("one", "new", "last")}
 
 
 async def changes_its_code(ctx: TaskContext, folder: str) -> None:
-    """As if deployed anew between two runs."""
+    """Has other steps in its second run, as after a deploy."""
     for step in STEPS_OF["first" if ctx.attempt == 1 else "second"]:
         await ctx.step(step, effect_later, folder, step)
 
@@ -201,7 +201,7 @@ async def signals_in_a_step(ctx: TaskContext, folder: str, kind: str) -> str:
 
 async def hangs_in_a_step(ctx: TaskContext, folder: str) -> None:
     await ctx.step("first", effect_later, folder, "first")
-    await ctx.step("slow", until, STAGE.gate("never").is_set)
+    await ctx.step("slow", until, RECORDER.gate("never").is_set)
 
 
 async def looks_back_async(ctx: TaskContext, folder: str) -> dict[str, Any]:
@@ -262,7 +262,7 @@ ITERATIONS = [iterate_async, iterate_in_thread, iterate_in_process]
 
 
 async def iterate_after(ctx: TaskContext, folder: str, count: int) -> int:
-    """The source is asked for what comes after the last one."""
+    """Its source returns the items after a given one."""
 
     def after(last: int | None) -> AsyncIterator[int]:
         return fetched_later(folder, range(0 if last is None else last + 1, count))

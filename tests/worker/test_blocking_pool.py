@@ -1,4 +1,4 @@
-"""The pool for blocking code: a thread and a loop of its own, that come and go with it."""
+"""The pool for blocking code: its thread and its event loop start and end with it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from omniq import (
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
-from tests.worker.stage import Stage, blocking_until, until
+from tests.worker.recorder import RunRecorder, blocking_until, until
 
 
 def threads_of_omniq() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("omniq")}
 
 
-def test_start_returns_once_the_pool_runs_in_a_thread_of_its_own(
-    store: Store, stage: Stage
+def test_start_returns_once_the_pool_runs_in_its_thread(
+    store: Store, recorder: RunRecorder
 ) -> None:
     before = threads_of_omniq()
     pool = WorkerPool(store.another())
@@ -39,8 +39,8 @@ def test_start_returns_once_the_pool_runs_in_a_thread_of_its_own(
     assert pool.running
     assert threads_of_omniq() > before
     pool.submit(sample_tasks.hold, "held")
-    blocking_until(lambda: stage.inside == 1)
-    stage.open_all()
+    blocking_until(lambda: recorder.inside == 1)
+    recorder.open_all()
     pool.stop()
     assert not pool.running
 
@@ -55,12 +55,12 @@ def test_stop_ends_the_thread_and_everything_else(store: Store) -> None:
     assert pool.stats().completed_tasks == 1
 
 
-def test_stop_waits_for_what_runs(store: Store, stage: Stage) -> None:
+def test_stop_waits_for_running_tasks(store: Store, recorder: RunRecorder) -> None:
     pool = WorkerPool(store.another())
     pool.start()
     pool.submit(sample_tasks.hold, "held")
-    blocking_until(lambda: stage.inside == 1)
-    threading.Timer(0.1, stage.gate("held").set).start()
+    blocking_until(lambda: recorder.inside == 1)
+    threading.Timer(0.1, recorder.gate("held").set).start()
     pool.stop()
 
     assert pool.stats().completed_tasks == 1
@@ -75,26 +75,26 @@ def test_an_idle_pool_stops_at_once_however_long_its_poll_interval(store: Store)
     assert time.monotonic() - began < 0.5
 
 
-def test_a_stop_that_runs_out_of_time_says_so_and_ends_the_thread(
-    store: Store, stage: Stage
+def test_a_stop_that_times_out_raises_and_ends_the_thread(
+    store: Store, recorder: RunRecorder
 ) -> None:
     before = threads_of_omniq()
     pool = WorkerPool(store.another())
     pool.start()
     pool.submit(sample_tasks.hold, "held")
-    blocking_until(lambda: stage.inside == 1)
+    blocking_until(lambda: recorder.inside == 1)
     with pytest.raises(ShutdownTimeout):
         pool.stop(timeout=0.05)
 
     blocking_until(lambda: threads_of_omniq() <= before)
 
 
-def test_cancel_in_flight_gives_back(store: Store, stage: Stage) -> None:
+def test_cancel_in_flight_releases_the_tasks(store: Store, recorder: RunRecorder) -> None:
     with TaskQueue(store.another()) as queue:
         pool = WorkerPool(store.another())
         pool.start()
         handle = queue.enqueue(sample_tasks.hold, "held")
-        blocking_until(lambda: stage.inside == 1)
+        blocking_until(lambda: recorder.inside == 1)
         pool.stop(cancel_in_flight=True)
 
         assert handle.status() is TaskStatus.PENDING
@@ -145,19 +145,19 @@ def test_stopping_before_the_start_and_twice_does_nothing(store: Store) -> None:
     assert not pool.running
 
 
-def test_submitted_before_the_start_runs_after_it(store: Store, stage: Stage) -> None:
+def test_submitted_before_the_start_runs_after_it(store: Store, recorder: RunRecorder) -> None:
     pool = WorkerPool(store.another())
     pool.submit(sample_tasks.note, "early")
     pool.run_until_empty()
 
-    assert stage.names() == ["early"]
+    assert recorder.names() == ["early"]
 
 
-def test_two_threads_may_stop_a_pool_at_once(store: Store, stage: Stage) -> None:
+def test_two_threads_may_stop_a_pool_at_once(store: Store, recorder: RunRecorder) -> None:
     pool = WorkerPool(store.another())
     pool.start()
     pool.submit(sample_tasks.hold, "held")
-    blocking_until(lambda: stage.inside == 1)
+    blocking_until(lambda: recorder.inside == 1)
     patient = threading.Thread(target=pool.stop)
     patient.start()
     blocking_until(lambda: not pool.running)
@@ -167,7 +167,7 @@ def test_two_threads_may_stop_a_pool_at_once(store: Store, stage: Stage) -> None
     assert not patient.is_alive()
 
 
-def test_a_pool_on_a_queue_shares_its_thread_and_leaves_it_alone(store: Store) -> None:
+def test_a_pool_on_a_queue_shares_its_thread_and_does_not_end_it(store: Store) -> None:
     with TaskQueue(store.another()) as queue:
         before = {thread for thread in threads_of_omniq() if thread.name == "omniq-portal"}
         with queue.worker(concurrency=2):
@@ -180,7 +180,7 @@ def test_a_pool_on_a_queue_shares_its_thread_and_leaves_it_alone(store: Store) -
         assert handle.result(5) == 3
 
 
-def test_a_pool_whose_queue_was_closed_says_what_it_died_of(store: Store) -> None:
+def test_a_pool_whose_queue_was_closed_raises_the_error_that_ended_it(store: Store) -> None:
     storage = store.another()
     pool = WorkerPool(storage, poll_interval=0.02)
     pool.start()
@@ -192,7 +192,7 @@ def test_a_pool_whose_queue_was_closed_says_what_it_died_of(store: Store) -> Non
     pool.stop()
 
 
-async def test_it_works_inside_a_running_event_loop(store: Store) -> None:
+async def test_a_blocking_pool_works_inside_a_running_event_loop(store: Store) -> None:
     with WorkerPool(store.another()) as pool:
         pool.submit(sample_tasks.add, 1)
         await until(lambda: pool.stats().completed_tasks == 1)

@@ -1,4 +1,4 @@
-"""A dependency that is down: its tasks are held, not failed, one probe tries at a time, all succeed."""
+"""A dependency that is down: its tasks wait and do not fail, one probe runs at a time, all succeed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omniq.testing.clock import ManualClock
 from tests.worker import guarded_tasks
 from tests.worker.conftest import Store
 from tests.worker.guarded_tasks import RESET, SERVICE
-from tests.worker.stage import Stage, a_while, until
+from tests.worker.recorder import RunRecorder, a_while, until
 
 POOLS, CONCURRENCY = 3, 5
 PROBES = 3
@@ -35,24 +35,24 @@ async def three_pools(
 
 
 def breaker_events(pool: AsyncWorkerPool) -> list[Event]:
-    told: list[Event] = []
+    emitted: list[Event] = []
     pool.events.subscribe(
-        lambda event: told.append(event) if event.name.startswith("breaker.") else None
+        lambda event: emitted.append(event) if event.name.startswith("breaker.") else None
     )
-    return told
+    return emitted
 
 
-async def outage(store: Store, stage: Stage) -> tuple[list[int], dict[int, int]]:
-    """Enqueue while the service is down, bring it back after some probes; values and attempts."""
+async def outage(store: Store, recorder: RunRecorder) -> tuple[list[int], dict[int, int]]:
+    """Enqueue while the service is down, start it after some probes; returns values and attempts."""
     async with AsyncExitStack() as stack:
         queue, pools = await three_pools(store, stack)
         handles = await queue.enqueue_many(guarded_tasks.ask, range(TASKS))
         for pool in pools:
             await stack.enter_async_context(pool)
-        # Those that were claimed before it opened, and then the probes.
-        burst = await until(lambda: opened_after(stage))
-        await until(lambda: len(stage.times("refused")) >= burst + PROBES, patience=20)
-        stage.gate("service").set()
+        # The tasks that were claimed before the breaker opened, and then the probes.
+        burst = await until(lambda: opened_after(recorder))
+        await until(lambda: len(recorder.times("refused")) >= burst + PROBES, patience=20)
+        recorder.gate("service").set()
         values = [await handle.result(timeout=60) for handle in handles]
         results = [await queue.get_result(handle.id) for handle in handles]
         (breaker,) = await queue.breakers()
@@ -64,9 +64,9 @@ async def outage(store: Store, stage: Stage) -> tuple[list[int], dict[int, int]]
     return values, attempts
 
 
-def opened_after(stage: Stage) -> int:
-    """How many runs had failed when the first pause as long as the breaker's began; 0 before it."""
-    times = stage.times("refused")
+def opened_after(recorder: RunRecorder) -> int:
+    """How many runs had failed before the first pause as long as the breaker's; 0 without one."""
+    times = recorder.times("refused")
     return next(
         (
             number
@@ -77,30 +77,32 @@ def opened_after(stage: Stage) -> int:
     )
 
 
-def check_outage(stage: Stage, values: list[int], attempts: dict[int, int]) -> None:
-    refused = stage.times("refused")
-    burst = opened_after(stage)
+def check_outage(recorder: RunRecorder, values: list[int], attempts: dict[int, int]) -> None:
+    refused = recorder.times("refused")
+    burst = opened_after(recorder)
     gaps = [after - before for before, after in pairwise(refused[burst:])]
     spent = sum((runs - 1) * count for runs, count in attempts.items())
 
     assert values == list(range(TASKS))
-    # Every attempt that was spent was spent before it opened, or on one probe an interval.
+    # Attempts were used only before the breaker opened, and by one probe per interval.
     assert burst <= SERVICE.max_failures - 1 + POOLS * CONCURRENCY
     assert min(gaps) >= RESET * 0.99
     assert spent == len(refused)
-    assert len(stage.times("asked")) == TASKS + len(refused)
+    assert len(recorder.times("called")) == TASKS + len(refused)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.fault("F90", "F91")
-async def test_an_outage_costs_one_probe_an_interval_and_no_task(store, stage):
-    values, attempts = await outage(store, stage)
+async def test_during_an_outage_a_breaker_lets_one_probe_per_interval_through_and_loses_no_task(
+    store, recorder
+):
+    values, attempts = await outage(store, recorder)
 
-    check_outage(stage, values, attempts)
+    check_outage(recorder, values, attempts)
 
 
-async def test_the_state_of_a_breaker_and_why_can_be_asked(queue, stage):
+async def test_the_state_of_a_breaker_and_its_reason_can_be_read(queue, recorder):
     await queue.enqueue_many(guarded_tasks.ask, range(5))
     assert await queue.breakers() == []
     await queue.worker(concurrency=5).run_until_empty()
@@ -117,34 +119,34 @@ async def test_the_state_of_a_breaker_and_why_can_be_asked(queue, stage):
 
 
 @pytest.mark.timeout(30)
-async def test_a_pool_tells_when_a_breaker_of_its_tasks_opens_and_closes(stage):
+async def test_a_pool_reports_when_a_breaker_of_its_tasks_opens_and_closes(recorder):
     clock = ManualClock()
     async with AsyncTaskQueue(MemoryStorage(clock=clock)) as queue:
         pool = queue.worker(concurrency=3, base_retry_delay=0)
-        told = breaker_events(pool)
+        emitted = breaker_events(pool)
         await queue.enqueue_many(guarded_tasks.ask, range(5))
         async with pool:
-            await advance_until(clock, lambda: told)
-            opened = list(told)
-            stage.gate("service").set()
-            await advance_until(clock, lambda: told[-1] == BreakerClosed(breaker="service"))
+            await advance_until(clock, lambda: emitted)
+            opened = list(emitted)
+            recorder.gate("service").set()
+            await advance_until(clock, lambda: emitted[-1] == BreakerClosed(breaker="service"))
 
     assert opened == [BreakerOpened(breaker="service", failures=3, reason="ConnectionError")]
-    assert {type(event) for event in told} <= {BreakerOpened, BreakerHalfOpened, BreakerClosed}
+    assert {type(event) for event in emitted} <= {BreakerOpened, BreakerHalfOpened, BreakerClosed}
 
 
-async def test_every_opening_is_told_even_when_the_probe_between_was_not_seen(stage):
+async def test_every_opening_of_a_breaker_is_reported_even_if_its_probe_was_not_seen(recorder):
     clock = ManualClock()
     async with AsyncTaskQueue(MemoryStorage(clock=clock)) as queue:
         pool = queue.worker(concurrency=3, base_retry_delay=0)
-        told = breaker_events(pool)
+        emitted = breaker_events(pool)
         await queue.enqueue_many(guarded_tasks.ask, range(20))
         async with pool:
             await advance_until(
-                clock, lambda: sum(isinstance(event, BreakerOpened) for event in told) >= 3
+                clock, lambda: sum(isinstance(event, BreakerOpened) for event in emitted) >= 3
             )
 
-    openings = [event.failures for event in told if isinstance(event, BreakerOpened)]
+    openings = [event.failures for event in emitted if isinstance(event, BreakerOpened)]
     assert openings == sorted(set(openings))
 
 
@@ -155,7 +157,7 @@ async def advance_until(clock: ManualClock, condition) -> None:
             await a_while(0.001)
 
 
-async def test_a_pool_that_nobody_listens_to_asks_for_no_breakers(stage):
+async def test_a_pool_without_listeners_does_not_read_breakers(recorder):
     assert not log.is_enabled()
     clock = ManualClock()
     storage = CountingStorage(clock=clock)
@@ -166,12 +168,12 @@ async def test_a_pool_that_nobody_listens_to_asks_for_no_breakers(stage):
                 clock.advance(0.25)
                 await a_while(0.001)
 
-    assert storage.asked == 0
+    assert storage.reads == 0
 
 
 class CountingStorage(MemoryStorage):
-    asked = 0
+    reads = 0
 
     async def gates(self):
-        self.asked += 1
+        self.reads += 1
         return await super().gates()

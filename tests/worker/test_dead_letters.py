@@ -1,4 +1,4 @@
-"""Poison has a visible grave: whatever fails for good ends there, whole, and can be brought back."""
+"""Dead letters: every permanent failure is stored completely, and can be retried."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GRAVES: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
 
 
 async def bury(queue: AsyncTaskQueue, func=guarded_tasks.fail, *args: object, **options) -> str:
-    """The id of a task that has failed for good."""
+    """The id of a task that has failed permanently."""
     chosen = {"max_retries": 0, **options}
     handle = await queue.options(**chosen).enqueue(func, *args)
     await queue.worker().run_until_empty()
@@ -42,7 +42,7 @@ async def bury(queue: AsyncTaskQueue, func=guarded_tasks.fail, *args: object, **
 
 
 @pytest.mark.parametrize("reason", GRAVES)
-async def test_whatever_fails_for_good_ends_as_a_dead_letter_with_all_that_is_known(queue, reason):
+async def test_every_permanent_failure_ends_as_a_dead_letter_with_all_details(queue, reason):
     func, args, runs, error = GRAVES[reason]
     handle = await queue.options(max_retries=1, queue="graves").enqueue(func, *args)
     await queue.worker(base_retry_delay=0).run_until_empty()
@@ -50,7 +50,7 @@ async def test_whatever_fails_for_good_ends_as_a_dead_letter_with_all_that_is_kn
     attempts = await queue.dead.attempts(handle.id)
 
     path = func if isinstance(func, str) else f"{func.__module__}.{func.__qualname__}"
-    assert (letter.task_id, letter.task_type, letter.queue) == (handle.id, path, "graves")
+    assert (letter.task_id, letter.func_path, letter.queue) == (handle.id, path, "graves")
     assert (letter.failure_reason, letter.attempt_count) == (reason, runs)
     assert error in letter.error_details
     assert [attempt.number for attempt in attempts] == list(range(1, runs + 1))
@@ -59,10 +59,10 @@ async def test_whatever_fails_for_good_ends_as_a_dead_letter_with_all_that_is_kn
         attempts[0].finished_at,
         attempts[-1].finished_at,
     )
-    assert await queue.dead.list(task_type=path, reason=reason) == [letter]
+    assert await queue.dead.list(func_path=path, reason=reason) == [letter]
 
 
-async def test_dead_letters_keep_everything_when_their_results_have_gone(queue):
+async def test_dead_letters_are_complete_when_their_results_have_expired(queue):
     task_id = await bury(queue, guarded_tasks.fail, "boom", result_ttl=0)
 
     assert await queue.get_task(task_id) is None
@@ -82,7 +82,7 @@ async def test_a_dead_letter_is_retried_under_its_id_with_other_arguments(queue)
     assert not await queue.dead.retry(task_id)
 
 
-async def test_a_failed_retry_leaves_the_letter(store: Store):
+async def test_a_retry_that_fails_leaves_the_dead_letter(store: Store):
     async with store.another() as storage:
         queue = AsyncTaskQueue(storage)
         task_id = await bury(queue, guarded_tasks.fail, "boom", unique="key")
@@ -99,7 +99,7 @@ async def test_a_failed_retry_leaves_the_letter(store: Store):
         assert await queue.dead.retry(task_id)
 
 
-async def test_a_full_queue_leaves_the_letters_it_has_no_room_for():
+async def test_a_full_queue_leaves_the_dead_letters_it_has_no_room_for():
     memory = MemoryStorage()
     async with memory.another(max_pending=2) as storage:
         queue = AsyncTaskQueue(storage)
@@ -111,7 +111,7 @@ async def test_a_full_queue_leaves_the_letters_it_has_no_room_for():
         assert ((await queue.stats()).dead, await storage.count_waiting()) == (1, 2)
 
 
-async def test_letters_are_listed_and_retried_by_type_reason_and_time():
+async def test_dead_letters_are_listed_and_retried_by_type_reason_and_time():
     clock = ManualClock()
     async with AsyncTaskQueue(MemoryStorage(clock=clock)) as queue:
         old = await bury(queue, guarded_tasks.fail, "old")
@@ -152,7 +152,7 @@ async def test_an_export_is_json_and_has_the_call_and_every_attempt(queue):
     assert [record async for record in queue.dead.export(reason="permanent")] == []
 
 
-async def test_an_export_of_many_letters_goes_page_by_page(memory_queue, monkeypatch):
+async def test_an_export_of_many_dead_letters_reads_page_by_page(memory_queue, monkeypatch):
     monkeypatch.setattr("omniq.queue.dead_letters._PAGE", 3)
     for _ in range(8):
         await bury(memory_queue, guarded_tasks.fail, "boom")
@@ -163,13 +163,13 @@ async def test_an_export_of_many_letters_goes_page_by_page(memory_queue, monkeyp
 
 
 class _Torn(MsgspecSerializer):
-    """Cannot read what others wrote."""
+    """Cannot decode what other serializers encoded."""
 
     def decode_task(self, data: bytes) -> Task:
         raise SerializationError("torn")
 
 
-async def test_a_task_that_cannot_be_read_is_a_dead_letter_that_can_still_be_looked_at():
+async def test_a_task_that_cannot_be_decoded_is_a_dead_letter_that_can_still_be_inspected():
     memory = MemoryStorage()
     async with memory, memory.another(serializer=_Torn()) as torn:
         handle = await AsyncTaskQueue(memory).enqueue(guarded_tasks.add, 1)
@@ -183,7 +183,7 @@ async def test_a_task_that_cannot_be_read_is_a_dead_letter_that_can_still_be_loo
         assert await AsyncTaskQueue(memory).dead.retry(handle.id)
 
 
-def test_the_blocking_face_has_all_of_it(tmp_path):
+def test_the_blocking_api_has_every_operation(tmp_path):
     with TaskQueue(f"sqlite:///{tmp_path}/q.db?durability=os") as queue:
         handle = queue.options(max_retries=0).enqueue(guarded_tasks.fail, "boom")
         queue.worker().run_until_empty()

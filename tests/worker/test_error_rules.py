@@ -1,4 +1,4 @@
-"""Rules for errors: of a task, of a worker, of the whole application; in every place alike."""
+"""Error rules of a task, of a worker and of the whole application; the same in every executor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, ErrorCategory, ErrorRules, InvalidValue, Settings, TaskResult
+from omniq import (
+    AsyncTaskQueue,
+    ErrorCategory,
+    ErrorRules,
+    InvalidTask,
+    InvalidValue,
+    Settings,
+    TaskResult,
+)
 from omniq.errors import SettingsError
 from omniq.storage.memory import MemoryStorage
 from tests.worker import step_tasks as tasks
@@ -31,7 +39,7 @@ async def run(queue: AsyncTaskQueue, func: Any, *args: Any, **worker: Any) -> Ta
 
 
 @pytest.mark.parametrize("func", OWN)
-async def test_a_task_may_say_which_errors_are_permanent(memory_queue, tmp_path, func):
+async def test_a_task_can_declare_which_errors_are_permanent(memory_queue, tmp_path, func):
     refused = await run(memory_queue, func, str(tmp_path), "Refused")
     busy = await run(memory_queue, func, str(tmp_path), "Busy")
     other = await run(memory_queue, func, str(tmp_path), "ValueError")
@@ -71,7 +79,7 @@ async def test_a_setting_gives_rules_to_the_whole_application(tmp_path):
     assert (result.reason, result.attempts) == ("permanent", 1)
 
 
-async def test_a_rule_decides_about_a_step_as_well(memory_queue, tmp_path):
+async def test_error_rules_apply_to_steps_too(memory_queue, tmp_path):
     plan_failures(tmp_path, "index", kind="Refused")
     result = await run(memory_queue, tasks.publish_async, str(tmp_path), errors=tasks.WORKER_RULES)
 
@@ -83,7 +91,7 @@ async def test_a_rule_decides_about_a_step_as_well(memory_queue, tmp_path):
 async def test_rules_that_cannot_work_are_refused_at_the_start(memory_queue):
     with pytest.raises(InvalidValue, match="expected ErrorRules"):
         memory_queue.worker(errors=ValueError)
-    with pytest.raises(InvalidTask, match="must be of a module"):
+    with pytest.raises(InvalidTask, match="define the rules of a worker in a module"):
         await memory_queue.worker(errors=ErrorRules(transient=(lambda error: True,))).start()
     settings = Settings(errors="tests.worker.step_tasks.no_such_rules")
     async with AsyncTaskQueue(MemoryStorage(settings=settings)) as queue:

@@ -1,4 +1,4 @@
-"""What a pool tells: the right events at the right level, and never what the tasks carry."""
+"""The events and log lines of a pool: the right level, and never arguments or results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
-from tests.worker.stage import Stage, a_while, until
+from tests.worker.recorder import RunRecorder, a_while, until
 
 Lines = Callable[[], list[tuple[str, str]]]
 
@@ -33,17 +33,17 @@ def records() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def lines(records: list[Any]) -> Lines:
-    """What was logged, as level and event."""
+    """The log lines, as level and event."""
     return lambda: [(record["level"].name, record["extra"]["event"]) for record in records]
 
 
-def told_by(pool: AsyncWorkerPool) -> list[Event]:
-    told: list[Event] = []
-    pool.events.subscribe(told.append)
-    return told
+def events_of(pool: AsyncWorkerPool) -> list[Event]:
+    emitted: list[Event] = []
+    pool.events.subscribe(emitted.append)
+    return emitted
 
 
-async def test_start_stop_and_the_life_of_a_task_are_info(
+async def test_start_stop_and_the_events_of_a_task_are_logged_as_info(
     queue: AsyncTaskQueue, lines: Lines
 ) -> None:
     async with queue.worker(poll_interval=60):
@@ -63,7 +63,7 @@ async def test_a_final_failure_is_info_and_the_dead_letter_an_error(
     assert ("ERROR", "task.dead") in lines()
 
 
-async def test_empty_polls_are_debug(queue: AsyncTaskQueue, lines: Lines) -> None:
+async def test_empty_polls_are_logged_as_debug(queue: AsyncTaskQueue, lines: Lines) -> None:
     async with queue.worker(poll_interval=0.02):
         await until(lambda: lines().count(("DEBUG", "poll.empty")) >= 3)
 
@@ -81,7 +81,7 @@ async def test_each_retry_is_debug_with_its_attempt_and_its_time(
     assert retried["extra"]["retry_at"] > queue.storage.clock.now()
 
 
-async def test_claiming_is_debug_and_so_is_submitting(queue: AsyncTaskQueue, lines: Lines) -> None:
+async def test_claims_and_submits_are_logged_as_debug(queue: AsyncTaskQueue, lines: Lines) -> None:
     async with queue.worker() as pool:
         task_id = await pool.submit(sample_tasks.add, 1)
         await queue.handle(task_id).result(5)
@@ -114,7 +114,7 @@ async def test_arguments_and_results_are_never_logged(
     assert not [record for record in records if "hunter2" in str(record)]
 
 
-async def test_what_was_repaired_is_a_warning(store: Store, lines: Lines) -> None:
+async def test_a_recovery_is_logged_as_a_warning(store: Store, lines: Lines) -> None:
     crashed = store.another()
     await crashed.open()
     async with AsyncTaskQueue(store.another()) as queue:
@@ -128,7 +128,7 @@ async def test_what_was_repaired_is_a_warning(store: Store, lines: Lines) -> Non
     assert ("WARNING", "tasks.given_back") in lines()
 
 
-async def test_a_storage_that_fails_is_an_error(lines: Lines) -> None:
+async def test_a_failing_storage_is_logged_as_an_error(lines: Lines) -> None:
     async with FaultyStorage(MemoryStorage()) as storage:
         storage.fail("reserve")
         await AsyncWorkerPool(storage).run_until_empty()
@@ -136,27 +136,29 @@ async def test_a_storage_that_fails_is_an_error(lines: Lines) -> None:
     assert ("ERROR", "chore.failed") in lines()
 
 
-async def test_success_is_told_when_it_is_recorded_and_not_before(memory_store: Store) -> None:
+async def test_a_success_is_reported_when_it_is_recorded_and_not_before(
+    memory_store: Store,
+) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         handle = await queue.enqueue(sample_tasks.add, 1)
         pool = queue.worker()
-        told = told_by(pool)
+        emitted = events_of(pool)
         storage.fail("record", times=3)
         async with pool:
             await until(lambda: storage.calls["record"] >= 2)
-            assert not [event for event in told if isinstance(event, TaskSucceeded)]
+            assert not [event for event in emitted if isinstance(event, TaskSucceeded)]
             await handle.result(5)
-            await until(lambda: [event for event in told if isinstance(event, TaskSucceeded)])
+            await until(lambda: [event for event in emitted if isinstance(event, TaskSucceeded)])
 
 
-async def test_the_order_of_events_is_the_order_of_a_life(queue: AsyncTaskQueue) -> None:
+async def test_events_are_emitted_in_the_order_of_a_tasks_states(queue: AsyncTaskQueue) -> None:
     pool = queue.worker(base_retry_delay=0)
-    told = told_by(pool)
+    emitted = events_of(pool)
     await queue.options(max_retries=1).enqueue(sample_tasks.fail)
     await pool.run_until_empty()
 
-    assert [event.name for event in told if event.name.startswith("task.")] == [
+    assert [event.name for event in emitted if event.name.startswith("task.")] == [
         "task.claimed",
         "task.started",
         "task.retried",
@@ -165,24 +167,26 @@ async def test_the_order_of_events_is_the_order_of_a_life(queue: AsyncTaskQueue)
         "task.failed",
         "task.dead",
     ]
-    (dead,) = [event for event in told if isinstance(event, TaskDead)]
+    (dead,) = [event for event in emitted if isinstance(event, TaskDead)]
     assert (dead.reason, dead.attempt) == ("exhausted", 2)
 
 
-async def test_cancelled_snoozed_and_released_are_told(queue: AsyncTaskQueue, stage: Stage) -> None:
+async def test_cancelled_snoozed_and_released_tasks_emit_events(
+    queue: AsyncTaskQueue, recorder: RunRecorder
+) -> None:
     pool = queue.worker(concurrency=3, poll_interval=60)
-    told = told_by(pool)
+    emitted = events_of(pool)
     await pool.start()
     cancelled = await queue.enqueue(sample_tasks.hold, "cancelled")
     await queue.enqueue(sample_tasks.snooze_once, "snoozed", 60)
     await queue.enqueue(sample_tasks.hold, "released")
-    await until(lambda: len(stage.names()) == 3)
+    await until(lambda: len(recorder.names()) == 3)
     await cancelled.cancel()
     with pytest.raises(TaskCancelled):
         await cancelled.result(5)
     await pool.stop(cancel_in_flight=True)
 
-    assert {"task.cancelled", "task.snoozed", "task.released"} <= {event.name for event in told}
+    assert {"task.cancelled", "task.snoozed", "task.released"} <= {event.name for event in emitted}
 
 
 async def test_logging_may_be_switched_on_and_off_while_a_pool_runs(
@@ -223,19 +227,19 @@ async def test_a_listener_that_raises_does_not_stop_the_pool(queue: AsyncTaskQue
         assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
 
 
-async def test_a_pool_in_memory_says_how_many_tasks_it_leaves_behind(lines: Lines) -> None:
+async def test_closing_a_pool_in_memory_reports_how_many_tasks_are_lost(lines: Lines) -> None:
     pool = AsyncWorkerPool(MemoryStorage(), queues=["other"])
-    told = told_by(pool)
+    emitted = events_of(pool)
     async with pool:
         for n in range(3):
             await pool.submit(sample_tasks.add, n)
 
-    (left,) = [event for event in told if event.name == "tasks.left"]
+    (left,) = [event for event in emitted if event.name == "tasks.left"]
     assert left.count == 3  # type: ignore[attr-defined]
     assert ("WARNING", "tasks.left") in lines()
 
 
-def test_a_queue_in_memory_says_how_many_tasks_it_leaves_behind(records: list[Any]) -> None:
+def test_closing_a_queue_in_memory_reports_how_many_tasks_are_lost(records: list[Any]) -> None:
     with TaskQueue("memory://") as queue:
         queue.enqueue_many(sample_tasks.add, [1, 2])
 
@@ -243,7 +247,7 @@ def test_a_queue_in_memory_says_how_many_tasks_it_leaves_behind(records: list[An
     assert (left["level"].name, left["extra"]["count"]) == ("WARNING", 2)
 
 
-def test_a_durable_store_leaves_nothing_behind(tmp_path, lines: Lines) -> None:
+def test_closing_a_durable_storage_reports_no_lost_tasks(tmp_path, lines: Lines) -> None:
     with TaskQueue(f"sqlite:///{tmp_path}/q.db?durability=os") as queue:
         queue.enqueue(sample_tasks.add, 1)
 
@@ -269,10 +273,10 @@ def test_nothing_is_printed_unless_logging_is_enabled():
     assert (done.stdout, done.stderr) == ("", "")
 
 
-async def test_a_task_failure_says_no_more_than_its_type(
+async def test_the_log_of_a_failure_has_the_type_of_the_error_and_not_its_text(
     queue: AsyncTaskQueue, records: list[Any]
 ) -> None:
-    """The message of an exception often holds what the task was given."""
+    """The message of an exception often contains arguments of the task."""
     handle = await queue.options(max_retries=0).enqueue(sample_tasks.fail, "a private matter")
     async with queue.worker():
         with pytest.raises(TaskFailed):

@@ -1,4 +1,4 @@
-"""What is wrong with a queue is seen by whoever asks, and told by every worker."""
+"""Problems of a queue: `health()` lists them, and every worker reports them as events."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from omniq.outcomes import Released
 from omniq.storage.health import ENDLESS, GRACE, OVERDUE
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
-from omniq.worker.fleet_alerts import Lookout
+from omniq.worker.fleet_alerts import FleetAlerts
+from omniq.worker.stats_recorder import StatsRecorder
 from tests.worker import guarded_tasks, hostile_tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
 LEASE = 1000.0
 
@@ -45,22 +46,22 @@ def queue(storage: MemoryStorage) -> AsyncTaskQueue:
 
 @pytest.fixture
 async def worker(storage: MemoryStorage) -> AsyncIterator[MemoryStorage]:
-    """Another worker, with a heart that beats when the test says so."""
+    """Another worker, which renews its lease when the test calls for it."""
     async with storage.another() as worker:
         await worker.renew(lease=LEASE, concurrency=4)
         yield worker
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def emitted() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def lookout(storage: MemoryStorage, told: list[Event]) -> Lookout:
+def alerts(storage: MemoryStorage, emitted: list[Event]) -> FleetAlerts:
     dispatcher = Dispatcher()
-    dispatcher.subscribe(told.append)
-    return Lookout(storage, dispatcher, frozenset)
+    dispatcher.subscribe(emitted.append)
+    return FleetAlerts(storage, dispatcher, StatsRecorder(dispatcher))
 
 
 async def test_a_quiet_queue_has_no_problems(queue, worker):
@@ -79,7 +80,7 @@ async def test_a_quiet_queue_has_no_problems(queue, worker):
     assert health.problems == []
 
 
-async def test_a_worker_whose_heartbeat_is_late_is_stalled_until_it_beats_again(
+async def test_a_worker_whose_heartbeat_is_late_is_stalled_until_the_next_renewal(
     queue, worker, clock
 ):
     clock.advance(OVERDUE)
@@ -93,27 +94,27 @@ async def test_a_worker_whose_heartbeat_is_late_is_stalled_until_it_beats_again(
     assert [info.stalled for info in await queue.workers()] == [False]
 
 
-async def test_who_claims_without_a_pool_has_no_heart_to_beat(queue, storage, clock):
+async def test_a_storage_that_claims_without_a_pool_is_never_stalled(queue, storage, clock):
     await storage.renew(lease=LEASE)
     clock.advance(OVERDUE * 2)
 
     assert [info.stalled for info in await queue.workers()] == [False]
 
 
-async def test_monitor_detects_stalls_and_tells_each_once(lookout, worker, told, clock):
-    await lookout.look_at_workers()
+async def test_monitor_detects_stalls_and_reports_each_once(alerts, worker, emitted, clock):
+    await alerts.check_workers()
     clock.advance(OVERDUE * 2)
-    await lookout.look_at_workers()
-    await lookout.look_at_workers()
-    (event,) = told
+    await alerts.check_workers()
+    await alerts.check_workers()
+    (event,) = emitted
     assert isinstance(event, WorkerStalled)
     assert (event.owner, event.running) == (worker.owner, 0)
     await worker.renew(lease=LEASE, concurrency=4)
-    await lookout.look_at_workers()
+    await alerts.check_workers()
     clock.advance(OVERDUE * 2)
-    await lookout.look_at_workers()
+    await alerts.check_workers()
 
-    assert [type(event) for event in told] == [WorkerStalled, WorkerStalled]
+    assert [type(event) for event in emitted] == [WorkerStalled, WorkerStalled]
 
 
 async def test_a_task_that_outlasts_its_timeout_is_stuck(queue, worker, clock):
@@ -137,7 +138,7 @@ async def test_a_task_that_outlasts_its_timeout_is_stuck(queue, worker, clock):
 
 
 @pytest.mark.parametrize("default", [None, 30.0])
-async def test_a_task_without_a_timeout_of_its_own_goes_by_the_settings(clock, default):
+async def test_a_task_without_a_timeout_uses_the_default_timeout(clock, default):
     async with MemoryStorage(clock=clock, settings=Settings(default_timeout=default)) as storage:
         queue = AsyncTaskQueue(storage)
         await queue.enqueue(guarded_tasks.add, 1)
@@ -151,27 +152,29 @@ async def test_a_task_without_a_timeout_of_its_own_goes_by_the_settings(clock, d
         assert len((await queue.health()).stuck) == 1
 
 
-async def test_a_stuck_task_is_told_once_for_each_run(queue, lookout, worker, told, clock):
+async def test_a_stuck_task_is_reported_once_for_each_run(queue, alerts, worker, emitted, clock):
     await queue.options(timeout=5).enqueue(guarded_tasks.add, 1)
     for number in (1, 2):
         (task,) = await worker.reserve(1)
         for _ in range(8):
-            await lookout.look_at_workers()
+            await alerts.check_workers()
             clock.advance(5)
             await worker.renew(lease=LEASE, concurrency=4)
-        assert len(told) == number
+        assert len(emitted) == number
         await worker.record([Released(task.id, task.token)])
 
-    assert [type(event) for event in told] == [TaskStuck, TaskStuck]
-    assert [event.deliveries for event in told if isinstance(event, TaskStuck)] == [1, 2]
+    assert [type(event) for event in emitted] == [TaskStuck, TaskStuck]
+    assert [event.deliveries for event in emitted if isinstance(event, TaskStuck)] == [1, 2]
 
 
-async def test_short_tasks_are_never_read_by_the_lookout(queue, storage, lookout, worker, clock):
+async def test_short_tasks_are_never_read_by_the_fleet_alerts(
+    queue, storage, alerts, worker, clock
+):
     reads = count_reads(storage)
     for _ in range(5):
         await queue.enqueue(guarded_tasks.add, 1)
         (task,) = await worker.reserve(1)
-        await lookout.look_at_workers()
+        await alerts.check_workers()
         await worker.record([Released(task.id, task.token)])
         await storage.cancel(task.id)
         clock.advance(5)
@@ -180,13 +183,13 @@ async def test_short_tasks_are_never_read_by_the_lookout(queue, storage, lookout
 
 
 async def test_a_long_task_is_read_once_until_it_may_be_stuck(
-    queue, storage, lookout, worker, clock
+    queue, storage, alerts, worker, clock
 ):
     reads = count_reads(storage)
     await queue.options(timeout=100).enqueue(guarded_tasks.add, 1)
     await worker.reserve(1)
     for _ in range(20):
-        await lookout.look_at_workers()
+        await alerts.check_workers()
         clock.advance(5)
         await worker.renew(lease=LEASE, concurrency=4)
 
@@ -205,7 +208,7 @@ def count_reads(storage: MemoryStorage) -> list[str]:
     return reads
 
 
-async def test_everything_that_needs_somebody_is_named(queue, storage, clock):
+async def test_the_problems_name_everything_that_needs_an_operator(queue, storage, clock):
     rule = BreakerRule(name="smtp", max_failures=1)
     await queue.options(breaker=rule, max_retries=0).enqueue(guarded_tasks.fail, "down")
     await queue.worker().run_until_empty()
@@ -222,13 +225,13 @@ async def test_everything_that_needs_somebody_is_named(queue, storage, clock):
         "breaker smtp is open: ValueError",
         "queue mail is paused and holds 1 tasks",
         "1 tasks wait and there is no worker",
-        "1 dead letters wait for somebody",
+        "1 dead letters wait for an operator",
     ]
 
 
 @pytest.mark.timeout(30)
-async def test_a_blocked_event_loop_is_seen_from_elsewhere(tmp_path, stage):
-    """The blocked worker says so itself, from the thread that keeps its lease."""
+async def test_another_worker_reports_a_blocked_event_loop(tmp_path, recorder):
+    """The blocked worker reports it, from the thread that renews its lease."""
     url = f"sqlite:///{tmp_path}/q.db?durability=os"
     with TaskQueue(url) as blocked, TaskQueue(url) as elsewhere:
         blocked.options(max_retries=0).enqueue(hostile_tasks.blocks_the_loop, 2.5)

@@ -1,4 +1,4 @@
-"""Whatever a task does, exactly its own attempt fails, and everybody else goes on (F75 to F79)."""
+"""Hostile tasks: exactly the attempt that misbehaves fails, and all others continue (F75 to F79)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omniq.models import MAX_TEXT, MAX_TRACEBACK
 from omniq.serialization import CloudpickleSerializer
 from omniq.storage.memory import MemoryStorage
 from tests.worker import hostile_tasks as tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
 PLACES = {
     "async": (tasks.in_the_loop, tasks.good_in_the_loop),
@@ -41,7 +41,7 @@ async def results_of(queue: AsyncTaskQueue, func: Any, kinds: list[str]) -> dict
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault("F75", "F76")
-async def test_whatever_a_task_raises_only_its_own_attempt_fails(memory_queue, place):
+async def test_an_exception_of_any_type_fails_only_the_attempt_that_raised_it(memory_queue, place):
     bad, good = PLACES[place]
     async with memory_queue.worker(concurrency=4) as pool:
         siblings = [await memory_queue.enqueue(good, number) for number in range(20)]
@@ -61,7 +61,7 @@ async def test_whatever_a_task_raises_only_its_own_attempt_fails(memory_queue, p
 @pytest.mark.timeout(40)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault("F77")
-async def test_an_error_is_kept_as_bounded_text(memory_queue, place):
+async def test_an_error_is_stored_as_bounded_text(memory_queue, place):
     bad, _ = PLACES[place]
     kinds = [
         "OverflowError",
@@ -86,7 +86,7 @@ async def test_an_error_is_kept_as_bounded_text(memory_queue, place):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault("F71")
-async def test_a_result_that_cannot_be_carried_fails_for_good_and_is_not_run_again(
+async def test_a_result_that_cannot_be_encoded_in_a_child_fails_permanently_and_is_not_run_again(
     memory_queue, place
 ):
     bad, _ = PLACES[place]
@@ -102,7 +102,7 @@ async def test_a_result_that_cannot_be_carried_fails_for_good_and_is_not_run_aga
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("place", PLACES)
-async def test_pickles_cross_where_they_were_asked_for_and_those_that_raise_fail_one_task(place):
+async def test_pickles_reach_a_child_if_enabled_and_one_that_raises_fails_one_task(place):
     bad, _ = PLACES[place]
     key = "k" * 32
     storage = MemoryStorage(
@@ -134,7 +134,7 @@ async def test_a_callable_that_returns_a_coroutine_is_awaited_on_the_loop(memory
         (tasks.has_a_loop_in_a_process, "MainThread"),
     ],
 )
-async def test_a_function_runs_where_its_executor_says(memory_queue, func, thread):
+async def test_a_function_runs_in_its_executor(memory_queue, func, thread):
     async with memory_queue.worker():
         handle = await memory_queue.enqueue(func)
 
@@ -142,8 +142,8 @@ async def test_a_function_runs_where_its_executor_says(memory_queue, func, threa
 
 
 @pytest.mark.fault("F81")
-def test_a_task_cannot_end_the_loop_of_a_pool_that_has_one_of_its_own():
-    """In an embedded pool the loop is the application's, and so is what happens to it."""
+def test_a_task_cannot_end_the_event_loop_of_a_blocking_pool():
+    """The loop of an embedded pool belongs to the application, which decides when it ends."""
     with WorkerPool(MemoryStorage(), 1, base_retry_delay=0) as pool:
         for func in (tasks.exits_in_a_subtask, tasks.stops_the_loop):
             pool.submit(func)
@@ -160,12 +160,12 @@ async def test_a_task_that_cancels_itself_has_failed(memory_queue):
         assert await (await memory_queue.enqueue(tasks.good_in_the_loop, 1)).result(timeout=5) == 1
 
 
-DEAF = [tasks.swallows_every_cancel, tasks.cleans_up_for_ever, tasks.shields_itself]
+IGNORE_CANCELLATION = [tasks.swallows_every_cancel, tasks.cleans_up_for_ever, tasks.shields_itself]
 
 
-@pytest.mark.parametrize("func", DEAF)
+@pytest.mark.parametrize("func", IGNORE_CANCELLATION)
 @pytest.mark.fault("F79")
-async def test_a_task_that_is_deaf_to_its_timeout_is_told_twice_and_then_given_up(
+async def test_a_task_that_ignores_its_timeout_is_cancelled_twice_and_then_abandoned(
     memory_queue, func
 ):
     before = asyncio.all_tasks()
@@ -176,13 +176,13 @@ async def test_a_task_that_is_deaf_to_its_timeout_is_told_twice_and_then_given_u
             await handle.result(timeout=5)
         assert await after.result(timeout=5) == 1
 
-    # Ended for good, and not merely forgotten: `asyncio.run` would wait for it.
+    # It has really ended: `asyncio.run` would wait for it otherwise.
     await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), 1)
 
 
-@pytest.mark.parametrize("func", DEAF)
+@pytest.mark.parametrize("func", IGNORE_CANCELLATION)
 @pytest.mark.fault("F79")
-async def test_a_pool_stops_in_time_while_a_deaf_task_runs(memory_queue, func):
+async def test_a_pool_stops_in_time_while_a_task_ignores_its_cancellation(memory_queue, func):
     before = asyncio.all_tasks()
     pool = memory_queue.worker(concurrency=1)
     await pool.start()
@@ -196,7 +196,7 @@ async def test_a_pool_stops_in_time_while_a_deaf_task_runs(memory_queue, func):
     await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), 1)
 
 
-async def test_what_a_task_returns_after_it_was_told_to_stop_counts(memory_queue):
+async def test_what_a_task_returns_after_it_was_stopped_counts(memory_queue):
     async with memory_queue.worker():
         handle = await memory_queue.options(timeout=0.05).enqueue(tasks.returns_when_cancelled)
 
@@ -227,5 +227,5 @@ def error_of(result: TaskResult) -> TaskError:
 
 
 def ours(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """What this test has started: shielded code is a task of the user's own, and theirs to end."""
+    """The tasks that this test has started. Shielded code is a separate task that the user must end."""
     return {task for task in asyncio.all_tasks() - before if "sleep" not in repr(task.get_coro())}

@@ -1,4 +1,4 @@
-"""A worker keeps its lease whatever its tasks do, and stops them before anybody else may start them."""
+"""A worker renews its lease whatever its tasks do, and stops them before another worker may start them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
 from tests.worker import hostile_tasks as tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
-LEASE = 0.6
+LEASE = 1.2
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -40,7 +40,7 @@ def nothing_has_started():
 
 
 class Two:
-    """Two workers of one store, the first of which can lose touch with it."""
+    """Two workers of one store. The first can be disconnected from it."""
 
     def __init__(self) -> None:
         memory = MemoryStorage()
@@ -49,11 +49,11 @@ class Two:
         self.queue = AsyncTaskQueue(memory.another())
         self.pool = AsyncWorkerPool(self.storage, 1, 0.05, 0.01, lease=LEASE)
         self.successor = AsyncWorkerPool(self.other, 1, 0.05, 0.01, lease=LEASE)
-        self.told: list[Event] = []
-        self.pool.events.subscribe(self.told.append)
+        self.emitted: list[Event] = []
+        self.pool.events.subscribe(self.emitted.append)
 
-    def cut_off(self) -> None:
-        """From now on nothing the first worker asks for reaches the store."""
+    def disconnect(self) -> None:
+        """From now on no call of the first worker reaches the store."""
         self.storage.fail("renew", "record", "reserve", "give_back", times=None)
 
     @asynccontextmanager
@@ -68,7 +68,7 @@ class Two:
 
 
 class SlowToAnswer(FaultyStorage):
-    """The reply to a claim that got something comes when the test says so."""
+    """Delays the reply to a claim that returned tasks until the test allows it."""
 
     def __init__(self, inner: BaseStorage, reply: asyncio.Event) -> None:
         super().__init__(inner)
@@ -76,16 +76,16 @@ class SlowToAnswer(FaultyStorage):
         self.has_claimed = asyncio.Event()
 
     async def _record_and_claim(self, owner: str, entries: Any, claim: Any) -> Any:
-        turned = await super()._record_and_claim(owner, entries, claim)
-        if turned[1]:
+        reply = await super()._record_and_claim(owner, entries, claim)
+        if reply[1]:
             self.has_claimed.set()
             await self._reply.wait()
-        return turned
+        return reply
 
 
 @pytest.mark.fault("F18")
-def test_a_blocked_event_loop_keeps_its_lease_and_nobody_else_starts_the_task():
-    """F18: the loop sleeps for five leases, and the heartbeat has a thread of its own."""
+def test_a_blocked_event_loop_keeps_its_lease_and_no_other_worker_starts_the_task():
+    """F18: the loop is blocked for five leases, and the heartbeat has a separate thread."""
     memory = MemoryStorage()
     blocked = WorkerPool(memory.another(), 1, 0.05, lease=LEASE)
     other = WorkerPool(memory.another(), 1, 0.05, lease=LEASE)
@@ -99,7 +99,7 @@ def test_a_blocked_event_loop_keeps_its_lease_and_nobody_else_starts_the_task():
 
 
 @pytest.mark.fault("F20")
-async def test_a_heartbeat_that_fails_for_a_while_loses_nothing():
+async def test_a_heartbeat_that_fails_for_some_time_does_not_lose_the_lease():
     """F20."""
     two = Two()
     async with two.running():
@@ -114,11 +114,11 @@ async def test_a_heartbeat_that_fails_for_a_while_loses_nothing():
 
         assert await handle.status() is TaskStatus.RUNNING
         assert (tasks.starts, two.storage.owner) == ([1], owner)
-    assert sum(isinstance(event, ChoreFailed) for event in two.told) == 1
+    assert sum(isinstance(event, ChoreFailed) for event in two.emitted) == 1
 
 
 @pytest.mark.fault("F21")
-async def test_an_async_run_is_stopped_before_its_lease_ends_when_the_store_is_out_of_reach():
+async def test_an_async_run_is_stopped_before_its_lease_expires_when_the_storage_is_unreachable():
     """F21."""
     two = Two()
     async with two.running():
@@ -126,7 +126,7 @@ async def test_an_async_run_is_stopped_before_its_lease_ends_when_the_store_is_o
         handle = await two.queue.enqueue(tasks.waits_for_cancel)
         await until(lambda: tasks.starts)
         await two.successor.start()
-        two.cut_off()
+        two.disconnect()
         await until(tasks.stopped.is_set)
         remaining, starts = two.storage.lease_remaining, list(tasks.starts)
 
@@ -137,7 +137,7 @@ async def test_an_async_run_is_stopped_before_its_lease_ends_when_the_store_is_o
 
 
 @pytest.mark.fault("F21")
-async def test_a_process_run_is_stopped_before_its_lease_ends_when_the_store_is_out_of_reach(
+async def test_a_process_run_is_stopped_before_its_lease_expires_when_the_storage_is_unreachable(
     tmp_path: Path,
 ):
     two = Two()
@@ -145,7 +145,7 @@ async def test_a_process_run_is_stopped_before_its_lease_ends_when_the_store_is_
         await two.pool.start()
         handle = await two.queue.enqueue(tasks.waits_in_a_process, str(tmp_path))
         await until((tmp_path / "1.started").exists)
-        two.cut_off()
+        two.disconnect()
         await until(lambda: two.pool.stats().active_workers == 0)
         (tmp_path / "alive").unlink()
         await two.successor.start()
@@ -154,7 +154,7 @@ async def test_a_process_run_is_stopped_before_its_lease_ends_when_the_store_is_
     assert not (tmp_path / "alive").exists()
 
 
-async def test_a_worker_that_was_fenced_goes_on_under_a_fresh_id():
+async def test_a_fenced_worker_continues_under_a_new_id():
     two = Two()
     async with two.running():
         await two.pool.start()
@@ -162,7 +162,7 @@ async def test_a_worker_that_was_fenced_goes_on_under_a_fresh_id():
         await two.queue.enqueue(tasks.waits_for_cancel)
         await until(lambda: tasks.starts)
         held = await two.queue.storage.held_by(owner)
-        two.cut_off()
+        two.disconnect()
         await two.successor.start()
         await until(lambda: tasks.starts == [1, 2])
         await two.successor.stop()
@@ -172,11 +172,11 @@ async def test_a_worker_that_was_fenced_goes_on_under_a_fresh_id():
         assert await next_one.result(timeout=5) == 7
     assert two.storage.owner != owner
     assert not held.items() & two.storage.claims.items()
-    assert any(isinstance(event, LeaseLoss) for event in two.told)
+    assert any(isinstance(event, LeaseLoss) for event in two.emitted)
 
 
-async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs():
-    """Rule 4: the store says the task is ours, and we know nothing of it."""
+async def test_a_claim_whose_reply_was_lost_is_released_and_runs():
+    """Rule 4: the storage counts the task as this worker's, and the worker does not know it."""
     two = Two()
     async with two.running():
         handle = await two.queue.enqueue(tasks.good_in_the_loop, 7)
@@ -204,7 +204,7 @@ async def test_an_outcome_whose_reply_was_lost_is_recorded_once():
 
 @pytest.mark.fault("F17")
 async def test_a_task_whose_claim_took_longer_than_the_lease_is_not_started():
-    """F17, inside one process: the reply to the claim comes after the lease has run out."""
+    """F17, inside one process: the reply to the claim arrives after the lease has expired."""
 
     memory, reply = MemoryStorage(), asyncio.Event()
     storage, other = SlowToAnswer(memory, reply), memory.another()
@@ -258,7 +258,7 @@ async def test_two_pools_on_one_storage_leave_each_others_tasks_alone():
             await first.stop(cancel_in_flight=True)
 
 
-async def test_a_storage_forgets_its_claims_when_its_twin_was_fenced():
+async def test_a_storage_drops_its_claims_when_its_sibling_was_fenced():
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     other, sibling = storage.another(), storage.sibling()
@@ -280,7 +280,7 @@ async def test_a_storage_forgets_its_claims_when_its_twin_was_fenced():
     assert (again.id, again.token) == (claimed.id, claimed.token + 1)
 
 
-async def test_a_fencing_that_was_noticed_twice_changes_the_id_once():
+async def test_a_lost_lease_that_is_noticed_twice_changes_the_id_once():
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     sibling = storage.sibling()

@@ -1,4 +1,4 @@
-"""Limits hold across all pools of a store. `tests/faults/test_limits.py` kills workers as well."""
+"""Limits apply across all pools of a store. `tests/faults/test_limits.py` also kills workers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def drain(store, func, tasks: int):
 
 
 @pytest.mark.timeout(60)
-async def test_no_more_run_at_once_than_the_limit_allows(store, stage):
+async def test_no_more_run_at_once_than_the_limit_allows(store, recorder):
     await drain(store, guarded_tasks.one_of_three, 120)
 
-    assert (stage.most_inside, len(stage.names())) == (3, 120)
+    assert (recorder.most_inside, len(recorder.names())) == (3, 120)
 
 
 @pytest.mark.timeout(60)

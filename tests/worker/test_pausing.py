@@ -1,4 +1,4 @@
-"""One worker can be paused: it claims nothing more, finishes what it runs, and goes on when resumed."""
+"""A paused worker claims nothing, finishes what it runs, and claims again when it is resumed."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import pytest
 from omniq import AsyncTaskQueue, AsyncWorkerPool
 from omniq.storage.memory import MemoryStorage
 from tests.worker import sample_tasks as tasks
-from tests.worker.stage import STAGE, until
+from tests.worker.recorder import RECORDER, until
 
 pytestmark = pytest.mark.timeout(30)
 
-LEASE = 0.6
+LEASE = 1.5
 
 
 @pytest.fixture(autouse=True)
-def an_empty_stage():
-    STAGE.clear()
+def clear_recorder():
+    RECORDER.clear()
     yield
-    STAGE.open_all()
+    RECORDER.open_all()
 
 
 async def renewed(memory: MemoryStorage, worker: str) -> None:
-    """Wait for two more heartbeats: from the second on, the worker knows what it was told."""
-    beats = set()
+    """Wait for two more renewals: after the second, the worker knows that it is paused or resumed."""
+    renewals = set()
 
-    async def look() -> int:
+    async def count_renewals() -> int:
         for info in await memory.workers():
             if info.id == worker:
-                beats.add(info.last_heartbeat)
-        return len(beats)
+                renewals.add(info.last_heartbeat)
+        return len(renewals)
 
-    while await look() < 3:
+    while await count_renewals() < 3:
         await memory.clock.sleep(0.01)
 
 
@@ -42,22 +42,22 @@ async def test_a_paused_worker_ends_what_it_runs_and_claims_nothing_until_it_is_
         pool = AsyncWorkerPool(storage, 4, 0.05, 0.01, lease=LEASE)
         async with storage, pool:
             running = await queue.enqueue(tasks.hold, "first")
-            await until(lambda: STAGE.names() == ["first"])
+            await until(lambda: RECORDER.names() == ["first"])
             await memory.pause_worker(storage.owner)
             await renewed(memory, storage.owner)
             waiting = await queue.enqueue(tasks.note, "second")
-            STAGE.gate("first").set()
+            RECORDER.gate("first").set()
             await running.result(timeout=10)
             await renewed(memory, storage.owner)
-            ran_while_paused = STAGE.names()
+            ran_while_paused = RECORDER.names()
             await memory.resume_worker(storage.owner)
             await waiting.result(timeout=10)
 
     assert ran_while_paused == ["first"]
-    assert STAGE.names() == ["first", "second"]
+    assert RECORDER.names() == ["first", "second"]
 
 
-async def test_while_one_worker_is_paused_another_takes_the_work():
+async def test_while_one_worker_is_paused_another_claims_the_tasks():
     memory = MemoryStorage()
     async with AsyncTaskQueue(memory) as queue:
         first, second = memory.another(), memory.another()
@@ -82,5 +82,5 @@ async def test_a_paused_worker_can_be_stopped():
             await renewed(memory, storage.owner)
             await queue.enqueue(tasks.note, "never")
 
-        assert STAGE.names() == []
+        assert RECORDER.names() == []
         assert await memory.workers() == []

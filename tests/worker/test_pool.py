@@ -1,4 +1,4 @@
-"""What a pool does while it runs: claims, fills its slots, survives its storage and its tasks."""
+"""A running pool: it claims, fills its slots, and survives failures of its storage and its tasks."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
-from tests.worker.stage import STAGE, Stage, a_while, until
+from tests.worker.recorder import RECORDER, RunRecorder, a_while, until
 
 SRC = Path(omniq.worker.__file__).parent
-POOL = ["worker", *(f"pool/{path.stem}" for path in sorted((SRC / "pool").glob("[a-z]*.py")))]
+MODULES = [path.stem for path in sorted(SRC.glob("[a-z]*.py"))]
 
 
 def failures_of(pool: AsyncWorkerPool) -> list[ChoreFailed]:
-    told: list[ChoreFailed] = []
+    failures: list[ChoreFailed] = []
     pool.events.subscribe(
-        lambda event: told.append(event) if isinstance(event, ChoreFailed) else None
+        lambda event: failures.append(event) if isinstance(event, ChoreFailed) else None
     )
-    return told
+    return failures
 
 
-# What it is
+# Structure
 
 
-def test_both_pools_are_defined_in_worker_and_take_what_the_design_says():
+def test_both_pools_are_exported_by_worker_and_have_the_documented_parameters():
+    assert omniq.worker.AsyncWorkerPool is AsyncWorkerPool
+    assert omniq.worker.WorkerPool is WorkerPool
     for pool in (AsyncWorkerPool, WorkerPool):
-        assert pool.__module__ == "omniq.worker"
         parameters = list(inspect.signature(pool).parameters.values())[:4]
         assert [parameter.name for parameter in parameters] == [
             "storage",
@@ -64,17 +65,21 @@ def test_both_pools_are_defined_in_worker_and_take_what_the_design_says():
         assert [parameter.default for parameter in parameters[1:]] == [1, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("module", POOL)
-def test_the_pool_knows_the_contract_and_no_backend(module):
+@pytest.mark.parametrize("module", MODULES)
+def test_the_pool_imports_the_storage_contract_and_no_backend(module):
     tree = ast.parse((SRC / f"{module}.py").read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
     of_storage = {name for name in imported if name.startswith("omniq.storage")}
-    assert of_storage <= {"omniq.storage.base", "omniq.storage.types"}
+    assert of_storage <= {
+        "omniq.storage.base",
+        "omniq.storage.health",
+        "omniq.storage.types",
+    }
 
 
-@pytest.mark.parametrize("module", POOL)
-def test_the_loop_is_small_enough_to_be_understood(module):
+@pytest.mark.parametrize("module", MODULES)
+def test_no_function_of_the_pool_is_longer_than_45_lines(module):
     tree = ast.parse((SRC / f"{module}.py").read_text())
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -101,22 +106,24 @@ def test_the_loop_is_small_enough_to_be_understood(module):
     ],
 )
 @pytest.mark.fault("F26")
-def test_a_value_that_makes_no_sense_is_refused(wrong):
+def test_an_invalid_value_is_refused(wrong):
     with pytest.raises(InvalidValue):
         AsyncWorkerPool(MemoryStorage(), **wrong)
 
 
-async def test_start_returns_while_the_pool_runs(queue: AsyncTaskQueue, stage: Stage) -> None:
+async def test_start_returns_while_the_pool_runs(
+    queue: AsyncTaskQueue, recorder: RunRecorder
+) -> None:
     pool = queue.worker()
     running = [pool.running]
     await queue.enqueue(sample_tasks.hold, "held")
 
     await pool.start()
     running.append(pool.running)
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     with pytest.raises(InvalidValue, match="already running"):
         await pool.start()
-    stage.open_all()
+    recorder.open_all()
     await pool.stop()
     assert [*running, pool.running] == [False, True, False]
 
@@ -135,22 +142,22 @@ async def test_a_pool_that_was_stopped_may_be_started_again(store: Store) -> Non
 
 
 async def test_two_pools_on_one_queue_do_not_disturb_each_other(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
-    """They are one owner to the storage, and one must not give back what the other runs."""
-    async with queue.worker(queues=["a"], lease=0.5) as first:
-        async with queue.worker(queues=["b"], lease=0.5):
+    """They are one owner to the storage, and one must not release what the other runs."""
+    async with queue.worker(queues=["a"], lease=1.5) as first:
+        async with queue.worker(queues=["b"], lease=1.5):
             here = await queue.options(queue="a").enqueue(sample_tasks.hold, "here")
             there = await queue.options(queue="b").enqueue(sample_tasks.hold, "there")
-            await until(lambda: stage.inside == 2)
-            await a_while(0.6)
-            stage.gate("there").set()
+            await until(lambda: recorder.inside == 2)
+            await a_while(1.6)
+            recorder.gate("there").set()
             assert await there.result(5) == "there"
         assert first.running
-        stage.gate("here").set()
+        recorder.gate("here").set()
         assert await here.result(5) == "here"
 
-    assert sorted(stage.names()) == ["here", "there"]
+    assert sorted(recorder.names()) == ["here", "there"]
 
 
 async def test_the_queue_gives_its_settings_to_its_pools():
@@ -164,9 +171,9 @@ async def test_the_queue_gives_its_settings_to_its_pools():
 
 
 async def test_the_store_never_shows_more_claims_than_slots(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
-    stage.facts["storage"] = queue.storage
+    recorder.facts["storage"] = queue.storage
     handles = await queue.enqueue_many(count_claims, [()] * 100)
     await queue.worker(concurrency=5).run_until_empty()
 
@@ -175,46 +182,46 @@ async def test_the_store_never_shows_more_claims_than_slots(
 
 
 async def count_claims() -> int:
-    storage: BaseStorage = STAGE.facts["storage"]
+    storage: BaseStorage = RECORDER.facts["storage"]
     await asyncio.sleep(0)
     return len(await storage.held_by(storage.owner))
 
 
-async def test_all_free_slots_are_filled_by_one_claim(store: Store, stage: Stage) -> None:
+async def test_all_free_slots_are_filled_by_one_claim(store: Store, recorder: RunRecorder) -> None:
     async with FaultyStorage(store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         await queue.enqueue_many(sample_tasks.hold, [("first",)] * 8 + [("second",)] * 8)
         async with queue.worker(concurrency=8, poll_interval=60):
-            await until(lambda: stage.inside == 8)
+            await until(lambda: recorder.inside == 8)
             assert storage.calls["reserve"] == 1
-            stage.gate("first").set()
-            await until(lambda: stage.names().count("second") == 8)
-            stage.open_all()
+            recorder.gate("first").set()
+            await until(lambda: recorder.names().count("second") == 8)
+            recorder.open_all()
 
 
 async def test_a_new_task_takes_a_free_slot_at_once_beside_a_long_one(
-    memory_queue: AsyncTaskQueue, stage: Stage
+    memory_queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     queue = memory_queue
     async with queue.worker(concurrency=2, poll_interval=60):
         await queue.enqueue(sample_tasks.hold, "long")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         for n in range(10):
             enqueued = time.monotonic()
             await (await queue.enqueue(sample_tasks.note, f"short {n}")).result(5)
-            assert stage.times(f"short {n}")[0] - enqueued < 0.05
-        stage.open_all()
+            assert recorder.times(f"short {n}")[0] - enqueued < 0.05
+        recorder.open_all()
 
 
 async def test_a_new_task_takes_a_free_slot_on_every_backend(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     async with queue.worker(concurrency=2, poll_interval=60):
         await queue.enqueue(sample_tasks.hold, "long")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         for n in range(5):
             assert await (await queue.enqueue(sample_tasks.add, n)).result(5) == n
-        stage.open_all()
+        recorder.open_all()
 
 
 async def test_a_task_enqueued_elsewhere_is_found_by_polling(store: Store) -> None:
@@ -228,7 +235,7 @@ async def test_a_task_enqueued_elsewhere_is_found_by_polling(store: Store) -> No
 
 
 async def test_a_delayed_task_starts_when_it_is_due_and_not_a_poll_later(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     async with queue.worker(poll_interval=60):
         await until(lambda: True)
@@ -236,7 +243,7 @@ async def test_a_delayed_task_starts_when_it_is_due_and_not_a_poll_later(
         handle = await queue.options(delay=0.2).enqueue(sample_tasks.note, "delayed")
         await handle.result(5)
 
-    assert -0.001 <= stage.times("delayed")[0] - due < 0.15
+    assert -0.001 <= recorder.times("delayed")[0] - due < 0.15
 
 
 async def test_a_completion_is_recorded_without_another_poll() -> None:
@@ -250,9 +257,9 @@ async def test_a_completion_is_recorded_without_another_poll() -> None:
 
 
 async def test_after_an_empty_claim_the_next_one_waits_for_the_poll_interval(
-    memory_queue: AsyncTaskQueue, stage: Stage
+    memory_queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
-    """Also when a completion made that claim, shortly before the next poll was due."""
+    """Also when a finished task led to that claim, shortly before the next poll was due."""
     polls: list[float] = []
     pool = memory_queue.worker(poll_interval=0.2)
     pool.events.subscribe(
@@ -260,15 +267,17 @@ async def test_after_an_empty_claim_the_next_one_waits_for_the_poll_interval(
     )
     await memory_queue.enqueue(sample_tasks.hold, "held")
     async with pool:
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         await a_while(0.15)
-        stage.open_all()
+        recorder.open_all()
         await until(lambda: len(polls) >= 3)
 
     assert min(later - earlier for earlier, later in pairwise(polls)) > 0.19
 
 
-async def test_a_due_task_that_must_wait_for_a_slot_keeps_nobody_busy(stage: Stage) -> None:
+async def test_a_due_task_that_waits_for_a_slot_does_not_make_the_listener_spin(
+    recorder: RunRecorder,
+) -> None:
     class Counting(MemoryStorage):
         waits = 0
 
@@ -280,61 +289,61 @@ async def test_a_due_task_that_must_wait_for_a_slot_keeps_nobody_busy(stage: Sta
         queue = AsyncTaskQueue(storage)
         async with queue.worker():
             await queue.enqueue(sample_tasks.hold, "held")
-            await until(lambda: stage.inside == 1)
+            await until(lambda: recorder.inside == 1)
             waiting = await queue.options(delay=0.01).enqueue(sample_tasks.add, 1)
             await a_while(0.2)
             assert storage.waits < 20
-            stage.open_all()
+            recorder.open_all()
             assert await waiting.result(5) == 1
 
 
 async def test_tasks_at_a_limit_follow_each_other_without_a_poll(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     handles = await queue.enqueue_many(sample_tasks.one_at_a_time, [f"{n}" for n in range(8)])
     async with queue.worker(concurrency=4, poll_interval=60):
         for handle in handles:
             await handle.result(5)
 
-    assert stage.most_inside == 1
+    assert recorder.most_inside == 1
 
 
-async def test_higher_priority_runs_first(queue: AsyncTaskQueue, stage: Stage) -> None:
+async def test_higher_priority_runs_first(queue: AsyncTaskQueue, recorder: RunRecorder) -> None:
     for name, priority in (("low", -1), ("normal", 0), ("high", 5), ("also normal", 0)):
         await queue.options(priority=priority).enqueue(sample_tasks.note, name)
     await queue.worker().run_until_empty()
 
-    assert stage.names() == ["high", "normal", "also normal", "low"]
+    assert recorder.names() == ["high", "normal", "also normal", "low"]
 
 
-async def test_a_pool_serves_only_its_queues(queue: AsyncTaskQueue, stage: Stage) -> None:
+async def test_a_pool_serves_only_its_queues(queue: AsyncTaskQueue, recorder: RunRecorder) -> None:
     await queue.options(queue="mine").enqueue(sample_tasks.note, "mine")
     other = await queue.options(queue="other").enqueue(sample_tasks.note, "other")
     await queue.worker(queues=["mine"]).run_until_empty()
 
-    assert stage.names() == ["mine"]
+    assert recorder.names() == ["mine"]
     assert await other.status() is TaskStatus.PENDING
 
 
-# Burst mode
+# run_until_empty
 
 
 async def test_run_until_empty_runs_what_is_due_and_what_that_makes_due(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
-    stage.facts["queue"] = queue
+    recorder.facts["queue"] = queue
     await queue.enqueue(sample_tasks.enqueue_another, "chain", 5)
     later = await queue.options(delay=60).enqueue(sample_tasks.note, "later")
     pool = queue.worker(concurrency=2, poll_interval=60)
     await pool.run_until_empty()
 
-    assert stage.names() == ["chain"] * 6
+    assert recorder.names() == ["chain"] * 6
     assert not pool.running
     assert await later.status() is TaskStatus.PENDING
 
 
 async def test_run_until_empty_on_a_pool_that_was_idle_runs_what_came_since(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     pool = queue.worker(poll_interval=60)
     empty = asyncio.Event()
@@ -344,18 +353,18 @@ async def test_run_until_empty_on_a_pool_that_was_idle_runs_what_came_since(
     await queue.enqueue_many(sample_tasks.note, ["a", "b", "c"])
     await pool.run_until_empty()
 
-    assert stage.names() == ["a", "b", "c"]
+    assert recorder.names() == ["a", "b", "c"]
 
 
-async def test_run_until_empty_does_not_take_an_outage_for_an_empty_queue(
-    memory_store: Store, stage: Stage
+async def test_run_until_empty_does_not_mistake_an_outage_for_an_empty_queue(
+    memory_store: Store, recorder: RunRecorder
 ) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         await AsyncTaskQueue(storage).enqueue(sample_tasks.note, "patient")
         storage.fail("reserve", times=2)
         await AsyncWorkerPool(storage).run_until_empty()
 
-    assert stage.names() == ["patient"]
+    assert recorder.names() == ["patient"]
 
 
 async def test_run_until_empty_leaves_a_retry_that_is_due_later(queue: AsyncTaskQueue) -> None:
@@ -366,12 +375,12 @@ async def test_run_until_empty_leaves_a_retry_that_is_due_later(queue: AsyncTask
 
 
 async def test_run_until_empty_that_is_cancelled_stops_the_pool(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     handle = await queue.enqueue(sample_tasks.hold, "held")
     pool = queue.worker()
     burst = asyncio.create_task(pool.run_until_empty())
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     burst.cancel()
     with pytest.raises(asyncio.CancelledError):
         await burst
@@ -380,7 +389,7 @@ async def test_run_until_empty_that_is_cancelled_stops_the_pool(
     assert await handle.status() is TaskStatus.PENDING
 
 
-async def test_a_burst_that_begins_while_a_claim_is_under_way_ends_without_a_poll(
+async def test_run_until_empty_that_starts_while_a_claim_is_in_flight_ends_without_a_poll(
     store: Store,
 ) -> None:
     storage = FaultyStorage(store.another())
@@ -391,7 +400,9 @@ async def test_a_burst_that_begins_while_a_claim_is_under_way_ends_without_a_pol
 # Submitting
 
 
-async def test_submit_before_the_start_waits_and_after_the_stop_is_refused(stage: Stage) -> None:
+async def test_submit_before_the_start_waits_and_after_the_stop_is_refused(
+    recorder: RunRecorder,
+) -> None:
     pool = AsyncWorkerPool(MemoryStorage(max_pending=2))
     for name in "ab":
         await pool.submit(sample_tasks.note, name)
@@ -399,23 +410,23 @@ async def test_submit_before_the_start_waits_and_after_the_stop_is_refused(stage
         await pool.submit(sample_tasks.note, "c")
     await pool.run_until_empty()
 
-    assert stage.names() == ["a", "b"]
+    assert recorder.names() == ["a", "b"]
     with pytest.raises(PoolStopped, match="takes no more tasks"):
         await pool.submit(sample_tasks.note, "d")
 
 
 @pytest.mark.fault("F94")
-async def test_submit_never_waits_for_room(stage: Stage) -> None:
+async def test_submit_never_waits_for_room(recorder: RunRecorder) -> None:
     storage = MemoryStorage(max_pending=1)
     async with AsyncWorkerPool(storage, poll_interval=60) as pool:
         await pool.submit(sample_tasks.hold, "runs")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         await pool.submit(sample_tasks.note, "waits")
         began = time.monotonic()
         with pytest.raises(QueueFull):
             await pool.submit(sample_tasks.note, "has no place")
         assert time.monotonic() - began < 0.05
-        stage.open_all()
+        recorder.open_all()
 
 
 # Running
@@ -429,31 +440,31 @@ async def test_a_callable_that_returns_a_coroutine_is_awaited(queue: AsyncTaskQu
 
 
 async def test_as_many_sync_tasks_run_at_once_as_there_are_slots(
-    memory_queue: AsyncTaskQueue, stage: Stage
+    memory_queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
-    """More than the event loop's own executor would take."""
+    """More than the default executor of the event loop would run."""
     await memory_queue.enqueue_many(sample_tasks.hold_in_thread, ["held"] * 40)
     async with memory_queue.worker(concurrency=40):
-        await until(lambda: stage.inside == 40)
-        stage.open_all()
+        await until(lambda: recorder.inside == 40)
+        recorder.open_all()
 
 
 async def test_the_event_loop_stays_free_while_a_sync_task_runs(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     await queue.enqueue(sample_tasks.hold_in_thread, "held")
     async with queue.worker(concurrency=2):
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
-        stage.open_all()
+        recorder.open_all()
 
 
 async def test_a_module_is_imported_once_for_many_tasks(
-    queue: AsyncTaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage
+    queue: AsyncTaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: RunRecorder
 ) -> None:
     module = "imported_once_by_a_pool"
     (tmp_path / f"{module}.py").write_text(
-        "from tests.worker.stage import STAGE\nSTAGE.note('imported')\n"
+        "from tests.worker.recorder import RECORDER\nRECORDER.note('imported')\n"
         "async def run(n):\n    return n\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -462,11 +473,11 @@ async def test_a_module_is_imported_once_for_many_tasks(
         await queue.enqueue(f"{module}.run", n)
     await queue.worker().run_until_empty()
 
-    assert stage.names() == ["imported"]
+    assert recorder.names() == ["imported"]
 
 
 @pytest.mark.fault("F74")
-async def test_a_function_that_does_not_exist_fails_for_good(queue: AsyncTaskQueue) -> None:
+async def test_a_function_that_does_not_exist_fails_permanently(queue: AsyncTaskQueue) -> None:
     handle = await queue.enqueue("tests.worker.sample_tasks.no_such_function")
     await queue.worker().run_until_empty()
 
@@ -475,16 +486,16 @@ async def test_a_function_that_does_not_exist_fails_for_good(queue: AsyncTaskQue
 
 
 async def test_a_function_that_is_not_allowed_is_not_run(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     handle = await queue.enqueue(sample_tasks.note, "forbidden")
     await queue.worker(allow=["somewhere.else"]).run_until_empty()
 
-    assert stage.names() == []
+    assert recorder.names() == []
     assert await handle.status() is not TaskStatus.SUCCESS
 
 
-async def test_a_result_that_cannot_be_encoded_is_a_failure_that_says_so(
+async def test_a_result_that_cannot_be_encoded_fails_the_task_with_that_reason(
     queue: AsyncTaskQueue,
 ) -> None:
     handle = await queue.enqueue(sample_tasks.unserialisable)
@@ -495,15 +506,15 @@ async def test_a_result_that_cannot_be_encoded_is_a_failure_that_says_so(
     assert (result.status, result.reason) == (TaskStatus.FAILED, "unserialisable")
 
 
-async def test_progress_is_passed_on(queue: AsyncTaskQueue, stage: Stage) -> None:
+async def test_progress_is_stored(queue: AsyncTaskQueue, recorder: RunRecorder) -> None:
     async with queue.worker():
         handle = await queue.enqueue(sample_tasks.report, 0.5)
-        await until(lambda: stage.names())
+        await until(lambda: recorder.names())
         for _ in range(1000):
             if (progress := await handle.progress()) is not None:
                 break
             await a_while(0.005)
-        stage.open_all()
+        recorder.open_all()
 
     assert progress is not None
     assert (progress.fraction, progress.message) == (0.5, "on the way")
@@ -514,44 +525,44 @@ async def test_progress_is_passed_on(queue: AsyncTaskQueue, stage: Stage) -> Non
 
 @pytest.mark.fault("F30")
 async def test_cancelling_a_running_async_task_stops_it(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     async with queue.worker(poll_interval=60):
         handle = await queue.enqueue(sample_tasks.hold, "held")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         assert await handle.cancel()
         with pytest.raises(TaskCancelled):
             await handle.result(5)
 
-    assert stage.names() == ["held", "held cancelled"]
+    assert recorder.names() == ["held", "held cancelled"]
 
 
 async def test_a_running_thread_sees_that_it_was_cancelled(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     async with queue.worker(poll_interval=60):
         handle = await queue.enqueue(sample_tasks.until_cancelled, "thread")
-        await until(lambda: stage.names())
+        await until(lambda: recorder.names())
         assert await queue.cancel(handle.id)
         with pytest.raises(TaskCancelled):
             await handle.result(5)
-        await until(lambda: stage.names() == ["thread", "thread cancelled"])
+        await until(lambda: recorder.names() == ["thread", "thread cancelled"])
 
 
 @pytest.mark.fault("F30")
-async def test_a_task_that_was_cancelled_is_cancelled_whatever_it_returns(
-    queue: AsyncTaskQueue, stage: Stage
+async def test_a_cancelled_task_is_cancelled_even_if_it_returns_a_value(
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     async with queue.worker(poll_interval=60):
         handle = await queue.enqueue(sample_tasks.return_anyway, "early")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         assert await handle.cancel()
         with pytest.raises(TaskCancelled):
             await handle.result(5)
 
 
 async def test_a_task_cancelled_elsewhere_is_stopped_at_the_next_renewal(
-    store: Store, stage: Stage
+    store: Store, recorder: RunRecorder
 ) -> None:
     async with (
         AsyncTaskQueue(store.another()) as here,
@@ -559,25 +570,25 @@ async def test_a_task_cancelled_elsewhere_is_stopped_at_the_next_renewal(
         here.worker(poll_interval=0.05, lease=0.9),
     ):
         handle = await elsewhere.enqueue(sample_tasks.hold, "held")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         await elsewhere.cancel(handle.id)
         with pytest.raises(TaskCancelled):
             await handle.result(5)
 
 
 async def test_a_waiting_task_that_was_cancelled_never_runs(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     handle = await queue.enqueue(sample_tasks.note, "unwanted")
     assert await handle.cancel()
     await queue.worker().run_until_empty()
 
-    assert stage.names() == []
+    assert recorder.names() == []
     with pytest.raises(TaskCancelled):
         await handle.result(5)
 
 
-# Trouble
+# Failures
 
 
 async def test_the_loop_survives_a_storage_that_fails(memory_store: Store) -> None:
@@ -586,14 +597,16 @@ async def test_the_loop_survives_a_storage_that_fails(memory_store: Store) -> No
         storage.fail("reserve", times=3)
         storage.fail("record", times=2)
         pool = queue.worker(poll_interval=0.05)
-        told = failures_of(pool)
+        failures = failures_of(pool)
         async with pool:
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
-        assert len([event for event in told if event.chore == "turn"]) >= 4
+        assert len([event for event in failures if event.chore == "record and claim"]) >= 4
         assert pool.stats().completed_tasks == 1
 
 
-async def test_an_outcome_whose_reply_was_lost_is_counted_once(store: Store, stage: Stage) -> None:
+async def test_an_outcome_whose_reply_was_lost_is_counted_once(
+    store: Store, recorder: RunRecorder
+) -> None:
     async with FaultyStorage(store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         storage.fail("record", when="after", times=2)
@@ -602,11 +615,13 @@ async def test_an_outcome_whose_reply_was_lost_is_counted_once(store: Store, sta
         await pool.run_until_empty()
 
         assert await handle.result(5) == 1
-        assert stage.names() == ["once"]
+        assert recorder.names() == ["once"]
         assert (pool.stats().completed_tasks, pool.stats().stale_outcomes) == (1, 0)
 
 
-async def test_a_claim_whose_reply_was_lost_is_given_back(store: Store, stage: Stage) -> None:
+async def test_a_claim_whose_reply_was_lost_is_released(
+    store: Store, recorder: RunRecorder
+) -> None:
     async with FaultyStorage(store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         handle = await queue.enqueue(sample_tasks.note, "lost and found")
@@ -619,16 +634,16 @@ async def test_a_claim_whose_reply_was_lost_is_given_back(store: Store, stage: S
     assert (task.attempts, task.crashes) == (0, 0)
 
 
-async def test_an_error_nobody_expected_is_heard_and_the_pool_goes_on(memory_store: Store) -> None:
+async def test_an_unexpected_error_is_reported_and_the_pool_continues(memory_store: Store) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         storage.fail("reserve", times=2, error=ZeroDivisionError("a bug"))
         pool = queue.worker()
-        told = failures_of(pool)
+        failures = failures_of(pool)
         async with pool:
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
 
-    assert ChoreFailed(chore="turn", error="ZeroDivisionError('a bug')") in told
+    assert ChoreFailed(chore="record and claim", error="ZeroDivisionError('a bug')") in failures
 
 
 async def test_an_outcome_that_cannot_be_recorded_fails_alone(store: Store) -> None:
@@ -644,7 +659,7 @@ async def test_an_outcome_that_cannot_be_recorded_fails_alone(store: Store) -> N
                 await bad.result(5)
 
 
-async def test_a_side_loop_that_dies_is_heard_and_begins_again() -> None:
+async def test_a_side_loop_that_fails_is_reported_and_restarted() -> None:
     class Breaking(MemoryStorage):
         to_break = 2
 
@@ -657,13 +672,13 @@ async def test_a_side_loop_that_dies_is_heard_and_begins_again() -> None:
     async with Breaking() as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker(poll_interval=60)
-        told = failures_of(pool)
+        failures = failures_of(pool)
         async with pool:
             await until(lambda: not storage.to_break)
             await a_while(0.15)
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
 
-    assert [event.chore for event in told] == ["listen", "listen"]
+    assert [event.chore for event in failures] == ["listen", "listen"]
 
 
 async def test_a_chore_that_breaks_does_not_stop_the_others(memory_store: Store) -> None:
@@ -671,60 +686,60 @@ async def test_a_chore_that_breaks_does_not_stop_the_others(memory_store: Store)
         storage.fail("give_back", times=None, error=ZeroDivisionError("a bug"))
         queue = AsyncTaskQueue(storage)
         pool = queue.worker(poll_interval=0.05)
-        told = failures_of(pool)
+        failures = failures_of(pool)
         async with pool:
-            await until(lambda: len(told) >= 3)
+            await until(lambda: len(failures) >= 3)
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
 
-    assert {event.chore for event in told} == {"recover"}
+    assert {event.chore for event in failures} == {"recover"}
 
 
-async def test_a_pool_whose_storage_was_closed_ends_and_says_so(store: Store) -> None:
+async def test_a_pool_whose_storage_was_closed_ends_and_raises_the_error(store: Store) -> None:
     storage = store.another()
     await storage.open()
     pool = AsyncWorkerPool(storage, poll_interval=0.02)
-    told = failures_of(pool)
+    failures = failures_of(pool)
     await pool.start()
     await storage.close()
     with pytest.raises(StorageClosed):
         await pool.wait()
 
     assert not pool.running
-    assert "pool" in {event.chore for event in told}
+    assert "pool" in {event.chore for event in failures}
     await pool.stop()
 
 
-async def test_run_until_empty_raises_what_the_pool_died_of(stage: Stage) -> None:
+async def test_run_until_empty_raises_the_error_that_ended_the_pool(recorder: RunRecorder) -> None:
     storage = MemoryStorage()
     await storage.open()
     queue = AsyncTaskQueue(storage)
     await queue.enqueue(sample_tasks.hold, "held")
     pool = queue.worker(poll_interval=0.02)
     burst = asyncio.create_task(pool.run_until_empty())
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     await storage.close()
-    stage.open_all()
+    recorder.open_all()
 
     with pytest.raises(StorageClosed):
         await burst
 
 
 async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
-    memory_store: Store, stage: Stage
+    memory_store: Store, recorder: RunRecorder
 ) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         handle = await queue.enqueue(sample_tasks.hold, "held")
-        async with queue.worker(lease=0.6, poll_interval=60):
-            await until(lambda: stage.inside == 1)
-            taken = stage.times("held")[0]
+        async with queue.worker(lease=2.0, poll_interval=60):
+            await until(lambda: recorder.inside == 1)
+            taken = recorder.times("held")[0]
             storage.fail("renew", times=None)
             storage.fail("reserve", "give_back", times=None)
-            await until(lambda: "held cancelled" in stage.names())
-            assert stage.times("held cancelled")[0] - taken < 0.6
+            await until(lambda: "held cancelled" in recorder.names())
+            assert recorder.times("held cancelled")[0] - taken < 2.0
             storage.heal()
-            await until(lambda: stage.names().count("held") == 2)
-            stage.open_all()
+            await until(lambda: recorder.names().count("held") == 2)
+            recorder.open_all()
             assert await handle.result(5) == "held"
         task = await queue.get_task(handle.id)
 
@@ -732,20 +747,20 @@ async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
     assert task.attempts == 0
 
 
-async def test_a_worker_that_was_fenced_takes_a_fresh_id_and_goes_on(
-    store: Store, stage: Stage
+async def test_a_fenced_worker_takes_a_new_id_and_continues(
+    store: Store, recorder: RunRecorder
 ) -> None:
-    """Its lease ends while its storage is away; another worker takes its task and finishes it."""
+    """Its lease expires while its storage is unreachable; another worker finishes its task."""
     async with FaultyStorage(store.another()) as slow, AsyncTaskQueue(store.another()) as other:
         queue = AsyncTaskQueue(slow)
-        handle = await queue.enqueue(sample_tasks.deaf, "held")
+        handle = await queue.enqueue(sample_tasks.ignore_cancellation, "held")
         async with queue.worker(lease=0.5, poll_interval=0.05) as pool:
-            await until(lambda: stage.inside == 1)
+            await until(lambda: recorder.inside == 1)
             owner = slow.owner
             slow.fail("renew", "reserve", "record", "give_back", times=None)
             async with other.worker(lease=5, poll_interval=0.05):
-                await until(lambda: stage.names().count("held") == 2)
-                stage.gate("held").set()
+                await until(lambda: recorder.names().count("held") == 2)
+                recorder.gate("held").set()
                 await handle.result(5)
             slow.heal()
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
@@ -761,7 +776,7 @@ async def test_a_pool_is_among_the_workers_while_it_runs(queue: AsyncTaskQueue) 
     assert await queue.workers() == []
 
 
-async def test_a_store_with_nothing_but_tomorrows_tasks_is_left_alone(store: Store) -> None:
+async def test_a_storage_with_only_future_tasks_is_not_polled_again_and_again(store: Store) -> None:
     async with FaultyStorage(store.another()) as storage:
         await AsyncTaskQueue(storage).options(delay=3600).enqueue(sample_tasks.add, 1)
         async with AsyncWorkerPool(storage, poll_interval=60):
@@ -777,7 +792,7 @@ def test_a_task_is_data_and_its_function_is_found_by_its_path():
     assert isinstance(task.func_path, str)
 
 
-def told_events(pool: AsyncWorkerPool) -> list[Event]:
-    told: list[Event] = []
-    pool.events.subscribe(told.append)
-    return told
+def events_of(pool: AsyncWorkerPool) -> list[Event]:
+    failures: list[Event] = []
+    pool.events.subscribe(failures.append)
+    return failures

@@ -1,4 +1,4 @@
-"""Tasks in processes of their own: one dies, one attempt fails, and nothing is left behind."""
+"""Tasks in child processes: when one dies, one attempt fails, and no process or file is leaked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from omniq import AsyncTaskQueue, TaskCancelled, TaskFailed, TaskStatus
 from tests.worker import hostile_tasks as tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 from tests.worker.test_timeouts import is_gone
 
 pytestmark = pytest.mark.timeout(30)
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(30)
 
 @pytest.fixture
 async def queue(memory_queue: AsyncTaskQueue):
-    """One with a worker that has two slots."""
+    """A queue with a worker that has two slots."""
     async with memory_queue.worker(concurrency=2):
         yield memory_queue
 
@@ -43,7 +43,9 @@ async def run(queue: AsyncTaskQueue, func: Any, *args: Any) -> Any:
     ],
 )
 @pytest.mark.fault("F04")
-async def test_a_process_that_dies_fails_one_attempt_and_says_how(queue, tmp_path, how, cause):
+async def test_a_child_process_that_dies_fails_one_attempt_and_its_error_says_how_it_ended(
+    queue, tmp_path, how, cause
+):
     sibling = await queue.enqueue(tasks.reports, str(tmp_path / "go"))
     handle = await queue.enqueue(tasks.dies, how)
     result = await queue.get_result(handle.id, timeout=20)
@@ -55,7 +57,7 @@ async def test_a_process_that_dies_fails_one_attempt_and_says_how(queue, tmp_pat
     assert await run(queue, tasks.good_in_a_process, 5) == 5
 
 
-async def test_a_child_that_dies_between_two_tasks_is_nobodys_failure(queue):
+async def test_a_child_that_dies_between_two_tasks_fails_no_task(queue):
     first = await run(queue, tasks.pid)
     os.kill(first, signal.SIGKILL)
     handle = await queue.enqueue(tasks.pid)
@@ -79,7 +81,7 @@ async def test_many_tasks_and_deaths_leave_no_zombie_and_no_open_file(queue):
         with pytest.raises(TaskFailed, match="worker_process_died"):
             await run(queue, tasks.dies, "exit")
 
-    # Two children at most, each with a socket and a lifeline; and none where one has died.
+    # Two children at most, each with a socket and a pipe; none for a child that has died.
     assert open_files() <= before + 2
     await until(lambda: not zombies())
 
@@ -94,7 +96,7 @@ async def test_stopping_the_pool_ends_the_children(memory_queue):
 
 
 @pytest.mark.fault("F84")
-async def test_what_a_task_prints_goes_through(queue, capfd):
+async def test_the_output_of_a_task_in_a_child_is_visible(queue, capfd):
     await run(queue, tasks.talks)
 
     assert capfd.readouterr() == ("said by a child\n", "complained by a child\n")
@@ -111,11 +113,11 @@ async def test_a_task_does_not_see_the_keys_of_the_store(queue, monkeypatch):
     assert environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
 
 
-async def test_a_task_can_terminate_what_it_has_started(queue):
+async def test_a_task_can_terminate_processes_it_has_started(queue):
     assert await run(queue, tasks.terminates_its_own_process) == -signal.SIGTERM
 
 
-async def test_a_polite_signal_to_a_child_is_the_workers_to_answer(memory_queue, tmp_path):
+async def test_a_child_leaves_sigint_and_sigterm_to_the_worker(memory_queue, tmp_path):
     async with memory_queue.worker() as pool:
         child = await run(memory_queue, tasks.pid)
         handle = await memory_queue.enqueue(tasks.reports, str(tmp_path / "go"))
@@ -134,12 +136,12 @@ async def test_a_child_knows_its_task(queue):
 
     assert facts["task_id"] == handle.id
     assert (facts["attempt"], facts["token"], facts["metadata"]) == (1, 1, {"who": "me"})
-    # The default of the settings: the task itself says nothing.
+    # The default of the settings: the task has no timeout.
     assert task.timeout is None
     assert facts["deadline"] - task.created_at >= timedelta(seconds=300)
 
 
-async def test_progress_crosses(queue, tmp_path):
+async def test_progress_of_a_child_process_is_stored(queue, tmp_path):
     handle = await queue.enqueue(tasks.reports, str(tmp_path / "go"))
     while (progress := await handle.progress()) is None:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.01)
@@ -150,11 +152,11 @@ async def test_progress_crosses(queue, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "attempt"), [("retry", 2), ("snooze", 1)])
-async def test_signals_cross(queue, kind, attempt):
+async def test_control_exceptions_work_in_a_child_process(queue, kind, attempt):
     assert await run(queue, tasks.signals, kind) == attempt
 
 
-async def test_errors_keep_what_they_say(queue):
+async def test_an_error_in_a_child_keeps_its_type_category_hint_and_traceback(queue):
     handle = await queue.enqueue(tasks.signals, "permanent")
     with pytest.raises(TaskFailed) as caught:
         await handle.result(timeout=20)
@@ -181,7 +183,7 @@ async def test_cancelling_a_running_task_kills_its_process(queue, tmp_path):
 
 
 @pytest.mark.fault("F81")
-async def test_a_thread_that_a_task_left_behind_disturbs_nobody(memory_queue):
+async def test_a_thread_that_a_task_left_running_does_not_affect_other_tasks(memory_queue):
     async with memory_queue.worker(concurrency=1):
         child = await run(memory_queue, tasks.leaves_a_thread_behind)
 
@@ -190,7 +192,7 @@ async def test_a_thread_that_a_task_left_behind_disturbs_nobody(memory_queue):
 
 
 async def test_a_payload_of_the_largest_size_crosses(queue):
-    # Once claimed, a task is a little larger than it was when it was measured.
+    # A claimed task is slightly larger than it was when its size was checked.
     largest = 1024 * 1024 - 400
     handle = await queue.enqueue(tasks.good_in_a_process, "x" * largest)
 
@@ -258,7 +260,7 @@ def start_parent(pids: Path) -> subprocess.Popen[bytes]:
 
 
 def zombies() -> list[str]:
-    """The processes of ours that have ended and were not reaped."""
+    """The children of this process that have ended and were not reaped."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""How a pool ends: in order, in time, and leaving nothing behind."""
+"""How a pool stops: in order, in time, and without leaks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from omniq.storage import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from omniq.worker.executors.execution import Run
-from omniq.worker.running_tasks import Runs
+from omniq.worker.running_tasks import RunningTasks
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
-from tests.worker.stage import Stage, a_while, until
+from tests.worker.recorder import RunRecorder, a_while, until
 
 
 def threads_of_omniq() -> set[threading.Thread]:
@@ -53,66 +53,66 @@ async def test_an_idle_pool_stops_at_once_however_long_its_poll_interval(
     assert time.monotonic() - began < 0.5
 
 
-async def test_stop_waits_for_what_runs_and_claims_nothing_more(
-    queue: AsyncTaskQueue, stage: Stage
+async def test_stop_waits_for_running_tasks_and_claims_nothing_more(
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     pool = queue.worker(concurrency=2, poll_interval=0.02)
     await pool.start()
     held = await queue.enqueue(sample_tasks.hold, "held")
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     stopping = asyncio.create_task(pool.stop())
     await until(lambda: not pool.running)
     late = await queue.enqueue(sample_tasks.note, "late")
     await a_while(0.1)
     assert not stopping.done()
-    stage.gate("held").set()
+    recorder.gate("held").set()
     await stopping
 
     assert await held.status() is TaskStatus.SUCCESS
     assert await late.status() is TaskStatus.PENDING
-    assert stage.names() == ["held"]
+    assert recorder.names() == ["held"]
 
 
-async def test_cancel_in_flight_gives_what_runs_back_unharmed(
-    queue: AsyncTaskQueue, stage: Stage
+async def test_cancel_in_flight_releases_running_tasks_without_using_an_attempt(
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     pool = queue.worker(concurrency=2)
     await pool.start()
     handle = await queue.enqueue(sample_tasks.hold, "async")
     thread = await queue.enqueue(sample_tasks.until_cancelled, "thread")
-    await until(lambda: len(stage.names()) == 2)
+    await until(lambda: len(recorder.names()) == 2)
     await pool.stop(cancel_in_flight=True)
 
     assert await is_unharmed(queue.storage, handle.id)
     assert await is_unharmed(queue.storage, thread.id)
-    await until(lambda: {"async cancelled", "thread cancelled"} <= set(stage.names()))
+    await until(lambda: {"async cancelled", "thread cancelled"} <= set(recorder.names()))
 
 
-async def test_what_a_thread_returns_that_saw_it_should_stop_is_not_kept(
-    queue: AsyncTaskQueue, stage: Stage, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_thread_returns_after_it_saw_the_stop_is_not_stored(
+    queue: AsyncTaskQueue, recorder: RunRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However soon: it comes back while the event loop has something else to do."""
-    stop = Runs._stop
+    """However soon: it returns while the event loop is busy with something else."""
+    stop = RunningTasks._stop
 
-    def stop_and_be_busy(runs: Runs, run: Run, *given: Any) -> None:
+    def stop_and_be_busy(runs: RunningTasks, run: Run, *given: Any) -> None:
         stop(runs, run, *given)
-        while "thread cancelled" not in stage.names():
+        while "thread cancelled" not in recorder.names():
             time.sleep(0.001)
-        # It has said so, and is about to return.
+        # It has noted its name, and is about to return.
         time.sleep(0.02)
 
-    monkeypatch.setattr(Runs, "_stop", stop_and_be_busy)
+    monkeypatch.setattr(RunningTasks, "_stop", stop_and_be_busy)
     pool = queue.worker()
     await pool.start()
     thread = await queue.enqueue(sample_tasks.until_cancelled, "thread")
-    await until(lambda: stage.names() == ["thread"])
+    await until(lambda: recorder.names() == ["thread"])
     await pool.stop(cancel_in_flight=True)
 
     assert await is_unharmed(queue.storage, thread.id)
 
 
-async def test_a_stop_that_runs_out_of_time_says_so_and_gives_back(
-    queue: AsyncTaskQueue, stage: Stage
+async def test_a_stop_that_times_out_raises_and_releases_the_tasks(
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     pool = queue.worker()
     stopped: list[WorkerStopped] = []
@@ -121,7 +121,7 @@ async def test_a_stop_that_runs_out_of_time_says_so_and_gives_back(
     )
     await pool.start()
     handle = await queue.enqueue(sample_tasks.hold, "held")
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     began = time.monotonic()
     with pytest.raises(ShutdownTimeout, match="worker pool shutdown timeout"):
         await pool.stop(timeout=0.1)
@@ -131,14 +131,14 @@ async def test_a_stop_that_runs_out_of_time_says_so_and_gives_back(
     assert [event.released for event in stopped] == [1]
 
 
-@pytest.mark.parametrize("func", [sample_tasks.deaf, sample_tasks.hold_in_thread])
-async def test_a_task_that_does_not_listen_cannot_hold_up_the_stop(
-    queue: AsyncTaskQueue, stage: Stage, func
+@pytest.mark.parametrize("func", [sample_tasks.ignore_cancellation, sample_tasks.hold_in_thread])
+async def test_a_task_that_ignores_its_cancellation_cannot_delay_the_stop(
+    queue: AsyncTaskQueue, recorder: RunRecorder, func
 ) -> None:
     pool = queue.worker()
     await pool.start()
-    handle = await queue.enqueue(func, "deaf")
-    await until(lambda: stage.names())
+    handle = await queue.enqueue(func, "ignore_cancellation")
+    await until(lambda: recorder.names())
     began = time.monotonic()
     with pytest.raises(ShutdownTimeout):
         await pool.stop(timeout=0.1)
@@ -147,11 +147,13 @@ async def test_a_task_that_does_not_listen_cannot_hold_up_the_stop(
     assert await is_unharmed(queue.storage, handle.id)
 
 
-async def test_a_second_stop_can_hurry_the_first(queue: AsyncTaskQueue, stage: Stage) -> None:
+async def test_a_second_stop_can_shorten_the_first(
+    queue: AsyncTaskQueue, recorder: RunRecorder
+) -> None:
     pool = queue.worker()
     await pool.start()
     handle = await queue.enqueue(sample_tasks.hold, "held")
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     patient = asyncio.create_task(pool.stop())
     await a_while(0.05)
     assert not patient.done()
@@ -162,16 +164,16 @@ async def test_a_second_stop_can_hurry_the_first(queue: AsyncTaskQueue, stage: S
 
 
 async def test_a_stop_that_was_cancelled_can_be_repeated(
-    queue: AsyncTaskQueue, stage: Stage
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     pool = queue.worker()
     await pool.start()
     handle = await queue.enqueue(sample_tasks.hold, "held")
-    await until(lambda: stage.inside == 1)
+    await until(lambda: recorder.inside == 1)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(pool.stop(), 0.05)
     assert not pool.running
-    stage.open_all()
+    recorder.open_all()
     await pool.stop()
 
     assert await handle.status() is TaskStatus.SUCCESS
@@ -188,7 +190,7 @@ async def test_stopping_twice_or_before_the_start_does_nothing(queue: AsyncTaskQ
     assert not pool.running
 
 
-async def test_a_stop_while_the_start_is_under_way_ends_the_pool(memory_store: Store) -> None:
+async def test_a_stop_during_the_start_ends_the_pool(memory_store: Store) -> None:
     storage = FaultyStorage(memory_store.another())
     storage.delay("open", seconds=0.1)
     pool = AsyncWorkerPool(storage)
@@ -246,14 +248,16 @@ async def test_a_start_that_is_cancelled_closes_what_it_had_opened(memory_store:
     assert threads_of_omniq() == before
 
 
-async def test_nothing_is_left_behind_by_a_pool_that_stopped(store: Store, stage: Stage) -> None:
+async def test_a_stopped_pool_leaves_no_thread_and_no_asyncio_task_and_closes_its_storage(
+    store: Store, recorder: RunRecorder
+) -> None:
     before = threads_of_omniq(), asyncio.all_tasks()
     storage = store.another()
     async with AsyncWorkerPool(storage, concurrency=3) as pool:
         for n in range(3):
             await pool.submit(sample_tasks.hold_in_thread, f"{n}")
-        await until(lambda: stage.inside == 3)
-        stage.open_all()
+        await until(lambda: recorder.inside == 3)
+        recorder.open_all()
     await until(lambda: threads_of_omniq() <= before[0], 2)
 
     assert asyncio.all_tasks() <= before[1]
@@ -270,7 +274,7 @@ async def test_a_pool_leaves_a_storage_open_that_it_did_not_open(queue: AsyncTas
 @pytest.mark.parametrize("when", ["idle", "with an outcome to record"])
 @pytest.mark.fault("F10")
 async def test_a_stop_during_an_outage_stays_within_its_timeout(
-    memory_store: Store, stage: Stage, when
+    memory_store: Store, recorder: RunRecorder, when
 ) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
@@ -278,9 +282,9 @@ async def test_a_stop_during_an_outage_stays_within_its_timeout(
         await pool.start()
         if when != "idle":
             await queue.enqueue(sample_tasks.hold, "held")
-            await until(lambda: stage.inside == 1)
+            await until(lambda: recorder.inside == 1)
         storage.fail("reserve", "record", "renew", "give_back", "close", "read", times=None)
-        stage.open_all()
+        recorder.open_all()
         await a_while(0.3)
         began = time.monotonic()
         with suppress(ShutdownTimeout):
@@ -304,16 +308,16 @@ async def test_a_stop_of_an_idle_pool_during_an_outage_needs_no_timeout(
 
 
 async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
-    memory_store: Store, stage: Stage
+    memory_store: Store, recorder: RunRecorder
 ) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker()
         await pool.start()
         await queue.enqueue(sample_tasks.hold, "held")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         storage.delay("record", "renew", "close", seconds=60, times=None)
-        stage.open_all()
+        recorder.open_all()
         began = time.monotonic()
         with pytest.raises(ShutdownTimeout):
             await pool.stop(timeout=0.1)
@@ -322,34 +326,34 @@ async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
 
 
 @pytest.mark.fault("F32")
-async def test_what_could_not_be_recorded_is_kept_until_the_storage_is_back(
-    memory_store: Store, stage: Stage
+async def test_outcomes_that_could_not_be_recorded_are_held_until_the_storage_is_reachable(
+    memory_store: Store, recorder: RunRecorder
 ) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker()
         await pool.start()
         handle = await queue.enqueue(sample_tasks.hold, "held")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         storage.fail("record", times=4)
-        stage.open_all()
+        recorder.open_all()
         await pool.stop()
 
         assert await handle.status() is TaskStatus.SUCCESS
-        assert stage.names() == ["held"]
+        assert recorder.names() == ["held"]
 
 
-async def test_a_stop_without_a_timeout_gives_up_on_a_storage_when_the_lease_has_ended(
-    memory_store: Store, stage: Stage
+async def test_a_stop_without_a_timeout_stops_waiting_for_the_storage_when_the_lease_has_expired(
+    memory_store: Store, recorder: RunRecorder
 ) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         queue = AsyncTaskQueue(storage)
         pool = queue.worker(lease=0.5)
         await pool.start()
         handle = await queue.enqueue(sample_tasks.hold, "held")
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         storage.fail("record", "reserve", "renew", "give_back", times=None)
-        stage.open_all()
+        recorder.open_all()
         await pool.stop()
         storage.heal()
 
@@ -357,14 +361,14 @@ async def test_a_stop_without_a_timeout_gives_up_on_a_storage_when_the_lease_has
         assert await is_unharmed(storage, handle.id)
 
 
-async def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(
-    queue: AsyncTaskQueue, stage: Stage
+async def test_leaving_the_block_by_an_error_does_not_wait_for_running_tasks(
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     handle = await queue.enqueue(sample_tasks.hold, "held")
 
     async def leave_by_an_error() -> None:
         async with queue.worker():
-            await until(lambda: stage.inside == 1)
+            await until(lambda: recorder.inside == 1)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -373,37 +377,39 @@ async def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(
     assert await is_unharmed(queue.storage, handle.id)
 
 
-def test_a_loop_that_ends_under_the_pool_charges_nothing(store: Store, stage: Stage) -> None:
+def test_an_event_loop_that_ends_under_the_pool_uses_no_attempt(
+    store: Store, recorder: RunRecorder
+) -> None:
     async def forget_to_stop() -> str:
         async with AsyncTaskQueue(store.another()) as queue:
             handle = await queue.enqueue(sample_tasks.hold, "held")
         await AsyncWorkerPool(store.another()).start()
-        await until(lambda: stage.inside == 1)
+        await until(lambda: recorder.inside == 1)
         return handle.id
 
-    async def look(task_id: str) -> bool:
+    async def check(task_id: str) -> bool:
         async with store.another() as storage:
             return await is_unharmed(storage, task_id)
 
-    assert asyncio.run(look(asyncio.run(forget_to_stop())))
+    assert asyncio.run(check(asyncio.run(forget_to_stop())))
 
 
-async def test_a_step_of_the_end_that_fails_is_heard_and_the_rest_is_done(store: Store) -> None:
+async def test_a_failing_step_of_the_stop_is_reported_and_the_others_are_done(store: Store) -> None:
     storage = FaultyStorage(store.another())
     pool = AsyncWorkerPool(storage)
-    told: list[ChoreFailed] = []
+    emitted: list[ChoreFailed] = []
     pool.events.subscribe(
-        lambda event: told.append(event) if isinstance(event, ChoreFailed) else None
+        lambda event: emitted.append(event) if isinstance(event, ChoreFailed) else None
     )
     await pool.start()
     storage.fail("close", error=ZeroDivisionError("a bug"))
     await pool.stop()
 
-    assert [event.chore for event in told] == ["retire"]
+    assert [event.chore for event in emitted] == ["retire"]
     assert not storage.is_open
 
 
-async def test_nobody_is_told_of_a_start_that_failed_after_its_caller_had_given_up(
+async def test_a_start_that_fails_after_its_caller_was_cancelled_logs_no_unretrieved_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Gone(MemoryStorage):

@@ -1,4 +1,4 @@
-"""The numbers a pool gives: exact, bounded, and to be had from any thread."""
+"""The stats of a pool: exact, bounded, and readable from any thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from omniq import AsyncTaskQueue, AsyncWorkerPool, PoolStats, TaskFailed
 from omniq.metrics import Metrics
 from omniq.storage.memory import MemoryStorage
 from tests.worker import sample_tasks
-from tests.worker.stage import Stage, until
+from tests.worker.recorder import RunRecorder, until
 
 
 async def succeed_or_fail(fails: bool) -> None:
     await asyncio.sleep(random.random() * 0.002)
     if fails:
-        raise ValueError("as told")
+        raise ValueError("as planned")
 
 
 async def take(seconds: float) -> None:
@@ -40,15 +40,15 @@ async def test_before_the_start_everything_is_zero(queue: AsyncTaskQueue) -> Non
     )
 
 
-async def test_a_busy_pool_says_what_runs_and_what_waits(
-    queue: AsyncTaskQueue, stage: Stage
+async def test_the_stats_of_a_busy_pool_count_what_runs_and_what_waits(
+    queue: AsyncTaskQueue, recorder: RunRecorder
 ) -> None:
     async with queue.worker(concurrency=2, poll_interval=60) as pool:
         await queue.enqueue_many(sample_tasks.hold, ["held"] * 7)
-        await until(lambda: stage.inside == 2)
+        await until(lambda: recorder.inside == 2)
         await until(lambda: pool.stats().queued_tasks == 5)
         assert pool.stats().active_workers == 2
-        stage.open_all()
+        recorder.open_all()
         await until(lambda: pool.stats().completed_tasks == 7)
         await until(lambda: pool.stats().queued_tasks == 0)
         assert pool.stats().active_workers == 0
@@ -75,7 +75,7 @@ async def test_completed_and_failed_are_exact_under_load(queue: AsyncTaskQueue) 
     assert (stats.active_workers, stats.stale_outcomes, stats.retried_runs) == (0, 0, 0)
 
 
-async def test_a_retried_run_is_no_failed_task(queue: AsyncTaskQueue) -> None:
+async def test_a_retried_run_is_not_counted_as_a_failed_task(queue: AsyncTaskQueue) -> None:
     handle = await queue.options(max_retries=2).enqueue(sample_tasks.fail)
     async with queue.worker(base_retry_delay=0.01) as pool:
         with pytest.raises(TaskFailed):
@@ -105,7 +105,7 @@ async def test_the_average_is_of_the_newest_hundred_runs(memory_queue: AsyncTask
     assert pool.stats().average_exec_time < 2.0
 
 
-async def test_the_numbers_may_be_asked_for_from_another_thread(
+async def test_the_stats_can_be_read_from_another_thread(
     memory_queue: AsyncTaskQueue,
 ) -> None:
     pool = memory_queue.worker(concurrency=10)
@@ -126,7 +126,9 @@ async def test_the_numbers_may_be_asked_for_from_another_thread(
     assert pool.stats().completed_tasks == 3000
 
 
-async def test_three_workers_do_ten_trivial_tasks_within_a_tenth_of_a_second(stage: Stage) -> None:
+async def test_three_workers_do_ten_trivial_tasks_within_a_tenth_of_a_second(
+    recorder: RunRecorder,
+) -> None:
     storage = MemoryStorage(max_pending=10)
     async with AsyncWorkerPool(storage, concurrency=3) as pool:
         began = asyncio.get_running_loop().time()
@@ -135,7 +137,7 @@ async def test_three_workers_do_ten_trivial_tasks_within_a_tenth_of_a_second(sta
         await until(lambda: pool.stats().completed_tasks == 10)
         assert asyncio.get_running_loop().time() - began < 0.1
 
-    assert len(stage.names()) == 10
+    assert len(recorder.names()) == 10
 
 
 async def test_metrics_count_by_type_and_keep_no_more_than_a_window(
@@ -208,7 +210,7 @@ def test_metrics_may_be_written_from_many_threads():
 
 @pytest.mark.slow
 def test_a_pool_of_three_stays_within_its_memory():
-    """In a process of its own, against the same imports without a pool."""
+    """In a separate process, compared with the same imports without a pool."""
     script = Path(__file__).parents[2] / "benchmarks" / "pool.py"
     printed = subprocess.run(
         [sys.executable, str(script), "--memory-here", "--tasks", "10000"],

@@ -1,4 +1,4 @@
-"""Durable steps: each is done once, whatever becomes of the run, on whichever worker."""
+"""Durable steps: each is done once, however the run ends, on every worker."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from omniq.tasks.functions import FunctionCache
 from omniq.tasks.steps import read_checkpoint
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
-from omniq.worker.failure_hooks import Hooks
-from omniq.worker.fleet_alerts import Lookout
+from omniq.worker.failure_hooks import FailureHooks
+from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.maintenance import Maintenance
+from omniq.worker.stats_recorder import StatsRecorder
 from tests.worker import step_tasks as tasks
 from tests.worker.conftest import Store
-from tests.worker.stage import until
+from tests.worker.recorder import until
 from tests.worker.step_tasks import STEPS, effects, plan_failures
 
 pytestmark = pytest.mark.timeout(30)
@@ -37,7 +38,7 @@ EVERYWHERE = pytest.mark.parametrize("publish", tasks.PLACES, ids=lambda func: f
 
 
 async def run(queue: AsyncTaskQueue, func: Any, *args: Any, max_retries: int = 3) -> TaskResult:
-    """What the task came to in the end, with retries at once."""
+    """Run the task, with immediate retries; returns its result."""
     handle = await queue.options(max_retries=max_retries).enqueue(func, *args)
     async with queue.worker(base_retry_delay=0.001, poll_interval=0.05):
         result = await queue.get_result(handle.id, timeout=20)
@@ -66,7 +67,7 @@ async def test_a_task_whose_steps_succeed_does_each_once(memory_queue, tmp_path,
 
 
 @EVERYWHERE
-async def test_a_retry_goes_on_at_the_step_that_failed(memory_queue, tmp_path, publish):
+async def test_a_retry_continues_at_the_step_that_failed(memory_queue, tmp_path, publish):
     plan_failures(tmp_path, "move", times=2)
     result = await run(memory_queue, publish, str(tmp_path))
 
@@ -76,7 +77,7 @@ async def test_a_retry_goes_on_at_the_step_that_failed(memory_queue, tmp_path, p
     assert result.attempts == 3
 
 
-async def test_a_retry_on_every_backend_goes_on_at_the_step_that_failed(queue, tmp_path):
+async def test_a_retry_continues_at_the_step_that_failed_on_every_backend(queue, tmp_path):
     plan_failures(tmp_path, "index", times=1)
     result = await run(queue, tasks.publish_async, str(tmp_path))
 
@@ -85,7 +86,7 @@ async def test_a_retry_on_every_backend_goes_on_at_the_step_that_failed(queue, t
     assert await queue.storage.load_checkpoint(result.task_id) is None
 
 
-async def test_another_worker_goes_on_where_the_first_one_stopped(store: Store, tmp_path):
+async def test_another_worker_continues_where_the_first_one_stopped(store: Store, tmp_path):
     plan_failures(tmp_path, "move")
     async with AsyncTaskQueue(store.another()) as first:
         handle = await first.enqueue(tasks.publish_async, str(tmp_path))
@@ -98,7 +99,7 @@ async def test_another_worker_goes_on_where_the_first_one_stopped(store: Store, 
     assert effects(tmp_path) == ["update", "index", "move", "move", "mark", "comment"]
 
 
-# What a failure says
+# The error of a failure
 
 
 @EVERYWHERE
@@ -110,7 +111,7 @@ async def test_another_worker_goes_on_where_the_first_one_stopped(store: Store, 
         ("move", ErrorCategory.PARTIAL, "already done: update, index; a retry goes on with move"),
     ],
 )
-async def test_a_failed_step_says_which_it_was_and_what_is_done(
+async def test_the_error_of_a_failed_step_names_it_and_the_finished_steps(
     memory_queue, tmp_path, publish, step, category, hint
 ):
     plan_failures(tmp_path, step)
@@ -136,24 +137,24 @@ async def test_a_permanent_error_in_a_step_is_permanent(memory_queue, tmp_path, 
 
 
 @EVERYWHERE
-async def test_a_step_that_is_not_critical_warns_and_the_task_goes_on(
+async def test_a_step_that_is_not_critical_warns_and_the_task_continues(
     memory_queue, tmp_path, publish
 ):
     plan_failures(tmp_path, "mark")
-    told: list[StepSkipped] = []
+    emitted: list[StepSkipped] = []
     handle = await memory_queue.enqueue(publish, str(tmp_path))
     async with memory_queue.worker() as pool:
-        pool.events.subscribe(lambda e: told.append(e) if isinstance(e, StepSkipped) else None)
+        pool.events.subscribe(lambda e: emitted.append(e) if isinstance(e, StepSkipped) else None)
         result = await memory_queue.get_result(handle.id, timeout=20)
-        await until(lambda: told)
+        await until(lambda: emitted)
 
     assert (result.status, result.result[-2:]) == (TaskStatus.SUCCESS, [None, "comment done"])
     assert result.warnings == ("step mark failed: ValueError: mark is not to be had",)
     assert effects(tmp_path) == list(STEPS)
-    assert [(event.step, event.error) for event in told] == [("mark", "ValueError")]
+    assert [(event.step, event.error) for event in emitted] == [("mark", "ValueError")]
 
 
-async def test_a_skipped_step_is_tried_again_when_the_task_is(memory_queue, tmp_path):
+async def test_a_skipped_step_is_retried_with_its_task(memory_queue, tmp_path):
     plan_failures(tmp_path, "mark")
     result = await run(memory_queue, tasks.publish_async, str(tmp_path))
     assert len(result.warnings) == 1
@@ -163,7 +164,9 @@ async def test_a_skipped_step_is_tried_again_when_the_task_is(memory_queue, tmp_
     assert again.warnings == ()
 
 
-async def test_an_error_that_was_caught_and_raised_on_still_names_the_step(memory_queue, tmp_path):
+async def test_an_error_that_was_caught_and_raised_again_still_names_the_step(
+    memory_queue, tmp_path
+):
     plan_failures(tmp_path, "flaky")
     result = await run(memory_queue, tasks.catches_its_own, str(tmp_path), max_retries=0)
 
@@ -171,7 +174,7 @@ async def test_an_error_that_was_caught_and_raised_on_still_names_the_step(memor
     assert (result.error.error_type, result.error.failed_step) == ("RuntimeError", "flaky")
 
 
-async def test_a_run_that_takes_too_long_says_in_which_step_it_was(memory_queue, tmp_path):
+async def test_the_error_of_a_timeout_names_the_running_step(memory_queue, tmp_path):
     handle = await memory_queue.options(timeout=0.2, max_retries=0).enqueue(
         tasks.hangs_in_a_step, str(tmp_path)
     )
@@ -214,7 +217,7 @@ async def test_a_dead_letter_retried_from_the_start_does_all_steps_again(queue, 
 
 
 @pytest.mark.parametrize("func", [tasks.together, tasks.threads_together, tasks.threads_in_process])
-async def test_steps_at_the_same_time_lose_nothing_of_each_other(memory_queue, tmp_path, func):
+async def test_concurrent_steps_lose_no_result(memory_queue, tmp_path, func):
     plan_failures(tmp_path, "last")
     result = await run(memory_queue, func, str(tmp_path), 20)
 
@@ -222,18 +225,18 @@ async def test_steps_at_the_same_time_lose_nothing_of_each_other(memory_queue, t
     assert sorted(effects(tmp_path)) == sorted([*(f"s{n}" for n in range(20)), "last", "last"])
 
 
-async def test_saves_that_come_together_are_one_write(tmp_path):
+async def test_concurrent_saves_are_one_write(tmp_path):
     storage = FaultyStorage(MemoryStorage())
     async with AsyncTaskQueue(storage) as queue:
         storage.delay("checkpoint", seconds=0.05)
         await run(queue, tasks.together, str(tmp_path), 20)
 
-    # The first step's own, one for all that came meanwhile, and the last step's.
+    # One for the first step, one for all that finished meanwhile, and one for the last step.
     assert storage.calls["checkpoint"] == 3
 
 
 async def test_a_task_without_steps_neither_loads_nor_saves(tmp_path):
-    """Nor does the first run of one with steps load anything."""
+    """The first run of a task with steps loads nothing either."""
     storage = CountingStorage()
     async with AsyncTaskQueue(storage) as queue:
         await run(queue, tasks.fail_with, str(tmp_path), "ValueError", max_retries=2)
@@ -254,7 +257,7 @@ async def test_a_name_may_be_used_once_in_a_run(memory_queue, tmp_path):
     assert effects(tmp_path) == ["same"]
 
 
-async def test_a_step_that_failed_may_be_tried_again_in_the_same_run(memory_queue, tmp_path):
+async def test_a_failed_step_can_be_retried_in_the_same_run(memory_queue, tmp_path):
     plan_failures(tmp_path, "flaky")
     result = await run(memory_queue, tasks.try_again_within, str(tmp_path), max_retries=0)
 
@@ -270,7 +273,7 @@ async def test_steps_that_the_code_no_longer_has_are_ignored(memory_queue, tmp_p
 
 
 @pytest.mark.parametrize("what", ["object", "large"])
-async def test_a_result_that_cannot_be_kept_fails_the_task_for_good(what):
+async def test_a_result_that_cannot_be_stored_fails_the_task_permanently(what):
     storage = MemoryStorage(settings=Settings(max_payload=50_000))
     async with AsyncTaskQueue(storage) as queue:
         result = await run(queue, tasks.returns, what)
@@ -317,7 +320,9 @@ async def test_a_task_sees_what_it_has_done(memory_queue, tmp_path, func):
     }
 
 
-async def test_a_checkpoint_that_may_have_to_be_loaded_is_awaited(memory_queue, tmp_path):
+async def test_reading_ctx_checkpoint_without_await_raises_an_error_that_says_so(
+    memory_queue, tmp_path
+):
     plan_failures(tmp_path, "look")
     result = await run(memory_queue, tasks.looks_too_early, str(tmp_path), max_retries=1)
 
@@ -325,10 +330,10 @@ async def test_a_checkpoint_that_may_have_to_be_loaded_is_awaited(memory_queue, 
     assert "await ctx.checkpoint" in result.error.message
 
 
-# When the storage or the lease is not there
+# An unreachable storage, a lost lease
 
 
-async def test_a_storage_that_is_away_for_a_while_costs_no_step(tmp_path):
+async def test_an_unreachable_storage_repeats_no_step(tmp_path):
     storage = FaultyStorage(MemoryStorage())
     async with AsyncTaskQueue(storage) as queue:
         storage.fail("checkpoint", at=2, times=3)
@@ -340,7 +345,7 @@ async def test_a_storage_that_is_away_for_a_while_costs_no_step(tmp_path):
 
 
 @pytest.mark.parametrize("func", [tasks.publish_async, tasks.publish_in_thread])
-async def test_a_run_whose_claim_has_ended_keeps_nothing_and_goes_no_further(tmp_path, func):
+async def test_a_run_whose_claim_has_ended_stores_nothing_and_stops(tmp_path, func):
     storage = FaultyStorage(MemoryStorage())
     stale: list[Any] = []
     async with AsyncTaskQueue(storage) as queue:
@@ -367,8 +372,8 @@ async def test_a_checkpoint_that_cannot_be_read_is_permanent(memory_queue, tmp_p
     assert result.error.recovery_hint == "retry it from the start, which drops the checkpoint"
 
 
-async def test_a_checkpoint_with_pickles_goes_on_in_every_place(tmp_path):
-    """The key of the store is not that of the child process."""
+async def test_a_task_resumes_from_a_pickled_checkpoint_in_every_executor(tmp_path):
+    """The child process does not have the key of the store."""
     settings = Settings(serializer="cloudpickle", signing_key="a secret of the store")
     async with AsyncTaskQueue(MemoryStorage(settings=settings)) as queue:
         plan_failures(tmp_path, "move", times=2)
@@ -384,7 +389,7 @@ async def test_a_checkpoint_with_pickles_goes_on_in_every_place(tmp_path):
 
 
 @pytest.mark.parametrize("iterate", tasks.ITERATIONS, ids=lambda func: func.__name__)
-async def test_an_iteration_goes_on_after_the_last_finished_item(memory_queue, tmp_path, iterate):
+async def test_an_iteration_continues_after_the_last_finished_item(memory_queue, tmp_path, iterate):
     plan_failures(tmp_path, "row7", times=2)
     result = await run(memory_queue, iterate, str(tmp_path), 10, 4)
 
@@ -396,7 +401,7 @@ async def test_an_iteration_goes_on_after_the_last_finished_item(memory_queue, t
     ]
 
 
-async def test_a_source_may_be_asked_for_what_comes_after_an_item(queue, tmp_path):
+async def test_an_iteration_source_can_continue_after_an_item(queue, tmp_path):
     plan_failures(tmp_path, "row2")
     plan_failures(tmp_path, "end")
     result = await run(queue, tasks.iterate_after, str(tmp_path), 4)
@@ -415,7 +420,7 @@ async def test_only_async_tasks_iterate_over_async_sources(memory_queue, tmp_pat
     assert "only async tasks iterate over this" in result.error.message
 
 
-async def test_a_position_is_saved_every_so_many_items(tmp_path):
+async def test_the_position_of_an_iteration_is_saved_after_a_given_number_of_items(tmp_path):
     storage = FaultyStorage(MemoryStorage())
     async with AsyncTaskQueue(storage) as queue:
         await run(queue, tasks.iterate_async, str(tmp_path), 10, 4)
@@ -428,7 +433,7 @@ async def test_a_position_is_saved_every_so_many_items(tmp_path):
 
 
 @pytest.mark.parametrize("sleep", tasks.SLEEPS, ids=lambda func: func.__name__)
-async def test_a_task_that_sleeps_frees_its_slot_and_goes_on_from_there(
+async def test_a_task_that_sleeps_frees_its_slot_and_continues_from_there(
     memory_queue, tmp_path, sleep
 ):
     handle = await memory_queue.enqueue(sleep, str(tmp_path), 0.2)
@@ -451,7 +456,7 @@ async def test_a_sleep_lasts_as_long_as_it_should_on_every_backend(queue, tmp_pa
     assert timedelta(seconds=590) < left <= timedelta(seconds=600)
 
 
-async def test_a_task_that_is_woken_too_early_sleeps_on(memory_queue, tmp_path):
+async def test_a_task_that_is_resumed_too_early_continues_to_sleep(memory_queue, tmp_path):
     storage = memory_queue.storage
     handle = await memory_queue.enqueue(tasks.sleep_async, str(tmp_path), 600)
     await memory_queue.worker().run_until_empty()
@@ -478,14 +483,14 @@ async def test_a_sleeping_task_may_be_cancelled(memory_queue, tmp_path):
 # Clean-up
 
 
-async def test_orphaned_checkpoints_go_and_those_of_waiting_tasks_stay(tmp_path):
-    clock, told = ManualClock(), Dispatcher()
+async def test_orphaned_checkpoints_are_deleted_and_those_of_waiting_tasks_are_not(tmp_path):
+    clock, dispatcher = ManualClock(), Dispatcher()
     async with MemoryStorage(clock=clock) as storage:
         chores = Maintenance(
             storage,
-            told,
-            Lookout(storage, told, frozenset),
-            Hooks(FunctionCache(), told),
+            dispatcher,
+            FleetAlerts(storage, dispatcher, StatsRecorder(dispatcher)),
+            FailureHooks(FunctionCache(), dispatcher),
             lease=30,
             poll_interval=1,
         )
@@ -494,7 +499,7 @@ async def test_orphaned_checkpoints_go_and_those_of_waiting_tasks_stay(tmp_path)
         assert task is not None
         await storage.save_checkpoint(waiting.id, task.token, b"waiting")
         await storage.reschedule(waiting.id, clock.now() + timedelta(days=30))
-        # Nothing leaves an orphan behind any more; another version, or a repair by hand, may have.
+        # This version leaves no orphans; another version, or a manual repair, may have.
         storage._memory.checkpoints["gone"] = (clock.micros(), b"orphan")
         await chores.purge_orphans()
         assert await storage.load_checkpoint("gone") == b"orphan"

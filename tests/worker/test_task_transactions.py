@@ -23,7 +23,7 @@ from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.builders import a_result, a_task
 from omniq.testing.faults import FaultyStorage
 from tests.worker import transacting_tasks as tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def notes(path):
 
 
 @pytest.mark.parametrize("func", [tasks.write, tasks.write_in_thread])
-async def test_the_row_and_the_result_are_kept_together(queue, notes, func):
+async def test_the_row_and_the_result_are_stored_together(queue, notes, func):
     async with queue.worker(poll_interval=5) as pool:
         handle = await queue.enqueue(func, "a", {"n": 1})
         assert await handle.result(timeout=8) == {"n": 1}
@@ -61,7 +61,7 @@ async def test_the_row_and_the_result_are_kept_together(queue, notes, func):
 
 
 @pytest.mark.parametrize("func", [tasks.write, tasks.write_in_thread])
-async def test_many_at_once_take_turns(queue, notes, func):
+async def test_concurrent_transactions_all_commit(queue, notes, func):
     async with queue.worker(concurrency=20, poll_interval=5):
         handles = await queue.enqueue_many(func, [(f"{number:02}",) for number in range(40)])
         for handle in handles:
@@ -70,14 +70,14 @@ async def test_many_at_once_take_turns(queue, notes, func):
     assert sorted(notes()) == [f"{number:02}" for number in range(40)]
 
 
-async def test_without_a_result_it_is_none_and_what_is_returned_is_not_kept(queue, notes):
+async def test_a_transaction_without_a_result_stores_none_and_not_the_returned_value(queue, notes):
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.write, "a")
 
         assert await handle.result(timeout=8) is None
 
 
-async def test_what_is_raised_inside_undoes_both(queue, notes):
+async def test_an_exception_inside_the_transaction_rolls_back_both(queue, notes):
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.write_and_raise, "a", "inside")
         with pytest.raises(TaskFailed, match="inside the block"):
@@ -86,25 +86,27 @@ async def test_what_is_raised_inside_undoes_both(queue, notes):
     assert notes() == []
 
 
-async def test_what_is_raised_afterwards_is_of_no_account(queue, notes, stage):
+async def test_an_exception_after_the_commit_does_not_change_the_outcome(queue, notes, recorder):
     async with queue.worker(poll_interval=5) as pool:
         handle = await queue.enqueue(tasks.write_and_raise, "a", "after")
         await handle.result(timeout=8)
         await until(lambda: pool.stats().completed_tasks == 1)
 
         assert pool.stats().failed_tasks == 0
-    assert (notes(), stage.names()) == (["a"], ["a"])
+    assert (notes(), recorder.names()) == (["a"], ["a"])
     assert await queue.dead.list() == []
 
 
 @pytest.mark.parametrize("func", [tasks.write_and_hang, tasks.write_and_hang_in_thread])
 @pytest.mark.parametrize("end", ["timeout", "cancel", "stop"])
-async def test_how_the_run_ends_after_the_commit_is_of_no_account(queue, notes, stage, func, end):
+async def test_the_end_of_a_run_after_the_commit_does_not_change_its_outcome(
+    queue, notes, recorder, func, end
+):
     options = {"timeout": 0.3} if end == "timeout" else {}
     pool = queue.worker(poll_interval=5)
     await pool.start()
     handle = await queue.options(**options).enqueue(func, "a")
-    await until(lambda: stage.names() == ["a"])
+    await until(lambda: recorder.names() == ["a"])
     if end == "cancel":
         assert not await handle.cancel()
     if end == "timeout":
@@ -118,7 +120,7 @@ async def test_how_the_run_ends_after_the_commit_is_of_no_account(queue, notes, 
     assert await queue.history(handle.id) == []
 
 
-async def test_a_run_that_times_out_inside_the_block_has_written_nothing(queue, notes, stage):
+async def test_a_run_that_times_out_inside_the_block_has_written_nothing(queue, notes, recorder):
     async with queue.worker(poll_interval=5):
         handle = await queue.options(timeout=0.2, max_retries=0).enqueue(tasks.hang_inside, "a")
         with pytest.raises(TaskFailed, match="stopped after"):
@@ -137,7 +139,7 @@ async def test_a_repeating_task_gets_its_next_run(queue, notes):
     assert await queue.dead.list() == []
 
 
-async def test_a_repeating_task_that_does_not_return_is_run_again_all_the_same(queue, notes, stage):
+async def test_a_repeating_task_that_does_not_return_still_runs_again(queue, notes, recorder):
     async with queue.worker(concurrency=2, poll_interval=5) as pool:
         handle = await queue.options(interval=0.05).enqueue(tasks.write_and_hang, "tick")
         await until(lambda: len(notes()) >= 3)
@@ -148,24 +150,24 @@ async def test_a_repeating_task_that_does_not_return_is_run_again_all_the_same(q
         assert pool.stats().completed_tasks == len(notes())
 
 
-async def test_a_block_that_was_undone_may_be_followed_by_another(queue, notes):
+async def test_a_transaction_may_follow_one_that_was_rolled_back(queue, notes):
     async with queue.worker(poll_interval=5):
         await (await queue.enqueue(tasks.fail_then_write, "a")).result(timeout=8)
 
     assert notes() == ["a"]
 
 
-async def test_a_second_block_after_the_commit_is_refused(queue, notes, stage):
+async def test_a_second_block_after_the_commit_is_refused(queue, notes, recorder):
     async with queue.worker(poll_interval=5) as pool:
         handle = await queue.enqueue(tasks.write_twice, "a")
         await handle.result(timeout=8)
         await until(lambda: pool.stats().completed_tasks == 1)
 
     assert notes() == ["a"]
-    assert "the task is complete" in stage.facts["second"]
+    assert "the task is complete" in recorder.facts["second"]
 
 
-async def test_what_comes_next_can_be_enqueued_in_the_same_transaction(queue, notes, path):
+async def test_the_next_task_can_be_enqueued_in_the_same_transaction(queue, notes, path):
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.hand_on, str(path), "a")
         await queue.handle(await handle.result(timeout=8)).result(timeout=8)
@@ -173,7 +175,7 @@ async def test_what_comes_next_can_be_enqueued_in_the_same_transaction(queue, no
     assert notes() == ["a", "a too"]
 
 
-async def test_how_the_task_has_rows_formed_makes_no_difference(queue, notes):
+async def test_a_row_factory_set_by_the_task_does_not_affect_the_storage(queue, notes):
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.write_with_odd_rows, "a")
 
@@ -183,7 +185,7 @@ async def test_how_the_task_has_rows_formed_makes_no_difference(queue, notes):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("with", r"it is `async with ctx\.transaction"),
+        ("with", r"use `async with ctx\.transaction"),
         ("commit", "do neither inside"),
         ("commit in SQL", "do neither inside"),
         ("own block", "do neither inside"),
@@ -194,7 +196,7 @@ async def test_how_the_task_has_rows_formed_makes_no_difference(queue, notes):
         ("unserialisable", "object"),
     ],
 )
-async def test_misuse_is_told_and_writes_nothing(queue, notes, how, message):
+async def test_misuse_raises_an_error_and_writes_nothing(queue, notes, how, message):
     async with queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=0).enqueue(tasks.misuse, how)
         with pytest.raises(TaskFailed, match=message):
@@ -203,14 +205,16 @@ async def test_misuse_is_told_and_writes_nothing(queue, notes, how, message):
     assert notes() == []
 
 
-async def test_a_result_that_cannot_be_kept_is_not_tried_again(queue, notes):
+async def test_a_result_that_cannot_be_stored_is_not_retried(queue, notes):
     async with queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=5).enqueue(tasks.misuse, "unserialisable")
         with pytest.raises(TaskFailed):
             await handle.result(timeout=8)
 
 
-async def test_a_task_in_a_process_is_told_to_run_elsewhere(queue, notes):
+async def test_a_transaction_in_a_process_task_raises_an_error_that_names_the_alternatives(
+    queue, notes
+):
     async with queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=0).enqueue(tasks.write_in_process, "a")
         with pytest.raises(TaskFailed, match="the worker's own process"):
@@ -219,11 +223,11 @@ async def test_a_task_in_a_process_is_told_to_run_elsewhere(queue, notes):
     assert notes() == []
 
 
-async def test_an_async_task_with_a_loop_of_its_own_uses_the_blocking_block(queue, notes):
+async def test_an_async_task_on_another_event_loop_uses_the_blocking_transaction(queue, notes):
     async with queue.worker(poll_interval=5):
         own = tasks.write_on_a_loop_of_its_own
         handle = await queue.options(max_retries=0).enqueue(own, "a", True)
-        with pytest.raises(TaskFailed, match=r"it is `with ctx\.transaction"):
+        with pytest.raises(TaskFailed, match=r"use `with ctx\.transaction"):
             await handle.result(timeout=8)
         await (await queue.enqueue(own, "b", False)).result(timeout=8)
 
@@ -231,7 +235,7 @@ async def test_an_async_task_with_a_loop_of_its_own_uses_the_blocking_block(queu
 
 
 @pytest.mark.parametrize("backend", ["memory", "file"])
-async def test_a_backend_without_transactions_says_so(tmp_path, backend):
+async def test_a_backend_without_transactions_raises_an_error(tmp_path, backend):
     storage = MemoryStorage() if backend == "memory" else FileStorage(tmp_path / "store")
     async with AsyncTaskQueue(storage) as queue, queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=0).enqueue(tasks.write, "a")
@@ -243,20 +247,20 @@ async def test_a_backend_without_transactions_says_so(tmp_path, backend):
 
 
 @pytest.mark.parametrize("func", [tasks.query_for_ever, tasks.hold_too_long])
-async def test_a_transaction_is_ended_after_a_third_of_the_lease(queue, notes, stage, func):
-    async with queue.worker(poll_interval=5, lease=1.0):
+async def test_a_transaction_is_ended_after_a_third_of_the_lease(queue, notes, recorder, func):
+    async with queue.worker(poll_interval=5, lease=1.8):
         handle = await queue.options(max_retries=0).enqueue(func, "a")
-        with pytest.raises(TaskFailed, match=r"held for more than 0\.333 s") as failed:
+        with pytest.raises(TaskFailed, match=r"held for more than 0\.6 s") as failed:
             await handle.result(timeout=8)
 
     assert failed.value.error is not None
     assert failed.value.error.error_type == "StorageError"
     assert notes() == []
     if func is tasks.hold_too_long:
-        assert stage.facts["then"] == "StorageError"
+        assert recorder.facts["then"] == "StorageError"
 
 
-async def test_a_connection_that_is_in_use_when_its_time_is_over_is_taken_back(queue, notes):
+async def test_a_connection_in_use_at_the_end_of_its_time_is_reclaimed(queue, notes):
     storage = queue.storage
     await storage.enqueue(a_task("a"))
     (task,) = await storage.reserve(1)
@@ -266,7 +270,7 @@ async def test_a_connection_that_is_in_use_when_its_time_is_over_is_taken_back(q
         while True:
             connection.execute(tasks.INSERT, ("one",))
             connection.executemany(tasks.INSERT, (("many",) for _ in range(50)))
-            # Left in the middle, and kept alive by the exception that ends this.
+            # Not read to the end, and kept alive by the exception that ends this.
             rows = connection.execute("SELECT * FROM notes")
             rows.fetchmany(5)
 
@@ -282,22 +286,24 @@ async def test_a_connection_that_is_in_use_when_its_time_is_over_is_taken_back(q
     assert notes() == []
 
 
-async def test_others_wait_while_a_transaction_is_open_and_the_lease_is_kept(queue, notes, stage):
+async def test_other_writers_wait_for_an_open_transaction_and_the_lease_is_renewed(
+    queue, notes, recorder
+):
     async with queue.worker(poll_interval=5), queue.storage.sibling() as heartbeat:
         handle = await queue.enqueue(tasks.hang_inside, "a")
-        await until(lambda: stage.names() == ["a"])
+        await until(lambda: recorder.names() == ["a"])
         waiting = asyncio.create_task(queue.enqueue(tasks.write, "b"))
         async with asyncio.timeout(3):
             assert (await heartbeat.renew()).held == {handle.id: 1}
         assert not waiting.done()
-        stage.gate("a").set()
+        recorder.gate("a").set()
         await handle.result(timeout=8)
         await (await waiting).result(timeout=8)
 
     assert notes() == ["a", "b"]
 
 
-async def test_closing_the_storage_undoes_what_is_open(path, notes, queue):
+async def test_closing_the_storage_rolls_back_open_transactions(path, notes, queue):
     other = SQLiteStorage(path)
     await other.open()
     await other.enqueue(a_task("a"))
@@ -318,7 +324,7 @@ async def test_closing_the_storage_undoes_what_is_open(path, notes, queue):
     assert await queue.handle("a").status() is TaskStatus.PENDING
 
 
-async def test_a_reply_that_is_lost_after_the_commit_does_not_run_the_task_again(path, stage):
+async def test_a_reply_that_is_lost_after_the_commit_does_not_run_the_task_again(path, recorder):
     faulty = FaultyStorage(SQLiteStorage(path, settings=Settings(durability="os")))
     async with AsyncTaskQueue(faulty) as queue:
         with closing(sqlite3.connect(path)) as setup:

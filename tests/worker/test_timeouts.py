@@ -1,4 +1,4 @@
-"""Timeouts stop async code and processes for real; a thread is left to itself, and counted (F78)."""
+"""A timeout stops async code and processes; a thread is abandoned and counted (F78)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from omniq import TaskFailed, TaskStatus
 from omniq.events import Event, WorkerRecycling
 from tests.worker import hostile_tasks as tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 
 
 @pytest.fixture(autouse=True)
 def gate():
-    """Closed when a test begins; whatever it held goes on at the end."""
+    """Closed when a test starts; the tasks it held continue at the end."""
     tasks.gate.clear()
     tasks.seen.clear()
     yield tasks.gate
@@ -24,7 +24,7 @@ def gate():
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended. One that nobody has reaped yet counts."""
+    """Whether the process has ended. One that was not reaped yet counts."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     except FileNotFoundError:
@@ -58,7 +58,7 @@ async def test_a_process_and_what_it_has_started_are_killed_at_the_timeout(memor
         await until(lambda: is_gone(child) and is_gone(grandchild))
 
 
-async def test_a_child_that_is_still_starting_up_is_within_the_timeout(memory_queue):
+async def test_the_start_of_a_child_counts_towards_the_timeout(memory_queue):
     async with memory_queue.worker():
         handle = await memory_queue.options(timeout=0.01, max_retries=0).enqueue(tasks.pid)
         with pytest.raises(TaskFailed, match="TaskTimeout"):
@@ -82,7 +82,7 @@ async def test_a_thread_past_its_timeout_frees_its_slot_at_once_and_is_counted(m
     assert (hung.id, True) in tasks.seen
 
 
-async def test_a_thread_that_was_given_up_ends_with_its_call(memory_queue, gate):
+async def test_an_abandoned_thread_ends_with_its_call(memory_queue, gate):
     async with memory_queue.worker(concurrency=1):
         hung = await memory_queue.options(timeout=0.05, max_retries=0).enqueue(
             tasks.holds_its_thread
@@ -95,12 +95,12 @@ async def test_a_thread_that_was_given_up_ends_with_its_call(memory_queue, gate)
 
 
 @pytest.mark.fault("F78")
-async def test_after_too_many_lost_threads_the_worker_asks_to_be_replaced_and_claims_no_more(
+async def test_after_too_many_leaked_threads_the_worker_requests_a_replacement_and_stops_claiming(
     memory_queue, gate
 ):
-    told: list[Event] = []
+    emitted: list[Event] = []
     async with memory_queue.worker(concurrency=2, poll_interval=0.05) as pool:
-        pool.events.subscribe(told.append)
+        pool.events.subscribe(emitted.append)
         for _ in range(2):
             assert not pool.recycle_requested
             hung = await memory_queue.options(timeout=0.05, max_retries=0).enqueue(
@@ -110,7 +110,9 @@ async def test_after_too_many_lost_threads_the_worker_asks_to_be_replaced_and_cl
         waiting = await memory_queue.enqueue(tasks.good_in_the_loop, 1)
 
         assert pool.recycle_requested
-        assert [event.leaked_threads for event in told if isinstance(event, WorkerRecycling)] == [2]
+        assert [
+            event.leaked_threads for event in emitted if isinstance(event, WorkerRecycling)
+        ] == [2]
         assert await memory_queue.get_result(waiting.id, timeout=0.2) is None
         assert await waiting.status() is TaskStatus.PENDING
         gate.set()
@@ -118,7 +120,7 @@ async def test_after_too_many_lost_threads_the_worker_asks_to_be_replaced_and_cl
         assert not pool.recycle_requested
 
 
-async def test_a_worker_that_asks_to_be_replaced_stops_although_tasks_wait(memory_queue):
+async def test_a_worker_that_requests_a_replacement_stops_although_tasks_wait(memory_queue):
     async with memory_queue.worker(concurrency=1) as pool:
         hung = await memory_queue.options(timeout=0.05, max_retries=0).enqueue(
             tasks.holds_its_thread
@@ -130,13 +132,13 @@ async def test_a_worker_that_asks_to_be_replaced_stops_although_tasks_wait(memor
     assert await waiting.status() is TaskStatus.PENDING
 
 
-async def test_threads_are_kept_for_the_next_call(memory_queue):
+async def test_threads_are_reused_for_the_next_call(memory_queue):
     before = threading.active_count()
     async with memory_queue.worker(concurrency=3):
         handles = await memory_queue.enqueue_many(tasks.good_in_a_thread, range(300))
         assert [await handle.result(timeout=9) for handle in handles] == list(range(300))
         during = threading.active_count()
 
-    # The heartbeat, and one thread a slot.
+    # The heartbeat, and one thread per slot.
     assert during - before <= 1 + 3
     await until(lambda: threading.active_count() <= before)

@@ -1,4 +1,4 @@
-"""A blocked event loop is told of, with the task and its stack; one past all hope loses its lease."""
+"""A blocked event loop is reported, with the task and its stack; past the timeout it loses its lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omniq.events import Event, LoopBlocked, WorkerStuck
 from omniq.storage.memory import MemoryStorage
 from omniq.tasks.functions import path_of
 from tests.worker import hostile_tasks as tasks
-from tests.worker.stage import until
+from tests.worker.recorder import until
 from tests.worker.test_leases import _result
 
 LEASE = 0.5
@@ -31,54 +31,54 @@ def memory() -> MemoryStorage:
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def emitted() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def pool(memory: MemoryStorage, told: list[Event]):
-    """A pool with an event loop of its own, which a test may block."""
+def pool(memory: MemoryStorage, emitted: list[Event]):
+    """A pool with a separate event loop, which a test may block."""
     pool = WorkerPool(memory.another(), 1, 0.05, lease=LEASE, loop_patience=PATIENCE)
-    pool._pool.events.subscribe(told.append)
+    pool.events.subscribe(emitted.append)
     with pool:
         yield pool
 
 
 @pytest.mark.fault("F80")
-def test_a_block_is_told_once_with_the_task_and_where_it_is(pool, memory, told):
+def test_a_block_is_reported_once_with_the_task_and_its_stack(pool, memory, emitted):
     task_id = pool.submit(tasks.blocks_the_loop, PATIENCE * 6)
     asyncio.run(_result(memory, task_id))
 
-    (event,) = [event for event in told if isinstance(event, LoopBlocked)]
+    (event,) = [event for event in emitted if isinstance(event, LoopBlocked)]
     assert (event.id, event.func_path) == (task_id, "tests.worker.hostile_tasks.blocks_the_loop")
     assert "in block\n    time.sleep(seconds)" in event.stack
 
 
-def test_each_block_is_told(pool, memory, told):
+def test_each_block_is_reported(pool, memory, emitted):
     for _ in range(2):
         asyncio.run(_result(memory, pool.submit(tasks.blocks_the_loop, PATIENCE * 4)))
 
-    assert sum(isinstance(event, LoopBlocked) for event in told) == 2
+    assert sum(isinstance(event, LoopBlocked) for event in emitted) == 2
 
 
-def test_a_block_that_is_not_in_the_tasks_own_code_has_a_stack_all_the_same(pool, memory, told):
+def test_a_block_outside_the_code_of_the_task_is_reported_with_its_stack(pool, memory, emitted):
     asyncio.run(_result(memory, pool.submit(tasks.blocks_the_loop_in_a_subtask, PATIENCE * 6)))
 
-    (event,) = [event for event in told if isinstance(event, LoopBlocked)]
+    (event,) = [event for event in emitted if isinstance(event, LoopBlocked)]
     assert (event.id, event.func_path) == ("", "")
     assert "in block\n" in event.stack
 
 
-def test_a_loop_that_runs_is_not_told_of(pool, memory, told):
+def test_a_loop_that_is_not_blocked_is_not_reported(pool, memory, emitted):
     for number in range(100):
         asyncio.run(_result(memory, pool.submit(tasks.good_in_the_loop, number)))
 
-    assert not [event for event in told if isinstance(event, LoopBlocked)]
+    assert not [event for event in emitted if isinstance(event, LoopBlocked)]
 
 
 @pytest.mark.parametrize("func", [tasks.blocks_the_loop, tasks.blocks_the_loop_in_a_subtask])
 def test_a_loop_blocked_past_its_tasks_timeout_loses_the_lease_and_the_task_runs_elsewhere(
-    pool, memory, told, func
+    pool, memory, emitted, func
 ):
     task = Task(func_path=path_of(func), args=(4 * LEASE,), timeout=0.05, max_retries=1)
 
@@ -87,7 +87,7 @@ def test_a_loop_blocked_past_its_tasks_timeout_loses_the_lease_and_the_task_runs
             await storage.enqueue(task)
 
     asyncio.run(enqueue())
-    asyncio.run(until(lambda: any(isinstance(event, WorkerStuck) for event in told)))
+    asyncio.run(until(lambda: any(isinstance(event, WorkerStuck) for event in emitted)))
     with WorkerPool(memory.another(), 1, 0.05, lease=10) as other:
         asyncio.run(until(lambda: other.stats().active_workers == 1))
         result = asyncio.run(_result(memory, task.id))
@@ -96,7 +96,7 @@ def test_a_loop_blocked_past_its_tasks_timeout_loses_the_lease_and_the_task_runs
     assert pool.stats().completed_tasks == 0
 
 
-def test_the_pool_goes_on_when_its_loop_does(pool, memory, told):
+def test_the_pool_continues_when_its_event_loop_is_free_again(pool, memory, emitted):
     first = pool.submit("tests.worker.hostile_tasks.blocks_the_loop", 3 * LEASE)
     asyncio.run(_result(memory, first))
     next_one = pool.submit(tasks.good_in_the_loop, 7)

@@ -1,7 +1,7 @@
-"""What 1,000 tasks cost on each backend, counted and not timed, so that it cannot creep up unseen.
+"""What 1,000 tasks cost on each backend, counted and not timed, so that no increase goes unnoticed.
 
-A ceiling leaves room for what differs from run to run (polls, heartbeats, how outcomes gather) and
-none for one step more for each task. In SQLite and PostgreSQL a transaction is a wait for the disk.
+A ceiling allows for what differs from run to run (polls, heartbeats, how outcomes are batched) and
+not for one more step per task. In SQLite and PostgreSQL a transaction waits for the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Use = Callable[[AsyncTaskQueue], Awaitable[None]]
 
 @dataclass
 class Work:
-    """How often each thing was done, or may be done."""
+    """How often each operation was done, or may be done."""
 
     round_trips: int = 0
     transactions: int = 0
@@ -48,7 +48,7 @@ DRAINED = {
     "postgres": Work(round_trips=80, transactions=150, thread_hops=20),
     "redis": Work(round_trips=60, thread_hops=20),
 }
-"""Enqueued in one call and drained by one pool, results kept."""
+"""Enqueued in one call and drained by one pool, results stored."""
 
 ENQUEUED = {
     "memory": Work(),
@@ -59,24 +59,24 @@ ENQUEUED = {
 }
 """Enqueued one by one, by 100 callers at the same time."""
 
-# Where there is no such place, a slow disk is waited for some hundred times.
+# Without /dev/shm the tests wait for a slow disk some hundred times.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 BACKENDS = [name for name in DRAINED if importlib.util.find_spec(f"omniq.storage.{name}")]
 
 
 async def nothing() -> None:
-    """The task of least work."""
+    """The task with the least work."""
 
 
 class Meter:
-    """Counts what this process does, by what it asks of Python and of the drivers."""
+    """Counts what this process does, at the functions of Python and of the drivers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.work = Work()
         self._patch = monkeypatch
         self._lock = threading.Lock()
-        # A thread that has done something for an event loop tells it so: each hop ends like this.
+        # A thread that has done something for an event loop notifies it: each hop ends like this.
         self._count(asyncio.BaseEventLoop, "call_soon_threadsafe", "thread_hops")
         self._count(type(loguru.logger), "_log", "log_calls")
         self._count(os, "fsync", "fsyncs")
@@ -117,11 +117,11 @@ _OTHERS = (
 
 
 async def transactions(url: str) -> int:
-    """How many the server has seen in this database, once all who used it have gone."""
+    """How many the server has counted in this database, once all other connections are closed."""
     connection = await asyncpg.connect(url)
     try:
         for _ in range(500):
-            # A session tells what it did when it ends.
+            # A session adds its counts when it ends.
             if not await connection.fetchval(_OTHERS):
                 break
             await asyncio.sleep(0.01)
@@ -143,7 +143,7 @@ class Bench:
         self._meter = meter
 
     async def work_of(self, use: Use) -> Work:
-        """What it takes to do that with a queue which has been used before."""
+        """The work of doing that with a queue which has been used before."""
         if self.backend != "postgres":
             await self._run(use)
             return self._meter.work
@@ -159,20 +159,20 @@ class Bench:
                 proxy = await stack.enter_async_context(FaultProxy(url))
                 url = proxy.url
             queue = await stack.enter_async_context(AsyncTaskQueue(url))
-            # What is made once: tables, threads, connections and what is prepared on them.
+            # What is made once: tables, threads, connections and prepared statements.
             await queue.enqueue(nothing)
             await queue.worker(concurrency=CONCURRENCY).run_until_empty()
             self._meter.work = Work(round_trips=-proxy.counts.requests if proxy else 0)
             await use(queue)
             if proxy:
                 self._meter.add("round_trips", proxy.counts.requests)
-            # Not what it takes to close.
+            # Not the work of closing.
             self._meter.work = Work(**asdict(self._meter.work))
 
 
 @pytest.fixture(params=BACKENDS)
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    # In memory where there is such a place: it is counted how often a disk would be waited for.
+    # In memory where possible: the test counts how often it would wait for a disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with TemporaryDirectory(dir=memory) as folder:
         match request.param:
@@ -211,9 +211,13 @@ async def test_enqueues_of_many_callers_share_their_steps(bench):
 
 
 def assert_within(work: Work, ceiling: Work) -> None:
-    may = asdict(ceiling)
-    above = {name: (count, may[name]) for name, count in asdict(work).items() if count > may[name]}
-    unseen = [name for name, count in asdict(work).items() if may[name] >= 60 and not count]
+    allowed = asdict(ceiling)
+    above = {
+        name: (count, allowed[name])
+        for name, count in asdict(work).items()
+        if count > allowed[name]
+    }
+    unseen = [name for name, count in asdict(work).items() if allowed[name] >= 60 and not count]
 
     assert not above, "done, and allowed"
-    assert not unseen, "a count that sees nothing guards nothing"
+    assert not unseen, "a counter that counts nothing checks nothing"

@@ -1,4 +1,4 @@
-"""Tasks that write in a transaction of their own, and what they do after it."""
+"""Tasks that write in a transaction, and what they do after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from omniq import PermanentError, TaskContext, task
-from tests.worker.stage import STAGE, until
+from tests.worker.recorder import RECORDER, until
 
 INSERT = "INSERT INTO notes VALUES (?)"
 
@@ -41,7 +41,7 @@ async def write_on_a_loop_of_its_own(ctx: TaskContext, note: str, is_async: bool
 
 
 async def write_and_raise(ctx: TaskContext, note: str, where: str) -> None:
-    STAGE.note(note)
+    RECORDER.note(note)
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
         if where == "inside":
@@ -52,26 +52,26 @@ async def write_and_raise(ctx: TaskContext, note: str, where: str) -> None:
 async def write_and_hang(ctx: TaskContext, note: str) -> None:
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
-    STAGE.note(note)
+    RECORDER.note(note)
     await asyncio.Event().wait()
 
 
 def write_and_hang_in_thread(ctx: TaskContext, note: str) -> None:
     with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
-    STAGE.note(note)
-    STAGE.gate(note).wait(8)
+    RECORDER.note(note)
+    RECORDER.gate(note).wait(8)
 
 
 async def hang_inside(ctx: TaskContext, note: str) -> None:
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
-        STAGE.note(note)
-        await until(STAGE.gate(note).is_set)
+        RECORDER.note(note)
+        await until(RECORDER.gate(note).is_set)
 
 
 async def misuse(ctx: TaskContext, how: str) -> None:
-    """Ends as the error that comes of it says."""
+    """Misuses a transaction in that way; the task fails with the error that this raises."""
     match how:
         case "with":
             with ctx.transaction():
@@ -116,11 +116,11 @@ async def write_twice(ctx: TaskContext, note: str) -> None:
         async with ctx.transaction() as connection:
             connection.execute(INSERT, (note,))
     except Exception as error:
-        STAGE.facts["second"] = str(error)
+        RECORDER.facts["second"] = str(error)
 
 
 async def fail_then_write(ctx: TaskContext, note: str) -> None:
-    """The first block is undone, and the task goes on to a second one."""
+    """The first transaction is rolled back, and the task continues with a second one."""
     try:
         async with ctx.transaction() as connection:
             connection.execute(INSERT, ("undone",))
@@ -148,7 +148,7 @@ def query_for_ever(ctx: TaskContext, note: str) -> None:
 
 
 async def hold_too_long(ctx: TaskContext, note: str) -> None:
-    """Goes on writing although it was told that its time is over."""
+    """Continues to write although its time is over."""
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
 
@@ -160,15 +160,15 @@ async def hold_too_long(ctx: TaskContext, note: str) -> None:
             return False
 
         await until(is_refused)
-        STAGE.note(note)
+        RECORDER.note(note)
         try:
             connection.execute(INSERT, (note,))
         except Exception as error:
-            STAGE.facts["then"] = type(error).__name__
+            RECORDER.facts["then"] = type(error).__name__
 
 
 async def hand_on(ctx: TaskContext, path: str, note: str) -> None:
-    """Enqueues what comes next in the same transaction."""
+    """Enqueues the next task in the same transaction."""
     from omniq import AsyncTaskQueue
 
     async with AsyncTaskQueue(f"sqlite:///{path}") as queue, ctx.transaction() as connection:

@@ -3,10 +3,10 @@
 An adapter is a module with three functions, run in the environment of its queue:
 
 - `produce()` enqueues the tasks of `chaos.peers.workload.tasks()`, and calls `acknowledged(id)` for
-  each one as soon as the queue has said yes;
+  each one as soon as the queue has accepted it;
 - `work()` is one worker, with `CONCURRENCY` tasks at a time, until it is killed;
-- `left()` gives the tasks that the store still knows: `held` where the queue will run them again by
-  itself, `failed` where it has given up and keeps them for a person to look at.
+- `left()` returns the tasks that the store still has: `held` if the queue will run them again
+  automatically, `failed` if it has given up and stores them for inspection.
 
-`SETTINGS` are those of the profile, by the names that the queue's documentation uses.
+`SETTINGS` are the settings of the profile, with the names of the queue's documentation.
 """

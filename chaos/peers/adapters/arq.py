@@ -49,7 +49,7 @@ def work() -> None:
 
 async def _left() -> list[tuple[str, str]]:
     pool = await create_pool(RedisSettings.from_dsn(URL))
-    # A job stays in the queue until it is finished; one in progress is passed over.
+    # A job stays in the queue until it is finished; one in progress is skipped.
     waiting = [("held", job.job_id) for job in await pool.queued_jobs()]
     failed = [job.job_id for job in await pool.all_job_results() if not job.success]
     return waiting + [("failed", task_id) for task_id in failed if task_id]

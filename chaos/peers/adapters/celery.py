@@ -29,7 +29,7 @@ def produce() -> None:
 
 
 def work() -> None:
-    # Each worker needs a name of its own on one machine.
+    # Workers on one machine need different names.
     name = ["--hostname", f"{os.getpid()}@%h", "--concurrency", str(CONCURRENCY)]
     os.execv(sys.executable, [sys.executable, "-m", "celery", "-A", __name__, "worker", *name])
 
@@ -37,7 +37,7 @@ def work() -> None:
 def left() -> Iterator[tuple[str, str]]:
     redis = Redis.from_url(URL)
     messages = [json.loads(message) for message in redis.lrange("celery", 0, -1)]
-    # What was delivered and not acknowledged comes back after the visibility timeout.
+    # Unacknowledged messages return to the queue after the visibility timeout.
     messages += [json.loads(message)[0] for message in redis.hvals("unacked")]
     for message in messages:
         args, _, _ = json.loads(base64.b64decode(message["body"]))

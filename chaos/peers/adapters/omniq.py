@@ -44,5 +44,5 @@ def left() -> Iterator[tuple[str, str]]:
         for status, state in states.items():
             after = None
             while page := queue.list_tasks(status=status, limit=500, after=after):
-                yield from ((state, kept.id) for kept in page)
+                yield from ((state, each.id) for each in page)
                 after = page[-1].id

@@ -1,4 +1,4 @@
-"""Procrastinate: `task.defer` and `app.run_worker`, with its recipe for stalled jobs if asked for."""
+"""Procrastinate: `task.defer` and `app.run_worker`, optionally with its recipe for stalled jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def work_on(task_id: str, seconds: float) -> None:
 
 
 async def retry_stalled_jobs(context: JobContext, timestamp: int) -> None:
-    """As in its guide for production."""
+    """The periodic task of its production guide."""
     since = SETTINGS["seconds_since_heartbeat"]
     for job in await app.job_manager.get_stalled_jobs(seconds_since_heartbeat=since):
         await app.job_manager.retry_job(job)
@@ -45,7 +45,7 @@ def work() -> None:
 
 
 def left() -> Iterator[tuple[str, str]]:
-    # Without the recipe, what a dead worker was doing stays so until a person looks at it.
+    # Without the recipe, a dead worker's jobs stay marked as running until an operator acts.
     abandoned = "held" if _RECIPE in SETTINGS else "failed"
     states = {"doing": abandoned, "failed": "failed"}
     with app.open():

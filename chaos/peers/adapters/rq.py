@@ -43,7 +43,7 @@ def work() -> None:
 
 def left() -> Iterator[tuple[str, str]]:
     queue = Queue(connection=Redis.from_url(URL))
-    # Without a retry, what a dead worker ran goes to the failed jobs once somebody looks.
+    # Without a retry, the next clean-up moves a dead worker's job to the failed jobs.
     abandoned = "held" if SETTINGS.get("Retry(max)") else "failed"
     for task_id in queue.job_ids:
         yield "held", task_id

@@ -50,7 +50,7 @@ async def _left() -> list[tuple[str, str]]:
             case Status.NEW | Status.QUEUED:
                 found.append(("held", job.key))
             case Status.ACTIVE:
-                # The sweeper runs it again if it may be tried again, and ends it otherwise.
+                # The sweep runs it again if a retry is left, and ends it otherwise.
                 found.append(("held" if job.retryable else "failed", job.key))
             case Status.ABORTED | Status.ABORTING | Status.FAILED:
                 found.append(("failed", job.key))

@@ -1,4 +1,4 @@
-"""As little as Django needs, and the tasks."""
+"""Minimal Django settings, with omniq as the backend for tasks."""
 
 import os
 
@@ -13,7 +13,7 @@ TASKS = {
     "default": {
         "BACKEND": "omniq.integrations.django.backend.OmniqBackend",
         "QUEUES": ["default", "parcels"],
-        # The shop's own database: a parcel's task is there when the order is committed.
+        # The shop's database: the task of a parcel is stored when the order is committed.
         "OPTIONS": {"url": f"sqlite:///{SHOP_DB}", "database": "default"},
     }
 }

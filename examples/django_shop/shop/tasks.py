@@ -1,4 +1,4 @@
-"""The shop's tasks: Django's own `@task`; `@omniq.task` says what Django has no word for."""
+"""The shop's tasks: Django's `@task`, and `@omniq.task` for options that Django lacks."""
 
 from __future__ import annotations
 

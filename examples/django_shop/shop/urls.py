@@ -1,4 +1,4 @@
-"""Orders come in here."""
+"""The views: place an order, and read the result of a task."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def order(request: HttpRequest, number: int) -> JsonResponse:
     return JsonResponse({"parcel": parcel.id, "count": counted.id})
 
 
-def look(request: HttpRequest, result_id: str) -> JsonResponse:
+def show_result(request: HttpRequest, result_id: str) -> JsonResponse:
     result = send_parcel.get_backend().get_result(result_id)
     value = result.return_value if result.status == "SUCCESSFUL" else None
     return JsonResponse({"status": result.status, "value": value, "attempts": result.attempts})
 
 
-urlpatterns = [path("parcels/<int:number>", order), path("results/<str:result_id>", look)]
+urlpatterns = [path("parcels/<int:number>", order), path("results/<str:result_id>", show_result)]

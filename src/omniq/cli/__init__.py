@@ -1,8 +1,29 @@
 """The command line: `omniq`, and `python -m omniq`.
 
-This is the edge of the process. Whatever goes wrong is one line on stderr and an exit code: 0 done,
-1 it could not be done, 2 it was asked for wrongly, 3 what was named is not there, 130 interrupted.
-`--debug`, anywhere on the line, shows the traceback as well.
+This is the edge of the process. An error is one line on stderr and an exit code: 0 done, 1 failed,
+2 usage error, 3 not found, 130 interrupted. `--debug`, anywhere on the line, also shows the
+traceback.
+
+The commands, in the order of `app`, which registers them:
+
+- `worker`: `omniq worker`; `worker_exec`: the process that runs it
+- `enqueue`: `omniq enqueue`
+- `stats`: `omniq stats`, once or live; `keyboard`: the keys of the live view
+- `explain`: `omniq explain`
+- `tasks`, `dead`, `schedules`: the command groups of these names
+- `queues`: `omniq queues`, `omniq workers` and `omniq breakers`
+- `purge`: `omniq purge`
+- `dashboard`: `omniq dashboard`
+- `demo`: `omniq demo`; `demo_tasks`: the tasks that it runs
+- `doctor`: `omniq doctor`
+- `schema`: `omniq schema`
+
+What they share:
+
+- `queue_session`: opens the storage, runs the command, closes the storage
+- `options`: options that several commands have
+- `parsing`: durations, instants and JSON values as users type them
+- `output`: tables, progress bars, JSON and confirmation questions
 """
 
 from __future__ import annotations
@@ -19,15 +40,15 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and leave with its exit code."""
+    """Run the command and exit with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, given = _take_debug(given)
     console.tolerate_any_text()
     try:
         code = _run(given, is_own_process=arguments is None)
     except OmniqError as error:
-        code = console.complain(error)
-        # A command that knows better has put its own code on the error.
+        code = console.report_error(error)
+        # A command may set a more specific exit code on its error.
         code = getattr(error, "code", code)
         if debug:
             console.write(traceback.format_exc())
@@ -38,22 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str], *, is_own_process: bool) -> int:
-    # Here and not above: Ctrl-C while this is being imported is no reason for a traceback.
+    # Imported here, so that Ctrl-C during the import shows no traceback.
     from omniq.cli import worker_exec
 
     given = worker_exec.received_command() if is_own_process else None
     if given is not None:
         given.run()
-    answer = _understand(arguments)
-    if isinstance(answer, worker_exec.WorkerCommand):
+    returned = _run_command(arguments)
+    if isinstance(returned, worker_exec.WorkerCommand):
         if is_own_process:
-            worker_exec.exec_worker(answer)
-        answer.run()
-    return answer if isinstance(answer, int) else 0
+            worker_exec.exec_worker(returned)
+        returned.run()
+    return returned if isinstance(returned, int) else 0
 
 
-def _understand(arguments: list[str]) -> object:
-    """Do what the command says; an exit code, or what a worker is to do."""
+def _run_command(arguments: list[str]) -> object:
+    """Parse and run the command; return what it returned, or the exit code of a usage error."""
     from omniq.cli.app import app, usage_message
 
     try:
@@ -63,12 +84,12 @@ def _understand(arguments: list[str]) -> object:
         if message is None:
             raise
         if message:
-            console.complain(message)
+            console.report_error(message)
         return console.BAD_USAGE
 
 
 def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
-    """Whether --debug is there, and the rest. After `--` everything belongs to the command.
+    """Whether --debug is given, and the other arguments. Arguments after `--` are left as they are.
 
     >>> _take_debug(["worker", "tasks", "--debug"])
     (True, ['worker', 'tasks'])

@@ -1,4 +1,4 @@
-"""The commands, put together. A command group is one file beside this one, and one line task_queue."""
+"""Registers the commands. A command or a command group is one module and one line here."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from omniq.cli import (
     demo,
     doctor,
     enqueue,
+    explain,
+    purge,
     queues,
     schedules,
     schema,
     stats,
     tasks,
-    upkeep,
     worker,
 )
 
 app = typer.Typer(
     name="omniq",
-    help="A task queue: run workers, look after tasks.",
+    help="A task queue: run workers, inspect and manage tasks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -47,22 +48,22 @@ def options(
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks. May stand anywhere.")
+        bool, typer.Option("--debug", help="Show tracebacks; accepted anywhere on the line.")
     ] = False,
 ) -> None:
-    """A task queue: run workers, look after tasks."""
+    """A task queue: run workers, inspect and manage tasks."""
 
 
-# In the order in which one needs them.
+# In the order in which a new user needs them.
 app.command("worker")(worker.worker)
 app.command("enqueue", context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
 app.command("stats")(stats.stats)
-app.command("explain")(upkeep.explain)
+app.command("explain")(explain.explain)
 for group in (tasks.app, dead.app, queues.app, schedules.app):
     app.add_typer(group, no_args_is_help=True)
 app.add_typer(queues.workers)
 app.command("breakers")(queues.breakers)
-app.command("purge")(upkeep.purge)
+app.command("purge")(purge.purge)
 app.command("dashboard")(dashboard.dashboard)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
@@ -70,11 +71,11 @@ app.add_typer(schema.app, no_args_is_help=True)
 
 
 def usage_message(error: Exception) -> str | None:
-    """What is wrong with the command line, in one line; None when the error is about something else.
+    """The usage error in one line; None for any other error.
 
-    Empty when the help was all that was asked for, and has been shown.
+    Empty when only the help was requested, and has been shown.
     """
-    # By what it can do and not by its class: some versions of typer bring their own copy of click.
+    # Tested by its method, not by its class: some versions of typer contain a copy of click.
     describe = getattr(error, "format_message", None)
     if describe is None:
         return None

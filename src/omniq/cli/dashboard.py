@@ -19,24 +19,28 @@ def dashboard(
     host: Annotated[
         str,
         typer.Option(
-            "--host", help="Where to listen; elsewhere than task_queue needs credentials."
+            "--host",
+            help="Address to listen on; other addresses than this machine's need credentials.",
         ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.")
+        int,
+        typer.Option(
+            "--port", "-p", min=0, max=65535, help="Port to listen on; 0 picks a free port."
+        ),
     ] = 8484,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Nobody may change anything.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Allow no changes.")] = False,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="HOST", help="A host name that browsers may use for it."),
+        typer.Option(
+            "--name", metavar="HOST", help="A host name that browsers may use; repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Show the queue in a browser, and let operators put it right.
+    """Show the queue in a browser, where operators can also manage it.
 
-    Prints a link that opens once; a fresh one follows when it is used. With secrets in
-    OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, people sign in instead.
+    Prints a link that works once; a new one is printed when it was used. With secrets in
+    OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, users sign in instead.
     """
     try:
         from omniq.dashboard.authentication import Access
@@ -51,12 +55,12 @@ def dashboard(
     console.start_logging(Settings.load(url=url).log_level)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        await serve(task_queue, host, port, access, _say)
+        await serve(task_queue, host, port, access, _print_link)
 
     with_queue(url, work, creates=True)
 
 
-def _say(link: str) -> None:
-    """A link alone on its line, whatever the width of the terminal, and seen at once in a pipe."""
+def _print_link(link: str) -> None:
+    """Print a link alone on its line, unwrapped, and flush it so that a pipe gets it at once."""
     output.print_line(link)
     console.flush()

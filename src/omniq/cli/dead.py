@@ -15,7 +15,7 @@ from omniq.cli import output
 from omniq.cli.options import Json, Limit, Url, Yes
 from omniq.cli.parsing import count_of, error_line, parse_duration, parse_json_value, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.cli.tasks import check_choice, retry_letters, task_page
+from omniq.cli.tasks import check_choice, retry_dead_letters, task_page
 from omniq.errors import InvalidTask
 from omniq.operations import bulk_actions
 from omniq.operations.newest import newest_dead
@@ -23,37 +23,48 @@ from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.process import console
 
-app = typer.Typer(name="dead", help="Look at tasks that failed for good, and put them right.")
+app = typer.Typer(
+    name="dead", help="List dead letters: tasks that failed for good. Retry or delete them."
+)
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which dead letters.")]
-Every = Annotated[bool, typer.Option("--all", help="All of them, or those chosen below.")]
-Type = Annotated[str | None, typer.Option("--type", "-t", help="Only of this function.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")]
+Every = Annotated[
+    bool, typer.Option("--all", help="All dead letters, or those that match the filters.")
+]
+Function = Annotated[
+    str | None, typer.Option("--type", "-t", help="Only of this function: module.function.")
+]
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="SPAN", help="Only those that failed since: 1h.")
+    str | None,
+    typer.Option("--since", metavar="SPAN", help="Only those that failed within this time: 1h."),
 ]
 Until = Annotated[
-    str | None, typer.Option("--until", metavar="SPAN", help="Only those that failed before: 7d.")
+    str | None,
+    typer.Option("--until", metavar="SPAN", help="Only those that failed longer ago: 7d."),
 ]
-Why = Annotated[str | None, typer.Option("--reason", "-r", help="Only those with this reason.")]
+Reason = Annotated[
+    str | None, typer.Option("--reason", "-r", help="Only with this failure reason.")
+]
 
 
 @app.command("list")
 def list_(
     url: Url = None,
-    task_type: Type = None,
-    reason: Why = None,
+    func_path: Function = None,
+    reason: Reason = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 50,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="ID", help="Go on after this one, in id order.")
+        str | None,
+        typer.Option("--after", metavar="ID", help="Continue after this id, in id order."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The newest dead letters, the latest failure first; with `--after`, in order of id."""
+    """List the newest dead letters, latest failure first; with `--after`, in order of id."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = _chosen(task_queue, task_type, reason, since, until)
+        chosen = _filters(task_queue, func_path, reason, since, until)
         if after is None:
             found = await newest_dead(task_queue.storage, limit, **chosen)
         else:
@@ -70,7 +81,7 @@ def list_(
             (
                 letter.task_id,
                 output.text(letter.failure_reason, "red"),
-                letter.task_type,
+                letter.func_path,
                 relative_time(letter.last_failure, now),
                 error_line(letter.error_details),
                 letter.attempt_count,
@@ -86,11 +97,11 @@ def list_(
 
 @app.command()
 def show(
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="Which dead letter.")],
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the dead letter.")],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """One dead letter with its call, every failed run and its traceback."""
+    """Show one dead letter with its call, every failed run and its traceback."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         if await task_queue.dead.get(task_id) is None:
@@ -109,26 +120,28 @@ def retry(
     ids: Ids = None,
     url: Url = None,
     every: Every = False,
-    task_type: Type = None,
-    reason: Why = None,
+    func_path: Function = None,
+    reason: Reason = None,
     since: Since = None,
     until: Until = None,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="Forget the steps that were done.")
+        bool, typer.Option("--from-start", help="Run completed steps again.")
     ] = False,
     args: Annotated[
-        str | None, typer.Option("--args", metavar="JSON", help="Other arguments: '[1, 2]'.")
+        str | None,
+        typer.Option("--args", metavar="JSON", help="New arguments, as a list: '[1, 2]'."),
     ] = None,
     kwargs: Annotated[
-        str | None, typer.Option("--kwargs", metavar="JSON", help="""Others: '{"a": 1}'.""")
+        str | None,
+        typer.Option("--kwargs", metavar="JSON", help="""New keyword arguments: '{"a": 1}'."""),
     ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Run them again under their ids; a task with durable steps resumes after those done."""
-    check_choice(ids, every, any((task_type, reason, since, until)))
+    """Run dead letters again under their ids; a task with durable steps resumes after the completed ones."""
+    check_choice(ids, every, any((func_path, reason, since, until)))
     if (args is not None or kwargs is not None) and (every or len(ids or ()) != 1):
-        raise CommandFailed("--args and --kwargs change one task: name it", console.BAD_USAGE)
+        raise CommandFailed("--args and --kwargs need exactly one id", console.BAD_USAGE)
     other_args, other_kwargs = (
         _container("--args", args, list),
         _container("--kwargs", kwargs, dict),
@@ -143,23 +156,23 @@ def retry(
             output.print_report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
             return
         chosen = ids or await bulk_actions.dead_ids(
-            task_queue.storage, **_chosen(task_queue, task_type, reason, since, until)
+            task_queue.storage, **_filters(task_queue, func_path, reason, since, until)
         )
         if every:
             output.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
-        await retry_letters(task_queue, chosen, from_start, as_json)
+        await retry_dead_letters(task_queue, chosen, from_start, as_json)
 
     with_queue(url, work)
 
 
 @app.command()
 def delete(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Which dead letters.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of dead letters.")],
     url: Url = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Forget dead letters for good."""
+    """Delete dead letters."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         if len(ids) == 1 and await task_queue.dead.get(ids[0]) is None:
@@ -175,23 +188,26 @@ def delete(
 @app.command()
 def purge(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="SPAN", help="Failed longer ago: 12h, 30d.")
+        str,
+        typer.Option(
+            "--older-than", metavar="SPAN", help="Only those that failed longer ago: 12h, 30d."
+        ),
     ],
     url: Url = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Forget dead letters whose last failure is old."""
+    """Delete dead letters whose last failure is old."""
     seconds = parse_duration("--older-than", older_than) or 0.0
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        output.confirm(f"Forget all dead letters older than {older_than} for good?", yes)
+        output.confirm(f"Delete all dead letters older than {older_than} for good?", yes)
         before = task_queue.storage.clock.now() - timedelta(seconds=seconds)
         with output.progress_bar("purging") as progress:
             count = await bulk_actions.purge(
                 task_queue.storage, before, dead=True, on_progress=progress
             )
-        output.print_report(bulk_actions.BulkReport(count, {}), "dead letters forgotten", as_json)
+        output.print_report(bulk_actions.BulkReport(count, {}), "dead letters purged", as_json)
 
     with_queue(url, work)
 
@@ -199,18 +215,18 @@ def purge(
 @app.command()
 def export(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Where to; else stdout.")
+        Path | None, typer.Argument(metavar="FILE", help="The file to write; stdout if not given.")
     ] = None,
     url: Url = None,
-    task_type: Type = None,
-    reason: Why = None,
+    func_path: Function = None,
+    reason: Reason = None,
     since: Since = None,
     until: Until = None,
 ) -> None:
-    """Write them as JSON lines: each with its call, its failed runs and their tracebacks."""
+    """Export dead letters as JSON lines, each with its call, failed runs and tracebacks."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = _chosen(task_queue, task_type, reason, since, until)
+        chosen = _filters(task_queue, func_path, reason, since, until)
         total, count = len(await bulk_actions.dead_ids(task_queue.storage, **chosen)), 0
         with output.progress_bar("exporting") as progress, _destination(file) as stream:
             async for record in task_queue.dead.export(**chosen):
@@ -234,26 +250,26 @@ def _destination(file: Path | None) -> Iterator[TextIO]:
         raise CommandFailed(f"cannot write {file}: {error.strerror}") from error
 
 
-class _Chosen(TypedDict):
-    task_type: str | None
+class _Filters(TypedDict):
+    func_path: str | None
     reason: str | None
     since: datetime | None
     until: datetime | None
 
 
-def _chosen(
+def _filters(
     task_queue: AsyncTaskQueue,
-    task_type: str | None,
+    func_path: str | None,
     reason: str | None,
     since: str | None,
     until: str | None,
-) -> _Chosen:
+) -> _Filters:
     now = task_queue.storage.clock.now()
     first, last = (
         None if seconds is None else now - timedelta(seconds=seconds)
         for seconds in (parse_duration("--since", since), parse_duration("--until", until))
     )
-    return {"task_type": task_type, "reason": reason, "since": first, "until": last}
+    return {"func_path": func_path, "reason": reason, "since": first, "until": last}
 
 
 def _container(name: str, text: str | None, kind: type[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""`omniq demo`: a realistic mix of work, three workers, one of them killed; nothing is lost."""
+"""`omniq demo`: several kinds of tasks on three workers, one of which is killed; no task is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _WORKERS = 3
 _LEASE = 1.5
-_PATIENCE = 55.0
+_TIMEOUT = 55.0
 _STOP_SECONDS = 5.0
 _BAR = 40
 _DOCUMENT = "report.pdf"
@@ -38,7 +38,7 @@ _LIVE = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING)
 _MIX = (
     ("fetch", "async, on the event loop", 300),
     ("thumbnail", "in a thread; every fifth fails at first", 100),
-    ("encode", "in a process of its own", 12),
+    ("encode", "in a child process", 12),
     ("invoice", "fails for good: a dead letter", 2),
     ("publish", "four durable steps", 1),
 )
@@ -49,37 +49,35 @@ _Workers = dict[int, subprocess.Popen[bytes]]
 def demo(
     keep: Annotated[
         Path | None,
-        typer.Option(
-            "--keep", metavar="FOLDER", help="Leave everything in this new folder, to look around."
-        ),
+        typer.Option("--keep", metavar="FOLDER", help="Keep the storage in this new folder."),
     ] = None,
 ) -> None:
-    """See omniq at work, in less than a minute and without a server; one worker gets killed.
+    """Show omniq at work in less than a minute, without a server; one worker is killed.
 
-    Everything happens in a temporary folder that is removed at the end.
+    The demo uses a temporary folder, which is deleted at the end.
     """
     if keep is not None:
         try:
             keep.mkdir(parents=True)
         except OSError as error:
             raise CommandFailed(f"--keep {keep}: {error.strerror}") from error
-        asyncio.run(_Stage(keep.resolve()).play())
+        asyncio.run(_Demo(keep.resolve()).run())
         url = f"sqlite:///{keep.resolve()}/demo.db"
         output.print_line("")
-        output.print_line("Look around:")
+        output.print_line("To inspect the storage:")
         for command in ("stats", "tasks list", "dead list", "schedules list"):
             output.print_line(f"  omniq {command} --url {url}")
         return
     with tempfile.TemporaryDirectory(prefix="omniq-demo-") as folder:
-        asyncio.run(_Stage(Path(folder)).play())
+        asyncio.run(_Demo(Path(folder)).run())
     output.print_line("")
     output.print_line(
-        "Nothing is left behind. To look around in it: omniq demo --keep ./omniq-demo"
+        "Everything was deleted. To keep and inspect the storage: omniq demo --keep ./omniq-demo"
     )
 
 
-class _Scene(msgspec.Struct, frozen=True):
-    """What is to be seen at one moment."""
+class _Snapshot(msgspec.Struct, frozen=True):
+    """What the live view shows at one moment."""
 
     total: int
     left: int
@@ -89,22 +87,22 @@ class _Scene(msgspec.Struct, frozen=True):
     killed: str
 
 
-class _Stage:
+class _Demo:
     """One run of the demo, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._diary = folder / "diary"
+        self._run_log = folder / "runs.log"
         self._url = f"sqlite:///{folder}/demo.db?durability=os"
         self._document_id = ""
         self._killed = ""
 
-    async def play(self) -> None:
-        """Play it all; raises `CommandFailed` if anything went missing."""
+    async def run(self) -> None:
+        """Run the demo; raises `CommandFailed` if a task was lost."""
         began = SYSTEM_CLOCK.monotonic()
         async with AsyncTaskQueue(self._url) as queue:
             ids = await self._enqueue(queue)
-            output.print_line(f"{len(ids)} tasks are safe on disk. Starting {_WORKERS} workers.")
+            output.print_line(f"{len(ids)} tasks are stored on disk. Starting {_WORKERS} workers.")
             with self._workers() as workers:
                 await self._watch(queue, set(ids), workers)
             results = {task_id: await queue.get_result(task_id) for task_id in ids}
@@ -112,16 +110,16 @@ class _Stage:
         self._report(ids, results, len(fired), SYSTEM_CLOCK.monotonic() - began)
 
     async def _enqueue(self, queue: AsyncTaskQueue) -> dict[str, str]:
-        """All tasks of the mix: id to kind."""
-        diary = str(self._diary)
+        """Enqueue all tasks; return their kinds by id."""
+        run_log = str(self._run_log)
         kinds: dict[str, str] = {}
         for kind, _, count in _MIX:
             what: list[object] = [_DOCUMENT] if kind == "publish" else list(range(count))
             function = getattr(demo_tasks, kind)
-            for handle in await queue.enqueue_many(function, [(diary, each) for each in what]):
+            for handle in await queue.enqueue_many(function, [(run_log, each) for each in what]):
                 kinds[handle.id] = kind
         self._document_id = next(task_id for task_id, kind in kinds.items() if kind == "publish")
-        await queue.schedules.add("heartbeat", demo_tasks.heartbeat, args=(diary,), interval=1)
+        await queue.schedules.add("heartbeat", demo_tasks.heartbeat, args=(run_log,), interval=1)
         return kinds
 
     @contextmanager
@@ -138,7 +136,7 @@ class _Stage:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # Ctrl-C is for the demo, which then ends its workers itself.
+                    # Ctrl-C must reach only the demo, which then stops its workers.
                     start_new_session=True,
                 )
                 for _ in range(_WORKERS)
@@ -152,54 +150,54 @@ class _Stage:
     async def _watch(self, queue: AsyncTaskQueue, ids: set[str], workers: _Workers) -> None:
         from rich.live import Live
 
-        deadline = SYSTEM_CLOCK.monotonic() + _PATIENCE
+        deadline = SYSTEM_CLOCK.monotonic() + _TIMEOUT
         with Live(console=output.terminal(), refresh_per_second=10) as live:
             while SYSTEM_CLOCK.monotonic() < deadline:
-                scene = await self._look(queue, ids)
-                live.update(_picture(scene))
-                if not scene.left:
+                snapshot = await self._take_snapshot(queue, ids)
+                live.update(_render(snapshot))
+                if not snapshot.left:
                     return
                 if not self._killed:
-                    self._kill_the_publisher(scene, workers)
+                    self._kill_publisher(snapshot, workers)
                 await SYSTEM_CLOCK.sleep(0.1)
         raise CommandFailed(
-            f"the demo did not end within {_PATIENCE:g} s; try it on an idle machine"
+            f"the demo did not end within {_TIMEOUT:g} s; try it on an idle machine"
         )
 
-    async def _look(self, queue: AsyncTaskQueue, ids: set[str]) -> _Scene:
+    async def _take_snapshot(self, queue: AsyncTaskQueue, ids: set[str]) -> _Snapshot:
         left = {
             task.id
             for status in _LIVE
             for task in await queue.list_tasks(status=status, limit=1000)
             if task.id in ids
         }
-        return _Scene(
+        return _Snapshot(
             total=len(ids),
             left=len(left),
             by_status=(await queue.stats()).by_status,
             workers=await queue.workers(),
-            steps=[words[1] for words in self._lines() if words[0] == _DOCUMENT],
+            steps=[fields[1] for fields in self._lines() if fields[0] == _DOCUMENT],
             killed=self._killed,
         )
 
-    def _kill_the_publisher(self, scene: _Scene, workers: _Workers) -> None:
+    def _kill_publisher(self, snapshot: _Snapshot, workers: _Workers) -> None:
         """Kill the worker that publishes the document, when it is half-way through its steps."""
-        if len(scene.steps) <= len(demo_tasks.STEPS) // 2:
+        if len(snapshot.steps) <= len(demo_tasks.STEPS) // 2:
             return
-        for worker in scene.workers:
+        for worker in snapshot.workers:
             if self._document_id in worker.running and worker.pid in workers:
                 os.kill(worker.pid, signal.SIGKILL)
                 workers.pop(worker.pid).wait()
                 self._killed = (
-                    f"worker {worker.pid} got SIGKILL in step {len(scene.steps)} of {_DOCUMENT}, "
-                    f"with {len(worker.running)} tasks in its hands"
+                    f"worker {worker.pid} got SIGKILL in step {len(snapshot.steps)} of {_DOCUMENT}, "
+                    f"while it held {len(worker.running)} tasks"
                 )
                 return
 
     def _lines(self) -> list[list[str]]:
-        if not self._diary.exists():
+        if not self._run_log.exists():
             return []
-        return [line.split() for line in self._diary.read_text().splitlines()]
+        return [line.split() for line in self._run_log.read_text().splitlines()]
 
     def _report(
         self,
@@ -213,20 +211,28 @@ class _Stage:
             _row(kind, how, [results[task_id] for task_id, own in kinds.items() if own == kind])
             for kind, how, _ in _MIX
         ]
-        columns = ("kind", ">enqueued", ">succeeded", ">in a later run", ">dead", ">lost", "how")
+        columns = (
+            "kind",
+            ">enqueued",
+            ">succeeded",
+            ">in a later run",
+            ">dead",
+            ">lost",
+            "how it runs",
+        )
         output.print_rich("", output.Listing(columns, rows))
-        steps = Counter(words[1] for words in self._lines() if words[0] == _DOCUMENT)
+        steps = Counter(fields[1] for fields in self._lines() if fields[0] == _DOCUMENT)
         counted = ", ".join(f"{step} ×{steps[step]}" for step in demo_tasks.STEPS)
         output.print_line("")
         if not self._killed:
-            raise CommandFailed("nobody was killed: this machine is too busy to aim; try again")
+            raise CommandFailed("no worker was killed: this machine is too busy; try again")
         output.print_line(
-            f"{self._killed}; the others took over when its lease of {_LEASE:g} s ended."
+            f"{self._killed}; the others took over when its lease of {_LEASE:g} s expired."
         )
         output.print_line(
-            f"Its steps: {counted}. What was done before the kill was not done again."
+            f"Its steps: {counted}. Steps that were completed before the kill did not run again."
         )
-        output.print_line(f"A schedule enqueued a heartbeat every second meanwhile: {fired}.")
+        output.print_line(f"Meanwhile a schedule enqueued a heartbeat every second: {fired}.")
         redone = [step for step in demo_tasks.STEPS if steps[step] > 1]
         if lost or len(steps) < len(demo_tasks.STEPS) or len(redone) > 1:
             raise CommandFailed(f"{len(lost)} tasks lost, steps {counted}: this must not happen")
@@ -234,7 +240,7 @@ class _Stage:
 
 
 def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Ask all to stop; kill those that take their time."""
+    """Ask all workers to stop; kill those that do not stop in time."""
     waiting = list(workers)
     for worker in waiting:
         worker.terminate()
@@ -246,24 +252,24 @@ def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
             worker.wait()
 
 
-def _picture(scene: _Scene) -> RenderableType:
+def _render(snapshot: _Snapshot) -> RenderableType:
     from rich.text import Text
 
-    done = scene.total - scene.left
-    full = done * _BAR // scene.total
-    count = Text.assemble(("█" * full, "green"), "░" * (_BAR - full), f" {done}/{scene.total}")
+    done = snapshot.total - snapshot.left
+    full = done * _BAR // snapshot.total
+    count = Text.assemble(("█" * full, "green"), "░" * (_BAR - full), f" {done}/{snapshot.total}")
     states = Text("   ").join(
-        Text.assemble(output.status_text(status), f" {scene.by_status[status]}")
+        Text.assemble(output.status_text(status), f" {snapshot.by_status[status]}")
         for status in TaskStatus
     )
-    held = "   ".join(f"{worker.pid} holds {len(worker.running)}" for worker in scene.workers)
+    held = "   ".join(f"{worker.pid} holds {len(worker.running)}" for worker in snapshot.workers)
     return output.key_values(
         [
             ("done", count),
             ("tasks", states),
             ("workers", held),
-            (_DOCUMENT, " → ".join(scene.steps)),
-            ("", output.text(scene.killed, "bold red")),
+            (_DOCUMENT, " → ".join(snapshot.steps)),
+            ("", output.text(snapshot.killed, "bold red")),
         ]
     )
 

@@ -1,4 +1,4 @@
-"""`omniq doctor`: what this storage promises, checked."""
+"""`omniq doctor`: check the storage and the settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUEUE = "omniq-doctor"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found, as `--json` prints it."""
+    """Everything that `omniq doctor` reports, as `--json` prints it."""
 
     url: str
     healthy: bool
@@ -33,12 +33,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 def doctor(
     url: Url = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Say what this storage promises, as far as that can be checked from task_queue.
+    """Check the storage and the settings.
 
-    Opens it, asks a server for its settings, writes a task that nobody will run, reads it back
-    and removes it. Exits with 1 if something is bad.
+    Opens the storage, reads the settings of its server, writes a task that no worker will run,
+    reads it back and deletes it. Exits with 1 if something is bad.
     """
     settings = Settings.load(url=url)
     diagnosis = asyncio.run(_examine(settings))
@@ -65,12 +65,12 @@ async def _examine(settings: Settings) -> Diagnosis:
 
 
 async def _round_trip(storage: BaseStorage) -> Finding:
-    """Write a task, read it and remove it, a few times; the median is told."""
+    """Write a task, read it and delete it, a few times; report the median."""
     clock = storage.clock
     seconds: list[float] = []
     for _ in range(_ROUND_TRIPS):
-        # Due long after it has expired, and nothing of it is kept: should this be interrupted, no
-        # worker will ever run it.
+        # Due long after it has expired, and without a stored result: if this command is
+        # interrupted, no worker will ever run the task.
         task = Task(
             func_path="omniq.doctor",
             queue=_QUEUE,
@@ -84,7 +84,7 @@ async def _round_trip(storage: BaseStorage) -> Finding:
         seconds.append(clock.monotonic() - began)
         await storage.cancel(task.id)
         if found is None or found.func_path != task.func_path:
-            return Finding("write and read", "lost", "bad: a task was accepted and is not there")
+            return Finding("write and read", "lost", "bad: a task was accepted but cannot be read")
     return Finding("write and read", f"{statistics.median(seconds) * 1000:.2f} ms")
 
 

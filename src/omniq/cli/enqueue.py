@@ -1,4 +1,4 @@
-"""`omniq enqueue`: keep a call for a worker to make."""
+"""`omniq enqueue`: store a call for a worker to make."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from omniq.models import TaskResult, TaskStatus, check_func_path
 from omniq.queue.async_queue import AsyncTaskQueue, EnqueueOptions
 from omniq.scheduling.schedules import check_call
 from omniq.tasks.functions import resolve
+from omniq.tasks.options import option_help
 
 
 def enqueue(
     func: Annotated[
-        str, typer.Argument(metavar="FUNC", help="Where the function is: module.function.")
+        str, typer.Argument(metavar="FUNC", help="Path of the function: module.function.")
     ],
     args: Annotated[
         list[str] | None,
@@ -32,52 +33,52 @@ def enqueue(
         typer.Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
     ] = None,
     url: Url = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Which queue.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help=option_help("queue"))] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", "-p", help="Higher runs first.")
+        int | None, typer.Option("--priority", "-p", help=option_help("priority"))
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="SPAN", help="Not before: 30s, 5m, 2h, 7d.")
+        str | None, typer.Option("--delay", metavar="SPAN", help=option_help("delay"))
     ] = None,
     eta: Annotated[
-        str | None, typer.Option("--eta", metavar="WHEN", help="Not before: 2026-01-31T12:00Z.")
+        str | None, typer.Option("--eta", metavar="WHEN", help=option_help("eta"))
     ] = None,
     interval: Annotated[
-        str | None, typer.Option("--interval", metavar="SPAN", help="Again so long after each run.")
+        str | None, typer.Option("--interval", metavar="SPAN", help=option_help("interval"))
     ] = None,
     cron: Annotated[
-        str | None, typer.Option("--cron", metavar="EXPR", help="Again and again: '*/5 * * * *'.")
+        str | None, typer.Option("--cron", metavar="EXPR", help=option_help("cron"))
     ] = None,
-    tz: Annotated[str | None, typer.Option("--tz", help="Time zone of --cron.")] = None,
+    tz: Annotated[str | None, typer.Option("--tz", help=option_help("tz"))] = None,
     max_retries: Annotated[
-        int | None, typer.Option("--max-retries", help="Further runs after a failure.")
+        int | None, typer.Option("--max-retries", help=option_help("max_retries"))
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SPAN", help="Stop a run after that long.")
+        str | None, typer.Option("--timeout", metavar="SPAN", help=option_help("timeout"))
     ] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="SPAN", help="Do not start later than that.")
+        str | None, typer.Option("--expires", metavar="SPAN", help=option_help("expires"))
     ] = None,
     unique: Annotated[
-        str | None, typer.Option("--unique", metavar="KEY", help="Only one task with this key.")
+        str | None, typer.Option("--unique", metavar="KEY", help=option_help("unique"))
     ] = None,
-    task_id: Annotated[
-        str | None, typer.Option("--id", help="The task's id; else a fresh one.")
-    ] = None,
+    task_id: Annotated[str | None, typer.Option("--id", help=option_help("task_id"))] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", "-m", metavar="NAME=JSON", help="Kept with it; repeatable."),
+        typer.Option(
+            "--metadata", "-m", metavar="NAME=JSON", help=option_help("metadata") + " Repeatable."
+        ),
     ] = None,
     wait: Annotated[
         str | None,
-        typer.Option("--wait", metavar="SPAN", help="Wait so long for its result, and show it."),
+        typer.Option("--wait", metavar="SPAN", help="Wait this long for the result, and print it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Enqueue a call of a function and print the task's id.
 
-    The function's module need not be task_queue. Where it is, the options of its `@task` count, and a
-    name or an argument that it does not have is refused.
+    The function's module need not be importable here. If it is, the options of its `@task` apply, and
+    a name or an argument that the function does not have is refused.
     """
     values = [parse_json_value("argument", text) for text in args or ()]
     named = parse_pairs("--kwargs", kwargs or ())
@@ -96,24 +97,29 @@ def enqueue(
         "task_id": task_id,
         "metadata": parse_pairs("--metadata", metadata or ()) or None,
     }
-    patience = parse_duration("--wait", wait)
+    wait_seconds = parse_duration("--wait", wait)
     function = function_at(func)
     check_call(function, values, named)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         handle = await task_queue.options(**options).enqueue(function, *values, **named)
-        if patience is None:
+        if wait_seconds is None:
             output.print_json({"id": handle.id}) if as_json else output.print_line(handle.id)
             return
         if not as_json:
             output.print_note(handle.id)
-        show_result(handle.id, await task_queue.get_result(handle.id, patience), patience, as_json)
+        show_result(
+            handle.id, await task_queue.get_result(handle.id, wait_seconds), wait_seconds, as_json
+        )
 
     with_queue(url, work, creates=True)
 
 
 def function_at(path: str) -> Callable[..., Any] | str:
-    """The function, when its module is task_queue, so that the options of its `@task` are known."""
+    """Return the function if its module is importable here, else its path.
+
+    With the function, the options of its `@task` are known.
+    """
     check_func_path(path)
     make_current_folder_importable()
     try:
@@ -124,18 +130,20 @@ def function_at(path: str) -> Callable[..., Any] | str:
         if isinstance(error.__cause__, AttributeError) and str(error).endswith(
             str(error.__cause__)
         ):
-            # The module is task_queue and does not have it.
+            # The module is importable here and does not have the function.
             raise InvalidTask(str(error)) from error
         if not error.elsewhere:
-            output.print_note(f"{error}; enqueued without the options of its @task")
+            output.print_note(f"{error}; the task is enqueued without the options of @task")
         return path
 
 
-def show_result(task_id: str, result: TaskResult | None, patience: float, as_json: bool) -> None:
-    """Print what the task came to; fails when that is not a success."""
+def show_result(
+    task_id: str, result: TaskResult | None, wait_seconds: float, as_json: bool
+) -> None:
+    """Print the result of a task; fails unless the task succeeded."""
     if result is None:
         raise CommandFailed(
-            f"task {task_id} has not ended within {patience:g} s; see omniq explain {task_id}"
+            f"task {task_id} has not ended within {wait_seconds:g} s; see omniq explain {task_id}"
         )
     if as_json:
         output.print_json(result)

@@ -1,4 +1,4 @@
-"""The keys of a live view: q and Ctrl-C leave it."""
+"""The keys of a live view: q and Ctrl-C quit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import termios
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+
+from omniq._futures import finish
 
 
 @contextmanager
 def quit_key() -> Iterator[asyncio.Future[None]]:
-    """Done when somebody presses q or Ctrl-C. The terminal is as it was afterwards."""
+    """A future that is done when the user presses q or Ctrl-C. Restores the terminal on exit."""
     loop = asyncio.get_running_loop()
     pressed: asyncio.Future[None] = loop.create_future()
 
-    def stop() -> None:
-        if not pressed.done():
-            pressed.set_result(None)
-
+    stop = partial(finish, pressed)
     loop.add_signal_handler(signal.SIGINT, stop)
     try:
         if sys.stdin.isatty():
@@ -37,7 +37,7 @@ def quit_key() -> Iterator[asyncio.Future[None]]:
 def _single_keys(
     loop: asyncio.AbstractEventLoop, terminal: int, stop: Callable[[], None]
 ) -> Iterator[None]:
-    """Let keys through as they are pressed, unseen."""
+    """Read single key presses without echo."""
 
     def read() -> None:
         keys = os.read(terminal, 64)

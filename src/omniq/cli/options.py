@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Where the tasks live, such as sqlite:///tasks.db; else OMNIQ_URL, else what "
-        "omniq.toml or pyproject.toml say, else .omniq/omniq.db task_queue.",
+        help="URL of the storage, such as sqlite:///tasks.db; default: OMNIQ_URL, then omniq.toml "
+        "or pyproject.toml, then .omniq/omniq.db in the current folder.",
         show_default=False,
     ),
 ]
 
 Json = Annotated[
     bool,
-    typer.Option("--json", help="For programs: one JSON document, or one line for each item."),
+    typer.Option("--json", help="Print JSON: one document, or one line for each item."),
 ]
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before doing it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of items.")
+]

@@ -1,8 +1,8 @@
-"""What commands show: tables and bars for people, JSON for programs, and questions.
+"""Output of the commands: tables and progress bars for people, JSON for programs, confirmations.
 
 Text from the storage reaches a terminal only as text: never as markup, colour or control sequence.
-Nothing but JSON or what was asked for goes to stdout; bars and questions go to stderr. `rich` is
-imported when something is shown, since most commands of a script show nothing.
+Only the requested output goes to stdout; progress bars and questions go to stderr. `rich` is
+imported on first use, because most commands of a script do not need it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
     Cell = str | int | Text
 
-_WIDE = 10_000
+_PIPE_WIDTH = 10_000
 _GAP = 2
-_FEWEST_COLUMNS = 3
-_NARROW_LAST = 20
-_LONGEST_CELL = 120
-_LONGEST_VALUE = 4_000
-_MOST_REFUSALS = 10
+_MIN_COLUMNS = 3
+_MIN_LAST_WIDTH = 20
+_MAX_CELL = 120
+_MAX_VALUE = 4_000
+_MAX_REFUSALS = 10
 
-# Raw in JSON, and obeyed by a terminal: DEL, C1 controls, direction marks, line separators.
-_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+# Not escaped by JSON, but interpreted by a terminal: DEL, C1 controls, direction marks, line separators.
+_CONTROL = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 
 _COLOURS = {
     TaskStatus.PENDING: "yellow",
@@ -53,7 +53,7 @@ _COLOURS = {
 def terminal(stream: TextIO | None = None) -> Console:
     """A console on stdout or another stream. Plain without a terminal or with NO_COLOR.
 
-    In a pipe nothing is cut to a width: a program that reads a table gets all of it.
+    In a pipe no line is cut: a program that reads a table gets all of it.
     """
     from rich.console import Console
 
@@ -61,7 +61,7 @@ def terminal(stream: TextIO | None = None) -> Console:
     is_tty = stream.isatty()
     return Console(
         file=stream,
-        width=None if is_tty or os.environ.get("COLUMNS") else _WIDE,
+        width=None if is_tty or os.environ.get("COLUMNS") else _PIPE_WIDTH,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         markup=False,
         emoji=False,
@@ -71,20 +71,20 @@ def terminal(stream: TextIO | None = None) -> Console:
 
 
 def text(value: object, style: str = "") -> Text:
-    """Text from the storage, on one line, as it is and no more."""
+    """Text from the storage, on one line and cut to a maximum length, never as markup."""
     from rich.text import Text
 
     shown = visible(str(value))
-    if len(shown) > _LONGEST_CELL:
-        shown = shown[: _LONGEST_CELL - 1] + "…"
+    if len(shown) > _MAX_CELL:
+        shown = shown[: _MAX_CELL - 1] + "…"
     return Text(shown, style=style)
 
 
-def line(words: str) -> Text:
-    """Words that may come from the storage, on one line of any length."""
+def line(content: str) -> Text:
+    """Text that may come from the storage, on one line of any length."""
     from rich.text import Text
 
-    return Text(visible(words))
+    return Text(visible(content))
 
 
 def status_text(status: TaskStatus) -> Text:
@@ -94,9 +94,9 @@ def status_text(status: TaskStatus) -> Text:
 class Listing:
     """Rows under named columns, the more important ones first.
 
-    On a narrow screen the last columns are left out; where not even three have room, rows stand
-    one below the other with all they have. The first column names the row and is never cut; one
-    called `>name` is flush right.
+    A narrow screen omits the last columns; if not even three fit, each row is printed as a list of
+    all its cells. The first column identifies the row and is never cut. A column called `>name` is
+    aligned right.
     """
 
     def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -111,18 +111,18 @@ class Listing:
         for count in range(len(self._columns), 0, -1):
             if self._needed(count) <= options.max_width:
                 break
-        if count >= min(_FEWEST_COLUMNS, len(self._columns)):
+        if count >= min(_MIN_COLUMNS, len(self._columns)):
             yield self._table(count)
         else:
             yield from self._stacked()
 
     def _needed(self, count: int) -> int:
-        """How wide the first columns are, the last of them at its narrowest."""
+        """The width of the first `count` columns, the last of them at its narrowest."""
         widths = [
             max([len(name.lstrip(">")), *(row[number].cell_len for row in self._rows)])
             for number, name in enumerate(self._columns[:count])
         ]
-        return sum(widths[:-1]) + min(widths[-1], _NARROW_LAST) + _GAP * (count - 1)
+        return sum(widths[:-1]) + min(widths[-1], _MIN_LAST_WIDTH) + _GAP * (count - 1)
 
     def _table(self, count: int) -> RenderableType:
         from rich.table import Table
@@ -150,7 +150,7 @@ class Listing:
 
 
 def key_values(pairs: Sequence[tuple[str, Cell]]) -> RenderableType:
-    """Names and values, one pair a line; those without a value are left out."""
+    """Names and values, one pair per line; pairs without a value are omitted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -164,49 +164,49 @@ def key_values(pairs: Sequence[tuple[str, Cell]]) -> RenderableType:
     return made
 
 
-def block(words: str) -> Text:
-    """Several lines from the storage, such as a traceback, as they are and no more."""
+def block(content: str) -> Text:
+    """Several lines from the storage, such as a traceback, never as markup."""
     from rich.text import Text
 
-    return Text(visible(words, keep="\n\t").rstrip("\n"))
+    return Text(visible(content, keep="\n\t").rstrip("\n"))
 
 
 def value_text(value: Any) -> Text:
-    """A value as JSON, as it was passed but for what looks like a secret, bounded."""
+    """A value as JSON, without what looks like a secret, cut to a maximum length."""
     from rich.text import Text
 
     shown = visible(json.dumps(plain(redacted(value)), ensure_ascii=False))
-    if len(shown) > _LONGEST_VALUE:
-        shown = f"{shown[:_LONGEST_VALUE]}… ({len(shown):,} characters; --json has all)"
+    if len(shown) > _MAX_VALUE:
+        shown = f"{shown[:_MAX_VALUE]}… ({len(shown):,} characters; --json has all)"
     return Text(shown)
 
 
 def print_rich(*things: RenderableType) -> None:
-    """Print for people, on stdout."""
+    """Print tables and text for people, on stdout."""
     screen = terminal()
     for thing in things:
         screen.print(thing)
 
 
-def print_line(words: str) -> None:
-    """One line for people, on stdout."""
-    sys.stdout.write(visible(words) + "\n")
+def print_line(content: str) -> None:
+    """Print one line for people, on stdout."""
+    sys.stdout.write(visible(content) + "\n")
 
 
-def print_note(words: str) -> None:
-    """One line beside the output, on stderr."""
-    console.write(visible(words) + "\n")
+def print_note(content: str) -> None:
+    """Print one line beside the output, on stderr."""
+    console.write(visible(content) + "\n")
 
 
 def print_json(value: Any, stream: TextIO | None = None) -> None:
     """Print for programs: one JSON document on one line."""
     line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
-    (stream or sys.stdout).write(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
+    (stream or sys.stdout).write(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[OnProgress]:
-    """A progress bar on stderr, which is there only while a terminal is."""
+    """A progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield no_progress
         return
@@ -227,23 +227,25 @@ def progress_bar(title: str) -> Iterator[OnProgress]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on only if somebody agrees. Without anybody to ask, `--yes` must have been given."""
+    """Raise `CommandFailed` unless the user confirms. Without a terminal, `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandFailed(f"{question} Say --yes to do it without being asked", console.BAD_USAGE)
+        raise CommandFailed(
+            f"{question} Add --yes to confirm without a terminal", console.BAD_USAGE
+        )
     console.write(f"{visible(question)} [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandFailed("nothing was done")
 
 
 def print_report(done: BulkReport, what: str, as_json: bool) -> None:
-    """Say what became of a bulk action; fails when something was refused."""
+    """Print the report of a bulk action; raises `CommandFailed` if an item was refused."""
     if as_json:
         print_json({"done": done.done, "refused": done.refused})
     else:
         print_line(f"{what}: {done.done:,}")
-        for task_id, why in list(done.refused.items())[:_MOST_REFUSALS]:
+        for task_id, why in list(done.refused.items())[:_MAX_REFUSALS]:
             print_note(f"  {task_id}: {why}")
     if done.refused:
         count = len(done.refused)

@@ -1,4 +1,4 @@
-"""How people write durations, instants and values on the command line, and how they read them."""
+"""Parses durations, instants and values of the command line. Also exports their formatting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
 from omniq.operations.formatting import (
     count_of,
@@ -30,11 +31,10 @@ __all__ = [
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def parse_duration(name: str, text: str | None) -> float | None:
-    """A duration as people write it, in seconds.
+    """Parse a duration to seconds.
 
     >>> [parse_duration("--delay", text) for text in ("90", "1.5h", "7d", None)]
     [90.0, 5400.0, 604800.0, None]
@@ -46,11 +46,11 @@ def parse_duration(name: str, text: str | None) -> float | None:
         raise InvalidValue(
             f"{name} {text}: expected seconds, or a duration such as 30s, 5m, 2h, 7d"
         )
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    return float(found[1]) * UNIT_SECONDS[found[2] or "s"]
 
 
 def parse_instant(name: str, text: str | None) -> datetime | None:
-    """An instant with its time zone.
+    """Parse an instant, which must have a time zone.
 
     >>> parse_instant("--eta", "2026-01-01T12:00Z").isoformat()
     '2026-01-01T12:00:00+00:00'
@@ -70,7 +70,7 @@ def parse_instant(name: str, text: str | None) -> datetime | None:
 
 
 def parse_json_value(name: str, text: str) -> Any:
-    """The value of an argument written as JSON."""
+    """Parse an argument written as JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -79,7 +79,7 @@ def parse_json_value(name: str, text: str) -> Any:
 
 
 def parse_pairs(name: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """What `name=json` options say.
+    """Parse options of the form `name=json`.
 
     >>> parse_pairs("--kwargs", ["a=1", 'b="x"'])
     {'a': 1, 'b': 'x'}

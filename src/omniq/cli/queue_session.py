@@ -1,4 +1,4 @@
-"""A command's turn with the storage: open it, do the work, close it; or say in one line why not."""
+"""Opens the storage for a command, runs the command and closes the storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class CommandFailed(OmniqError):
-    """The command could not do what it was asked; `code` is what it exits with."""
+    """The command failed; `code` is its exit code."""
 
     def __init__(self, message: str, code: int = console.FAILURE) -> None:
         super().__init__(message)
@@ -28,14 +28,14 @@ class CommandFailed(OmniqError):
 def with_queue(
     url: str | None, work: Callable[[AsyncTaskQueue], Awaitable[T]], *, creates: bool = False
 ) -> T:
-    """What `work` makes of the queue at that URL.
+    """Run `work` with the queue at that URL and return its result.
 
-    A storage that is not there is made only when the command `creates`: who asks about an empty
-    one has most likely mistyped its name, or stands in the wrong folder.
+    A missing storage is created only if `creates`: a user who queries a storage that does not exist
+    has most likely mistyped its name, or is in the wrong folder.
     """
     settings = Settings.load(url=url)
     chosen = storage_url(settings)
-    _check_place(chosen, creates)
+    _check_exists(chosen, creates)
 
     async def session() -> T:
         async with AsyncTaskQueue(chosen, settings=settings) as queue:
@@ -44,20 +44,20 @@ def with_queue(
     try:
         return asyncio.run(session())
     except BrokenPipeError:
-        # Whoever read our output has seen enough, as in `omniq tasks list | head`.
+        # The reader of the output has closed it, as in `omniq tasks list | head`.
         raise typer.Exit(0) from None
 
 
-def _check_place(url: str, creates: bool) -> None:
+def _check_exists(url: str, creates: bool) -> None:
     if url.lower().startswith("memory:"):
         raise SettingsError(
-            "memory:// lives and dies with one process, so no command can see another's tasks; "
-            "name a storage that lasts with --url or OMNIQ_URL, such as sqlite:///tasks.db"
+            "memory:// exists only within one process, so no command can see its tasks; "
+            "name another storage with --url or OMNIQ_URL, such as sqlite:///tasks.db"
         )
-    place = local_path(url)
-    if not creates and place is not None and not place.exists():
+    path = local_path(url)
+    if not creates and path is not None and not path.exists():
         raise CommandFailed(
-            f"there is no storage at {mask_url(url)} (looked for {place.absolute()}); "
-            "enqueue something first, or name another with --url or OMNIQ_URL",
+            f"there is no storage at {mask_url(url)} (looked for {path.absolute()}); "
+            "enqueue a task first, or name another storage with --url or OMNIQ_URL",
             console.NOT_FOUND,
         )

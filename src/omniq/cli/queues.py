@@ -1,4 +1,4 @@
-"""`omniq queues`, `omniq workers`, `omniq breakers`: who takes tasks from where, and what is held."""
+"""`omniq queues`, `omniq workers` and `omniq breakers`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.storage.health import breakers_of, live_workers
 from omniq.worker.process import console
 
-app = typer.Typer(name="queues", help="Look at queues, pause and resume them.")
+app = typer.Typer(name="queues", help="List, pause and resume queues.")
 
-Names = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Which queues.")]
+Names = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Names of queues.")]
 
 
 @app.command("list")
 def list_(url: Url = None, as_json: Json = False) -> None:
-    """Every queue that has tasks, is paused, or is named by a worker."""
+    """List the queues that have tasks, are paused, or are named by a worker."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         lines = await queue_summaries(task_queue.storage)
@@ -45,14 +45,14 @@ def list_(url: Url = None, as_json: Json = False) -> None:
                 output.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
             )
         else:
-            output.print_note("no queues: nothing waits or runs")
+            output.print_note("no queues: no task is waiting or running")
 
     with_queue(url, work)
 
 
 @app.command()
 def pause(names: Names, url: Url = None) -> None:
-    """Hand out nothing more from these queues; what runs goes on, and tasks may be added."""
+    """Pause queues: workers claim no tasks from them. Running tasks continue, and tasks can be enqueued."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for name in names:
@@ -64,7 +64,7 @@ def pause(names: Names, url: Url = None) -> None:
 
 @app.command()
 def resume(names: Names, url: Url = None) -> None:
-    """Hand out tasks from these queues again."""
+    """Resume queues: workers claim tasks from them again."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for name in names:
@@ -74,14 +74,14 @@ def resume(names: Names, url: Url = None) -> None:
     with_queue(url, work, creates=True)
 
 
-workers = typer.Typer(name="workers", help="Look at workers, pause and resume one.")
+workers = typer.Typer(name="workers", help="List, pause and resume workers.")
 
-Workers = Annotated[list[str], typer.Argument(metavar="ID", help="Which workers.")]
+Workers = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of workers.")]
 
 
 @workers.callback(invoke_without_command=True)
 def list_workers(context: typer.Context, url: Url = None, as_json: Json = False) -> None:
-    """The workers that are alive, and what they hold; pause and resume them."""
+    """List the live workers and how many tasks each runs; pause and resume them."""
     if context.invoked_subcommand is not None:
         return
 
@@ -121,7 +121,7 @@ def _state(worker: WorkerInfo) -> output.Cell:
 
 @workers.command("pause")
 def pause_workers(ids: Workers, url: Url = None) -> None:
-    """Have these workers claim nothing more; what they run goes on. It ends with the worker."""
+    """Pause workers: they claim no more tasks; running tasks continue. A restarted worker is not paused."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for worker_id in ids:
@@ -133,7 +133,7 @@ def pause_workers(ids: Workers, url: Url = None) -> None:
 
 @workers.command("resume")
 def resume_workers(ids: Workers, url: Url = None) -> None:
-    """Let these workers claim again."""
+    """Resume workers: they claim tasks again."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for worker_id in ids:
@@ -149,7 +149,7 @@ def _check_alive(worker_id: str, is_alive: bool) -> None:
 
 
 def breakers(url: Url = None, as_json: Json = False) -> None:
-    """The circuit breakers that the fleet shares: what is held back, since when and why."""
+    """List the circuit breakers that all workers share: their state, since when and why."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await breakers_of(task_queue.storage)

@@ -1,4 +1,4 @@
-"""`omniq schedules`: what is enqueued by the clock."""
+"""`omniq schedules`: tasks that are enqueued at certain times."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from omniq.models import MissedPolicy, OverlapPolicy, Schedule
 from omniq.operations.redaction import without_secrets
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.scheduling.schedules import ScheduleOptions
+from omniq.tasks.options import option_help
 from omniq.worker.process import console
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-app = typer.Typer(name="schedules", help="Look at schedules, add, pause and trigger them.")
+app = typer.Typer(name="schedules", help="List, add, pause and trigger schedules.")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Which schedule.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule.")]
 
 
 @app.command("list")
 def list_(url: Url = None, as_json: Json = False) -> None:
-    """All schedules with their next and last time."""
+    """List all schedules with their next and last times."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await task_queue.schedules.list()
@@ -70,7 +71,7 @@ def _row(schedule: Schedule, now: datetime) -> tuple[output.Cell, ...]:
 
 
 def timing(schedule: Schedule) -> str:
-    """When it fires, in words."""
+    """The times of a schedule in short form: its cron expression, interval or instant."""
     if schedule.cron is not None:
         return f"{schedule.cron} {schedule.tz or 'UTC'}"
     if schedule.interval is not None:
@@ -82,10 +83,12 @@ def timing(schedule: Schedule) -> str:
 def show(
     schedule_id: Id,
     url: Url = None,
-    count: Annotated[int, typer.Option("--next", "-n", min=0, max=1000, help="Times shown.")] = 5,
+    count: Annotated[
+        int, typer.Option("--next", "-n", min=0, max=1000, help="Number of next times to show.")
+    ] = 5,
     as_json: Json = False,
 ) -> None:
-    """One schedule and its next times."""
+    """Show one schedule and its next times."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         schedule = await _found(task_queue, schedule_id)
@@ -119,9 +122,9 @@ def show(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def add(
-    schedule_id: Annotated[str, typer.Argument(metavar="ID", help="Its name.")],
+    schedule_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule.")],
     func: Annotated[
-        str, typer.Argument(metavar="FUNC", help="Where the function is: module.function.")
+        str, typer.Argument(metavar="FUNC", help="Path of the function: module.function.")
     ],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments as JSON.")
@@ -132,43 +135,41 @@ def add(
     ] = None,
     url: Url = None,
     cron: Annotated[
-        str | None, typer.Option("--cron", metavar="EXPR", help="Such as '0 3 * * MON-FRI'.")
+        str | None, typer.Option("--cron", metavar="EXPR", help=option_help("cron"))
     ] = None,
-    tz: Annotated[
-        str | None, typer.Option("--tz", help="Time zone of --cron; UTC if not given.")
-    ] = None,
+    tz: Annotated[str | None, typer.Option("--tz", help=option_help("tz"))] = None,
     interval: Annotated[
-        str | None, typer.Option("--interval", metavar="SPAN", help="Every so often: 30s, 2h.")
+        str | None, typer.Option("--interval", metavar="SPAN", help=option_help("interval"))
     ] = None,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="WHEN", help="Once: 2026-01-31T12:00Z.")
-    ] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="WHEN", help=option_help("at"))] = None,
     start: Annotated[
-        str | None, typer.Option("--start", metavar="WHEN", help="Not before.")
+        str | None, typer.Option("--start", metavar="WHEN", help=option_help("start"))
     ] = None,
-    end: Annotated[str | None, typer.Option("--end", metavar="WHEN", help="Not after.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--end", metavar="WHEN", help=option_help("end"))
+    ] = None,
     missed: Annotated[
         str,
-        typer.Option("--missed", metavar="skip|once|all", help="If no worker was there in time."),
+        typer.Option("--missed", metavar="skip|once|all", help=option_help("missed")),
     ] = "once",
     overlap: Annotated[
         str,
         typer.Option(
             "--overlap",
             metavar="allow|skip|queue|cancel_old",
-            help="If the run before has not ended.",
+            help=option_help("overlap"),
         ),
     ] = "allow",
     jitter: Annotated[
-        str | None, typer.Option("--jitter", metavar="SPAN", help="Up to so much later.")
+        str | None, typer.Option("--jitter", metavar="SPAN", help=option_help("jitter"))
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Which queue.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help=option_help("queue"))] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", "-p", help="Higher runs first.")
+        int | None, typer.Option("--priority", "-p", help=option_help("priority"))
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a call of a function by the clock; replaces the schedule of that id."""
+    """Add a schedule that enqueues calls of a function; replaces a schedule with the same id."""
     values = [parse_json_value("argument", text) for text in args or ()]
     named = parse_pairs("--kwargs", kwargs or ())
     options: ScheduleOptions = {
@@ -204,7 +205,7 @@ def add(
 
 @app.command()
 def pause(schedule_id: Id, url: Url = None) -> None:
-    """Fire it no more until it is resumed."""
+    """Pause a schedule: it enqueues nothing until it is resumed."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         await task_queue.schedules.pause(schedule_id)
@@ -215,7 +216,7 @@ def pause(schedule_id: Id, url: Url = None) -> None:
 
 @app.command()
 def resume(schedule_id: Id, url: Url = None) -> None:
-    """Fire it again, from its next time on."""
+    """Resume a schedule from its next time on."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         schedule = await task_queue.schedules.resume(schedule_id)
@@ -226,7 +227,7 @@ def resume(schedule_id: Id, url: Url = None) -> None:
 
 @app.command()
 def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
-    """Enqueue its task now and print the task's id. Its times stay as they are."""
+    """Enqueue the schedule's task now and print the task's id. Its next time does not change."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         handle = await task_queue.schedules.trigger(schedule_id)
@@ -237,7 +238,7 @@ def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
 
 @app.command()
 def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
-    """Forget it. What it has enqueued is not touched."""
+    """Delete a schedule. Tasks that it has enqueued are not affected."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         await _found(task_queue, schedule_id)
@@ -251,12 +252,16 @@ def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
 @app.command()
 def backfill(
     schedule_id: Id,
-    start: Annotated[str, typer.Option("--start", metavar="WHEN", help="From: 2026-01-01T00:00Z.")],
-    end: Annotated[str, typer.Option("--end", metavar="WHEN", help="To: 2026-01-31T00:00Z.")],
+    start: Annotated[
+        str, typer.Option("--start", metavar="WHEN", help="Start of the window: 2026-01-01T00:00Z.")
+    ],
+    end: Annotated[
+        str, typer.Option("--end", metavar="WHEN", help="End of the window: 2026-01-31T00:00Z.")
+    ],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue its times of a window that have no task yet, once each."""
+    """Enqueue a task for each time within a window that has none yet."""
     first, last = parse_instant("--start", start), parse_instant("--end", end)
 
     async def work(task_queue: AsyncTaskQueue) -> None:

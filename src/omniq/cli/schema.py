@@ -1,4 +1,4 @@
-"""`omniq schema`: the tables of a PostgreSQL store."""
+"""`omniq schema`: the tables of a PostgreSQL storage."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from omniq.settings import Settings, mask_url
 from omniq.storage import open_storage
 from omniq.storage.urls import storage_url
 
-app = typer.Typer(name="schema", help="Set up a PostgreSQL database, and keep it up to date.")
+app = typer.Typer(name="schema", help="Create and upgrade the tables of a PostgreSQL storage.")
 
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """A storage whose tables are made by migrations. Need not be open."""
+    """A storage whose tables are created by migrations. It need not be open."""
 
     def schema_sql(self) -> str:
-        """All SQL that sets up an empty database."""
+        """The SQL that sets up an empty database."""
 
     async def check_schema(self) -> int:
-        """The version of the schema; raises when it is not the one that is needed."""
+        """The version of the schema; raises if this omniq cannot use it."""
 
     async def upgrade_schema(self) -> tuple[int, int]:
-        """Bring it to the newest version: the version before, and the one after."""
+        """Upgrade to the newest version; return the versions before and after."""
 
 
 @app.command()
 def install(url: Url = None) -> None:
-    """Set up an empty database. Does nothing where that is done already."""
-    _tell_upgrade(*asyncio.run(_storage(url).upgrade_schema()))
+    """Create the tables in a database; does nothing if they exist."""
+    _print_upgrade(*asyncio.run(_storage(url).upgrade_schema()))
 
 
 @app.command()
 def upgrade(url: Url = None) -> None:
-    """Bring the tables to the version that this omniq needs. Safe while others do the same."""
-    _tell_upgrade(*asyncio.run(_storage(url).upgrade_schema()))
+    """Upgrade the tables to the version that this omniq needs. Safe to run concurrently."""
+    _print_upgrade(*asyncio.run(_storage(url).upgrade_schema()))
 
 
 @app.command()
 def check(url: Url = None) -> None:
-    """Say which version the tables are at; exits with 1 when this omniq cannot use them."""
+    """Print the version of the tables; exits with 1 if this omniq cannot use them."""
     typer.echo(f"version {asyncio.run(_storage(url).check_schema())}")
 
 
 @app.command()
 def sql(url: Url = None) -> None:
-    """Print the SQL that sets up an empty database, to be read or run by hand."""
+    """Print the SQL that sets up an empty database, to review or run manually."""
     typer.echo(_storage(url).schema_sql(), nl=False)
 
 
-def _tell_upgrade(before: int, after: int) -> None:
+def _print_upgrade(before: int, after: int) -> None:
     done = (
         "is at" if before == after else "set up at" if before == 0 else f"upgraded from {before} to"
     )

@@ -1,4 +1,4 @@
-"""`omniq stats`: how it goes, once or live."""
+"""`omniq stats`: queues, rates, workers and failures, once or live."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 def stats(
     url: Url = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Live, until q or Ctrl-C; in a pipe, one look.")
+        bool,
+        typer.Option("--watch", "-w", help="Refresh until q or Ctrl-C; in a pipe, print once."),
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, metavar="S", help="Seconds between looks.")
+        float,
+        typer.Option("--interval", "-i", min=0.1, metavar="S", help="Seconds between refreshes."),
     ] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Queues, rates, latencies, workers and failures.
+    """Show queues, rates, latencies, workers and failures.
 
-    Rates need two looks: only `--watch` has them. With `--json`, it prints one line for each look.
+    Rates need two samples: only `--watch` shows them. With `--json` it prints one line per sample.
     """
 
     async def work(task_queue: AsyncTaskQueue) -> None:
@@ -69,14 +71,14 @@ async def _live(
             try:
                 shown: RenderableType = page(await monitor.overview(), is_live=True)
             except StorageError as error:
-                # The view outlives a restart of the server.
+                # The view survives a restart of the server.
                 shown = output.block(f"the storage does not answer, trying again: {error}")
             live.update(shown, refresh=True)
             await task_queue.storage.clock.wait(pressed, interval)
 
 
 def page(overview: Overview, *, is_live: bool = False) -> Group:
-    """The whole picture, for a terminal of any width."""
+    """The whole overview, for a terminal of any width."""
     from rich.console import Group
 
     parts: list[RenderableType] = [_head(overview, is_live), "", _numbers(overview)]
@@ -108,7 +110,7 @@ def _numbers(overview: Overview) -> RenderableType:
         ("dead letters", output.text(f"{overview.dead:,}", "red" if overview.dead else "")),
         (
             "oldest due",
-            format_duration(overview.oldest_due_age) if overview.oldest_due_age else "none waits",
+            format_duration(overview.oldest_due_age) if overview.oldest_due_age else "none",
         ),
     ]
     if overview.rates is not None:
@@ -177,7 +179,7 @@ def _failures(overview: Overview) -> RenderableType:
     rows = [
         (
             letter.task_id,
-            letter.task_type,
+            letter.func_path,
             letter.failure_reason,
             relative_time(letter.last_failure, overview.at),
             error_line(letter.error_details),

@@ -1,4 +1,4 @@
-"""`omniq tasks`: look at tasks, cancel them, run failed ones again."""
+"""`omniq tasks`: list, show, cancel, delete and retry tasks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from omniq.worker.process import console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer(name="tasks", help="Look at tasks, cancel them, run failed ones again.")
+app = typer.Typer(name="tasks", help="List, show, cancel, delete and retry tasks.")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which tasks.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of tasks.")]
 Status = Annotated[
-    TaskStatus | None, typer.Option("--status", "-s", help="Only these: pending, running, …")
+    TaskStatus | None,
+    typer.Option("--status", "-s", help="Only with this status: pending, running, …"),
 ]
 Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")]
-Func = Annotated[str | None, typer.Option("--func", "-f", help="Only of this function.")]
+Func = Annotated[
+    str | None, typer.Option("--func", "-f", help="Only of this function: module.function.")
+]
 
 
 @app.command("list")
@@ -41,12 +44,12 @@ def list_(
     limit: Limit = 50,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="ID", help="Go on after this one, oldest first."),
+        typer.Option("--after", metavar="ID", help="Continue after this id, oldest first."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them, oldest first.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All tasks, oldest first.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The newest tasks, newest first; with `--after` or `--all`, in order of id."""
+    """List the newest tasks, newest first; with `--after` or `--all`, in order of id."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         if every and as_json:
@@ -111,11 +114,11 @@ def _table(tasks: list[Task], now: datetime) -> RenderableType:
 
 @app.command()
 def show(
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="Which task.")],
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the task.")],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """One task with its arguments, result, failed runs and what happened when."""
+    """Show one task with its arguments, result, failed runs and timeline."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         detail = await task_detail(task_queue.storage, task_id)
@@ -128,7 +131,7 @@ def show(
 
 
 def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
-    """All there is to know about a task, for people."""
+    """Everything about a task, for people."""
     task, result = detail.task, detail.result
     page = [output.key_values([*_identity(task, now), *_running(detail)])]
     if task.status is TaskStatus.SUCCESS and result is not None:
@@ -147,7 +150,7 @@ def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     if detail.dead is not None:
         page += ["", f"Run it again: omniq dead retry {task.id}"]
     elif not task.status.is_final:
-        page += ["", f"Why it is where it is: omniq explain {task.id}"]
+        page += ["", f"Why it has not ended: omniq explain {task.id}"]
     return page
 
 
@@ -184,7 +187,7 @@ def _running(detail: TaskDetail) -> list[tuple[str, output.Cell]]:
         ("worker", task.owner or ""),
         ("claim", task.token if task.owner else ""),
         ("progress", "" if progress is None else f"{progress.fraction:.0%} {progress.message}"),
-        ("cancelled", "asked for, not done yet" if task.cancel_requested and task.owner else ""),
+        ("cancelled", "requested, not done yet" if task.cancel_requested and task.owner else ""),
     ]
 
 
@@ -208,7 +211,10 @@ def cancel(
     ids: Ids = None,
     url: Url = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All that wait or run, or those chosen below.")
+        bool,
+        typer.Option(
+            "--all", help="All waiting and running tasks, or those that match the filters."
+        ),
     ] = False,
     status: Status = None,
     queue: Queue = None,
@@ -216,7 +222,7 @@ def cancel(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Cancel tasks: waiting ones never run, running ones are told to stop."""
+    """Cancel tasks: a waiting task will not run, a running one is asked to stop."""
     check_choice(ids, every, any((status, queue, func)))
 
     async def work(task_queue: AsyncTaskQueue) -> None:
@@ -254,7 +260,7 @@ def delete(
     ids: Ids = None,
     url: Url = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All that have ended, or those chosen below.")
+        bool, typer.Option("--all", help="All finished tasks, or those that match the filters.")
     ] = False,
     status: Status = None,
     queue: Queue = None,
@@ -262,7 +268,7 @@ def delete(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Forget tasks that have ended, with their results and dead letters. What waits or runs stays."""
+    """Delete finished tasks with their results and dead letters. Waiting and running tasks are refused."""
     check_choice(ids, every, any((status, queue, func)))
 
     async def work(task_queue: AsyncTaskQueue) -> None:
@@ -278,21 +284,21 @@ def delete(
 
 @app.command()
 def retry(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Failed tasks.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of failed tasks.")],
     url: Url = None,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="Forget the steps that were done.")
+        bool, typer.Option("--from-start", help="Run completed steps again.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Run failed tasks again under their ids, as `omniq dead retry` does."""
-    with_queue(url, lambda task_queue: retry_letters(task_queue, ids, from_start, as_json))
+    with_queue(url, lambda task_queue: retry_dead_letters(task_queue, ids, from_start, as_json))
 
 
-async def retry_letters(
+async def retry_dead_letters(
     task_queue: AsyncTaskQueue, ids: list[str], from_start: bool, as_json: bool
 ) -> None:
-    """Put dead letters back in the queue; says of a single one what it is instead."""
+    """Retry dead letters. For a single id that is none, the error names the task's status."""
     if len(ids) == 1 and await task_queue.dead.get(ids[0]) is None:
         task = await task_queue.get_task(ids[0])
         if task is None:
@@ -306,8 +312,8 @@ async def retry_letters(
 
 
 def check_choice(ids: list[str] | None, every: bool, is_filtered: bool) -> None:
-    """Refuse a command that says neither which ones nor all of them, or both."""
+    """Refuse a command with neither ids nor --all, or with both."""
     if bool(ids) == every:
-        raise CommandFailed("name the ids, or say --all", console.BAD_USAGE)
+        raise CommandFailed("give either ids or --all", console.BAD_USAGE)
     if is_filtered and not every:
-        raise CommandFailed("--all is what a filter chooses from: say it too", console.BAD_USAGE)
+        raise CommandFailed("a filter needs --all: it selects among all", console.BAD_USAGE)

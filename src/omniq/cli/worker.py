@@ -13,31 +13,46 @@ from omniq.cli.worker_exec import WorkerCommand
 def worker(
     modules: Annotated[
         list[str],
-        typer.Argument(metavar="MODULE", help="Modules whose functions it runs, and no others."),
+        typer.Argument(metavar="MODULE", help="Modules whose functions this worker may run."),
     ],
     url: Url = None,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", "-c", min=1, help="Tasks at a time, in each process."),
+        typer.Option(
+            "--concurrency", "-c", min=1, help="Number of tasks at a time, in each process."
+        ),
     ] = None,
     processes: Annotated[
-        int, typer.Option("--processes", "-p", min=1, help="Processes; 1 is this one.")
+        int,
+        typer.Option(
+            "--processes",
+            "-p",
+            min=1,
+            help="Number of worker processes; 1 starts no other process.",
+        ),
     ] = 1,
     queues: Annotated[
-        str | None, typer.Option("--queues", "-q", metavar="A,B", help="Only these queues.")
+        str | None,
+        typer.Option("--queues", "-q", metavar="A,B", help="Claim from these queues only."),
     ] = None,
     poll_interval: Annotated[
         float | None,
-        typer.Option("--poll-interval", metavar="S", help="Seconds between looks when idle."),
+        typer.Option(
+            "--poll-interval", metavar="S", help="Polling interval when idle, in seconds."
+        ),
     ] = None,
     lease: Annotated[
         float | None,
-        typer.Option("--lease", metavar="S", help="Seconds after which others take over, 0.5 up."),
+        typer.Option(
+            "--lease",
+            metavar="S",
+            help="Seconds until other workers take over the tasks of a dead worker; at least 0.5.",
+        ),
     ] = None,
     shutdown_timeout: Annotated[
         float | None,
         typer.Option(
-            "--shutdown-timeout", metavar="S", help="Seconds running tasks get to finish."
+            "--shutdown-timeout", metavar="S", help="Seconds that running tasks have to finish."
         ),
     ] = None,
     metrics_port: Annotated[
@@ -47,20 +62,23 @@ def worker(
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option("--metrics-host", metavar="HOST", help="Where to serve them.")
+        str, typer.Option("--metrics-host", metavar="HOST", help="Address to serve them on.")
     ] = "127.0.0.1",
     otel: Annotated[
-        bool, typer.Option("--otel", help="Spans for every run, by OpenTelemetry.")
+        bool, typer.Option("--otel", help="Record an OpenTelemetry span for each run.")
     ] = False,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING, …")
+        str | None,
+        typer.Option(
+            "--log-level", metavar="LEVEL", help="Lowest level to log: DEBUG, INFO, WARNING, …"
+        ),
     ] = None,
 ) -> WorkerCommand:
-    """Run the tasks of these modules until told to stop.
+    """Run the tasks of these modules until stopped.
 
-    SIGTERM or Ctrl-C: take no more tasks, let what runs finish, give the rest back, exit 0. A
-    second one: leave within a second. Any function defined in the modules can be a task; the
-    current folder is importable.
+    On SIGTERM or Ctrl-C it claims no more tasks, lets running tasks finish, releases the others
+    and exits with 0. A second signal ends it within a second. Any function defined in the modules
+    can be a task. Modules are imported from the current folder too.
     """
     return WorkerCommand(
         modules=modules,

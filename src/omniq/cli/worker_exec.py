@@ -1,8 +1,8 @@
-"""What `omniq worker` was told, and the process that does it.
+"""The parsed `omniq worker` command, and the process that runs it.
 
-Whoever reads a command line needs much that a worker does not, and a worker stays for months. So the
-command, once understood, is handed on to a fresh process in its place: the same number, the same
-parent, and the same command line for whoever looks at it.
+Parsing a command line imports modules that a worker does not need, and a worker runs for months. So
+the process replaces itself by a new program, which gets the parsed command in a variable. It has
+the same process id, the same parent and the same command line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VARIABLE = "_OMNIQ_WORKER_COMMAND"
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `omniq worker`. None is what the settings say."""
+    """The options of `omniq worker`. None: the value of the settings applies."""
 
     modules: list[str]
     processes: int
@@ -39,7 +39,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str | None = None
 
     def settings(self) -> Settings:
-        """The settings with these options on top."""
+        """The settings, overridden by these options."""
         return Settings.load(
             url=self.url,
             concurrency=self.concurrency,
@@ -50,11 +50,11 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def run(self) -> NoReturn:
-        """Be the worker, and leave with its exit code."""
+        """Run the worker in this process, and exit with its exit code."""
         settings = self.settings()
         make_current_folder_importable()
         console.start_logging(settings.log_level)
-        # A lease that was asked for task_queue comes before one that stands in the URL.
+        # A lease from the command line overrides one in the URL.
         runner = Worker(
             settings.url,
             self.modules,
@@ -67,37 +67,38 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
         if self.metrics_port is None:
             code = runner.run()
         else:
-            from omniq.integrations.endpoint import watched
+            from omniq.integrations.endpoint import metrics_server
 
-            with watched(runner, self.metrics_host, self.metrics_port) as port:
+            with metrics_server(runner, self.metrics_host, self.metrics_port) as port:
                 console.write(f"metrics on http://{self.metrics_host}:{port}/metrics\n")
                 code = runner.run()
-        if runner.wants_restart:
-            console.start_anew()
-        console.leave(code, at_once=runner.was_cut_off)
+        if runner.needs_restart:
+            console.restart_process()
+        console.exit_process(code, at_once=runner.was_cut_off)
 
     def _listeners(self) -> list[str]:
-        """What listens in each process. Imported there, and only if it is wanted."""
+        """Paths of the listeners of each process, which imports them."""
         if self.otel and find_spec("opentelemetry") is None:
-            raise SettingsError("--otel needs more: pip install 'omniq[otel]'")
-        wanted = {
+            raise SettingsError("--otel needs an extra: pip install 'omniq[otel]'")
+        enabled = {
             "omniq.integrations.prometheus.Counters": self.metrics_port is not None,
             "omniq.integrations.otel.Spans": self.otel,
         }
-        return [path for path, is_wanted in wanted.items() if is_wanted]
+        return [path for path, is_enabled in enabled.items() if is_enabled]
 
 
-def exec_worker(orders: WorkerCommand) -> NoReturn:
-    """Have a fresh process obey them in the place of this one, where the system can do that."""
-    orders.settings()
+def exec_worker(command: WorkerCommand) -> NoReturn:
+    """Replace this process by a new one that runs the command, on systems that can do that."""
+    # Fails here if the settings are wrong, before the process is replaced.
+    command.settings()
     if os.name == "posix":
-        os.environ[_VARIABLE] = msgspec.json.encode(orders).decode()
-        console.start_anew()
-    orders.run()
+        os.environ[_VARIABLE] = msgspec.json.encode(command).decode()
+        console.restart_process()
+    command.run()
 
 
 def received_command() -> WorkerCommand | None:
-    """What this process was started to do, if it was for that."""
+    """The command that `exec_worker` passed to this process, if it did."""
     text = os.environ.pop(_VARIABLE, None)
     return None if text is None else msgspec.json.decode(text, type=WorkerCommand)
 

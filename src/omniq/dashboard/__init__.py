@@ -1,6 +1,25 @@
-"""The dashboard: see the queue, and put it right. `omniq dashboard`, or a part of an ASGI app.
+"""The dashboard: a web application that shows a queue and lets operators act on it.
 
-`create_app(queue)` gives an ASGI application. Nobody gets in until `access` says who may.
+`omniq dashboard` serves it as a separate process; `create_app(queue)` returns it as an ASGI
+application to mount. Every request is refused until `Access` grants it a role.
+
+| module | what it does |
+|---|---|
+| `actions` | the actions of an operator, shared by the pages and the API |
+| `api` | the JSON endpoints |
+| `app` | builds the application: routes, sign-in, error responses |
+| `app_state` | the objects that all handlers share, and a short-lived cache |
+| `authentication` | secrets, one-time links, sessions, and the limit on wrong secrets |
+| `authorization` | checks the role and the token of a change, and writes the audit event |
+| `charts` | SVG paths from series of numbers |
+| `live_stream` | the server-sent events of `/api/stream` |
+| `middleware` | refuses unknown hosts, other sites and unauthenticated requests; security headers |
+| `openapi` | the OpenAPI document |
+| `pages` | the HTML pages |
+| `queries` | query parameters, and the reads that pages and API share |
+| `rendering` | templates and their filters |
+| `sampler` | snapshots of the storage, shared by all pages and streams |
+| `server` | runs the application with uvicorn, for `omniq dashboard` |
 """
 
 from omniq.dashboard.app import create_app

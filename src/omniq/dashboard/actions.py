@@ -1,4 +1,4 @@
-"""What an operator can do: each action once, for the forms of the pages and for the API alike."""
+"""The actions of an operator. The forms of the pages and the JSON API share each definition."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from omniq.operations import bulk_actions
 from omniq.operations.formatting import count_of
 from omniq.operations.redaction import restored
 
-MOST_IDS = 500
-_MOST_AT_ONCE = 10_000
+MAX_IDS = 500
+_MAX_TASKS = 10_000
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
-Ids = Annotated[list[Id], Meta(min_length=1, max_length=MOST_IDS)]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=MAX_IDS)]
 Text = Annotated[str, Meta(min_length=1, max_length=512)]
 Zoned = Annotated[datetime, Meta(tz=True)]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an action is told."""
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of an action."""
 
     @property
     def subject(self) -> str:
-        """What it is about, for the audit line: names and ids, never arguments."""
-        told = [getattr(self, name, None) for name in ("id", "queue", "function", "reason", "ids")]
-        return " ".join(_named(each) for each in told if each)
+        """What the action changes, for the audit event: names and ids, never arguments."""
+        names = ("id", "queue", "function", "reason", "ids")
+        values = [getattr(self, name, None) for name in names]
+        return " ".join(_shortened(value) for value in values if value)
 
 
-class Some(Request, frozen=True, kw_only=True):
-    """Certain tasks."""
+class TaskIds(ActionRequest, frozen=True, kw_only=True):
+    """Tasks, by id."""
 
     ids: Ids
 
 
-class Retried(Some, frozen=True, kw_only=True):
-    """Certain dead letters; `from_start` forgets the steps that were done."""
+class RetryTasks(TaskIds, frozen=True, kw_only=True):
+    """Dead letters, by id. `from_start` discards the results of completed steps."""
 
     from_start: bool = False
 
 
-class Edited(Request, frozen=True, kw_only=True):
-    """A dead letter and the arguments it shall run with; `[redacted]` stands for what was there."""
+class RetryEdited(ActionRequest, frozen=True, kw_only=True):
+    """A dead letter and its new arguments. `[redacted]` means the value that is stored."""
 
     id: Id
     args: list[Any] | None = None
@@ -56,46 +57,46 @@ class Edited(Request, frozen=True, kw_only=True):
     from_start: bool = False
 
 
-class Group(Request, frozen=True, kw_only=True):
-    """All dead letters of a function that died for one reason."""
+class DeadGroup(ActionRequest, frozen=True, kw_only=True):
+    """All dead letters of one function with one failure reason."""
 
     function: Text
     reason: Text
 
 
-class OfQueue(Request, frozen=True, kw_only=True):
+class QueueName(ActionRequest, frozen=True, kw_only=True):
     """A queue."""
 
     queue: Id
 
 
-class Purge(OfQueue, frozen=True, kw_only=True):
-    """A queue, and its name again: nobody does this by mistake."""
+class PurgeQueue(QueueName, frozen=True, kw_only=True):
+    """A queue, and its name a second time to prevent a purge by mistake."""
 
     confirm: str
 
 
-class OfWorker(Request, frozen=True, kw_only=True):
+class WorkerId(ActionRequest, frozen=True, kw_only=True):
     """A worker."""
 
     id: Id
 
 
-class OfSchedule(Request, frozen=True, kw_only=True):
+class ScheduleId(ActionRequest, frozen=True, kw_only=True):
     """A schedule."""
 
     id: Id
 
 
-class Backfill(OfSchedule, frozen=True, kw_only=True):
-    """A schedule and the window whose times it has missed."""
+class BackfillSchedule(ScheduleId, frozen=True, kw_only=True):
+    """A schedule and the time range whose missed times to run."""
 
     start: Zoned
     end: Zoned
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it: in words, how many, and why others were refused (id to reason)."""
+class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A message for people, the number of changes, and why others were refused (id to reason)."""
 
     message: str
     done: int = 1
@@ -103,152 +104,161 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something that can be done. `path` names it in both faces."""
+    """An action. `path` is its path below `/api` and below `/act`."""
 
     path: str
     summary: str
-    takes: type[Request]
-    act: Callable[[AppState, Any], Awaitable[Done]]
+    request_type: type[ActionRequest]
+    handler: Callable[[AppState, Any], Awaitable[ActionResult]]
 
 
-async def retry(state: AppState, told: Retried) -> Done:
-    report = await bulk_actions.retry_dead(state.storage, told.ids, from_start=told.from_start)
-    return _reported(report, "put back in the queue")
-
-
-async def cancel(state: AppState, told: Some) -> Done:
-    report = await bulk_actions.cancel_tasks(state.storage, told.ids, reason="by an operator")
-    return _reported(report, "cancelled")
-
-
-async def delete(state: AppState, told: Some) -> Done:
-    return _reported(await bulk_actions.delete_tasks(state.storage, told.ids), "deleted")
-
-
-async def retry_edited(state: AppState, told: Edited) -> Done:
-    task = await state.storage.get_dead_task(told.id)
-    if task is None:
-        raise TaskNotFound(told.id)
-    args = None if told.args is None else restored(told.args, task.args)
-    kwargs = None if told.kwargs is None else restored(told.kwargs, task.kwargs)
-    if not await state.queue.dead.retry(
-        told.id, args=args, kwargs=kwargs, from_start=told.from_start
-    ):
-        raise TaskNotFound(told.id)
-    return Done(message="1 task put back in the queue")
-
-
-async def retry_group(state: AppState, told: Group) -> Done:
-    report = await bulk_actions.retry_dead(state.storage, await _of_group(state, told))
-    return _reported(report, "put back in the queue")
-
-
-async def delete_group(state: AppState, told: Group) -> Done:
-    return _reported(
-        await bulk_actions.delete_dead(state.storage, await _of_group(state, told)), "deleted"
+async def retry(state: AppState, request: RetryTasks) -> ActionResult:
+    report = await bulk_actions.retry_dead(
+        state.storage, request.ids, from_start=request.from_start
     )
+    return _result_of(report, "retried")
 
 
-async def pause_queue(state: AppState, told: OfQueue) -> Done:
-    await state.storage.pause_queue(told.queue)
-    return Done(message=f"queue {told.queue} is paused")
+async def cancel(state: AppState, request: TaskIds) -> ActionResult:
+    report = await bulk_actions.cancel_tasks(state.storage, request.ids, reason="by an operator")
+    return _result_of(report, "cancelled")
 
 
-async def resume_queue(state: AppState, told: OfQueue) -> Done:
-    await state.storage.resume_queue(told.queue)
-    return Done(message=f"queue {told.queue} hands out tasks again")
+async def delete(state: AppState, request: TaskIds) -> ActionResult:
+    return _result_of(await bulk_actions.delete_tasks(state.storage, request.ids), "deleted")
 
 
-async def purge_queue(state: AppState, told: Purge) -> Done:
-    """Cancel what waits in the queue; what runs goes on."""
-    check_name("queue", told.queue, error=InvalidValue)
-    if told.confirm != told.queue:
-        raise InvalidValue(f"to purge the queue {told.queue}, write its name once more")
+async def retry_edited(state: AppState, request: RetryEdited) -> ActionResult:
+    task = await state.storage.get_dead_task(request.id)
+    if task is None:
+        raise TaskNotFound(request.id)
+    args = None if request.args is None else restored(request.args, task.args)
+    kwargs = None if request.kwargs is None else restored(request.kwargs, task.kwargs)
+    if not await state.queue.dead.retry(
+        request.id, args=args, kwargs=kwargs, from_start=request.from_start
+    ):
+        raise TaskNotFound(request.id)
+    return ActionResult(message="1 task retried")
+
+
+async def retry_group(state: AppState, request: DeadGroup) -> ActionResult:
+    ids = await _ids_of_group(state, request)
+    return _result_of(await bulk_actions.retry_dead(state.storage, ids), "retried")
+
+
+async def delete_group(state: AppState, request: DeadGroup) -> ActionResult:
+    ids = await _ids_of_group(state, request)
+    return _result_of(await bulk_actions.delete_dead(state.storage, ids), "deleted")
+
+
+async def pause_queue(state: AppState, request: QueueName) -> ActionResult:
+    await state.storage.pause_queue(request.queue)
+    return ActionResult(message=f"Queue {request.queue} paused")
+
+
+async def resume_queue(state: AppState, request: QueueName) -> ActionResult:
+    await state.storage.resume_queue(request.queue)
+    return ActionResult(message=f"Queue {request.queue} resumed")
+
+
+async def purge_queue(state: AppState, request: PurgeQueue) -> ActionResult:
+    """Cancel the waiting tasks of the queue. Running tasks continue."""
+    check_name("queue", request.queue, error=InvalidValue)
+    if request.confirm != request.queue:
+        raise InvalidValue(f"to purge the queue {request.queue}, enter its name in confirm")
     ids: list[str] = []
     for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
         tasks = await state.storage.list_tasks(
-            status=status, queue=told.queue, limit=_MOST_AT_ONCE - len(ids)
+            status=status, queue=request.queue, limit=_MAX_TASKS - len(ids)
         )
         ids += [task.id for task in tasks]
     report = await bulk_actions.cancel_tasks(state.storage, ids, reason="the queue was purged")
-    done = _reported(report, "cancelled")
-    if len(ids) == _MOST_AT_ONCE:
-        return msgspec.structs.replace(done, message=f"{done.message}; there may be more")
-    return done
+    result = _result_of(report, "cancelled")
+    if len(ids) == _MAX_TASKS:
+        return msgspec.structs.replace(result, message=f"{result.message}; there may be more")
+    return result
 
 
-async def pause_worker(state: AppState, told: OfWorker) -> Done:
-    if not await state.storage.pause_worker(told.id):
-        raise InvalidValue(f"worker {told.id}: none with that id is alive")
-    return Done(message=f"worker {told.id} claims nothing more; what it runs goes on")
+async def pause_worker(state: AppState, request: WorkerId) -> ActionResult:
+    if not await state.storage.pause_worker(request.id):
+        raise _no_live_worker(request.id)
+    message = f"Worker {request.id} paused: it finishes its running tasks and claims no new ones"
+    return ActionResult(message=message)
 
 
-async def resume_worker(state: AppState, told: OfWorker) -> Done:
-    if not await state.storage.resume_worker(told.id):
-        raise InvalidValue(f"worker {told.id}: none with that id is alive")
-    return Done(message=f"worker {told.id} claims again")
+async def resume_worker(state: AppState, request: WorkerId) -> ActionResult:
+    if not await state.storage.resume_worker(request.id):
+        raise _no_live_worker(request.id)
+    return ActionResult(message=f"Worker {request.id} resumed")
 
 
-async def pause_schedule(state: AppState, told: OfSchedule) -> Done:
-    await state.queue.schedules.pause(told.id)
-    return Done(message=f"schedule {told.id} is paused")
+async def pause_schedule(state: AppState, request: ScheduleId) -> ActionResult:
+    await state.queue.schedules.pause(request.id)
+    return ActionResult(message=f"Schedule {request.id} paused")
 
 
-async def resume_schedule(state: AppState, told: OfSchedule) -> Done:
-    await state.queue.schedules.resume(told.id)
-    return Done(message=f"schedule {told.id} goes on")
+async def resume_schedule(state: AppState, request: ScheduleId) -> ActionResult:
+    await state.queue.schedules.resume(request.id)
+    return ActionResult(message=f"Schedule {request.id} resumed")
 
 
-async def trigger_schedule(state: AppState, told: OfSchedule) -> Done:
-    handle = await state.queue.schedules.trigger(told.id)
-    return Done(message=f"enqueued task {handle.id}")
+async def trigger_schedule(state: AppState, request: ScheduleId) -> ActionResult:
+    handle = await state.queue.schedules.trigger(request.id)
+    return ActionResult(message=f"Task {handle.id} enqueued")
 
 
-async def backfill_schedule(state: AppState, told: Backfill) -> Done:
-    for name, instant in (("start", told.start), ("end", told.end)):
+async def backfill_schedule(state: AppState, request: BackfillSchedule) -> ActionResult:
+    for name, instant in (("start", request.start), ("end", request.end)):
         if not 1970 < instant.year < 9000:
             raise InvalidValue(f"{name}: expected a year after 1970 and before 9000")
-    if await state.storage.get_schedule(told.id) is None:
-        raise ScheduleNotFound(told.id)
+    if await state.storage.get_schedule(request.id) is None:
+        raise ScheduleNotFound(request.id)
     handles = await state.queue.schedules.backfill(
-        told.id, told.start.astimezone(UTC), told.end.astimezone(UTC)
+        request.id, request.start.astimezone(UTC), request.end.astimezone(UTC)
     )
-    return Done(message=f"{count_of(len(handles), 'task')} enqueued", done=len(handles))
+    return ActionResult(message=f"{count_of(len(handles), 'task')} enqueued", done=len(handles))
 
 
 ACTIONS = {
     action.path: action
     for action in (
-        Action("tasks/retry", "Run dead tasks again under their ids", Retried, retry),
-        Action("tasks/retry-edited", "Run one again with other arguments", Edited, retry_edited),
-        Action("tasks/cancel", "Cancel tasks that wait or run", Some, cancel),
-        Action("tasks/delete", "Forget tasks that have ended, and dead letters", Some, delete),
-        Action("dead/retry", "Run all of a group of dead letters again", Group, retry_group),
-        Action("dead/delete", "Forget all of a group of dead letters", Group, delete_group),
-        Action("queues/pause", "Hand out nothing more from a queue", OfQueue, pause_queue),
-        Action("queues/resume", "Hand out tasks of a queue again", OfQueue, resume_queue),
-        Action("queues/purge", "Cancel everything that waits in a queue", Purge, purge_queue),
-        Action("workers/pause", "Have one worker claim nothing more", OfWorker, pause_worker),
-        Action("workers/resume", "Let a paused worker claim again", OfWorker, resume_worker),
-        Action("schedules/pause", "Fire a schedule no more", OfSchedule, pause_schedule),
-        Action("schedules/resume", "Fire a schedule again", OfSchedule, resume_schedule),
-        Action("schedules/trigger", "Enqueue its task now", OfSchedule, trigger_schedule),
-        Action("schedules/backfill", "Make up for missed times", Backfill, backfill_schedule),
+        Action("tasks/retry", "Retry dead tasks under the same ids", RetryTasks, retry),
+        Action(
+            "tasks/retry-edited", "Retry a dead task with new arguments", RetryEdited, retry_edited
+        ),
+        Action("tasks/cancel", "Cancel waiting or running tasks", TaskIds, cancel),
+        Action("tasks/delete", "Delete ended tasks and their dead letters", TaskIds, delete),
+        Action("dead/retry", "Retry a group of dead letters", DeadGroup, retry_group),
+        Action("dead/delete", "Delete a group of dead letters", DeadGroup, delete_group),
+        Action("queues/pause", "Pause a queue", QueueName, pause_queue),
+        Action("queues/resume", "Resume a queue", QueueName, resume_queue),
+        Action("queues/purge", "Cancel all waiting tasks of a queue", PurgeQueue, purge_queue),
+        Action("workers/pause", "Pause a worker: it claims no new tasks", WorkerId, pause_worker),
+        Action("workers/resume", "Resume a paused worker", WorkerId, resume_worker),
+        Action("schedules/pause", "Pause a schedule", ScheduleId, pause_schedule),
+        Action("schedules/resume", "Resume a paused schedule", ScheduleId, resume_schedule),
+        Action("schedules/trigger", "Enqueue a schedule's task now", ScheduleId, trigger_schedule),
+        Action(
+            "schedules/backfill",
+            "Enqueue tasks for the missed times of a schedule",
+            BackfillSchedule,
+            backfill_schedule,
+        ),
     )
 }
 
 
-def parse_json(action: Action, body: bytes) -> Request:
-    """What a program tells an action."""
+def parse_json(action: Action, body: bytes) -> ActionRequest:
+    """The request in a JSON body."""
     try:
-        return msgspec.json.decode(body, type=action.takes)
+        return msgspec.json.decode(body, type=action.request_type)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValue(f"{action.path}: {error}") from None
 
 
-def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> Request:
-    """What the form of a page tells an action: many ids, arguments as JSON, times in UTC."""
-    known = {field.name for field in msgspec.structs.fields(action.takes)}
+def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> ActionRequest:
+    """The request in a submitted form: repeated `ids`, arguments as JSON, times in UTC."""
+    known = {field.name for field in msgspec.structs.fields(action.request_type)}
     values: dict[str, Any] = {}
     for name, text in fields:
         if name not in known or not text:
@@ -262,38 +272,45 @@ def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> Request:
         else:
             values[name] = text
     try:
-        return msgspec.convert(values, action.takes, strict=False)
+        return msgspec.convert(values, action.request_type, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"{action.path}: {error}") from None
 
 
-async def perform(state: AppState, action: Action, told: Request) -> Done:
-    """Do it; whatever was seen before is out of date from now on."""
+async def perform(state: AppState, action: Action, request: ActionRequest) -> ActionResult:
+    """Perform the action, then invalidate all cached reads, also when it failed."""
     try:
-        return await action.act(state, told)
+        return await action.handler(state, request)
     finally:
-        state.forget()
+        state.invalidate()
 
 
 def outcome_of(error: OmniqError) -> str:
-    """How an audit line names a refusal: by its kind, since the words may quote arguments."""
+    """The outcome in the audit event: the error's type, because its message may quote arguments."""
     return f"refused ({type(error).__name__})"
 
 
-async def _of_group(state: AppState, group: Group) -> list[str]:
-    ids = await bulk_actions.dead_ids(state.storage, task_type=group.function, reason=group.reason)
-    return ids[:_MOST_AT_ONCE]
+async def _ids_of_group(state: AppState, group: DeadGroup) -> list[str]:
+    ids = await bulk_actions.dead_ids(state.storage, func_path=group.function, reason=group.reason)
+    return ids[:_MAX_TASKS]
 
 
-def _reported(report: bulk_actions.BulkReport, verb: str) -> Done:
+def _no_live_worker(worker_id: str) -> InvalidValue:
+    return InvalidValue(f"worker {worker_id}: no live worker has this id")
+
+
+def _result_of(report: bulk_actions.BulkReport, verb: str) -> ActionResult:
     message = f"{count_of(report.done, 'task')} {verb}"
     if report.refused:
         why = next(iter(report.refused.values()))
-        message += f"; {count_of(len(report.refused), 'other')} not: {why}"
-    return Done(message=message, done=report.done, refused=report.refused)
+        if report.done:
+            message += f"; {count_of(len(report.refused), 'task')} not {verb}: {why}"
+        else:
+            message = f"Nothing {verb}: {why}"
+    return ActionResult(message=message, done=report.done, refused=report.refused)
 
 
-def _named(value: object) -> str:
+def _shortened(value: object) -> str:
     if isinstance(value, list):
         return ",".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "")
     return str(value)

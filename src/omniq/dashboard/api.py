@@ -1,4 +1,4 @@
-"""The JSON API: the same answers and the same actions as the pages, for programs."""
+"""The JSON API: the same reads and the same actions as the pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from omniq.dashboard import actions, queries
 from omniq.dashboard.app_state import AppState, state_of
-from omniq.dashboard.authorization import TOKEN_HEADER, body_of, change
+from omniq.dashboard.authorization import TOKEN_HEADER, perform_authorized, read_body
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
 from omniq.operations.task_detail import task_detail
@@ -20,23 +20,23 @@ from omniq.to_json import plain
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Something a program can ask. `takes` are its query parameters."""
+    """A GET endpoint. `query_type` defines its query parameters."""
 
     path: str
     summary: str
-    takes: type[msgspec.Struct]
-    answer: Callable[[AppState, Any, dict[str, str]], Awaitable[Any]]
+    query_type: type[msgspec.Struct]
+    handler: Callable[[AppState, Any, dict[str, str]], Awaitable[Any]]
 
 
-async def overview(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
-    look = await state.sampler.current()
-    shown = plain(look.overview)
-    shown["failures"] = [queries.dead_letter_json(letter) for letter in look.overview.failures]
+async def overview(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    snapshot = await state.sampler.current()
+    shown = plain(snapshot.overview)
+    shown["failures"] = [queries.dead_letter_json(letter) for letter in snapshot.overview.failures]
     return shown
 
 
-async def tasks(state: AppState, asked: queries.TasksQuery, path: dict[str, str]) -> Any:
-    page = await queries.list_tasks_page(state, asked)
+async def tasks(state: AppState, query: queries.TasksQuery, path: dict[str, str]) -> Any:
+    page = await queries.list_tasks_page(state, query)
     return {
         "tasks": [queries.task_json(task) for task in page.tasks],
         "cursor": page.cursor,
@@ -44,90 +44,92 @@ async def tasks(state: AppState, asked: queries.TasksQuery, path: dict[str, str]
     }
 
 
-async def task(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
+async def task(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
     return queries.detail_json(await task_detail(state.storage, path["task_id"]))
 
 
-async def explanation(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
+async def explanation(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
     return plain(await explain(state.storage, path["task_id"]))
 
 
-async def dead(state: AppState, asked: queries.DeadQuery, path: dict[str, str]) -> Any:
-    letters = await queries.list_dead_page(state, asked)
+async def dead(state: AppState, query: queries.DeadQuery, path: dict[str, str]) -> Any:
+    letters = await queries.list_dead_page(state, query)
     return {
         "dead": [queries.dead_letter_json(letter) for letter in letters],
-        "after": letters[-1].task_id if len(letters) == asked.limit else None,
+        "after": letters[-1].task_id if len(letters) == query.limit else None,
     }
 
 
-async def groups(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
+async def groups(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
     return plain(await queries.list_dead_groups(state))
 
 
-async def workers(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
-    found = await queries.list_workers(state)
-    return {"workers": [queries.worker_json(view) for view in found]}
+async def workers(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    views = await queries.list_workers(state)
+    return {"workers": [queries.worker_json(view) for view in views]}
 
 
-async def queues(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
-    look = (await state.sampler.current()).overview
-    return {"queues": plain(look.queues), "counted_at": plain(look.counted_at)}
+async def queues(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    overview = (await state.sampler.current()).overview
+    return {"queues": plain(overview.queues), "counted_at": plain(overview.counted_at)}
 
 
-async def schedules(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
-    found = await queries.list_schedules(state)
-    return {"schedules": [queries.schedule_json(view) for view in found]}
+async def schedules(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    views = await queries.list_schedules(state)
+    return {"schedules": [queries.schedule_json(view) for view in views]}
 
 
-async def breakers(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
-    found = await state.once("breakers", lambda: breakers_of(state.storage))
+async def breakers(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    found = await state.cached("breakers", lambda: breakers_of(state.storage))
     return {"breakers": plain(found)}
 
 
-async def storage(state: AppState, asked: queries.Nothing, path: dict[str, str]) -> Any:
-    found = await state.once("promises", lambda: check_storage(state.storage))
-    return {"promises": plain(found), "settings": state.storage.settings.shown()}
+async def storage(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    findings = await state.cached("promises", lambda: check_storage(state.storage))
+    return {"promises": plain(findings), "settings": state.storage.settings.shown()}
 
 
-_ALL = queries.Nothing
+_NO_QUERY = queries.NoQuery
 
 ENDPOINTS = (
-    Endpoint("/api/overview", "How it goes", _ALL, overview),
+    Endpoint("/api/overview", "Counts, rates, queues, workers and failures", _NO_QUERY, overview),
     Endpoint("/api/tasks", "A page of tasks, newest first", queries.TasksQuery, tasks),
-    Endpoint("/api/tasks/{task_id}", "All that is known of a task", _ALL, task),
-    Endpoint("/api/tasks/{task_id}/explanation", "Why it does not run", _ALL, explanation),
+    Endpoint("/api/tasks/{task_id}", "All details of a task", _NO_QUERY, task),
+    Endpoint("/api/tasks/{task_id}/explanation", "Why a task does not run", _NO_QUERY, explanation),
     Endpoint("/api/dead", "A page of dead letters", queries.DeadQuery, dead),
-    Endpoint("/api/dead/groups", "Dead letters by function and reason", _ALL, groups),
-    Endpoint("/api/workers", "Workers and what they run", _ALL, workers),
-    Endpoint("/api/queues", "Queues", _ALL, queues),
-    Endpoint("/api/schedules", "Schedules and their next times", _ALL, schedules),
-    Endpoint("/api/breakers", "Circuit breakers", _ALL, breakers),
-    Endpoint("/api/storage", "What this storage promises", _ALL, storage),
+    Endpoint("/api/dead/groups", "Dead letters by function and reason", _NO_QUERY, groups),
+    Endpoint("/api/workers", "Workers and their running tasks", _NO_QUERY, workers),
+    Endpoint("/api/queues", "Queues", _NO_QUERY, queues),
+    Endpoint("/api/schedules", "Schedules and their next times", _NO_QUERY, schedules),
+    Endpoint("/api/breakers", "Circuit breakers", _NO_QUERY, breakers),
+    Endpoint("/api/storage", "The guarantees and settings of the storage", _NO_QUERY, storage),
 )
 
 
-def asking(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of an endpoint."""
+def endpoint_handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """The request handler of an endpoint."""
 
     async def handle(request: Request) -> Response:
-        asked = queries.parse_query(endpoint.takes, request.query_params.multi_items())
-        return as_json(await endpoint.answer(state_of(request), asked, request.path_params))
+        query = queries.parse_query(endpoint.query_type, request.query_params.multi_items())
+        return json_response(await endpoint.handler(state_of(request), query, request.path_params))
 
     return handle
 
 
-def acting(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of an action that a program asks for."""
+def action_handler(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
+    """The request handler of an action that is sent as JSON."""
 
     async def handle(request: Request) -> Response:
-        body = await body_of(request)
+        body = await read_body(request)
         token = request.headers.get(TOKEN_HEADER, "")
-        done = await change(request, action, lambda: actions.parse_json(action, body), token)
-        return as_json(plain(done))
+        result = await perform_authorized(
+            request, action, lambda: actions.parse_json(action, body), token
+        )
+        return json_response(plain(result))
 
     return handle
 
 
-def as_json(value: Any, status: int = 200) -> Response:
-    """A JSON answer."""
+def json_response(value: Any, status: int = 200) -> Response:
+    """A response with the value as JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

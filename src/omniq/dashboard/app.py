@@ -1,4 +1,4 @@
-"""The application, put together: every route stands in one of the tables below."""
+"""Builds the dashboard's ASGI application: routes, sign-in, static files and error responses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from omniq import log
 from omniq.dashboard import api, pages
 from omniq.dashboard.actions import ACTIONS
 from omniq.dashboard.app_state import AppState, state_of
-from omniq.dashboard.authentication import Access, TooManyGuesses, is_token
-from omniq.dashboard.authorization import form_of
+from omniq.dashboard.authentication import Access, TooManyAttempts, is_token_of
+from omniq.dashboard.authorization import read_form
 from omniq.dashboard.live_stream import stream
 from omniq.dashboard.middleware import (
     HEADERS,
@@ -55,7 +55,7 @@ _CODES: dict[type[OmniqError], int] = {
     ScheduleNotFound: 404,
     DuplicateTask: 409,
     QueueFull: 409,
-    TooManyGuesses: 429,
+    TooManyAttempts: 429,
     StorageClosed: 503,
     StorageError: 503,
 }
@@ -64,21 +64,21 @@ _CODES: dict[type[OmniqError], int] = {
 def create_app(
     queue: AsyncTaskQueue, *, access: Access | None = None, events: Dispatcher | None = None
 ) -> Starlette:
-    """The dashboard of an open queue, as an ASGI application; mount it wherever you like.
+    """The dashboard of an open queue, as an ASGI application. It can be mounted at any path.
 
-    Without `access` it goes by the secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER;
-    without those nobody gets in. `events` gets an `OperatorActed` for every change, which is also
-    logged when logging is enabled.
+    Without `access` it uses the secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER; if
+    neither is set, every request is refused. `events` receives an `OperatorActed` for every change,
+    which is also logged when logging is enabled.
     """
-    given = events or Dispatcher()
-    log.attach(given)
-    state = AppState(queue, access or Access.from_environment(), given)
+    dispatcher = events or Dispatcher()
+    log.attach(dispatcher)
+    state = AppState(queue, access or Access.from_environment(), dispatcher)
     app = Starlette(
         routes=_routes(),
         middleware=[Middleware(AccessMiddleware, access=state.access, sessions=state.sessions)],
         exception_handlers={
-            OmniqError: _explain,
-            HTTPException: _explain,
+            OmniqError: _error_response,
+            HTTPException: _error_response,
             Exception: _internal_error,
         },
         lifespan=_lifespan,
@@ -113,33 +113,35 @@ def _routes() -> list[Route]:
         Route("/api", pages.reference, methods=get),
         Route("/api/openapi.json", openapi, methods=get),
         Route("/api/stream", stream, methods=get),
-        # A path of two words is an action before it is the id of a task.
+        # Actions come before endpoints: `/api/tasks/retry` also matches `/api/tasks/{task_id}`.
         *(
-            Route(f"/api/{path}", api.acting(each), methods=["POST"])
+            Route(f"/api/{path}", api.action_handler(each), methods=["POST"])
             for path, each in ACTIONS.items()
         ),
         *(
-            Route(f"/act/{path}", pages.acting(each), methods=["POST"])
+            Route(f"/act/{path}", pages.form_handler(each), methods=["POST"])
             for path, each in ACTIONS.items()
         ),
-        *(Route(each.path, api.asking(each), methods=get) for each in _endpoints()),
+        *(Route(each.path, api.endpoint_handler(each), methods=get) for each in _endpoints()),
     ]
 
 
 def _endpoints() -> list[api.Endpoint]:
-    # `/api/dead/groups` before what has a name in its path.
+    # Fixed paths come before paths with parameters.
     return sorted(api.ENDPOINTS, key=lambda each: "{" in each.path)
 
 
 async def login(request: Request) -> Response:
-    """The way in: a one-time link, or a form for a secret."""
+    """The sign-in page. With a token of a one-time link in the query, sign in and redirect."""
     token = request.query_params.get("token")
-    is_stranger = bool(request.scope.get("omniq.unauthenticated"))
-    if token is None or is_stranger:
-        return _login_page(request, 401 if is_stranger else 200)
+    is_unauthenticated = bool(request.scope.get("omniq.unauthenticated"))
+    if token is None or is_unauthenticated:
+        return _login_page(request, 401 if is_unauthenticated else 200)
     session = state_of(request).sessions.redeem(token, client_of(request.scope))
     if session is None:
-        return _login_page(request, 403, "This link has been used, or is not the newest one.")
+        return _login_page(
+            request, 403, "This link has already been used, or a newer one has replaced it."
+        )
     response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
     set_cookie(response, request.scope, session)
     return response
@@ -149,10 +151,10 @@ async def sign_in(request: Request) -> Response:
     """Sign in with a secret."""
     if request.scope.get("omniq.unauthenticated"):
         return _login_page(request, 401)
-    secret = dict(await form_of(request)).get("secret", "")
+    secret = dict(await read_form(request)).get("secret", "")
     session = state_of(request).sessions.sign_in(secret, client_of(request.scope))
     if session is None:
-        return _login_page(request, 403, "That is not one of the secrets.")
+        return _login_page(request, 403, "Wrong secret.")
     response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
     set_cookie(response, request.scope, session)
     return response
@@ -162,8 +164,8 @@ async def sign_out(request: Request) -> Response:
     """End the session."""
     session = user_of(request).session
     if session is not None:
-        if not is_token(session, dict(await form_of(request)).get("token", "")):
-            raise HTTPException(403, "the page is out of date: open it again and repeat this")
+        if not is_token_of(session, dict(await read_form(request)).get("token", "")):
+            raise HTTPException(403, "the page is out of date: reload it and repeat the action")
         state_of(request).sessions.end(session)
     response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
     delete_cookie(response, request.scope)
@@ -177,7 +179,7 @@ def _login_page(request: Request, status: int, error: str = "") -> Response:
 
 
 async def static(request: Request) -> Response:
-    """One of the few files there are; a name that is not in the table is no file."""
+    """A static file. Only names in the table are served."""
     kind = _STATIC.get(request.path_params["name"])
     if kind is None:
         raise HTTPException(404, "no such file")
@@ -188,11 +190,11 @@ async def static(request: Request) -> Response:
 
 async def openapi(request: Request) -> Response:
     """The OpenAPI document."""
-    return api.as_json(document(request.scope.get("root_path", "")))
+    return api.json_response(document(request.scope.get("root_path", "")))
 
 
-async def _explain(request: Request, error: Exception) -> Response:
-    """What went wrong, as a page or for a program."""
+async def _error_response(request: Request, error: Exception) -> Response:
+    """An error as a page, or as JSON for the API."""
     if isinstance(error, HTTPException):
         code, text = error.status_code, error.detail
     else:
@@ -200,14 +202,14 @@ async def _explain(request: Request, error: Exception) -> Response:
         text = str(error)
     path = relative_path(request.scope)
     if path.startswith("/api/"):
-        return api.as_json({"error": text}, code)
+        return api.json_response({"error": text}, code)
     if path.startswith("/static/"):
         return PlainTextResponse(text, code)
     return page(request, "error.html", code, code=code, text=text)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """A mistake of ours: said in one line, without telling what is inside."""
-    text = "the dashboard has made a mistake; its log says which"
-    # It is answered outside of the doorway, so it brings the doorway's headers itself.
+    """The response to an unexpected exception: one line, without details."""
+    text = "internal error: see the log of the dashboard"
+    # This response does not pass through `AccessMiddleware`, which adds the headers otherwise.
     return PlainTextResponse(text, 500, HEADERS)

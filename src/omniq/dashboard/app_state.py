@@ -1,4 +1,4 @@
-"""What every page and every call of the API has at hand."""
+"""The objects that all request handlers of the dashboard share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from omniq.queue.async_queue import AsyncTaskQueue
 
 T = TypeVar("T")
 
-_FRESH_SECONDS = 1.0
-_MOST_KEPT = 64
+_MAX_AGE = 1.0
+_MAX_CACHED = 64
 
 
 class AppState:
-    """The queue, who is in, and what was asked a moment ago."""
+    """The queue, the sessions, the sampler, and a cache of recent reads."""
 
     def __init__(self, queue: AsyncTaskQueue, access: Access, events: Dispatcher) -> None:
         self.queue = queue
@@ -30,31 +30,34 @@ class AppState:
         self.events = events
         self.sessions = Sessions(access, self.clock)
         self.sampler = Sampler(queue.storage)
-        self._answers: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+        self._cache: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
 
-    async def once(
-        self, question: Hashable, ask: Callable[[], Awaitable[T]], fresh: float = _FRESH_SECONDS
+    async def cached(
+        self, key: Hashable, read: Callable[[], Awaitable[T]], max_age: float = _MAX_AGE
     ) -> T:
-        """The answer, shared by all who ask the same within a second; failures are not kept."""
+        """The result of `read`, shared by all requests with this key within `max_age` seconds.
+
+        Failures are not cached.
+        """
         now = self.clock.monotonic()
-        kept = self._answers.get(question)
-        if kept is None or now - kept[0] >= fresh:
-            kept = (now, asyncio.ensure_future(ask()))
-            self._answers.pop(question, None)
-            self._answers[question] = kept
-            while len(self._answers) > _MOST_KEPT:
-                del self._answers[next(iter(self._answers))]
+        entry = self._cache.get(key)
+        if entry is None or now - entry[0] >= max_age:
+            entry = (now, asyncio.ensure_future(read()))
+            self._cache.pop(key, None)
+            self._cache[key] = entry
+            while len(self._cache) > _MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
         try:
-            # Shielded: one reader who leaves must not take the answer from the others.
-            return cast(T, await asyncio.shield(kept[1]))
+            # Shielded: a request that is cancelled must not cancel the read of the others.
+            return cast(T, await asyncio.shield(entry[1]))
         except Exception:
-            self._answers.pop(question, None)
+            self._cache.pop(key, None)
             raise
 
-    def forget(self) -> None:
-        """Ask anew from now on: something was changed."""
-        self._answers.clear()
-        self.sampler.expire()
+    def invalidate(self) -> None:
+        """Read everything again for the next request: something was changed."""
+        self._cache.clear()
+        self.sampler.invalidate()
 
 
 def state_of(request: Request) -> AppState:

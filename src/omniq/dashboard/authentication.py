@@ -1,4 +1,7 @@
-"""Who may come in, and as what: secrets, one-time links, sessions, and how often one may guess."""
+"""Who may use the dashboard, and in which role: secrets, one-time links and sessions.
+
+The number of wrong secrets per minute is limited.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,33 @@ from omniq.errors import OmniqError, SettingsError
 OPERATOR_VARIABLE = "OMNIQ_DASHBOARD_OPERATOR"
 VIEWER_VARIABLE = "OMNIQ_DASHBOARD_VIEWER"
 
-_SHORTEST = 12
+_MIN_SECRET_LENGTH = 12
 _SESSION_SECONDS = 12 * 3_600
-_MOST_SESSIONS = 500
-_GUESS_WINDOW = 60.0
-_GUESSES = 5
-_GUESSES_OF_ALL = 50
+_MAX_SESSIONS = 500
+_ATTEMPT_WINDOW = 60.0
+_MAX_WRONG_PER_CLIENT = 5
+_MAX_WRONG = 50
 
 
 class Role(StrEnum):
-    """A viewer looks; an operator may also change things."""
+    """A viewer reads; an operator may also perform actions."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
 
 
 Authorize = Callable[[Mapping[str, Any]], Role | None]
-"""Given the ASGI scope of a request, who that is; None for a stranger."""
+"""Returns the role of the user, given the ASGI scope of a request; None to refuse the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may use the dashboard. Without any of it, only one-time links let somebody in.
+    """Who may use the dashboard. Without any credentials, only one-time links grant access.
 
-    `operator` and `viewer` are secrets that one signs in with, or sends as a bearer token.
-    `authorize` leaves it to the application around it. `hosts` are the names under which it may be
-    reached, besides those of the loopback interface. `read_only` makes everybody a viewer.
+    `operator` and `viewer` are secrets: people sign in with them, and programs send them as a
+    bearer token. `authorize` lets the surrounding application decide. `hosts` are the host names
+    that requests may use, besides those of the loopback interface. `read_only` makes every user a
+    viewer.
     """
 
     operator: str | None = field(default=None, repr=False)
@@ -53,14 +57,15 @@ class Access:
 
     def __post_init__(self) -> None:
         for name, secret in (("operator", self.operator), ("viewer", self.viewer)):
-            if secret is not None and len(secret) < _SHORTEST:
+            if secret is not None and len(secret) < _MIN_SECRET_LENGTH:
                 raise SettingsError(
-                    f"the dashboard's {name} secret is too short: use {_SHORTEST} characters or more"
+                    f"the dashboard's {name} secret is too short: "
+                    f"use {_MIN_SECRET_LENGTH} characters or more"
                 )
 
     @classmethod
     def from_environment(cls, *, hosts: tuple[str, ...] = (), read_only: bool = False) -> Access:
-        """The secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, if there are any."""
+        """The secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, if they are set."""
         return cls(
             operator=os.environ.get(OPERATOR_VARIABLE) or None,
             viewer=os.environ.get(VIEWER_VARIABLE) or None,
@@ -70,12 +75,12 @@ class Access:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether somebody can get in without a one-time link."""
+        """Whether a user can get access without a one-time link."""
         return self.operator is not None or self.viewer is not None or self.authorize is not None
 
 
-class TooManyGuesses(OmniqError):
-    """Somebody has tried too many wrong secrets lately."""
+class TooManyAttempts(OmniqError):
+    """Too many wrong secrets were sent recently, by this client or by all clients together."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"too many wrong attempts; try again in {seconds:.0f} seconds")
@@ -84,39 +89,39 @@ class TooManyGuesses(OmniqError):
 
 @dataclass
 class Session:
-    """Somebody who has come in. `token` goes with every change they ask for."""
+    """A signed-in browser. Every change it requests must carry `token`."""
 
     id: str = field(repr=False)
     role: Role
     token: str = field(repr=False)
     ends: float
     notice: str = ""
-    """What to tell them on the next page, once."""
+    """A message that the next page shows once."""
 
 
 class Sessions:
-    """Everybody who is in, in the memory of this process: a restart signs everybody out."""
+    """All sessions, in the memory of this process: a restart signs every user out."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self._access = access
         self._clock = clock
         self._sessions: MutableMapping[bytes, Session] = {}
         self._link: bytes | None = None
-        self._guesses: deque[tuple[float, str]] = deque()
-        self.on_link_used: Callable[[], None] = _nothing
-        """Called when a one-time link has been used: time to print the next."""
+        self._wrong: deque[tuple[float, str]] = deque()
+        self.on_link_used: Callable[[], None] = _ignore
+        """Called when the one-time link was used, so that the next one can be printed."""
 
     def new_link(self) -> str:
-        """A token that lets its bearer in once, as an operator. The one before it is void."""
+        """A token that signs one browser in as an operator, once. Voids the previous token."""
         token = new_secret()
         self._link = _digest(token)
         return token
 
     def redeem(self, token: str, client: str) -> Session | None:
-        """The session that a one-time token opens; None for a wrong or used one."""
-        self._check_guesses(client)
+        """The new session for a one-time token; None if the token is wrong or was used."""
+        self._check_attempts(client)
         if self._link is None or not hmac.compare_digest(self._link, _digest(token)):
-            self._guesses.append((self._clock.monotonic(), client))
+            self._wrong.append((self._clock.monotonic(), client))
             return None
         self._link = None
         session = self.begin(Role.OPERATOR)
@@ -124,34 +129,34 @@ class Sessions:
         return session
 
     def sign_in(self, secret: str, client: str) -> Session | None:
-        """The session that a secret opens; None for a wrong one."""
+        """The new session for a secret; None if the secret is wrong."""
         role = self.role_of(secret, client)
         return None if role is None else self.begin(role)
 
     def role_of(self, secret: str, client: str) -> Role | None:
-        """Whose secret that is. Raises `TooManyGuesses` when the client should wait."""
-        self._check_guesses(client)
-        # Both are compared, always in full: how long it takes tells nothing about either.
+        """The role that the secret grants. Raises `TooManyAttempts` when the client must wait."""
+        self._check_attempts(client)
+        # Both are always compared, and in full: the duration reveals nothing about either.
         is_operator = _is_same(self._access.operator, secret)
         is_viewer = _is_same(self._access.viewer, secret)
         if is_operator:
             return Role.OPERATOR
         if is_viewer:
             return Role.VIEWER
-        self._guesses.append((self._clock.monotonic(), client))
+        self._wrong.append((self._clock.monotonic(), client))
         return None
 
     def begin(self, role: Role) -> Session:
-        """A fresh session; the oldest gives way when there are too many."""
+        """A new session. Ends the oldest one when there are too many."""
         now = self._clock.monotonic()
-        while len(self._sessions) >= _MOST_SESSIONS:
+        while len(self._sessions) >= _MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         session = Session(new_secret(), role, new_secret(), now + _SESSION_SECONDS)
         self._sessions[_digest(session.id)] = session
         return session
 
     def find(self, session_id: str) -> Session | None:
-        """The session of that id, unless it has ended."""
+        """The session with that id; None if there is none or it has expired."""
         session = self._sessions.get(_digest(session_id))
         if session is None or session.ends > self._clock.monotonic():
             return session
@@ -162,18 +167,18 @@ class Sessions:
         """Sign out."""
         self._sessions.pop(_digest(session.id), None)
 
-    def _check_guesses(self, client: str) -> None:
-        """From one address a few wrong guesses a minute, from all together somewhat more."""
+    def _check_attempts(self, client: str) -> None:
+        """Limit wrong secrets per minute: a few from one address, some more from all addresses."""
         now = self._clock.monotonic()
-        while self._guesses and now - self._guesses[0][0] > _GUESS_WINDOW:
-            self._guesses.popleft()
-        by_client = sum(who == client for _, who in self._guesses)
-        if by_client >= _GUESSES or len(self._guesses) >= _GUESSES_OF_ALL:
-            raise TooManyGuesses(_GUESS_WINDOW - (now - self._guesses[0][0]))
+        while self._wrong and now - self._wrong[0][0] > _ATTEMPT_WINDOW:
+            self._wrong.popleft()
+        by_client = sum(address == client for _, address in self._wrong)
+        if by_client >= _MAX_WRONG_PER_CLIENT or len(self._wrong) >= _MAX_WRONG:
+            raise TooManyAttempts(_ATTEMPT_WINDOW - (now - self._wrong[0][0]))
 
 
-def is_token(session: Session, given: str) -> bool:
-    """Whether that is what every change must carry that the session asks for."""
+def is_token_of(session: Session, given: str) -> bool:
+    """Whether this is the token that every change of the session must carry."""
     return _is_same(session.token, given)
 
 
@@ -182,9 +187,9 @@ def _is_same(secret: str | None, given: str) -> bool:
 
 
 def _digest(text: str) -> bytes:
-    # Compared in place of the text: of one length, and what leaks of it is worth nothing.
+    # Digests are compared instead of texts: all have one length, and a leaked digest is useless.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def _nothing() -> None:
-    """Nobody wants to know."""
+def _ignore() -> None:
+    """Do nothing."""

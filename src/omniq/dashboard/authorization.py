@@ -1,4 +1,4 @@
-"""How a change is let through: by an operator, with their token, and never without an audit line."""
+"""Performs an action for a request: checks the role and the token, and emits an audit event."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from starlette.requests import Request
 
 from omniq.dashboard import actions
 from omniq.dashboard.app_state import state_of
-from omniq.dashboard.authentication import Role, is_token
+from omniq.dashboard.authentication import Role, is_token_of
 from omniq.dashboard.middleware import MAX_BODY, client_of, user_of
 from omniq.errors import OmniqError
 from omniq.events import OperatorActed
 
 TOKEN_HEADER = "x-omniq-token"
-_MOST_FIELDS = 2_000
+_MAX_FIELDS = 2_000
 
 
-async def change(
+async def perform_authorized(
     request: Request,
     action: actions.Action,
-    told_by: Callable[[], actions.Request],
+    parse: Callable[[], actions.ActionRequest],
     token: str,
-) -> actions.Done:
-    """Do what was asked for, and write down by whom. `token` is what came with it."""
+) -> actions.ActionResult:
+    """Perform the action if the user may. Every attempt is audited, refused ones too.
+
+    `parse` reads the parameters from the request; `token` is the session token it carried.
+    """
     user = user_of(request)
     audit = _Audit(request, action)
     if user.role is not Role.OPERATOR:
-        audit.tell("", "refused (not an operator)")
+        audit.record("", "refused (not an operator)")
         raise HTTPException(403, "only an operator may change something")
-    # A secret that is sent on purpose is its own proof; a cookie is sent without asking.
-    if user.session is not None and not is_token(user.session, token):
-        audit.tell("", "refused (no token)")
-        raise HTTPException(403, "the page is out of date: open it again and repeat this")
+    # A program sends its secret deliberately; a browser sends its cookie with any request.
+    if user.session is not None and not is_token_of(user.session, token):
+        audit.record("", "refused (no token)")
+        raise HTTPException(403, "the page is out of date: reload it and repeat the action")
     subject = ""
     try:
-        told = told_by()
-        subject = told.subject
-        done = await actions.perform(state_of(request), action, told)
+        parameters = parse()
+        subject = parameters.subject
+        result = await actions.perform(state_of(request), action, parameters)
     except OmniqError as error:
-        audit.tell(subject, actions.outcome_of(error))
+        audit.record(subject, actions.outcome_of(error))
         raise
-    audit.tell(subject, f"{done.done} done, {len(done.refused)} refused")
-    return done
+    audit.record(subject, f"{result.done} done, {len(result.refused)} refused")
+    return result
 
 
-async def body_of(request: Request) -> bytes:
-    """The body of a request, bounded also where its length was not announced."""
+async def read_body(request: Request) -> bytes:
+    """The body of a request. The limit also applies when no length was announced."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -58,23 +61,23 @@ async def body_of(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def form_of(request: Request) -> list[tuple[str, str]]:
+async def read_form(request: Request) -> list[tuple[str, str]]:
     """The fields of a submitted form, in order."""
-    text = (await body_of(request)).decode("utf-8", "replace")
+    text = (await read_body(request)).decode("utf-8", "replace")
     try:
-        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError:
         raise HTTPException(413, "too many fields") from None
 
 
 class _Audit:
-    """Tells who has tried what."""
+    """Emits an `OperatorActed` event for each attempt of an action."""
 
     def __init__(self, request: Request, action: actions.Action) -> None:
         self._request = request
         self._action = action
 
-    def tell(self, subject: str, outcome: str) -> None:
+    def record(self, subject: str, outcome: str) -> None:
         state_of(self._request).events.emit(
             OperatorActed(
                 action=self._action.path,

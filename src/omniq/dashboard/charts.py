@@ -1,4 +1,4 @@
-"""Charts as SVG paths: areas, lines and stacked bars, from numbers alone."""
+"""Charts as SVG paths: areas, lines and stacked bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Series = Sequence[tuple[float, float]]
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """A line, the area under it, and the value at its top. Empty when there is nothing to show."""
+    """A line, the area under it, and the value at its top edge. Empty without data."""
 
     width: int
     height: int
@@ -22,7 +22,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A part of a stacked bar: where it begins and how wide it is, in percent."""
+    """A part of a stacked bar: its left edge and its width, in percent."""
 
     name: str
     count: int
@@ -52,13 +52,13 @@ def chart(
 
 
 def stacked(counts: Sequence[tuple[str, int]]) -> list[Slice]:
-    """Parts of a whole side by side. What is there at all can be seen.
+    """The parts of a stacked bar. A part that is not zero has a visible width.
 
     >>> [(each.name, each.x, each.width) for each in stacked([("a", 3), ("b", 1), ("c", 0)])]
     [('a', 0.0, 75.0), ('b', 75.0, 25.0)]
     """
     shares = [
-        (name, count, max(count / _whole(counts) * 100, 0.6)) for name, count in counts if count
+        (name, count, max(count / _total(counts) * 100, 0.6)) for name, count in counts if count
     ]
     scale = 100 / sum(share for _, _, share in shares) if shares else 1
     slices, x = [], 0.0
@@ -69,7 +69,7 @@ def stacked(counts: Sequence[tuple[str, int]]) -> list[Slice]:
 
 
 def nice_ceiling(value: float) -> float:
-    """The next larger number that people like to read on an axis.
+    """The next larger round number for an axis.
 
     >>> [nice_ceiling(value) for value in (0, 0.3, 7, 23, 480)]
     [1.0, 0.5, 10.0, 25.0, 500.0]
@@ -80,5 +80,5 @@ def nice_ceiling(value: float) -> float:
     return next(step * magnitude for step in (1, 2, 2.5, 5, 10) if step * magnitude >= value)
 
 
-def _whole(counts: Sequence[tuple[str, int]]) -> int:
+def _total(counts: Sequence[tuple[str, int]]) -> int:
     return sum(count for _, count in counts) or 1

@@ -1,4 +1,4 @@
-"""The live stream: one server-sent event for each look, to a bounded number of listeners."""
+"""The live stream: one server-sent event per snapshot, for a limited number of clients."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ MAX_STREAMS = 32
 
 
 async def stream(request: Request) -> Response:
-    """Counts and rates as they change. Past the bound, a listener is told to poll instead."""
+    """Stream counts and rates as they change; 503 if too many streams are open."""
     sampler = state_of(request).sampler
     if sampler.watchers >= MAX_STREAMS:
         return JSONResponse(
-            {"error": "too many listeners: ask /api/overview now and then instead"},
+            {"error": "too many streams are open: poll /api/overview instead"},
             503,
             {"retry-after": "10"},
         )
-    # Told to proxies that would otherwise keep the events until there are many.
+    # Without it, some proxies buffer the events.
     headers = {"x-accel-buffering": "no"}
     return StreamingResponse(_events(sampler), media_type="text/event-stream", headers=headers)
 
 
 async def _events(sampler: Sampler) -> AsyncIterator[bytes]:
     yield b"retry: 5000\n\n"
-    async for look in sampler.watch():
-        yield _event(look, sampler.error)
+    async for snapshot in sampler.watch():
+        yield _event(snapshot, sampler.error)
 
 
-def _event(look: Snapshot | None, error: str) -> bytes:
-    if look is None:
-        return b"event: trouble\ndata: " + msgspec.json.encode({"error": error}) + b"\n\n"
-    told = {
-        "version": look.version,
-        "at": look.overview.at,
-        "by_status": look.overview.by_status,
-        "dead": look.overview.dead,
-        "rates": look.overview.rates,
+def _event(snapshot: Snapshot | None, error: str) -> bytes:
+    if snapshot is None:
+        return b"event: storage_error\ndata: " + msgspec.json.encode({"error": error}) + b"\n\n"
+    data = {
+        "version": snapshot.version,
+        "at": snapshot.overview.at,
+        "by_status": snapshot.overview.by_status,
+        "dead": snapshot.overview.dead,
+        "rates": snapshot.overview.rates,
     }
-    return b"event: look\ndata: " + msgspec.json.encode(plain(told)) + b"\n\n"
+    return b"event: snapshot\ndata: " + msgspec.json.encode(plain(data)) + b"\n\n"

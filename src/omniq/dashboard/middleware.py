@@ -1,8 +1,8 @@
-"""The doorway of the dashboard: every request comes through here before anything else sees it.
+"""The ASGI middleware that every request passes first.
 
-It refuses names under which the dashboard is not known (DNS rebinding), methods that nothing here
-needs, changes that another site asks for, and strangers; and puts the same strict headers on every
-answer.
+It refuses unknown host names (DNS rebinding), methods other than GET and POST, changes that another
+site requests (CSRF), and unauthenticated requests. It adds the same strict headers to every
+response.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omniq.dashboard.authentication import Access, Role, Session, Sessions, TooManyGuesses
+from omniq.dashboard.authentication import Access, Role, Session, Sessions, TooManyAttempts
 
 COOKIE = "omniq_session"
 MAX_BODY = 4 * 1024 * 1024
@@ -29,7 +29,7 @@ HEADERS = {
     "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Not `no-referrer`: a browser then says that its own forms come from nowhere.
+    # Not `no-referrer`: browsers would then send `Origin: null` with forms of our own pages.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -39,14 +39,14 @@ HEADERS = {
 
 
 class User(NamedTuple):
-    """Who asks. A program that sends its secret with every request has no session."""
+    """The user of a request. A program that sends its secret with every request has no session."""
 
     role: Role
     session: Session | None
 
 
 class AccessMiddleware:
-    """The ASGI middleware that does all of this."""
+    """Checks the host, the method, the origin and the user of every request."""
 
     def __init__(self, app: ASGIApp, access: Access, sessions: Sessions) -> None:
         self._app = app
@@ -61,31 +61,31 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        fresh: list[Session] = []
-        outgoing = _with_headers(send, scope, fresh)
-        refusal = self._refusal(scope) or self._admit(scope, fresh)
-        await (refusal or self._app)(scope, receive, outgoing)
+        new_sessions: list[Session] = []
+        refusal = self._check_request(scope) or self._check_user(scope, new_sessions)
+        send = _with_headers(send, scope, new_sessions)
+        await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """What is refused whoever asks."""
+    def _check_request(self, scope: Scope) -> Response | None:
+        """The refusal of a request that no user may make; None if there is no objection."""
         headers = Headers(scope=scope)
-        if _name_of(headers.get("host", "")) not in self._hosts:
+        if _host_name(headers.get("host", "")) not in self._hosts:
             return PlainTextResponse("unknown host name: see `hosts` of Access", 403)
         if scope["method"] not in ("GET", "POST"):
             return PlainTextResponse("method not allowed", 405, {"allow": "GET, POST"})
         if scope["method"] == "POST":
-            if not _is_own_site(headers, scope["scheme"]):
-                return PlainTextResponse("this change was asked for by another site", 403)
+            if not _is_from_own_page(headers, scope["scheme"]):
+                return PlainTextResponse("another site requested this change", 403)
             if not _is_small(headers.get("content-length", "0")):
                 return PlainTextResponse("the request is too large", 413)
         return None
 
-    def _admit(self, scope: Scope, fresh: list[Session]) -> Response | None:
-        """Find out who asks; strangers see the way in and nothing else."""
+    def _check_user(self, scope: Scope, new_sessions: list[Session]) -> Response | None:
+        """Authenticate the user. Without one, only the sign-in page and static files are served."""
         path = relative_path(scope)
         try:
-            user = self._visitor(scope, fresh)
-        except TooManyGuesses as error:
+            user = self._authenticate(scope, new_sessions)
+        except TooManyAttempts as error:
             return JSONResponse(
                 {"error": str(error)}, 429, {"retry-after": str(int(error.seconds) + 1)}
             )
@@ -98,7 +98,7 @@ class AccessMiddleware:
         scope["omniq.unauthenticated"] = True
         return None
 
-    def _visitor(self, scope: Scope, fresh: list[Session]) -> User | None:
+    def _authenticate(self, scope: Scope, new_sessions: list[Session]) -> User | None:
         headers = Headers(scope=scope)
         kind, _, secret = headers.get("authorization", "").partition(" ")
         session = self._sessions.find(_cookie(headers.get("cookie", "")))
@@ -108,26 +108,26 @@ class AccessMiddleware:
                 return None
             if session is None:
                 session = self._sessions.begin(role)
-                fresh.append(session)
-            return User(self._allowed(role), session)
+                new_sessions.append(session)
+            return User(self._effective(role), session)
         if kind.lower() == "bearer":
             role = self._sessions.role_of(secret.strip(), client_of(scope))
-            return None if role is None else User(self._allowed(role), None)
-        return None if session is None else User(self._allowed(session.role), session)
+            return None if role is None else User(self._effective(role), None)
+        return None if session is None else User(self._effective(session.role), session)
 
-    def _allowed(self, role: Role) -> Role:
+    def _effective(self, role: Role) -> Role:
         return Role.VIEWER if self._access.read_only else role
 
 
 def user_of(request: Request) -> User:
-    """Who asks; the doorway has let them in."""
+    """The user of the request, whom the middleware has authenticated."""
     user = request.scope["omniq.user"]
     assert isinstance(user, User)
     return user
 
 
 def set_cookie(response: Response, scope: Scope, session: Session) -> None:
-    """Let the browser keep the session, for this site alone and out of reach of scripts."""
+    """Set the session cookie: sent to this site only, and not readable by scripts."""
     response.set_cookie(
         COOKIE,
         session.id,
@@ -139,7 +139,7 @@ def set_cookie(response: Response, scope: Scope, session: Session) -> None:
 
 
 def delete_cookie(response: Response, scope: Scope) -> None:
-    """Let the browser forget the session."""
+    """Delete the session cookie."""
     response.delete_cookie(COOKIE, path=_cookie_path(scope), httponly=True, samesite="strict")
 
 
@@ -150,7 +150,7 @@ def client_of(scope: Scope) -> str:
 
 
 def relative_path(scope: Scope) -> str:
-    """The path within the dashboard, wherever it is mounted."""
+    """The path below the path that the dashboard is mounted at."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
@@ -167,22 +167,22 @@ def _cookie(header: str) -> str:
     return "" if found is None else found.value
 
 
-def _name_of(host: str) -> str:
-    """The name in a Host header, without its port; nothing when it is malformed."""
+def _host_name(host: str) -> str:
+    """The name in a Host header, without the port; empty if the header is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
 
 
-def _is_own_site(headers: Headers, scheme: str) -> bool:
-    """Whether a change comes from one of our own pages, as far as the browser says."""
+def _is_from_own_page(headers: Headers, scheme: str) -> bool:
+    """Whether the request comes from a page of the dashboard, according to the browser."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site != "same-origin":
         return False
     if origin is None:
         return True
-    # A proxy that ends TLS speaks plain HTTP to us: the host must be the same, the scheme may not be.
+    # A proxy that terminates TLS forwards plain HTTP: the host must match, the scheme may differ.
     return origin.lower() in (f"{scheme}://{headers['host']}".lower(), f"https://{headers['host']}")
 
 
@@ -190,16 +190,16 @@ def _is_small(length: str) -> bool:
     return length.isascii() and length.isdigit() and len(length) < 12 and int(length) <= MAX_BODY
 
 
-def _with_headers(send: Send, scope: Scope, fresh: list[Session]) -> Send:
-    async def outgoing(message: Message) -> None:
+def _with_headers(send: Send, scope: Scope, new_sessions: list[Session]) -> Send:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
-            for session in fresh:
+            for session in new_sessions:
                 response = Response()
                 set_cookie(response, scope, session)
                 headers.append("set-cookie", response.headers["set-cookie"])
         await send(message)
 
-    return outgoing
+    return send_with_headers

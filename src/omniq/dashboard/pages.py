@@ -1,4 +1,4 @@
-"""The pages. Each can be read without a script; a script only keeps them up to date."""
+"""The HTML pages. Each works without JavaScript; a script only refreshes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from omniq.dashboard import actions, queries
 from omniq.dashboard.app_state import state_of
-from omniq.dashboard.authorization import change, form_of
+from omniq.dashboard.authorization import perform_authorized, read_form
 from omniq.dashboard.charts import Chart, Series, chart, stacked
 from omniq.dashboard.middleware import user_of
 from omniq.dashboard.rendering import page
@@ -27,48 +27,54 @@ from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.to_json import plain
 
-_SPANS = (60.0, 180.0, 300.0, 600.0, 900.0)
-_STEPS_SHOWN = 100
-_SOONEST = 6
+_WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
+_MAX_STEPS = 100
+_MAX_UPCOMING = 6
 
 
 async def overview(request: Request) -> Response:
-    """How it goes, at one look."""
+    """Problems, key numbers, charts, queues, failures, breakers and next schedules."""
     state = state_of(request)
-    look = await state.sampler.current()
+    snapshot = await state.sampler.current()
     points = list(state.sampler.points)
+    overview = snapshot.overview
     return page(
         request,
         "overview.html",
-        look_now=look,
-        overview=look.overview,
-        problems=problems(look),
-        slices=stacked([(str(status), look.overview.by_status[status]) for status in TaskStatus]),
-        waiting=_waiting(look),
-        slots=sum(worker.concurrency for worker in look.overview.workers),
-        busy=sum(len(worker.running) for worker in look.overview.workers),
+        overview=overview,
+        problems=problems(snapshot),
+        slices=stacked([(str(status), overview.by_status[status]) for status in TaskStatus]),
+        waiting=_waiting(snapshot),
+        slots=sum(worker.concurrency for worker in overview.workers),
+        busy=sum(len(worker.running) for worker in overview.workers),
         charts=_charts(points),
-        sparks=_sparks(look, points),
-        span_text=f"{_window(points) / 60:.0f} min",
-        upcoming=_upcoming(look),
+        sparks=_sparks(snapshot, points),
+        window_text=_window_text(points),
+        upcoming=_upcoming(snapshot),
     )
 
 
-def _upcoming(look: Snapshot) -> list[tuple[datetime, Schedule]]:
-    """The schedules that fire next, the first one first."""
-    times = [(each.next_at, each) for each in look.schedules if each.next_at and not each.paused]
-    return sorted(times, key=lambda pair: pair[0])[:_SOONEST]
+def _upcoming(snapshot: Snapshot) -> list[tuple[datetime, Schedule]]:
+    """The schedules that fire next, in order of time."""
+    times = [
+        (each.next_at, each) for each in snapshot.schedules if each.next_at and not each.paused
+    ]
+    return sorted(times, key=lambda pair: pair[0])[:_MAX_UPCOMING]
 
 
-def _waiting(look: Snapshot) -> int:
-    by_status = look.overview.by_status
+def _waiting(snapshot: Snapshot) -> int:
+    by_status = snapshot.overview.by_status
     return by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING]
 
 
 def _window(points: list[Point]) -> float:
-    """How far back the charts go: far enough for what is known, and no further."""
+    """The seconds that the charts show: the smallest window that holds all points."""
     known = points[-1].at - points[0].at if points else 0.0
-    return next((each for each in _SPANS if each >= known), _SPANS[-1])
+    return next((each for each in _WINDOWS if each >= known), _WINDOWS[-1])
+
+
+def _window_text(points: list[Point]) -> str:
+    return f"{_window(points) / 60:.0f} min"
 
 
 def _charts(points: list[Point]) -> dict[str, Chart]:
@@ -95,81 +101,81 @@ def _spark(series: Series, window: float) -> Chart:
     return chart(series, span=window, width=120, height=28)
 
 
-def _sparks(look: Snapshot, points: list[Point]) -> dict[str, Chart]:
+def _sparks(snapshot: Snapshot, points: list[Point]) -> dict[str, Chart]:
     return {
         line.name: _spark(
             [(each.at, float(each.by_queue.get(line.name, 0))) for each in points], _window(points)
         )
-        for line in look.overview.queues
+        for line in snapshot.overview.queues
     }
 
 
-def problems(look: Snapshot) -> list[tuple[str, str]]:
-    """What needs somebody, each with the page where it can be put right; empty when all is well."""
-    seen = look.overview
+def problems(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """The problems that need an operator, each with the page where it can be solved."""
+    overview = snapshot.overview
     found = [
         (f"worker {worker.id} on {worker.host} is stalled", "/workers")
-        for worker in seen.workers
+        for worker in overview.workers
         if worker.stalled
     ]
     found += [
         (f"breaker {breaker.name} is {breaker.state}: {breaker.reason}", "/#breakers")
-        for breaker in seen.breakers
+        for breaker in overview.breakers
         if breaker.state != "closed"
     ]
     found += [
-        (f"queue {line.name} is paused and holds {count_of(line.waiting, 'task')}", "/queues")
-        for line in seen.queues
+        (f"queue {line.name} is paused and has {count_of(line.waiting, 'task')}", "/queues")
+        for line in overview.queues
         if line.paused and line.waiting
     ]
     found += [
         (
-            f"queue {line.name} holds {count_of(line.waiting, 'task')} and no worker takes from it",
+            f"queue {line.name} has {count_of(line.waiting, 'task')} and no worker serves it",
             "/queues",
         )
-        for line in seen.queues
+        for line in overview.queues
         if line.waiting and not line.workers
     ]
-    if seen.dead:
-        found.append((f"{count_of(seen.dead, 'dead letter')} to look at", "/dead"))
+    if overview.dead:
+        found.append((f"{count_of(overview.dead, 'dead letter')} to retry or delete", "/dead"))
     return found
 
 
 async def tasks(request: Request) -> Response:
-    """Tasks, filtered and paged, to act on some of them."""
+    """Tasks, filtered and paged, with actions on the selected ones."""
     state = state_of(request)
-    question = queries.parse_query(queries.TasksQuery, request.query_params.multi_items())
-    found, look, functions = await asyncio.gather(
-        queries.list_tasks_page(state, question),
+    query = queries.parse_query(queries.TasksQuery, request.query_params.multi_items())
+    found, snapshot, functions = await asyncio.gather(
+        queries.list_tasks_page(state, query),
         state.sampler.current(),
-        queries.known_functions(state),
+        queries.recent_functions(state),
     )
     given = {name: text for name, text in request.query_params.items() if text and name != "cursor"}
     return page(
         request,
         "tasks.html",
-        question=question,
+        filters=query,
         found=found,
         is_filtered=bool(given.keys() - {"limit"}),
         older=None if found.cursor is None else urlencode({**given, "cursor": found.cursor}),
         statuses=list(TaskStatus),
-        overview=look.overview,
-        by_status=look.overview.by_status,
-        queues=[line.name for line in look.overview.queues],
+        overview=snapshot.overview,
+        by_status=snapshot.overview.by_status,
+        queues=[line.name for line in snapshot.overview.queues],
         functions=functions,
         spans=(("15m", "15 minutes"), ("1h", "hour"), ("24h", "day"), ("7d", "week")),
     )
 
 
 async def task(request: Request) -> Response:
-    """One task: what it is, what happened to it, and why it does not run."""
+    """One task: its details, its history, and why it does not run."""
     state = state_of(request)
     task_id = request.path_params["task_id"]
 
-    async def ask() -> tuple[TaskDetail, Any]:
+    async def read() -> tuple[TaskDetail, Any]:
         return await task_detail(state.storage, task_id), await explain(state.storage, task_id)
 
-    detail, explanation = await state.once(("task", task_id), ask)
+    detail, explanation = await state.cached(("task", task_id), read)
     safe = without_secrets(detail.task)
     return page(
         request,
@@ -180,14 +186,14 @@ async def task(request: Request) -> Response:
         args=list(safe.args),
         kwargs=safe.kwargs,
         metadata=safe.metadata,
-        steps=[(step.name, redacted(step.result)) for step in detail.steps[:_STEPS_SHOWN]],
+        steps=[(step.name, redacted(step.result)) for step in detail.steps[:_MAX_STEPS]],
         result=None if detail.result is None else redacted(detail.result.result),
         editable=_editable(detail),
     )
 
 
 def _editable(detail: TaskDetail) -> tuple[str, str] | None:
-    """The arguments as JSON, to be edited; None when JSON cannot hold them as they are."""
+    """The arguments as JSON to edit; None if JSON cannot represent them exactly."""
     parts = (list(detail.task.args), detail.task.kwargs)
     safe = without_secrets(detail.task)
     texts = [
@@ -207,16 +213,16 @@ def _through_json(value: Any) -> Any:
 
 
 async def dead(request: Request) -> Response:
-    """Dead letters by what killed them, and the letters of one group."""
+    """Dead letters grouped by function and reason, and a page of single ones."""
     state = state_of(request)
-    question = queries.parse_query(queries.DeadQuery, request.query_params.multi_items())
-    letters = await queries.list_dead_page(state, question)
+    query = queries.parse_query(queries.DeadQuery, request.query_params.multi_items())
+    letters = await queries.list_dead_page(state, query)
     given = {name: text for name, text in request.query_params.items() if text and name != "after"}
-    is_full = len(letters) == question.limit
+    is_full = len(letters) == query.limit
     return page(
         request,
         "dead.html",
-        question=question,
+        filters=query,
         groups=await queries.list_dead_groups(state),
         letters=letters,
         more=urlencode({**given, "after": letters[-1].task_id}) if is_full else None,
@@ -224,54 +230,62 @@ async def dead(request: Request) -> Response:
 
 
 async def workers(request: Request) -> Response:
-    """Who works, on what, and who does not get on."""
+    """The live workers, their running tasks, and which ones are stalled or paused."""
     state = state_of(request)
     await state.sampler.current()
     return page(request, "workers.html", views=await queries.list_workers(state))
 
 
 async def schedules(request: Request) -> Response:
-    """What fires when."""
+    """The schedules with their next times and last runs."""
     state = state_of(request)
     await state.sampler.current()
     return page(request, "schedules.html", views=await queries.list_schedules(state))
 
 
 async def queues(request: Request) -> Response:
-    """The queues: how deep, how old, paused or not."""
+    """The queues: waiting and running tasks, age, workers, paused or active."""
     state = state_of(request)
-    look = await state.sampler.current()
+    snapshot = await state.sampler.current()
     points = list(state.sampler.points)
-    return page(request, "queues.html", look_now=look, sparks=_sparks(look, points))
+    return page(
+        request,
+        "queues.html",
+        overview=snapshot.overview,
+        sparks=_sparks(snapshot, points),
+        window_text=_window_text(points),
+    )
 
 
 async def storage(request: Request) -> Response:
-    """What this storage promises."""
+    """The guarantees of the storage, checked, and the settings."""
     state = state_of(request)
     await state.sampler.current()
-    findings = await state.once("promises", lambda: check_storage(state.storage))
+    findings = await state.cached("promises", lambda: check_storage(state.storage))
     settings = state.storage.settings
     shown = [(name, text, settings.sources[name]) for name, text in settings.shown().items()]
     return page(request, "storage.html", findings=findings, settings=shown)
 
 
 async def reference(request: Request) -> Response:
-    """The API, for people."""
+    """The list of API endpoints."""
     state = state_of(request)
     await state.sampler.current()
     return page(request, "reference.html", document=request.app.state.document)
 
 
-def acting(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of a form that asks for an action: does it, and goes back to the page."""
+def form_handler(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
+    """The request handler of an action that a form submits: performs it, then redirects back."""
 
     async def handle(request: Request) -> Response:
-        fields = await form_of(request)
+        fields = await read_form(request)
         token = next((text for name, text in fields if name == "token"), "")
-        done = await change(request, action, lambda: actions.parse_form(action, fields), token)
+        result = await perform_authorized(
+            request, action, lambda: actions.parse_form(action, fields), token
+        )
         session = user_of(request).session
         if session is not None:
-            session.notice = done.message
+            session.notice = result.message
         back = next((text for name, text in fields if name == "back"), "")
         return RedirectResponse(request.scope.get("root_path", "") + own_path(back), 303)
 
@@ -279,7 +293,7 @@ def acting(action: actions.Action) -> Callable[[Request], Awaitable[Response]]:
 
 
 def own_path(text: str) -> str:
-    """A path of the dashboard to go to; anything else becomes the overview.
+    """The text if it is a path of the dashboard, else the path of the overview.
 
     >>> own_path("/tasks?status=failed"), own_path("//evil.example/"), own_path("https://evil")
     ('/tasks?status=failed', '/', '/')

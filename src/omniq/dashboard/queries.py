@@ -1,4 +1,4 @@
-"""What can be asked, as data: checked once, answered from one place for pages and programs alike."""
+"""Query parameters as data, and the reads that the pages and the API share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from omniq.dashboard.app_state import AppState
+from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
 from omniq.operations.dead_groups import DeadGroups, dead_groups
@@ -22,25 +23,26 @@ from omniq.scheduling.due_times import task_id_at
 from omniq.storage.health import live_workers
 from omniq.to_json import plain
 
-MOST = 500
-_SPAN = re.compile(r"(\d{1,6})([smhdw])")
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_MOST_RUNNING = 20
-_MOST_LEARNT = 300
-_LEARNT_SECONDS = 30.0
+MAX_LIMIT = 500
+_AGE = re.compile(r"(\d{1,6})([smhdw])")
+_MAX_RUNNING = 20
+_SAMPLED_TASKS = 300
+_FUNCTIONS_MAX_AGE = 30.0
 _LAST_TIMES = 5
-_A_DAY = timedelta(days=1)
-_LONGEST_SPAN = 50 * 365 * 86_400
+_DAY = timedelta(days=1)
+_MAX_AGE_SECONDS = 50 * 365 * 86_400
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 Text = Annotated[str, Meta(max_length=512)]
-When = Annotated[str, Meta(max_length=64, description="an instant with its zone, or 15m, 2h, 7d")]
-Size = Annotated[int, Meta(ge=1, le=MOST)]
+When = Annotated[
+    str, Meta(max_length=64, description="an instant with its time zone, or an age: 15m, 2h, 7d")
+]
+Size = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 
 
 class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tasks to list. `id` is how the id begins, `metadata` is name=value."""
+    """Which tasks to list. `id` is a prefix of the id, `metadata` is name=value."""
 
     status: TaskStatus | None = None
     queue: Text | None = None
@@ -62,19 +64,19 @@ class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: Text | None = None
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question without conditions."""
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No query parameters."""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker with what it runs; of very many, the first."""
+    """A worker with its running tasks; the first 20 if there are more."""
 
     worker: WorkerInfo
     tasks: tuple[tuple[Task, Progress | None], ...]
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule, when it fires next, and its newest tasks that are on record, newest first."""
+    """A schedule, its next times, and its newest stored tasks, newest first."""
 
     schedule: Schedule
     upcoming: tuple[datetime, ...]
@@ -82,7 +84,7 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_query(kind: type[Q], given: Sequence[tuple[str, str]]) -> Q:
-    """The question that a query string asks. Fields of a form that were left empty say nothing."""
+    """The parsed query string. Empty form fields are ignored."""
     fields = {name: text for name, text in given if text}
     try:
         return msgspec.convert(fields, kind, strict=False)
@@ -90,70 +92,70 @@ def parse_query(kind: type[Q], given: Sequence[tuple[str, str]]) -> Q:
         raise InvalidValue(f"{error}") from None
 
 
-async def list_tasks_page(state: AppState, question: TasksQuery) -> TaskPage:
+async def list_tasks_page(state: AppState, query: TasksQuery) -> TaskPage:
     """A page of tasks."""
     now = state.clock.now()
     wanted = TaskFilter(
-        status=question.status,
-        queue=question.queue,
-        func_path=question.function,
-        prefix=question.id,
-        since=_instant("since", question.since, now),
-        until=_instant("until", question.until, now),
-        metadata=_pairs(question.metadata),
+        status=query.status,
+        queue=query.queue,
+        func_path=query.function,
+        prefix=query.id,
+        since=_instant("since", query.since, now),
+        until=_instant("until", query.until, now),
+        metadata=_pairs(query.metadata),
     )
-    return await state.once(
-        question,
-        lambda: find_tasks(state.storage, wanted, limit=question.limit, cursor=question.cursor),
+    return await state.cached(
+        query,
+        lambda: find_tasks(state.storage, wanted, limit=query.limit, cursor=query.cursor),
     )
 
 
-async def list_dead_page(state: AppState, question: DeadQuery) -> list[DeadLetter]:
+async def list_dead_page(state: AppState, query: DeadQuery) -> list[DeadLetter]:
     """A page of dead letters."""
-    return await state.once(
-        question,
+    return await state.cached(
+        query,
         lambda: state.storage.list_dead(
-            task_type=question.function,
-            reason=question.reason,
-            limit=question.limit,
-            after=question.after,
+            func_path=query.function,
+            reason=query.reason,
+            limit=query.limit,
+            after=query.after,
         ),
     )
 
 
 async def list_dead_groups(state: AppState) -> DeadGroups:
     """The dead letters by function and reason."""
-    return await state.once("groups", lambda: dead_groups(state.storage))
+    return await state.cached("groups", lambda: dead_groups(state.storage))
 
 
 async def list_workers(state: AppState) -> list[WorkerView]:
-    """Every worker with what it runs."""
+    """Every live worker with its running tasks."""
 
-    async def ask() -> list[WorkerView]:
+    async def read() -> list[WorkerView]:
         return [
             WorkerView(worker=worker, tasks=await _running(state, worker))
             for worker in await live_workers(state.storage)
         ]
 
-    return await state.once("workers", ask)
+    return await state.cached("workers", read)
 
 
 async def _running(state: AppState, worker: WorkerInfo) -> tuple[tuple[Task, Progress | None], ...]:
-    held = []
-    for task_id in worker.running[:_MOST_RUNNING]:
+    tasks = []
+    for task_id in worker.running[:_MAX_RUNNING]:
         task = await state.storage.get_task(task_id)
         if task is not None:
-            held.append((task, await state.storage.get_progress(task_id)))
-    return tuple(held)
+            tasks.append((task, await state.storage.get_progress(task_id)))
+    return tuple(tasks)
 
 
 async def list_schedules(state: AppState) -> list[ScheduleView]:
-    """Every schedule with its next times."""
+    """Every schedule with its next times and last tasks."""
 
-    async def ask() -> list[ScheduleView]:
+    async def read() -> list[ScheduleView]:
         return [await _schedule(state, each) for each in await state.queue.schedules.list()]
 
-    return await state.once("schedules", ask)
+    return await state.cached("schedules", read)
 
 
 async def _schedule(state: AppState, schedule: Schedule) -> ScheduleView:
@@ -165,30 +167,34 @@ async def _schedule(state: AppState, schedule: Schedule) -> ScheduleView:
 
 
 async def _last_tasks(state: AppState, schedule: Schedule) -> tuple[Task, ...]:
-    """The ids of its tasks begin alike and go on with the time, so they stand together."""
+    """The newest tasks of the schedule.
+
+    Their ids start with the schedule's id, followed by the time, so they are adjacent in the order
+    of ids.
+    """
     last, following = schedule.last_at, schedule.next_at
     if last is None:
         return ()
-    apart = following - last if following is not None and following > last else _A_DAY
+    interval = following - last if following is not None and following > last else _DAY
     listed = await state.storage.list_tasks(
-        after=task_id_at(schedule.id, last - apart * _LAST_TIMES), limit=_LAST_TIMES * 2
+        after=task_id_at(schedule.id, last - interval * _LAST_TIMES), limit=_LAST_TIMES * 2
     )
     own = [task for task in listed if task.schedule_id == schedule.id]
     return tuple(reversed(own[-_LAST_TIMES:]))
 
 
-async def known_functions(state: AppState) -> list[str]:
-    """The functions of the tasks that were met lately, to choose from; bounded, asked rarely."""
+async def recent_functions(state: AppState) -> list[str]:
+    """The functions of the newest 300 tasks, as suggestions; cached for 30 seconds."""
 
-    async def ask() -> list[str]:
-        tasks = await newest_tasks(state.storage, _MOST_LEARNT)
+    async def read() -> list[str]:
+        tasks = await newest_tasks(state.storage, _SAMPLED_TASKS)
         return sorted({task.func_path for task in tasks})
 
-    return await state.once("functions", ask, fresh=_LEARNT_SECONDS)
+    return await state.cached("functions", read, max_age=_FUNCTIONS_MAX_AGE)
 
 
 def task_json(task: Task) -> dict[str, Any]:
-    """A task as anybody may see it: secrets in its arguments are hidden."""
+    """A task as JSON, with the secrets in its arguments and metadata redacted."""
     safe = without_secrets(task)
     hidden = {name: plain(getattr(safe, name)) for name in ("args", "kwargs", "metadata")}
     shown: dict[str, Any] = plain(task)
@@ -196,14 +202,14 @@ def task_json(task: Task) -> dict[str, Any]:
 
 
 def dead_letter_json(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter without its checkpoint, which is the task's own."""
+    """A dead letter as JSON, without the checkpoint of its task."""
     shown: dict[str, Any] = plain(msgspec.structs.replace(letter, checkpoint=None))
     del shown["checkpoint"]
     return shown
 
 
 def detail_json(detail: TaskDetail) -> dict[str, Any]:
-    """All that is known of a task, as anybody may see it."""
+    """All details of a task as JSON, with secrets redacted."""
     shown: dict[str, Any] = plain(msgspec.structs.replace(detail, dead=None))
     shown["task"] = task_json(detail.task)
     shown["steps"] = [
@@ -216,7 +222,7 @@ def detail_json(detail: TaskDetail) -> dict[str, Any]:
 
 
 def schedule_json(view: ScheduleView) -> dict[str, Any]:
-    """A schedule as anybody may see it."""
+    """A schedule as JSON, with secrets redacted."""
     shown: dict[str, Any] = plain(view.schedule)
     return {
         **shown,
@@ -227,18 +233,18 @@ def schedule_json(view: ScheduleView) -> dict[str, Any]:
 
 
 def worker_json(view: WorkerView) -> dict[str, Any]:
-    """A worker as anybody may see it."""
+    """A worker as JSON, with secrets redacted."""
     shown: dict[str, Any] = plain(view.worker)
-    tasks = [{"task": task_json(task), "progress": plain(how)} for task, how in view.tasks]
+    tasks = [{"task": task_json(task), "progress": plain(done)} for task, done in view.tasks]
     return {**shown, "tasks": tasks}
 
 
 def _instant(name: str, text: str | None, now: datetime) -> datetime | None:
-    """An instant, given as one or as how long ago it was."""
+    """The instant that the text names, either directly or as an age."""
     if text is None:
         return None
-    if found := _SPAN.fullmatch(text.strip()):
-        return now - timedelta(seconds=min(int(found[1]) * _UNITS[found[2]], _LONGEST_SPAN))
+    if age := _AGE.fullmatch(text.strip()):
+        return now - timedelta(seconds=min(int(age[1]) * UNIT_SECONDS[age[2]], _MAX_AGE_SECONDS))
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError:

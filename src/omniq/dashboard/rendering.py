@@ -1,4 +1,4 @@
-"""Pages from templates. Everything that comes from a task is text: escaped, and never a link."""
+"""Renders pages from templates. All values of tasks are escaped text, never links."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from omniq.dashboard.middleware import User
 from omniq.operations.formatting import count_of, error_line, format_duration, relative_time
 from omniq.to_json import plain
 
-_LONGEST_VALUE = 20_000
+_MAX_VALUE_LENGTH = 20_000
 
 
 def environment() -> Environment:
-    """The templates, with the words they use."""
-    found = Environment(
+    """The templates, with their filters and functions."""
+    templates = Environment(
         loader=PackageLoader("omniq.dashboard"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(
+    templates.filters.update(
         duration=format_duration,
         number=number,
         rate=rate,
@@ -37,15 +37,15 @@ def environment() -> Environment:
         error=lambda details: brief(error_line(details)),
         percent=lambda fraction: f"{fraction:.0%}",
     )
-    found.globals.update(ago=ago, at=at, count_of=count_of)
-    for name in found.list_templates():
-        # Compiled now, and not while the first reader waits.
-        found.get_template(name)
-    return found
+    templates.globals.update(ago=ago, at=at, count_of=count_of)
+    for name in templates.list_templates():
+        # Compiled now, so that the first request does not wait for it.
+        templates.get_template(name)
+    return templates
 
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A whole page."""
+    """A page. Shows the notice of the session, and clears it."""
     state = state_of(request)
     user: User | None = request.scope.get("omniq.user")
     session = None if user is None else user.session
@@ -54,27 +54,27 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
         notice, session.notice = session.notice, ""
     html = request.app.state.templates.get_template(template).render(
         base=request.scope.get("root_path", ""),
-        here=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
+        current_path=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
         query=request.url.query,
         user=user,
         may_change=user is not None and user.role == "operator",
         token="" if session is None else session.token,
         notice=notice,
         now=state.clock.now(),
-        look=state.sampler.latest,
-        trouble=state.sampler.error,
+        snapshot=state.sampler.latest,
+        storage_error=state.sampler.error,
         **context,
     )
     return HTMLResponse(html, status)
 
 
 def ago(instant: datetime | None, now: datetime) -> Markup | str:
-    """How far away an instant is, with the exact one on hover."""
+    """The time from now to an instant, with the exact instant on hover."""
     return "" if instant is None else _time(instant, relative_time(instant, now), "ago")
 
 
 def at(instant: datetime | None) -> Markup | str:
-    """An instant, which the page turns into the reader's own zone."""
+    """An instant in UTC; a script shows it in the reader's time zone."""
     if instant is None:
         return ""
     shown = instant.astimezone(UTC)
@@ -89,7 +89,7 @@ def _time(instant: datetime, text: str, kind: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """A count with its thousands apart, a large one rounded.
+    """A count with thousands separators; a large one is rounded.
 
     >>> number(1234), number(12_345_678)
     ('1,234', '12.3 M')
@@ -98,7 +98,7 @@ def number(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """So many a second.
+    """A number per second, with the digits that matter.
 
     >>> rate(0.04), rate(7.25), rate(1234.5)
     ('0.04', '7.2', '1,234')
@@ -109,7 +109,7 @@ def rate(value: float) -> str:
 
 
 def brief(error: str) -> str:
-    """The line of an error without the module that its type comes from.
+    """An error line without the module of the error type.
 
     >>> brief("omniq.models.PermanentError: no such mailbox")
     'PermanentError: no such mailbox'
@@ -119,8 +119,8 @@ def brief(error: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value as JSON that a person can read, cut when it is very long."""
+    """A value as indented JSON, truncated if it is very long."""
     text = json.dumps(plain(value), indent=2, ensure_ascii=False)
-    if len(text) > _LONGEST_VALUE:
-        return f"{text[:_LONGEST_VALUE]}\n… {len(text) - _LONGEST_VALUE:,} characters left out"
+    if len(text) > _MAX_VALUE_LENGTH:
+        return f"{text[:_MAX_VALUE_LENGTH]}\n… {len(text) - _MAX_VALUE_LENGTH:,} characters omitted"
     return text

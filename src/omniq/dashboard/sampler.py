@@ -1,9 +1,9 @@
-"""One look at the storage every other second, shared by everybody who watches.
+"""Snapshots of the storage, taken once per interval and shared by all pages and streams.
 
-However many dashboards are open, the storage is asked as often as for one. A look does not wait for
-a large storage to be counted: it shows the counts of before, and from when they are. Looks that take
-long are taken more rarely, and no page waits for them. Nobody there, nobody asks: the looks become
-rare, and end.
+The storage is read equally often for one viewer and for many. A snapshot does not wait until a
+large storage is counted: it has the last counts, and says when they were made. Snapshots that take
+long make the interval longer, and no page waits for them. Without viewers, snapshots are taken less
+often, and after 15 minutes they stop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from omniq._futures import finish
 from omniq.errors import OmniqError, StorageClosed
 from omniq.events import ChoreFailed
 from omniq.log import write
@@ -21,20 +22,20 @@ from omniq.models import Schedule, TaskStatus
 from omniq.operations.overview import Monitor, Overview
 from omniq.storage.base import BaseStorage
 
-PERIOD = 2.0
-_IDLE_PERIOD = 10.0
-_WATCHED_SECONDS = 30.0
-_KEPT_SECONDS = 900.0
-_MOST_POINTS = 450
-_MOST_QUEUES = 20
-_PATIENCE = 0.1
-_COUNT_PATIENCE = 0.03
-_SHARE = 10
-"""How many times longer than a look the pause after it is at least."""
+INTERVAL = 2.0
+_IDLE_INTERVAL = 10.0
+_IDLE_AFTER = 30.0
+_STOP_AFTER = 900.0
+_MAX_POINTS = 450
+_MAX_QUEUES = 20
+_PAGE_TIMEOUT = 0.1
+_COUNT_TIMEOUT = 0.03
+_MIN_PAUSE_FACTOR = 10
+"""The interval is at least this many times the duration of the last snapshot."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """What the charts show of one look."""
+    """The values of one snapshot that the charts show."""
 
     at: float
     finished: float
@@ -44,7 +45,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen at one look. `version` grows when some count has changed."""
+    """The state of the storage at one time. `version` grows when a count has changed."""
 
     overview: Overview
     schedules: tuple[Schedule, ...]
@@ -52,115 +53,117 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """Looks at a storage for everybody who watches it."""
+    """Takes snapshots of a storage at an interval while there are viewers."""
 
-    def __init__(self, storage: BaseStorage, *, period: float = PERIOD) -> None:
+    def __init__(self, storage: BaseStorage, *, interval: float = INTERVAL) -> None:
         self._storage = storage
         self._clock = storage.clock
         self._monitor = Monitor(storage)
-        self._period = period
-        self._pace = period
+        self._min_interval = interval
+        self._interval = interval
         self._changes = 0
-        self._look: Snapshot | None = None
-        self._look_task: asyncio.Task[None] | None = None
+        self._latest: Snapshot | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
         self._failure: OmniqError | None = None
-        self._looked_at = float("-inf")
-        self._asked_at = float("-inf")
-        self._task: asyncio.Task[None] | None = None
+        self._refreshed_at = float("-inf")
+        self._requested_at = float("-inf")
+        self._loop_task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None
         self._is_closed = False
         self.watchers = 0
-        self.points: deque[Point] = deque(maxlen=_MOST_POINTS)
+        self.points: deque[Point] = deque(maxlen=_MAX_POINTS)
 
     async def current(self) -> Snapshot:
-        """How it goes, as of a moment ago; of a slow storage, as it was seen last."""
-        self._asked_at = self._clock.monotonic()
-        self._begin()
-        if self._look is None:
-            await asyncio.shield(self._looking())
-        elif self._clock.monotonic() - self._looked_at >= self._pace:
-            await asyncio.wait((self._looking(),), timeout=_PATIENCE)
-        if self._look is None:
+        """A snapshot that is at most one interval old; the latest one if the storage is slow."""
+        self._requested_at = self._clock.monotonic()
+        self._start_loop()
+        if self._latest is None:
+            await asyncio.shield(self._refresh())
+        elif self._clock.monotonic() - self._refreshed_at >= self._interval:
+            await asyncio.wait((self._refresh(),), timeout=_PAGE_TIMEOUT)
+        if self._latest is None:
             raise self._failure or StorageClosed("the dashboard has been closed")
-        return self._look
+        return self._latest
 
     @property
     def latest(self) -> Snapshot | None:
-        """The last look there was, however old; asks nobody."""
-        return self._look
+        """The latest snapshot, of any age; does not read the storage."""
+        return self._latest
 
     @property
     def error(self) -> str:
-        """Why the last look failed; empty when it did not."""
+        """Why the last refresh failed; empty if it succeeded."""
         return "" if self._failure is None else str(self._failure)
 
     async def watch(self) -> AsyncGenerator[Snapshot | None, None]:
-        """Each look as it is taken, from the present one on; None when one has failed."""
+        """The current snapshot and each following one; None for a refresh that failed."""
         self.watchers += 1
         try:
             yield await self.current()
             while not self._is_closed:
-                self._begin()
-                await asyncio.shield(self._awaited())
-                yield None if self._failure else self._look
+                self._start_loop()
+                await asyncio.shield(self._next_refresh())
+                yield None if self._failure else self._latest
         finally:
             self.watchers -= 1
 
-    def expire(self) -> None:
-        """Let the next who asks look anew: something was changed."""
-        self._looked_at = float("-inf")
+    def invalidate(self) -> None:
+        """Take a new snapshot for the next caller: something was changed."""
+        self._refreshed_at = float("-inf")
         self._monitor.invalidate()
-        # A look that is under way may have been too early to see it.
+        # A running refresh may have read the storage before the change.
         self._changes += 1
 
     async def close(self) -> None:
-        """Snapshot no more; everybody who watches is told that it is over."""
+        """Stop taking snapshots, and end all streams."""
         self._is_closed = True
-        self._announce()
-        ending = [task for task in (self._task, self._look_task) if task is not None]
-        for task in ending:
+        self._notify_watchers()
+        tasks = [task for task in (self._loop_task, self._refresh_task) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._monitor.close()
 
-    def _begin(self) -> None:
-        # Here and not when the application starts: one that is mounted is not told about that.
-        if not self._is_closed and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run())
+    def _start_loop(self) -> None:
+        # Here and not at application start: a mounted application gets no lifespan events.
+        if not self._is_closed and (self._loop_task is None or self._loop_task.done()):
+            self._loop_task = asyncio.get_running_loop().create_task(self._run_loop())
 
-    async def _run(self) -> None:
-        while (idle := self._clock.monotonic() - self._asked_at) < _KEPT_SECONDS or self.watchers:
-            is_watched = self.watchers or idle < _WATCHED_SECONDS
-            await self._clock.sleep(self._pace if is_watched else max(self._pace, _IDLE_PERIOD))
-            await asyncio.wait((self._looking(),))
-            self._announce()
+    async def _run_loop(self) -> None:
+        while (idle := self._clock.monotonic() - self._requested_at) < _STOP_AFTER or self.watchers:
+            is_watched = self.watchers or idle < _IDLE_AFTER
+            await self._clock.sleep(
+                self._interval if is_watched else max(self._interval, _IDLE_INTERVAL)
+            )
+            await asyncio.wait((self._refresh(),))
+            self._notify_watchers()
 
-    def _looking(self) -> asyncio.Task[None]:
-        """The look that is under way, or a new one: never two at once."""
-        if self._look_task is None or self._look_task.done():
-            self._look_task = asyncio.get_running_loop().create_task(self._take_look())
-        return self._look_task
+    def _refresh(self) -> asyncio.Task[None]:
+        """The running refresh, or a new one: never two at once."""
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.get_running_loop().create_task(self._take_snapshot())
+        return self._refresh_task
 
-    async def _take_look(self) -> None:
+    async def _take_snapshot(self) -> None:
         began, changes = self._clock.monotonic(), self._changes
         try:
-            self._look = await self._refresh()
+            self._latest = await self._read()
         except OmniqError as error:
-            # The dashboard outlives a restart of the server, and says what is wrong.
+            # The dashboard stays up while the storage is down, and shows the error.
             if self._failure is None:
                 write(ChoreFailed.of("dashboard", error))
             self._failure = error
             return
         now = self._clock.monotonic()
         self._failure = None
-        self._pace = max(self._period, _SHARE * (now - began))
-        self._looked_at = now if changes == self._changes else float("-inf")
-        if self._look.overview.counted_at is not None:
-            self.points.append(_point(now, self._look.overview))
+        self._interval = max(self._min_interval, _MIN_PAUSE_FACTOR * (now - began))
+        self._refreshed_at = now if changes == self._changes else float("-inf")
+        if self._latest.overview.counted_at is not None:
+            self.points.append(_point(now, self._latest.overview))
 
-    async def _refresh(self) -> Snapshot:
-        overview = await self._monitor.overview(_COUNT_PATIENCE)
-        before = self._look
+    async def _read(self) -> Snapshot:
+        overview = await self._monitor.overview(_COUNT_TIMEOUT)
+        before = self._latest
         is_same = before is not None and _counts(before.overview) == _counts(overview)
         return Snapshot(
             overview=overview,
@@ -168,15 +171,15 @@ class Sampler:
             version=before.version + (not is_same) if before else 1,
         )
 
-    def _awaited(self) -> asyncio.Future[None]:
+    def _next_refresh(self) -> asyncio.Future[None]:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         return self._next
 
-    def _announce(self) -> None:
+    def _notify_watchers(self) -> None:
         waiting, self._next = self._next, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        if waiting is not None:
+            finish(waiting)
 
 
 def _counts(overview: Overview) -> tuple[object, ...]:
@@ -191,5 +194,5 @@ def _point(at: float, overview: Overview) -> Point:
         finished=rates.finished if rates else 0.0,
         failed=rates.failed if rates else 0.0,
         waiting=by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING],
-        by_queue={line.name: line.waiting for line in overview.queues[:_MOST_QUEUES]},
+        by_queue={line.name: line.waiting for line in overview.queues[:_MAX_QUEUES]},
     )

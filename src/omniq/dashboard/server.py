@@ -1,4 +1,4 @@
-"""Serves the dashboard from a process of its own, on this machine unless credentials are set."""
+"""Serves the dashboard as a separate process, on loopback only unless credentials are set."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from omniq.dashboard.authentication import OPERATOR_VARIABLE, VIEWER_VARIABLE, A
 from omniq.errors import SettingsError
 from omniq.queue.async_queue import AsyncTaskQueue
 
-_PATIENCE = 3
+_SHUTDOWN_SECONDS = 3
 _BACKLOG = 128
 
 
 class _Server(uvicorn.Server):
-    """Ends on SIGINT and SIGTERM, as asked, and not by raising the signal once more."""
+    """Stops on SIGINT and SIGTERM without raising the signal again, unlike uvicorn's server."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._end)
+            loop.add_signal_handler(number, self._stop)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         self.should_exit = True
 
 
 def check_host(host: str, access: Access) -> None:
-    """Refuse to listen where others can reach it, unless they have to say who they are."""
+    """Raise `SettingsError` if other machines could reach the dashboard without credentials."""
     if not is_loopback(host) and not access.has_credentials:
         raise SettingsError(
-            f"host {host}: others could reach the dashboard there. Set {OPERATOR_VARIABLE} "
-            f"(and {VIEWER_VARIABLE}, for those who may only look) to a secret of 12 characters "
-            "or more, or leave --host out"
+            f"host {host}: other machines could reach the dashboard. Set {OPERATOR_VARIABLE} "
+            f"(and {VIEWER_VARIABLE} for read-only access) to a secret of 12 characters or more, "
+            "or omit --host"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address.
+    """Whether only this machine can reach the address.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "", "a.b")]
     [True, True, True, False, False, False]
@@ -64,38 +64,38 @@ def is_loopback(host: str) -> bool:
 
 
 async def serve(
-    queue: AsyncTaskQueue, host: str, port: int, access: Access, say: Callable[[str], None]
+    queue: AsyncTaskQueue, host: str, port: int, access: Access, print_line: Callable[[str], None]
 ) -> None:
-    """Serve until a signal comes. `say` is told each link, alone."""
+    """Serve until SIGINT or SIGTERM. Calls `print_line` with each link."""
     check_host(host, access)
     listener = _listen(host, port)
     app = create_app(queue, access=access)
     state: AppState = app.state.dashboard
     root = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
 
-    def tell_link() -> None:
-        say(f"{root}/login?token={state.sessions.new_link()}")
+    def print_link() -> None:
+        print_line(f"{root}/login?token={state.sessions.new_link()}")
 
     if access.operator is None and access.viewer is None:
-        tell_link()
-        # Each link opens once; whoever comes next finds a fresh one in the terminal.
-        state.sessions.on_link_used = tell_link
+        print_link()
+        # Each link works once; the next one is printed when it is used.
+        state.sessions.on_link_used = print_link
     else:
-        say(f"{root}/")
+        print_line(f"{root}/")
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=_PATIENCE,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     server = _Server(config)
     await asyncio.gather(server.serve([listener]), _end_streams(server, state))
 
 
 async def _end_streams(server: uvicorn.Server, state: AppState) -> None:
-    """The server waits for its connections, and a live stream does not end by itself."""
+    """End live streams at shutdown: the server waits for its connections to close."""
     while not server.should_exit:
         await state.clock.sleep(0.2)
     await state.sampler.close()
@@ -113,7 +113,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise SettingsError(
             f"cannot listen on {name} port {port}: {error.strerror or error}; "
-            "another --port, or 0 for any that is free"
+            "choose another --port, or 0 for any free port"
         ) from error
     return listener
 

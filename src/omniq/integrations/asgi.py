@@ -1,9 +1,9 @@
-"""A queue for the life of a web application: Starlette, FastAPI, or whatever else has a lifespan.
+"""A lifespan that opens a queue: for Starlette, FastAPI and other ASGI frameworks.
 
     app = Starlette(routes=…, lifespan=lifespan("sqlite:///tasks.db", worker=["tasks"]))
 
-The queue is open before the first request and closed after the last. Handlers find it in
-`request.state.queue`; `app.state.queue` is the same.
+The queue is open before the first request and closed after the last. Handlers use
+`request.state.queue`; `app.state.queue` is the same object.
 """
 
 from __future__ import annotations
@@ -30,43 +30,45 @@ def lifespan(
     inner: Lifespan[Any] | None = None,
     **options: Unpack[PoolOptions],
 ) -> Callable[[A], AbstractAsyncContextManager[dict[str, Any]]]:
-    """What a web application takes as its `lifespan`: it opens the queue and, in the end, closes it.
+    """The `lifespan` argument of a web application: opens the queue at start, closes it at stop.
 
-    `queue` is one, or the URL of one. With `worker`, the modules whose functions it runs, tasks run
-    in the application's own process, and the schedules that `@task` declares there are kept;
-    `options` are the pool's. When the application stops, running tasks get `shutdown_timeout`
-    seconds, and what does not finish is given back uncharged. `inner` is a lifespan of your own,
-    entered when the queue is open.
+    `queue` is a queue or its URL. `worker` lists modules whose functions to run: their tasks then
+    run in the process of the application, and the schedules that their `@task` declares are stored;
+    `options` configure the pool. When the application stops, running tasks get `shutdown_timeout`
+    seconds; unfinished ones are released without using an attempt. `inner` is another lifespan,
+    which is entered when the queue is open.
     """
 
     @asynccontextmanager
-    async def span(app: A) -> AsyncIterator[dict[str, Any]]:
+    async def open_queue(app: A) -> AsyncIterator[dict[str, Any]]:
         async with AsyncExitStack() as stack:
             opened = queue if isinstance(queue, AsyncTaskQueue) else AsyncTaskQueue(queue)
             await stack.enter_async_context(opened)
             state = getattr(app, "state", None)
             if state is not None:
                 state.queue = opened
-            given = await stack.enter_async_context(inner(app)) if inner is not None else None
+            inner_state = await stack.enter_async_context(inner(app)) if inner is not None else None
             if worker:
-                await stack.enter_async_context(_working(opened, worker, options))
-            yield {**(given or {}), "queue": opened}
+                await stack.enter_async_context(_run_worker(opened, worker, options))
+            yield {**(inner_state or {}), "queue": opened}
 
-    return span
+    return open_queue
 
 
 @asynccontextmanager
-async def _working(
+async def _run_worker(
     queue: AsyncTaskQueue, sources: Sequence[str | ModuleType], options: PoolOptions
 ) -> AsyncIterator[AsyncWorkerPool]:
-    modules = [importlib.import_module(it) if isinstance(it, str) else it for it in sources]
+    modules = [
+        importlib.import_module(source) if isinstance(source, str) else source for source in sources
+    ]
     await queue.schedules.declare(*modules)
-    said: PoolOptions = {"allow": [module.__name__ for module in modules], **options}
-    pool = queue.worker(**said)
+    pool_options: PoolOptions = {"allow": [module.__name__ for module in modules], **options}
+    pool = queue.worker(**pool_options)
     await pool.start()
     try:
         yield pool
     finally:
-        # What is cut off is PENDING again, and told of in the log: nothing to stop a server for.
+        # Interrupted tasks are PENDING again and logged: no reason to fail the server's shutdown.
         with suppress(ShutdownTimeout):
             await pool.stop(queue.storage.settings.shutdown_timeout)

@@ -1,10 +1,10 @@
-"""The pages of a worker for those who watch it: Prometheus, Kubernetes, an autoscaler.
+"""The HTTP endpoints of a worker, for Prometheus, Kubernetes and autoscalers.
 
 | path | |
 |---|---|
-| `/metrics` | all numbers, for Prometheus |
-| `/health` | 200 while the process is there: restart it when this does not answer |
-| `/ready` | 200 while it claims tasks and the storage answers, else 503 and why |
+| `/metrics` | all metrics, for Prometheus |
+| `/health` | 200 while the process runs: restart it if there is no response |
+| `/ready` | 200 while it claims tasks and the storage responds, else 503 and the reason |
 | `/scale` | `oldest_due_age` in seconds and `waiting` tasks as JSON, for an autoscaler |
 """
 
@@ -20,27 +20,27 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from omniq.errors import OmniqError, SettingsError
-from omniq.integrations.storage_metrics import Figures
+from omniq.integrations.storage_metrics import StorageMetrics
 from omniq.models import TaskStatus
 from omniq.worker.process.supervisor import Worker
 
-_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _TEXT = "text/plain; charset=utf-8"
 
-Answer = tuple[int, str, bytes]
+Reply = tuple[int, str, bytes]
 
 
 @contextmanager
-def watched(worker: Worker, host: str, port: int) -> Iterator[int]:
-    """Serve the pages about a worker, whose listeners include `prometheus.Counters`; the port.
+def metrics_server(worker: Worker, host: str, port: int) -> Iterator[int]:
+    """Serve the endpoints of a worker whose listeners include `prometheus.Counters`; yields the port.
 
-    Enter it before the worker runs. Where it has several processes, they count in files that
-    `prometheus_client` adds up, in a folder that is removed in the end.
+    Enter it before the worker runs. Several processes count in files that `prometheus_client` adds
+    up, in a temporary folder.
     """
-    with _folder(worker.processes), Figures(worker.storage) as figures:
-        pages = _pages(worker, figures)
+    with _metrics_folder(worker.processes), StorageMetrics(worker.storage) as storage_metrics:
+        endpoints = _endpoints(worker, storage_metrics)
         try:
-            server = _Server((host, port), _handler(pages))
+            server = _Server((host, port), _handler(endpoints))
         except OSError as error:
             raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         thread = threading.Thread(target=server.serve_forever, name="omniq-metrics", daemon=True)
@@ -53,9 +53,9 @@ def watched(worker: Worker, host: str, port: int) -> Iterator[int]:
             thread.join()
 
 
-def _pages(worker: Worker, figures: Figures) -> dict[str, Callable[[], Answer]]:
+def _endpoints(worker: Worker, storage_metrics: StorageMetrics) -> dict[str, Callable[[], Reply]]:
     try:
-        # Not before the folder is known: it decides on being imported where it counts.
+        # Imported when the folder is set: prometheus_client chooses on import where it counts.
         from prometheus_client import (
             CONTENT_TYPE_LATEST,
             REGISTRY,
@@ -64,41 +64,41 @@ def _pages(worker: Worker, figures: Figures) -> dict[str, Callable[[], Answer]]:
             multiprocess,
         )
     except ModuleNotFoundError as error:
-        raise SettingsError("metrics need more: pip install 'omniq[prometheus]'") from error
-    from omniq.integrations.prometheus import StoreFigures
+        raise SettingsError("metrics need an extra: pip install 'omniq[prometheus]'") from error
+    from omniq.integrations.prometheus import StorageCollector
 
-    own = CollectorRegistry()
-    own.register(StoreFigures(figures))
+    registry = CollectorRegistry()
+    registry.register(StorageCollector(storage_metrics))
     if worker.processes > 1:
-        multiprocess.MultiProcessCollector(own)  # type: ignore[no-untyped-call]
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
 
-    def metrics() -> Answer:
-        text = exposition.generate_latest(own)
+    def metrics() -> Reply:
+        text = exposition.generate_latest(registry)
         if worker.processes == 1:
             text += exposition.generate_latest(REGISTRY)
         return 200, CONTENT_TYPE_LATEST, text
 
-    def ready() -> Answer:
+    def ready() -> Reply:
         if not worker.is_ready:
-            return 503, _TEXT, b"no tasks are claimed: starting, or stopping\n"
+            return 503, _TEXT, b"not claiming tasks: the worker is starting or stopping\n"
         try:
-            figures.read()
+            storage_metrics.read()
         except OmniqError as error:
             return 503, _TEXT, f"{error}\n".encode()
         return 200, _TEXT, b"ready\n"
 
-    def scale() -> Answer:
+    def scale() -> Reply:
         try:
-            stats, workers = figures.read()
+            stats, workers = storage_metrics.read()
         except OmniqError as error:
             return 503, _TEXT, f"{error}\n".encode()
         waiting = stats.by_status[TaskStatus.PENDING] + stats.by_status[TaskStatus.RETRYING]
-        told = {
+        values = {
             "oldest_due_age": round(stats.oldest_due_age, 3),
             "waiting": waiting,
             "workers": len(workers),
         }
-        return 200, "application/json", json.dumps(told).encode()
+        return 200, "application/json", json.dumps(values).encode()
 
     return {
         "/metrics": metrics,
@@ -113,14 +113,14 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
 
-def _handler(pages: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHandler]:
+def _handler(endpoints: dict[str, Callable[[], Reply]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 5.0
-        """Seconds that a client may take to say what it wants."""
+        """Seconds that a client may take to send its request."""
 
         def do_GET(self) -> None:
-            page = pages.get(self.path.partition("?")[0])
-            status, kind, body = page() if page else (404, _TEXT, b"no such page\n")
+            endpoint = endpoints.get(self.path.partition("?")[0])
+            status, kind, body = endpoint() if endpoint else (404, _TEXT, b"not found\n")
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -131,21 +131,21 @@ def _handler(pages: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHand
             return "omniq"
 
         def log_message(self, *args: object) -> None:
-            """A scrape every few seconds is nothing to be told of."""
+            """Log nothing: scrapes are frequent."""
 
     return Handler
 
 
 @contextmanager
-def _folder(processes: int) -> Iterator[None]:
-    """Where several processes count, if there are several and nobody has named a place."""
-    if processes == 1 or os.environ.get(_FOLDER):
+def _metrics_folder(processes: int) -> Iterator[None]:
+    """A folder for the counts of several processes, unless the environment names one."""
+    if processes == 1 or os.environ.get(_FOLDER_VARIABLE):
         yield
         return
     folder = tempfile.mkdtemp(prefix="omniq-metrics-")
-    os.environ[_FOLDER] = folder
+    os.environ[_FOLDER_VARIABLE] = folder
     try:
         yield
     finally:
-        del os.environ[_FOLDER]
+        del os.environ[_FOLDER_VARIABLE]
         shutil.rmtree(folder, ignore_errors=True)

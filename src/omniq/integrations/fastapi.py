@@ -3,7 +3,7 @@
 app = FastAPI(lifespan=lifespan("postgresql://…"))
 
 @app.post("/mails")
-async def order(to: str, queue: Queue) -> str:
+async def send_mail(to: str, queue: Queue) -> str:
     return (await queue.enqueue(send, to)).id
 """
 
@@ -25,11 +25,11 @@ def queue_of(connection: HTTPConnection) -> AsyncTaskQueue:
     queue = getattr(connection.app.state, "queue", None)
     if not isinstance(queue, AsyncTaskQueue):
         raise RuntimeError(
-            "this application has no queue: make it with FastAPI(lifespan=lifespan(…)), and run it "
-            "with a server that starts its lifespan"
+            "this application has no queue: create it with FastAPI(lifespan=lifespan(…)), and run it "
+            "with a server that supports lifespans"
         )
     return queue
 
 
 Queue = Annotated[AsyncTaskQueue, Depends(queue_of)]
-"""A handler's parameter of this type is the application's queue."""
+"""The type of a handler's parameter that receives the application's queue."""

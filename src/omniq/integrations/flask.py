@@ -1,12 +1,12 @@
-"""A queue for a Flask application.
+"""A Flask extension that opens a queue.
 
     omniq = Omniq(app)                       # or Omniq(), and omniq.init_app(app) in a factory
 
     @app.post("/mails")
-    def order():
+    def send_mail():
         return omniq.queue.enqueue(send, request.form["to"]).id
 
-The URL is `app.config["OMNIQ_URL"]`, else as everywhere. Tasks run in `omniq worker …`.
+The URL is `app.config["OMNIQ_URL"]`, else that of the settings. Tasks run in `omniq worker …`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ R = TypeVar("R")
 
 
 class Omniq:
-    """Opens the queue when a process first needs it, and closes it when the process ends.
+    """Opens the queue when a process first uses it, and closes it when the process ends.
 
-    Servers fork: each process has a queue of its own, for all its threads.
+    Servers fork: each process has a separate queue, shared by its threads.
     """
 
     def __init__(self, app: Flask | None = None) -> None:
@@ -42,7 +42,7 @@ class Omniq:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Belong to this application: `app.extensions["omniq"]`."""
+        """Register with the application as `app.extensions["omniq"]`."""
         self._app = app
         app.config.setdefault("OMNIQ_URL", None)
         app.extensions["omniq"] = self
@@ -59,15 +59,15 @@ class Omniq:
             return self._opened[1]
 
     def with_app(self, func: Callable[P, R]) -> Callable[P, R]:
-        """Give the function an application context, in a worker too. Goes below `@task`."""
+        """Run the function in an application context, also in a worker. Place it below `@task`."""
         if inspect.iscoroutinefunction(func):
 
             @wraps(func)
-            async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
                 with self._application.app_context():
                     return await func(*args, **kwargs)
 
-            return cast("Callable[P, R]", run)
+            return cast("Callable[P, R]", call_async)
 
         @wraps(func)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -79,5 +79,5 @@ class Omniq:
     @property
     def _application(self) -> Flask:
         if self._app is None:
-            raise SettingsError("Omniq() does not know its application: call init_app(app) first")
+            raise SettingsError("Omniq() has no application: call init_app(app) first")
         return self._app

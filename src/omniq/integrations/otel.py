@@ -1,10 +1,10 @@
-"""OpenTelemetry: a task's trace goes on in the worker that runs it.
+"""OpenTelemetry: a task's trace continues in the worker that runs it.
 
-    trace(queue)                      # spans for enqueueing; their context travels with the task
-    pool.events.subscribe(Spans())    # spans for waiting and running; `omniq worker --otel` does it
+    trace(queue)                      # spans for enqueueing; their context is stored with the task
+    pool.events.subscribe(Spans())    # spans for waiting and running; or `omniq worker --otel`
 
-The span of a run is current while its function runs, in threads too, so that whatever else is
-instrumented lands below it. Spans go where the application's tracer provider sends them.
+The span of a run is current while its function runs, also in threads, so that spans of other
+instrumentation are its children. The application's tracer provider exports the spans.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from omniq.queue.blocking_queue import TaskQueue
 from omniq.tasks.context import TaskContext, current_task
 
 _METADATA = "otel"
-_MOST_OPEN = 100_000
+_MAX_OPEN = 100_000
 
 
 def trace(queue: AsyncTaskQueue | TaskQueue, provider: TracerProvider | None = None) -> None:
-    """Make a span of each enqueue on this queue, and send its context along with the tasks."""
+    """Make a span for each enqueue on this queue, and store its context with the tasks."""
     tracer = get_tracer("omniq", tracer_provider=provider)
 
     @contextmanager
@@ -51,14 +51,14 @@ def trace(queue: AsyncTaskQueue | TaskQueue, provider: TracerProvider | None = N
         name = f"enqueue {names.pop()}" if len(names) == 1 else "enqueue"
         with tracer.start_as_current_span(name, kind=SpanKind.PRODUCER) as span:
             if len(tasks) == 1:
-                span.set_attributes(_facts(tasks[0].id, tasks[0].func_path, tasks[0].queue))
+                span.set_attributes(_attributes(tasks[0].id, tasks[0].func_path, tasks[0].queue))
             else:
                 span.set_attribute("messaging.batch.message_count", len(tasks))
             carrier: dict[str, str] = {}
             propagate.inject(carrier)
             yield [_with(task, carrier) for task in tasks]
 
-    queue.surround(around)
+    queue.wrap_enqueue(around)
 
 
 _Claim = tuple[str, int | None]
@@ -70,11 +70,11 @@ class Spans:
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer: Tracer = get_tracer("omniq", tracer_provider=provider)
-        # Some runs end without a word, when the worker loses them: the oldest are let go.
+        # A run whose lease is lost may end without an event: the oldest spans are dropped.
         self._open: OrderedDict[_Claim, Span] = OrderedDict()
 
     def __call__(self, event: Event) -> None:
-        """Begin or end what the event tells of. Called by the pool."""
+        """Start or end the span of the event. Called by the pool."""
         match event:
             case events.TaskStarted():
                 self._begin(event, current_task())
@@ -91,19 +91,20 @@ class Spans:
 
     def _begin(self, event: events.TaskStarted, task: TaskContext) -> None:
         parent = propagate.extract(_carrier(task.metadata))
-        facts = _facts(event.id, event.func_path, event.queue) | {"omniq.attempt": event.attempt}
+        attributes = _attributes(event.id, event.func_path, event.queue) | {
+            "omniq.attempt": event.attempt
+        }
         waiting = self._tracer.start_span(
-            f"wait {event.func_path}", parent, start_time=_nanos(task.due_at), attributes=facts
+            f"wait {event.func_path}", parent, start_time=_nanos(task.due_at), attributes=attributes
         )
         waiting.end()
         span = self._tracer.start_span(
-            f"run {event.func_path}", parent, kind=SpanKind.CONSUMER, attributes=facts
+            f"run {event.func_path}", parent, kind=SpanKind.CONSUMER, attributes=attributes
         )
-        # Never detached: this is the run's own context, which nobody else uses and which ends
-        # with it.
+        # Never detached: the context belongs to this run alone and ends with it.
         contexts.attach(set_span_in_context(span))
         self._open[event.id, event.token] = span
-        if len(self._open) > _MOST_OPEN:
+        if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)[1].end()
 
     def _end(self, claim: _Claim, outcome: str, error: str = "") -> None:
@@ -115,7 +116,7 @@ class Spans:
             span.end()
 
 
-def _facts(task_id: str, func_path: str, queue: str) -> dict[str, str | int]:
+def _attributes(task_id: str, func_path: str, queue: str) -> dict[str, str | int]:
     return {
         "messaging.system": "omniq",
         "messaging.destination.name": queue,
@@ -129,11 +130,11 @@ def _with(task: Task, carrier: dict[str, str]) -> Task:
 
 
 def _carrier(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """What was sent along. Whoever can write to the store chose it: only text is taken."""
-    sent = metadata.get(_METADATA)
-    if not isinstance(sent, dict):
+    """The stored trace context. A writer of the storage chose it: only text is accepted."""
+    stored = metadata.get(_METADATA)
+    if not isinstance(stored, dict):
         return {}
-    return {k: v for k, v in sent.items() if isinstance(k, str) and isinstance(v, str)}
+    return {k: v for k, v in stored.items() if isinstance(k, str) and isinstance(v, str)}
 
 
 def _nanos(instant: datetime) -> int:

@@ -1,7 +1,8 @@
-"""Prometheus: what a worker does, and how its storage is, as numbers.
+"""Prometheus metrics of a worker and of its storage.
 
     pool.events.subscribe(Counters())             # runs, outcomes, durations, waits
-    REGISTRY.register(StoreFigures(storage))      # tasks, queues, dead letters, workers, at each scrape
+    with StorageMetrics(storage) as metrics:      # tasks, queues, dead letters, workers
+        REGISTRY.register(StorageCollector(metrics))
 
 `omniq worker --metrics-port 9100` serves both: see `endpoint`.
 """
@@ -18,14 +19,14 @@ from prometheus_client.registry import Collector
 from omniq import events
 from omniq.errors import OmniqError
 from omniq.events import Event, TaskEvent
-from omniq.integrations.storage_metrics import Figures
+from omniq.integrations.storage_metrics import StorageMetrics
 from omniq.tasks.context import current_task
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
 
 
 class Counters:
-    """A listener for the events of one or more pools. One for each registry: names are taken once.
+    """Counts the events of one or more pools. Make one per registry: metric names are unique there.
 
     Labels are functions and queues, never arguments.
     """
@@ -40,21 +41,21 @@ class Counters:
         )
         self._seconds = Histogram(
             "omniq_run_seconds",
-            "How long runs took that succeeded.",
+            "Duration of runs that succeeded.",
             labels,
             buckets=_SECONDS,
             registry=registry,
         )
         self._waits = Histogram(
             "omniq_wait_seconds",
-            "From when a run was due to when it began.",
+            "Time from due to started.",
             labels,
             buckets=_SECONDS,
             registry=registry,
         )
         self._troubles = Counter(
             "omniq_troubles",
-            "What a worker put right or could not do: lost leases, stale outcomes, failed chores.",
+            "Problems of a worker: lost leases, stale outcomes, failed chores.",
             ("kind",),
             registry=registry,
         )
@@ -99,21 +100,24 @@ class Counters:
         self._outcomes.labels(event.func_path, event.queue, outcome).inc()
 
 
-class StoreFigures(Collector):
-    """Reads the storage at each scrape, at most every two seconds. Nothing, while it is away."""
+class StorageCollector(Collector):
+    """Reads the storage at each scrape, at most every two seconds.
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    While the storage is down, `omniq_storage_up` is 0 and the other metrics are absent.
+    """
+
+    def __init__(self, metrics: StorageMetrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of now."""
+        """The current metrics."""
         try:
-            stats, workers = self._figures.read()
+            stats, workers = self._metrics.read()
         except OmniqError:
-            yield GaugeMetricFamily("omniq_storage_up", "Whether the storage answers.", 0)
+            yield GaugeMetricFamily("omniq_storage_up", "Whether the storage responds.", 0)
             return
-        yield GaugeMetricFamily("omniq_storage_up", "Whether the storage answers.", 1)
-        tasks = GaugeMetricFamily("omniq_tasks", "Tasks on record.", labels=["status"])
+        yield GaugeMetricFamily("omniq_storage_up", "Whether the storage responds.", 1)
+        tasks = GaugeMetricFamily("omniq_tasks", "Stored tasks.", labels=["status"])
         for status, count in stats.by_status.items():
             tasks.add_metric([status.value], count)
         yield tasks
@@ -125,10 +129,12 @@ class StoreFigures(Collector):
         yield queues
         yield GaugeMetricFamily(
             "omniq_oldest_due_age_seconds",
-            "How long the longest-waiting due task has been due: scale by this.",
+            "Seconds since the oldest waiting task became due; for autoscaling.",
             stats.oldest_due_age,
         )
-        yield GaugeMetricFamily("omniq_dead", "Dead letters that wait for somebody.", stats.dead)
+        yield GaugeMetricFamily("omniq_dead", "Stored dead letters.", stats.dead)
         yield GaugeMetricFamily("omniq_workers", "Workers with a lease.", len(workers))
         stalled = sum(worker.stalled for worker in workers)
-        yield GaugeMetricFamily("omniq_workers_stalled", "Workers that do not get on.", stalled)
+        yield GaugeMetricFamily(
+            "omniq_workers_stalled", "Workers whose event loop is blocked.", stalled
+        )

@@ -1,4 +1,4 @@
-"""How a storage is, read from any thread, and not more often than is useful."""
+"""Counts and workers of a storage, read from any thread and cached for two seconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from omniq.models import QueueStats, WorkerInfo
 from omniq.storage import BaseStorage
 from omniq.storage.health import live_workers
 
-_FRESH = 2.0
-_PATIENCE = 5.0
+_MAX_AGE = 2.0
+_TIMEOUT = 5.0
 
 
-class Figures:
-    """The numbers of a storage, over a connection of its own. They are at most two seconds old."""
+class StorageMetrics:
+    """Reads counts and workers of a storage over a separate connection."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._clock = storage.clock
@@ -29,25 +29,28 @@ class Figures:
         self._newest: tuple[QueueStats, list[WorkerInfo]] | None = None
 
     def read(self) -> tuple[QueueStats, list[WorkerInfo]]:
-        """How much there is of what, and who works. Raises `StorageError` when nobody answers."""
+        """The counts and the live workers, at most two seconds old.
+
+        Raises `StorageError` if the storage does not respond.
+        """
         with self._lock:
             now = self._clock.monotonic()
-            if self._newest is None or now - self._read_at > _FRESH:
-                self._newest = self._portal.run(self._ask())
+            if self._newest is None or now - self._read_at > _MAX_AGE:
+                self._newest = self._portal.run(self._read_now())
                 self._read_at = now
             return self._newest
 
-    async def _ask(self) -> tuple[QueueStats, list[WorkerInfo]]:
+    async def _read_now(self) -> tuple[QueueStats, list[WorkerInfo]]:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 if not self._storage.is_open:
                     await self._storage.open()
                 return await self._storage.stats(), await live_workers(self._storage)
         except TimeoutError as error:
-            raise StorageError(f"the storage did not answer in {_PATIENCE:g} s") from error
+            raise StorageError(f"the storage did not respond within {_TIMEOUT:g} s") from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._portal.run(self._storage.close())
         self._portal.close()
 

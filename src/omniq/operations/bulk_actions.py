@@ -124,7 +124,7 @@ async def purge(
 async def dead_ids(
     storage: BaseStorage,
     *,
-    task_type: str | None = None,
+    func_path: str | None = None,
     reason: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -133,7 +133,7 @@ async def dead_ids(
     ids: list[str] = []
     after = ""
     while page := await storage.list_dead(
-        task_type=task_type, reason=reason, since=since, until=until, limit=_PAGE, after=after
+        func_path=func_path, reason=reason, since=since, until=until, limit=_PAGE, after=after
     ):
         ids += (letter.task_id for letter in page)
         after = ids[-1]

@@ -40,7 +40,7 @@ async def dead_groups(storage: BaseStorage) -> DeadGroups:
     while count < _MAX_READ:
         page = await storage.list_dead(limit=_PAGE, after=after)
         for letter in page:
-            key = (letter.task_type, letter.failure_reason)
+            key = (letter.func_path, letter.failure_reason)
             groups[key] = _add(groups.get(key), letter)
         count += len(page)
         if len(page) < _PAGE:
@@ -53,7 +53,7 @@ async def dead_groups(storage: BaseStorage) -> DeadGroups:
 def _add(group: DeadGroup | None, letter: DeadLetter) -> DeadGroup:
     if group is None:
         return DeadGroup(
-            func_path=letter.task_type,
+            func_path=letter.func_path,
             reason=letter.failure_reason,
             count=1,
             first_failure=letter.first_failure,

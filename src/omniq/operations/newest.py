@@ -49,7 +49,7 @@ async def newest_dead(
     storage: BaseStorage,
     limit: int,
     *,
-    task_type: str | None = None,
+    func_path: str | None = None,
     reason: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -58,7 +58,7 @@ async def newest_dead(
 
     async def page(after: str, size: int) -> list[DeadLetter]:
         return await storage.list_dead(
-            task_type=task_type, reason=reason, since=since, until=until, limit=size, after=after
+            func_path=func_path, reason=reason, since=since, until=until, limit=size, after=after
         )
 
     found = await _newest(storage, page, lambda letter: letter.task_id, limit)

@@ -14,7 +14,7 @@ import msgspec
 
 from omniq.models import Task
 from omniq.settings import mask_url
-from omniq.tasks.secret_parameters import tells_of_a_secret
+from omniq.tasks.secret_parameters import is_secret_name
 
 REDACTED = "[redacted]"
 
@@ -28,7 +28,7 @@ def redacted(value: Any) -> Any:
     match value:
         case Mapping():
             return {
-                key: REDACTED if tells_of_a_secret(str(key)) else redacted(item)
+                key: REDACTED if is_secret_name(str(key)) else redacted(item)
                 for key, item in value.items()
             }
         case list() | tuple():

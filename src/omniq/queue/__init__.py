@@ -1,4 +1,9 @@
-"""The queues that programs use: `AsyncTaskQueue` and `TaskQueue`."""
+"""The queues that programs use: `AsyncTaskQueue` and `TaskQueue`.
+
+- `async_queue`: the queue for async code, and the options of an enqueue
+- `blocking_queue`: the same queue for blocking code
+- `dead_letters`: dead letters: read, retry, delete, export
+"""
 
 from omniq.queue.async_queue import AsyncTaskQueue as AsyncTaskQueue
 from omniq.queue.blocking_queue import TaskQueue as TaskQueue

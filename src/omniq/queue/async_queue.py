@@ -1,4 +1,4 @@
-"""The queue for async code: enqueue, ask, put right. `blocking` is the same for other code."""
+"""The queue for async code: enqueue tasks, read and change them. `blocking_queue` blocks instead."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import (
 )
 
 from omniq import log
+from omniq._deprecation import warn_renamed
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.durations import Duration, instant_before, seconds_of
 from omniq.errors import InvalidTask
@@ -40,7 +41,7 @@ from omniq.storage.health import BreakerInfo, Health, breakers_of, health_of, li
 from omniq.tasks.context import TaskContext
 from omniq.tasks.handle import AsyncTaskHandle
 from omniq.tasks.task_builder import NO_OPTIONS, CallOptions, TaskBuilder, call_options
-from omniq.worker.maintenance import left_behind
+from omniq.worker.maintenance import tasks_left
 from omniq.worker.pool import AsyncWorkerPool, PoolOptions
 
 P = ParamSpec("P")
@@ -48,22 +49,21 @@ R = TypeVar("R")
 
 Function = Callable[..., Any] | str
 Call = Sequence[Any]
-"""(func, args, kwargs); the last one, or the last two, may be left out."""
+"""(func, args, kwargs); kwargs may be left out, or both args and kwargs."""
 
-Around = Callable[[list[Task]], AbstractContextManager[list[Task]]]
-"""Surrounds the keeping of tasks, such as a span does, and may put others in their place."""
+EnqueueWrapper = Callable[[list[Task]], AbstractContextManager[list[Task]]]
+"""A context manager around an enqueue, such as a span. It returns the tasks to store instead."""
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """What `options(…)` takes. Durations are seconds or `timedelta`.
+    """The options of `options(…)`; `option_table` explains each. Durations are seconds or `timedelta`.
 
-    `connection`: the caller's own, to the database of the tasks. Enqueueing is then a part of the
-    transaction they have open on it: the task is there when they commit, and never was when they
-    roll back. Until then a handle finds no task.
+    `connection` is the caller's connection to the database of the tasks. The enqueue is then part
+    of the caller's open transaction: the task exists once the caller commits, and never existed if
+    the caller rolls back. Until then a handle finds no task.
     """
 
     connection: object
-
     eta: datetime | None
     delay: Duration | None
     interval: Duration | None
@@ -86,7 +86,7 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 class AsyncEnqueuer:
-    """Enqueues with the options it was made with. What `options(…)` gives, and what a queue is."""
+    """Enqueues tasks with fixed options. `options(…)` returns one, and a queue is one."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class AsyncEnqueuer:
         builder: TaskBuilder,
         call: CallOptions,
         connection: object = None,
-        around: Around | None = None,
+        wrapper: EnqueueWrapper | None = None,
     ) -> None:
         self._storage = storage
         self._builder = builder
         self._call = call
         self.connection = connection
-        """The caller's own, whose transaction the tasks are a part of."""
-        self._around = around
+        """The caller's connection; the tasks are part of its transaction."""
+        self._wrapper = wrapper
 
     @overload
     async def enqueue(
@@ -135,31 +135,31 @@ class AsyncEnqueuer:
     async def enqueue(self, func: str, /, *args: Any, **kwargs: Any) -> AsyncTaskHandle[Any]: ...
 
     async def enqueue(self, func: Function, /, *args: Any, **kwargs: Any) -> AsyncTaskHandle[Any]:
-        """Keep a call of the function, to be made by a worker as soon as one is free.
+        """Store a call of the function. A worker makes it as soon as one is free.
 
-        When this returns, the task is safe. Raises `InvalidTask` for what cannot be kept.
+        The task is stored when this returns. Raises `InvalidTask` for a call that cannot be stored.
         """
         task = self._builder.build(func, args, kwargs, self._call)
-        (task_id,) = await self._keep([task])
+        (task_id,) = await self._store([task])
         return AsyncTaskHandle(self._storage, task_id)
 
     async def enqueue_many(
         self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
     ) -> list[AsyncTaskHandle[Any]]:
-        """Keep many calls with few round trips and one durability barrier; all or none.
+        """Store many calls with few round trips and one durability barrier: all or none.
 
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
         of each call: a tuple, or a single argument that is not a tuple.
         """
         build, now = self._builder.build, self._storage.clock.now()
         tasks = (build(*each, self._call, now) for each in _calls(calls, args))
-        return [AsyncTaskHandle(self._storage, task_id) for task_id in await self._keep(tasks)]
+        return [AsyncTaskHandle(self._storage, task_id) for task_id in await self._store(tasks)]
 
-    async def _keep(self, tasks: Iterable[Task]) -> list[str]:
-        if self._around is None:
+    async def _store(self, tasks: Iterable[Task]) -> list[str]:
+        if self._wrapper is None:
             return await self._write(tasks)
-        with self._around(list(tasks)) as surrounded:
-            return await self._write(surrounded)
+        with self._wrapper(list(tasks)) as wrapped:
+            return await self._write(wrapped)
 
     def _write(self, tasks: Iterable[Task]) -> Coroutine[Any, Any, list[str]]:
         if self.connection is None:
@@ -189,17 +189,17 @@ class AsyncTaskQueue(AsyncEnqueuer):
 
     @property
     def storage(self) -> BaseStorage:
-        """Where the tasks live."""
+        """The storage that holds the tasks."""
         return self._storage
 
     async def open(self) -> None:
-        """Open the storage. `async with` does it."""
+        """Open the storage. Entering the queue as a context manager calls this."""
         await self._storage.open()
 
     async def close(self) -> None:
-        """Close the storage. May be called twice. What a storage in memory loses is logged."""
+        """Close the storage. May be called twice. Tasks that a memory storage loses are logged."""
         if self._storage.is_open and log.is_enabled():
-            left = await left_behind(self._storage)
+            left = await tasks_left(self._storage)
             if left is not None:
                 log.write(left)
         await self._storage.close()
@@ -217,28 +217,33 @@ class AsyncTaskQueue(AsyncEnqueuer):
         await self.close()
 
     def options(self, **options: Unpack[EnqueueOptions]) -> AsyncEnqueuer:
-        """The same queue with options for the calls that follow. Checked at once."""
+        """Return this queue with options for the calls that follow. They are checked at once."""
         connection = options.pop("connection", None)
         call = call_options(**options)
-        return AsyncEnqueuer(self._storage, self._builder, call, connection, self._around)
+        return AsyncEnqueuer(self._storage, self._builder, call, connection, self._wrapper)
 
-    def surround(self, around: Around) -> None:
-        """Have this surround the keeping of tasks from now on, also by `options(…)` asked for later."""
-        self._around = around
+    def wrap_enqueue(self, wrapper: EnqueueWrapper) -> None:
+        """Enter this context manager around every later enqueue, also by `options(…)`."""
+        self._wrapper = wrapper
+
+    def surround(self, around: EnqueueWrapper) -> None:
+        """Deprecated: use `wrap_enqueue`."""
+        warn_renamed("surround()", "wrap_enqueue()")
+        self._wrapper = around
 
     async def get_task(self, task_id: str) -> Task | None:
-        """The task as it is now; None when no record of it is kept."""
+        """Return the task as it is now; None when the storage has no record of it."""
         return await self._storage.get_task(task_id)
 
     async def get_result(self, task_id: str, timeout: Duration | None = None) -> TaskResult | None:
-        """The result there is now; with `timeout`, the final one as soon as it is there, or None."""
+        """Return the current result. With `timeout`, wait that long for the final one, else None."""
         seconds = seconds_of("timeout", timeout)
         if seconds is None:
             return await self._storage.get_result(task_id)
         return await self._storage.wait_for_result(task_id, seconds)
 
     async def cancel(self, task_id: str) -> bool:
-        """A waiting task never runs, a running one is told to stop; False when it has ended."""
+        """Cancel a waiting task, or ask a running one to stop; False when it has ended."""
         return await self._storage.cancel(task_id)
 
     async def list_tasks(
@@ -250,63 +255,65 @@ class AsyncTaskQueue(AsyncEnqueuer):
         limit: int = 100,
         after: str | None = None,
     ) -> list[Task]:
-        """Tasks in id order; `after` is the last id of the page before."""
+        """Return tasks in id order; `after` is the last id of the previous page."""
         return await self._storage.list_tasks(
             status=status, queue=queue, func_path=func_path, limit=limit, after=after
         )
 
     async def stats(self) -> QueueStats:
-        """How much of what there is."""
+        """Count the tasks by status and by queue, and the dead letters."""
         return await self._storage.stats()
 
     async def history(self, task_id: str) -> list[Attempt]:
-        """The task's runs that did not succeed, oldest first, each with its error."""
+        """Return the task's runs that did not succeed, oldest first, each with its error."""
         return await self._storage.history(task_id)
 
     async def workers(self) -> list[WorkerInfo]:
-        """Workers that are alive, with what they run; `stalled` are those that do not get on."""
+        """Return the live workers with the tasks they run; `stalled` ones make no progress."""
         return await live_workers(self._storage)
 
     async def breakers(self) -> list[BreakerInfo]:
-        """The circuit breakers that tasks have named, by name, each with its state and why."""
+        """Return the circuit breakers that tasks name, in name order, each with state and reason."""
         return await breakers_of(self._storage)
 
     async def health(self) -> Health:
-        """What is wrong right now: stalled workers, stuck tasks, open breakers, paused queues."""
+        """Report what is wrong now: stalled workers, stuck tasks, open breakers, paused queues."""
         return await health_of(self._storage)
 
     async def purge_results(self, older_than: Duration | datetime) -> int:
-        """Forget tasks that finished before that instant, or longer ago than that; how many."""
+        """Delete tasks that finished before an instant, or longer ago than that; return how many."""
         return await self._storage.purge_results(
             instant_before("older_than", older_than, self._storage.clock.now())
         )
 
     def worker(self, **options: Unpack[PoolOptions]) -> AsyncWorkerPool:
-        """A pool on this queue, not started yet: use it as `async with queue.worker(…)`.
+        """Return a pool on this queue that is not started: use it as `async with queue.worker(…)`.
 
-        What is not said is as in the settings.
+        Options that are not given come from the settings.
         """
         settings = self._storage.settings
-        said: PoolOptions = {
+        merged: PoolOptions = {
             "concurrency": settings.concurrency,
             "poll_interval": settings.poll_interval,
             "base_retry_delay": settings.base_retry_delay,
             **options,
         }
-        return AsyncWorkerPool(self._storage, **said)
+        return AsyncWorkerPool(self._storage, **merged)
 
     def handle(self, task_id: str) -> AsyncTaskHandle[Any]:
-        """A handle for a task enqueued earlier or elsewhere."""
+        """Return a handle for a task that was enqueued earlier or by another process."""
         return AsyncTaskHandle(self._storage, task_id)
 
 
 def _calls(
     calls: Iterable[Call] | Function, args: Iterable[Any] | None
 ) -> list[tuple[Function, tuple[Any, ...], dict[str, Any]]]:
-    """Both ways of naming many calls, as one list."""
+    """Turn both forms of `enqueue_many` into one list of calls."""
     if isinstance(calls, str) or callable(calls):
         if args is None:
-            raise InvalidTask("enqueue_many(func, args): say with which arguments, one item a call")
+            raise InvalidTask(
+                "enqueue_many(func, args): give the arguments, one item for each call"
+            )
         return [(calls, item if isinstance(item, tuple) else (item,), {}) for item in args]
     if args is not None:
         raise InvalidTask("enqueue_many: give a function and its arguments, or a list of calls")

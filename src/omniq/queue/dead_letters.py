@@ -1,4 +1,4 @@
-"""Dead letters: the tasks that failed for good, to look at, to run again, or to forget."""
+"""Dead letters: read, retry, delete and export the tasks that failed for good."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from omniq._deprecation import filter_by_function
 from omniq.durations import Duration, instant_before
 from omniq.errors import DuplicateTask, InvalidValue
 from omniq.models import Attempt, DeadLetter, Task
@@ -17,15 +18,15 @@ from omniq.to_json import plain
 _PAGE = 500
 
 JsonRecord = dict[str, Any]
-"""What `json.dumps` can write down."""
+"""Values that `json.dumps` can encode."""
 
 
 class AsyncDeadLetters:
     """The tasks that failed for good.
 
-    `task_type` is a function's path and `reason` why it is dead: `exhausted`, `permanent`,
-    `crashed`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until` are about
-    the last failure: an instant, or how long ago that was.
+    `func_path` is a function's path and `reason` why the task is dead: `exhausted`,
+    `permanent`, `crashed`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until`
+    bound the time of the last failure: an instant, or how long ago.
     """
 
     def __init__(self, storage: BaseStorage) -> None:
@@ -35,28 +36,30 @@ class AsyncDeadLetters:
         self,
         limit: int = 100,
         *,
-        task_type: str | None = None,
+        func_path: str | None = None,
         reason: str | None = None,
         since: Duration | datetime | None = None,
         until: Duration | datetime | None = None,
         after: str | None = None,
+        task_type: str | None = None,
     ) -> list[DeadLetter]:
-        """Dead letters in id order, `after` the last id of the page before."""
+        """Return dead letters in id order; `after` is the last id of the previous page."""
+        func_path = filter_by_function(func_path, task_type)
         first, last = self._instants(since, until)
         return await self._storage.list_dead(
-            task_type=task_type, reason=reason, since=first, until=last, limit=limit, after=after
+            func_path=func_path, reason=reason, since=first, until=last, limit=limit, after=after
         )
 
     async def get(self, task_id: str) -> DeadLetter | None:
-        """One of them, with its checkpoint."""
+        """Return one dead letter with its checkpoint; None if there is none."""
         return await self._storage.get_dead(task_id)
 
     async def get_task(self, task_id: str) -> Task | None:
-        """The task as it would be retried, with its arguments; also when its result has gone."""
+        """Return the task that a retry would run, also after its result has been deleted."""
         return await self._storage.get_dead_task(task_id)
 
     async def attempts(self, task_id: str) -> Sequence[Attempt]:
-        """Every failed run of it with its error and traceback: the first, and the newest ones."""
+        """Return the failed runs with error and traceback: the first one and the newest ones."""
         return await self._storage.history(task_id)
 
     async def retry(
@@ -67,11 +70,11 @@ class AsyncDeadLetters:
         kwargs: dict[str, Any] | None = None,
         from_start: bool = False,
     ) -> bool:
-        """Run the task again under its id, with other arguments if given; False if it is not dead.
+        """Enqueue the task again under its id, with new arguments if given; False if it is not dead.
 
-        One atomic step: of two that retry at once, one gets True. When it cannot be enqueued, that
-        is raised and the letter stays. A task that had finished steps resumes after them, unless
-        `from_start`.
+        This is one atomic step: of two callers that retry at once, one gets True. If the task
+        cannot be enqueued, the error is raised and the dead letter stays. A task with finished
+        steps resumes after them, unless `from_start`.
         """
         task = None
         if args is not None or kwargs is not None:
@@ -83,19 +86,21 @@ class AsyncDeadLetters:
     async def retry_all(
         self,
         *,
-        task_type: str | None = None,
+        func_path: str | None = None,
         reason: str | None = None,
         since: Duration | datetime | None = None,
         until: Duration | datetime | None = None,
         from_start: bool = False,
+        task_type: str | None = None,
     ) -> int:
-        """Run all of them again, or those that the filters name; how many.
+        """Retry all dead letters, or those that match the filters; return how many.
 
-        One whose unique key another task holds stays dead. A full queue raises `QueueFull`: what
-        was retried before that is in the queue, the others stay.
+        A dead letter whose unique key another task holds stays. A full queue raises `QueueFull`:
+        the tasks that were retried before that are in the queue, the others stay dead.
         """
+        func_path = filter_by_function(func_path, task_type)
         count = 0
-        async for letter in self._each(task_type, reason, since, until):
+        async for letter in self._each(func_path, reason, since, until):
             try:
                 count += await self._storage.retry_dead(letter.task_id, from_start=from_start)
             except DuplicateTask:
@@ -103,27 +108,29 @@ class AsyncDeadLetters:
         return count
 
     async def delete(self, task_id: str) -> bool:
-        """Forget one for good; False if there is none."""
+        """Delete one dead letter; False if there is none."""
         return await self._storage.delete_dead(task_id)
 
     async def purge(self, older_than: Duration | datetime) -> int:
-        """Forget those that failed before that instant, or longer ago than that; how many."""
+        """Delete those that failed before an instant, or longer ago than that; return how many."""
         now = self._storage.clock.now()
         return await self._storage.purge_dead(instant_before("older_than", older_than, now))
 
     async def export(
         self,
         *,
-        task_type: str | None = None,
+        func_path: str | None = None,
         reason: str | None = None,
         since: Duration | datetime | None = None,
         until: Duration | datetime | None = None,
+        task_type: str | None = None,
     ) -> AsyncIterator[JsonRecord]:
-        """All that is known of each, for JSON lines: the letter, the call, every attempt.
+        """Yield one JSON record for each dead letter: the letter, the call and every attempt.
 
-        What JSON has no word for is written as text, bytes and the checkpoint as base64.
+        Values that JSON has no type for become text; bytes and the checkpoint become base64.
         """
-        async for letter in self._each(task_type, reason, since, until):
+        func_path = filter_by_function(func_path, task_type)
+        async for letter in self._each(func_path, reason, since, until):
             found = await self.get(letter.task_id)
             task = await self.get_task(letter.task_id)
             if found is not None and task is not None:
@@ -140,16 +147,16 @@ class AsyncDeadLetters:
 
     async def _each(
         self,
-        task_type: str | None,
+        func_path: str | None,
         reason: str | None,
         since: Duration | datetime | None,
         until: Duration | datetime | None,
     ) -> AsyncIterator[DeadLetter]:
-        # Worked out once: "an hour ago" must not move from page to page.
+        # Computed once: "an hour ago" must not move from page to page.
         first, last = self._instants(since, until)
         after = ""
         while page := await self._storage.list_dead(
-            task_type=task_type, reason=reason, since=first, until=last, limit=_PAGE, after=after
+            func_path=func_path, reason=reason, since=first, until=last, limit=_PAGE, after=after
         ):
             for letter in page:
                 yield letter

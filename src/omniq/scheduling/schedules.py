@@ -1,4 +1,4 @@
-"""Schedules, to look at and to change while workers run: `queue.schedules`, on both faces."""
+"""`queue.schedules`: read, add and change schedules, for async and for blocking code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from omniq._portal import Portal
+from omniq._blocking import BlockingFace, blocking
 from omniq.durations import Duration, seconds_of
 from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, ScheduleNotFound
 from omniq.models import (
@@ -42,14 +42,14 @@ _TIMING = ("cron", "tz", "interval", "at", "start", "end")
 _POLICIES = ("missed", "max_missed", "overlap", "jitter")
 _DURATIONS = ("interval", "jitter")
 _INSTANT = timedelta(microseconds=1)
-_MOST_AT_ONCE = 10_000
+_MAX_BACKFILL = 10_000
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What `schedules.add` takes: when, what becomes of odd cases, and how the tasks run.
+    """The options of `schedules.add`: the times, the policies, and the options of the tasks.
 
-    Give one of `cron` (with `tz`, or it is UTC), `interval` and `at`. Durations are seconds or
-    `timedelta`.
+    Give one of `cron` (in the zone `tz`, by default UTC), `interval` and `at`. Durations are seconds
+    or `timedelta`.
     """
 
     cron: str | None
@@ -78,7 +78,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class AsyncSchedules:
-    """The schedules of a storage. Any worker on it fires them; there is no scheduler to run."""
+    """The schedules of a storage. Every worker fires them; there is no separate scheduler process."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class AsyncSchedules:
         self._builder = builder
 
     async def list(self) -> list[Schedule]:
-        """All of them, in id order."""
+        """Return all schedules in id order."""
         return await self._storage.list_schedules()
 
     async def get(self, schedule_id: str) -> Schedule | None:
-        """One of them, as it is now."""
+        """Return one schedule; None if there is none."""
         return await self._storage.get_schedule(schedule_id)
 
     async def add(
@@ -106,33 +106,34 @@ class AsyncSchedules:
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Enqueue a call of the function at certain times, from now on; replaces one of that id.
+        """Enqueue a call of the function at certain times from now on; replace a schedule of that id.
 
-            await queue.schedules.add("nightly", report, args=("eu",), cron="0 3 * * *", tz="Europe/Berlin")
+            add("nightly", report, args=("eu",), cron="0 3 * * *", tz="Europe/Berlin")
 
-        `interval` counts from `start`, or the first time is one interval from now; `at` is one time
-        alone. `missed` says what becomes of times when no worker was there: "once" (one run for all
-        of them), "all" (each, but for the newest `max_missed` only) or "skip" (what is more than a
-        minute late is left out). `overlap` says what becomes of a time when the run before it has
-        not ended: "allow", "skip" (it is left out), "queue" (it waits) or "cancel_old" (that one is
-        cancelled). With `jitter` a task is due up to so many seconds later, always the same for the
-        same time. All other options are those of `queue.options(…)`; a task finds the time it
-        stands for in `ctx.metadata["scheduled_for"]`.
+        `interval` counts from `start`; without it the first time is one interval from now. `at` is a
+        single time. `missed` decides about times that passed while no worker ran: "once" (one run
+        for all of them), "all" (one run for each of the newest `max_missed`) or "skip" (no run for
+        times that are more than a minute late). `overlap` decides about a time at which the
+        previous run has not ended: "allow", "skip" (no task), "queue" (the task waits) or
+        "cancel_old" (the previous run is cancelled). `jitter` delays each task by up to that many
+        seconds; the delay of one nominal time is the same in every process. All other options are
+        those of `queue.options(…)`. A task finds its nominal time in
+        `ctx.metadata["scheduled_for"]`.
 
-        One that is replaced keeps its place in time where the timing is the same, and stays paused
-        if it was. Raises `InvalidValue` for a schedule that cannot be fired or never would be, and
-        `InvalidTask` for a bad call or a bad option of its task.
+        A replaced schedule keeps its next time if the timing is the same, and stays paused if it
+        was. Raises `InvalidValue` for a schedule that cannot fire, and `InvalidTask` for a wrong
+        call or a wrong option of its task.
         """
         check_call(func, args, kwargs or {})
-        schedule = self._built(schedule_id, func, args, kwargs or {}, options)
-        return await self._keep(schedule)
+        schedule = self._build(schedule_id, func, args, kwargs or {}, options)
+        return await self._save(schedule)
 
     async def pause(self, schedule_id: str) -> Schedule:
-        """Fire it no more until it is resumed. What it has enqueued is not touched."""
+        """Stop the schedule until it is resumed. Tasks that it has enqueued are not changed."""
         return await self._change(schedule_id, lambda schedule: replace(schedule, paused=True))
 
     async def resume(self, schedule_id: str) -> Schedule:
-        """Fire it again, from its next time on; those that passed meanwhile are not made up for."""
+        """Continue with the next time of the schedule. Times that passed during the pause are skipped."""
 
         def resumed(schedule: Schedule) -> Schedule:
             if not schedule.paused:
@@ -143,39 +144,39 @@ class AsyncSchedules:
         return await self._change(schedule_id, resumed)
 
     async def trigger(self, schedule_id: str) -> AsyncTaskHandle[Any]:
-        """Enqueue its task now, also if it is paused. Its times stay as they are."""
+        """Enqueue the schedule's task now, also while it is paused. Its times do not change."""
         now = self._clock.now()
         task = replace(task_now(await self._find(schedule_id), now), id=self._clock.new_id())
         return AsyncTaskHandle(self._storage, await self._storage.enqueue(task))
 
     async def delete(self, schedule_id: str) -> bool:
-        """Forget it; False when there is none. What it has enqueued is not touched.
+        """Delete the schedule; False when there is none. Tasks that it has enqueued are not changed.
 
-        One that stands in the code comes back with the next worker that starts: pause it instead.
+        The next worker that starts adds a schedule of `@task` again: pause such a schedule instead.
         """
         return await self._storage.delete_schedule(schedule_id)
 
     async def backfill(
         self, schedule_id: str, start: datetime, end: datetime
     ) -> Sequence[AsyncTaskHandle[Any]]:
-        """Enqueue each nominal time of [start, end] that has no task on record; those tasks.
+        """Enqueue a task for each nominal time in [start, end] that has no record of one.
 
-        `start` and `end` of the schedule, its policies and whether it is paused do not matter.
+        The schedule's `start`, `end`, policies and pause are ignored.
         """
         check_instant("start", start, error=InvalidValue)
         check_instant("end", end, error=InvalidValue)
         schedule = await self._find(schedule_id)
         times = takewhile(lambda at: at <= end, nominal_times(schedule, start - _INSTANT))
-        nominal = list(islice(times, _MOST_AT_ONCE + 1))
-        if len(nominal) > _MOST_AT_ONCE:
+        nominal = list(islice(times, _MAX_BACKFILL + 1))
+        if len(nominal) > _MAX_BACKFILL:
             raise InvalidValue(
-                f"schedule {schedule_id}: more than {_MOST_AT_ONCE} times in that window; "
+                f"schedule {schedule_id}: more than {_MAX_BACKFILL} times in that window; "
                 "backfill it in parts"
             )
         now = self._clock.now()
         enqueued: list[AsyncTaskHandle[Any]] = []
         for at in nominal:
-            # A key that only one may hold would leave out all but the first.
+            # A key that only one task may hold would leave out all but the first.
             task = replace(task_at(schedule, at, now), unique=schedule.task.unique)
             try:
                 enqueued.append(AsyncTaskHandle(self._storage, await self._storage.enqueue(task)))
@@ -184,7 +185,7 @@ class AsyncSchedules:
         return enqueued
 
     async def upcoming(self, schedule_id: str, n: int = 5) -> Sequence[datetime]:
-        """The next `n` nominal times, in UTC; of a paused one, as if it were resumed now."""
+        """Return the next `n` nominal times in UTC; of a paused schedule, as if it were resumed now."""
         check_int("n", n, low=0, error=InvalidValue)
         schedule = await self._find(schedule_id)
         first = (
@@ -199,25 +200,25 @@ class AsyncSchedules:
         return [first, *islice(later, max(n - 1, 0))][:n]
 
     async def declare(self, *sources: ModuleType | Callable[..., Any]) -> Sequence[Schedule]:
-        """Keep the schedules that stand in the code: `@task(cron=…)` and `@task(interval=…)`.
+        """Store the schedules of the code: `@task(cron=…)` and `@task(interval=…)`.
 
-        `omniq worker` does it for its modules when it starts; with a pool made in code, call this.
-        The id is the function's path. What the code has changed is changed; what has gone from one
-        of these modules is deleted. One of the same id that was added by hand is left alone:
-        whoever edits a declared schedule at run time has taken it over. A function that needs
-        arguments declares nothing: `enqueue` repeats it with those it is given.
+        `omniq worker` does this for its modules when it starts; for a pool in your code, call it
+        yourself. The id is the function's path. A schedule that the code has changed is updated, and
+        one that one of these modules no longer declares is deleted. A schedule of the same id that
+        `add` stored is not changed: an edit at run time takes precedence over the code. A function
+        that needs arguments declares no schedule: `enqueue` repeats it with the given arguments.
         """
         found = [function for source in sources for function in declared_in(source)]
-        wanted = {path_of(func): func for func in found if _needs_nothing(func)}
+        declared = {path_of(func): func for func in found if _needs_no_arguments(func)}
         known = {schedule.id: schedule for schedule in await self._storage.list_schedules()}
         modules = {source.__name__ for source in sources if isinstance(source, ModuleType)}
         for schedule in known.values():
-            has_gone = schedule.declared and schedule.id not in wanted
-            if has_gone and schedule.task.func_path.rpartition(".")[0] in modules:
+            is_removed = schedule.declared and schedule.id not in declared
+            if is_removed and schedule.task.func_path.rpartition(".")[0] in modules:
                 await self._storage.delete_schedule(schedule.id)
         return [
-            await self._keep(self._declared(path, func))
-            for path, func in wanted.items()
+            await self._save(self._declared(path, func))
+            for path, func in declared.items()
             if path not in known or known[path].declared
         ]
 
@@ -225,9 +226,9 @@ class AsyncSchedules:
         options = options_of(func)
         timing: dict[str, Any] = {"cron": options.cron, "tz": options.tz}
         if options.interval is not None:
-            # Workers that start together must agree on its times, to the microsecond.
+            # Workers that start together must compute the same times, to the microsecond.
             timing = {"interval": options.interval, "start": TEMPLATE_EPOCH}
-        return replace(self._built(path, func, (), {}, timing), declared=True)
+        return replace(self._build(path, func, (), {}, timing), declared=True)
 
     async def _find(self, schedule_id: str) -> Schedule:
         schedule = await self._storage.get_schedule(schedule_id)
@@ -236,30 +237,30 @@ class AsyncSchedules:
         return schedule
 
     async def _change(self, schedule_id: str, change: Callable[[Schedule], Schedule]) -> Schedule:
-        """Change it as it is now: whoever fires it meanwhile makes this look again."""
+        """Change the stored schedule; read it again if a worker fires it in between."""
         while True:
             schedule = await self._find(schedule_id)
             changed = change(schedule)
             if changed == schedule or await self._storage.fire_schedule(schedule, changed, None):
                 return changed
 
-    async def _keep(self, schedule: Schedule) -> Schedule:
-        """Put it in the place of the one with its id, if there is one."""
+    async def _save(self, schedule: Schedule) -> Schedule:
+        """Store the schedule in place of the one with its id, if there is one."""
         now = self._clock.now()
         while True:
             known = await self._storage.get_schedule(schedule.id)
-            placed = _placed(schedule, known, now)
-            if placed.next_at is None and (known is None or known.next_at is not None):
-                raise InvalidValue(f"schedule {schedule.id}: names no time that is still to come")
+            updated = _with_next_time(schedule, known, now)
+            if updated.next_at is None and (known is None or known.next_at is not None):
+                raise InvalidValue(f"schedule {schedule.id}: names no time in the future")
             if known is None:
-                await self._storage.put_schedule(placed)
-                return placed
-            if replace(placed, version=known.version) == known:
+                await self._storage.put_schedule(updated)
+                return updated
+            if replace(updated, version=known.version) == known:
                 return known
-            if await self._storage.fire_schedule(known, placed, None):
-                return placed
+            if await self._storage.fire_schedule(known, updated, None):
+                return updated
 
-    def _built(
+    def _build(
         self,
         schedule_id: str,
         func: Callable[..., Any] | str,
@@ -286,7 +287,7 @@ class AsyncSchedules:
 def check_call(
     func: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that the function does not take: better now than at three in the morning."""
+    """Raise `InvalidTask` for arguments that the function does not accept, before they are stored."""
     if isinstance(func, str):
         return
     path_of(func)
@@ -297,7 +298,7 @@ def check_call(
         raise InvalidTask(f"{path_of(func)}: {error}") from error
 
 
-def _needs_nothing(func: Callable[..., Any]) -> bool:
+def _needs_no_arguments(func: Callable[..., Any]) -> bool:
     try:
         check_call(func, (), {})
     except InvalidTask:
@@ -305,8 +306,8 @@ def _needs_nothing(func: Callable[..., Any]) -> bool:
     return True
 
 
-def _placed(schedule: Schedule, known: Schedule | None, now: datetime) -> Schedule:
-    """The schedule with its place in time: that of the one it replaces, if the timing is the same."""
+def _with_next_time(schedule: Schedule, known: Schedule | None, now: datetime) -> Schedule:
+    """Return the schedule with its next time: that of the replaced one, if the timing is the same."""
     if schedule.interval is not None and schedule.start is None:
         is_same = known is not None and known.interval == schedule.interval
         start = known.start if known is not None and is_same else None
@@ -314,23 +315,23 @@ def _placed(schedule: Schedule, known: Schedule | None, now: datetime) -> Schedu
     if known is None:
         return replace(schedule, next_at=_first_from_now(schedule, now))
     is_same = all(getattr(known, field) == getattr(schedule, field) for field in _TIMING)
-    placed = replace(schedule, last_at=known.last_at, paused=known.paused)
-    next_at = known.next_at if is_same else _first_from_now(placed, now)
-    return replace(placed, next_at=next_at)
+    updated = replace(schedule, last_at=known.last_at, paused=known.paused)
+    next_at = known.next_at if is_same else _first_from_now(updated, now)
+    return replace(updated, next_at=next_at)
 
 
 def _first_from_now(schedule: Schedule, now: datetime) -> datetime | None:
-    """The first time that is still to come, and was not fired by a clock that was ahead."""
+    """Return the first future time that no worker with a fast clock has fired already."""
     if schedule.at is not None:
-        # One that has passed runs at once, unless it was fired.
+        # A time that has passed runs at once, unless it was fired.
         return None if schedule.last_at == schedule.at else schedule.at
     after = now if schedule.last_at is None else max(now, schedule.last_at)
     return first_after(schedule, after)
 
 
 def _template(task: Task) -> Task:
-    """What is the same for all tasks of a schedule."""
-    lasts = None if task.expires is None else task.expires - task.created_at
+    """Return the template task: what all tasks of a schedule have in common."""
+    lifetime = None if task.expires is None else task.expires - task.created_at
     return replace(
         task,
         id="template",
@@ -339,66 +340,32 @@ def _template(task: Task) -> Task:
         tz=None,
         interval=None,
         created_at=TEMPLATE_EPOCH,
-        expires=None if lasts is None else TEMPLATE_EPOCH + lasts,
+        expires=None if lifetime is None else TEMPLATE_EPOCH + lifetime,
     )
 
 
-class Schedules:
-    """The schedules of a storage. The blocking face of `AsyncSchedules`."""
+class Schedules(BlockingFace[AsyncSchedules]):
+    """The schedules of a storage. The blocking form of `AsyncSchedules`."""
 
-    def __init__(self, portal: Portal, schedules: AsyncSchedules) -> None:
-        self._portal = portal
-        self._schedules = schedules
-
-    def list(self) -> list[Schedule]:
-        """All of them, in id order."""
-        return self._portal.run(self._schedules.list())
-
-    def get(self, schedule_id: str) -> Schedule | None:
-        """One of them, as it is now."""
-        return self._portal.run(self._schedules.get(schedule_id))
-
-    def add(
-        self,
-        schedule_id: str,
-        func: Callable[..., Any] | str,
-        *,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> Schedule:
-        """Enqueue a call of the function at certain times, from now on: see `AsyncSchedules.add`."""
-        return self._portal.run(
-            self._schedules.add(schedule_id, func, args=args, kwargs=kwargs, **options)
-        )
-
-    def pause(self, schedule_id: str) -> Schedule:
-        """Fire it no more until it is resumed. What it has enqueued is not touched."""
-        return self._portal.run(self._schedules.pause(schedule_id))
-
-    def resume(self, schedule_id: str) -> Schedule:
-        """Fire it again, from its next time on; those that passed meanwhile are not made up for."""
-        return self._portal.run(self._schedules.resume(schedule_id))
+    list = blocking(AsyncSchedules.list)
+    get = blocking(AsyncSchedules.get)
+    add = blocking(AsyncSchedules.add)
+    pause = blocking(AsyncSchedules.pause)
+    resume = blocking(AsyncSchedules.resume)
+    delete = blocking(AsyncSchedules.delete)
+    upcoming = blocking(AsyncSchedules.upcoming)
+    declare = blocking(AsyncSchedules.declare)
 
     def trigger(self, schedule_id: str) -> TaskHandle[Any]:
-        """Enqueue its task now, also if it is paused. Its times stay as they are."""
-        return TaskHandle(self._portal, self._portal.run(self._schedules.trigger(schedule_id)))
-
-    def delete(self, schedule_id: str) -> bool:
-        """Forget it; False when there is none. What it has enqueued is not touched."""
-        return self._portal.run(self._schedules.delete(schedule_id))
+        """Enqueue the schedule's task now, also while it is paused. Its times do not change."""
+        return TaskHandle(self._portal, self._run(self._async_face.trigger(schedule_id)))
 
     def backfill(
         self, schedule_id: str, start: datetime, end: datetime
     ) -> Sequence[TaskHandle[Any]]:
-        """Enqueue each nominal time of [start, end] that has no task on record; those tasks."""
-        handles = self._portal.run(self._schedules.backfill(schedule_id, start, end))
+        """Enqueue a task for each nominal time in [start, end] that has no record of one.
+
+        The schedule's `start`, `end`, policies and pause are ignored.
+        """
+        handles = self._run(self._async_face.backfill(schedule_id, start, end))
         return [TaskHandle(self._portal, handle) for handle in handles]
-
-    def upcoming(self, schedule_id: str, n: int = 5) -> Sequence[datetime]:
-        """The next `n` nominal times, in UTC; of a paused one, as if it were resumed now."""
-        return self._portal.run(self._schedules.upcoming(schedule_id, n))
-
-    def declare(self, *sources: ModuleType | Callable[..., Any]) -> Sequence[Schedule]:
-        """Keep the schedules that stand in the code: see `AsyncSchedules.declare`."""
-        return self._portal.run(self._schedules.declare(*sources))

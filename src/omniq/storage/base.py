@@ -1,9 +1,9 @@
 """The storage contract: what every backend promises, and what is written once for all of them.
 
-A backend keeps rows and implements the underscored verbs, in batches. Everything a caller sees is
-here: the eight verbs of the seeds over those batches, validation before anything is written, the
-owner's lease, and the memory of its own claims. Each numbered promise is checked by a test of the
-same number in `omniq.testing.contract`.
+A backend stores rows and implements the underscored verbs, in batches. Everything a caller uses is
+here: the eight single-task verbs over those batches, validation before anything is written, the
+owner's lease, and the claims that this object has made. Each numbered promise is checked by a test
+of the same number in `omniq.testing.contract`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from omniq.storage.wakeups import LocalWakeups
 
 
 class BaseStorage(SideData):
-    """Keeps tasks, hands each to one owner at a time, and records what became of it.
+    """Stores tasks, gives each to one owner at a time, and records the outcomes.
 
-    A storage object is an owner: it has an id of its own that is fresh each time it is opened, one
-    lease, and it remembers the claims it made.
+    A storage object is an owner: it has an id that is fresh each time it is opened, one lease, and
+    it remembers the claims it made.
     """
 
     _longest_pause = 0.1
-    """Seconds between two looks for a result, at most. Longer where its end is pushed."""
+    """Seconds between two polls for a result, at most. Longer where the end of a task is notified."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class BaseStorage(SideData):
 
     @property
     def claims(self) -> dict[str, int]:
-        """The claims this object knows it made and has not recorded the end of: task id to token."""
+        """The claims that this object made and has not ended by an outcome: task id to token."""
         return {task.id: task.token for task in self._claims().values()}
 
     @property
@@ -118,7 +118,7 @@ class BaseStorage(SideData):
 
     @property
     def serializer(self) -> Serializer:
-        """What turns this storage's tasks and results into bytes."""
+        """The serializer of this storage's tasks and results."""
         return self._serializer
 
     @property
@@ -127,7 +127,7 @@ class BaseStorage(SideData):
         return self._settings
 
     async def open(self) -> None:
-        """Make the storage ready for use, creating what is missing.
+        """Make the storage ready for use, creating missing tables, files or folders.
 
         O1. Using a storage that is not open raises `StorageClosed`.
         O2. Every opening is a new owner; claims of an earlier opening are not adopted.
@@ -140,7 +140,7 @@ class BaseStorage(SideData):
     async def close(self) -> None:
         """Stop using the storage. May be called twice.
 
-        O3. What this owner still holds is given back at once, and charged nothing.
+        O3. The tasks that this owner still holds are given back at once, and charged nothing.
         """
         if not self._is_open:
             return
@@ -167,9 +167,9 @@ class BaseStorage(SideData):
         await self.close()
 
     async def retire(self) -> None:
-        """Give back at once what this owner still holds, charged nothing, and end its lease.
+        """Give back at once the tasks that this owner still holds, charged nothing, and end its lease.
 
-        It is not among the `workers` any more. What this object claims next, a fresh owner claims.
+        It is no longer among the `workers`. This object's next claim is made by a fresh owner.
         """
         self._check_open()
         owner = self.owner
@@ -182,31 +182,31 @@ class BaseStorage(SideData):
         """An unopened object on the same store that acts as the same owner.
 
         O4. For a heartbeat: it renews this owner's lease from another thread or event loop, over
-            a connection of its own, and closing it gives nothing back.
+            a separate connection, and closing it gives nothing back.
         """
 
     # Enqueue
 
     async def enqueue(self, task: Task) -> str:
-        """Keep the task; the id of the task that now stands for it.
+        """Store the task; returns its id, or that of the task that holds its `unique` key.
 
-        E1. When it returns, the task is kept as durably as `capabilities` says.
-        E2. An id that is on record raises `DuplicateTask`.
-        E3. A `unique` key that is held gives the id of the task that holds it; nothing is added.
+        E1. When it returns, the task is stored as durably as `capabilities` says.
+        E2. An id that has a record raises `DuplicateTask`.
+        E3. A `unique` key that is held returns the id of the task that holds it; nothing is added.
             The key is held while that task is PENDING, RUNNING or RETRYING.
         E4. Bad values raise `InvalidTask` and nothing is written, on every backend alike.
         E5. With `max_pending` waiting tasks, `QueueFull` is raised and nothing is written.
-        E6. What comes back from a claim equals what was enqueued.
+        E6. The task that a claim returns equals the task that was enqueued.
         """
         return (await self.enqueue_many((task,)))[0]
 
     async def enqueue_many(self, tasks: Iterable[Task], *, nonce: str | None = None) -> list[str]:
-        """Keep many tasks with few round trips and one durability barrier; their ids, in order.
+        """Store many tasks with few round trips and one durability barrier; returns their ids, in order.
 
         E7. Refused as a whole: if one is bad, taken, or too many, none is written.
-        E8. A second call with the same `nonce` is the repeat of a call whose reply was lost: what
-            it finds enqueued by the first counts as done. Without one, every call is a new one.
-        E9. A batch keeps its order: tasks of equal priority and eta are claimed in it.
+        E8. A second call with the same `nonce` repeats a call whose reply was lost: tasks that the
+            first call enqueued count as done. Without a nonce, every call is a new one.
+        E9. The order of a batch holds: tasks of equal priority and eta are claimed in it.
         """
         hit("enqueue.before")
         enqueued = await self._enqueue_all(self._rows_for(tasks, nonce))
@@ -220,10 +220,10 @@ class BaseStorage(SideData):
     ) -> list[str]:
         """`enqueue_many` as a part of the transaction that the caller has open on `connection`.
 
-        N1. The tasks are there when the caller commits, and never were when they roll back.
-        N2. What `enqueue_many` refuses is refused, and leaves the transaction usable as it was.
-        N3. A connection of another kind, to another store, or one that would commit by itself,
-            raises `InvalidTask`; so does a backend whose `capabilities` have no transactions.
+        N1. The tasks exist once the caller commits, and never existed if the caller rolls back.
+        N2. What `enqueue_many` refuses is refused, and the transaction stays usable as it was.
+        N3. A connection of another kind, to another store, or in autocommit mode, raises
+            `InvalidTask`; so does a backend whose `capabilities` have no transactions.
         """
         self._check_transactions()
         rows = list(self._rows_for(tasks, nonce))
@@ -251,13 +251,13 @@ class BaseStorage(SideData):
         C3. Nothing is claimed before its eta. `now` decides what is due; None is the store's clock.
         C4. Order: priority descending, then eta ascending, then order of enqueue.
         C5. A claimed task is not claimed again until it is released, rescheduled, or given back.
-        C6. `queues` restricts the claim; a paused queue is left alone.
-        C7. A repeat with the same `claim_id` gives the tasks of the first call that still run.
+        C6. `queues` restricts the claim; nothing is claimed from a paused queue.
+        C7. A repeat with the same `claim_id` returns the tasks of the first call that still run.
         C8. A task past its `expires` is not claimed: it ends as CANCELLED.
-        C9. A task whose record cannot be decoded becomes a dead letter, and blocks nobody.
-        C10. An owner holds at most one suspect (a task that was there when a worker died).
+        C9. A task whose record cannot be decoded becomes a dead letter, and blocks no other task.
+        C10. An owner holds at most one suspect (a task that a worker held when it died).
         C11. An owner that was fenced is refused with `LeaseLost`, and has a fresh id afterwards.
-        C12. A claim holds as long as the owner's lease; claiming takes a lease when there is none.
+        C12. A claim is valid as long as the owner's lease; claiming takes a lease when there is none.
         """
         _, claimed = await self.record_and_reserve((), limit, now, queues=queues, claim_id=claim_id)
         return claimed
@@ -273,11 +273,11 @@ class BaseStorage(SideData):
     ) -> tuple[list[bool], list[Task]]:
         """`record` and then `reserve`, in one step and one round trip.
 
-        R9. Recording what finished and claiming anew is as if one were called after the other.
+        R9. The effect is the same as calling one after the other.
         """
         self._check_open()
         if self._completed and any(map(self._is_completed, outcomes)):
-            return await self._beside_completed(outcomes, limit, now, queues, claim_id)
+            return await self._record_uncompleted(outcomes, limit, now, queues, claim_id)
         if claim_id is not None and not outcomes:
             known = await self._claimed_as(claim_id)
             if known:
@@ -305,14 +305,14 @@ class BaseStorage(SideData):
     # Record
 
     async def record(self, outcomes: Sequence[Outcome]) -> list[bool]:
-        """Record what runs came to, in one round trip; for each, whether it was recorded.
+        """Record the outcomes of runs, in one round trip; returns for each whether it was recorded.
 
         R1. Each outcome is recorded in one atomic step, or not at all.
-        R2. An outcome whose claim is no longer the current one changes nothing and gives False.
-        R3. Repeating an outcome that was recorded gives True and changes nothing.
+        R2. An outcome whose claim is no longer the current one changes nothing and returns False.
+        R3. Repeating an outcome that was recorded returns True and changes nothing.
         R4. A failed run adds one to `attempts` and its error to the history; nothing else does
             but a crash.
-        R5. A finished task keeps its result until its `result_ttl`, and frees its unique key in the
+        R5. A finished task has its result until its `result_ttl`, and frees its unique key in the
             same step.
         R6. A final failure becomes a dead letter in the same step.
         R7. `Released` and `Snoozed` charge nothing.
@@ -322,7 +322,7 @@ class BaseStorage(SideData):
         return recorded
 
     async def mark_running(self, task_id: str) -> None:
-        """Say that a claimed task starts now. A stamp: no correctness depends on it.
+        """Report that a claimed task starts now. No correctness depends on it.
 
         M1. Raises `StaleClaim` when this object holds no claim on the task, as the others do.
         """
@@ -336,7 +336,7 @@ class BaseStorage(SideData):
         task = self._claim_on(task_id)
         if result.status is not TaskStatus.SUCCESS or result.task_id != task_id:
             raise InvalidTask(
-                f"task {task_id}: mark_done takes the task's own result, with status SUCCESS"
+                f"task {task_id}: mark_done takes a result of this task, with status SUCCESS"
             )
         now = self._clock.now()
         complete = msgspec.structs.replace(
@@ -355,7 +355,7 @@ class BaseStorage(SideData):
 
         M3. `will_retry=True`: RETRYING, attempts one more, still held and not claimable until
             `reschedule`. The storage itself reschedules nothing.
-        M4. `will_retry=False`: FAILED, with the error kept.
+        M4. `will_retry=False`: FAILED, with the error stored.
         """
         task = self._claim_on(task_id)
         if error.timestamp is None:
@@ -366,9 +366,9 @@ class BaseStorage(SideData):
             await self._record_one(Failed(task_id, task.token, error))
 
     async def reschedule(self, task_id: str, new_eta: datetime) -> None:
-        """Let go of a claimed task; it is claimable again at `new_eta`, under the same id.
+        """Release a claimed task; it is claimable again at `new_eta`, under the same id.
 
-        M5. Accepts what this object holds, and a repeating task that it has just finished.
+        M5. Accepts a task that this object holds, and a repeating task that it has just finished.
         """
         check_now("new_eta", new_eta)
         token = self._repeated.get(task_id) if task_id not in self._claims() else None
@@ -383,13 +383,14 @@ class BaseStorage(SideData):
     ) -> AsyncIterator[Any]:
         """A connection to the same database, whose commit also records the claim's success.
 
-        `success` is asked when the block is left. With `blocking`, the connection is one for a
-        thread beside the event loop; else it is used on the loop.
+        `success` is called when the block ends. With `blocking`, the connection is for another
+        thread than the event loop's; else it is used on the loop.
 
         N4. Leaving the block commits what was written through the connection and the outcome, in
-            one step; an exception rolls back both, and the claim stands as it was.
+            one step; an exception rolls back both, and the claim stays as it was.
         N5. When the claim is no longer the current one, nothing is committed: `StaleClaim`.
-        N6. Whatever is recorded of this claim afterwards counts as a repeat, and changes nothing.
+        N6. Any outcome of this claim that is recorded afterwards counts as a repeat, and changes
+            nothing.
         """
         self._check_transactions()
         check_id(task_id)
@@ -412,11 +413,11 @@ class BaseStorage(SideData):
     # Cancel
 
     async def cancel(self, task_id: str, reason: str = "by request") -> bool:
-        """Make it a stored fact that the task is not wanted; False when it has ended already.
+        """Store that the task is cancelled; returns False when it has ended already.
 
         X1. A waiting task ends as CANCELLED at once and never runs.
-        X2. A running task's owner is told at its next renewal; the task does not run again.
-        X3. A task that has ended, or is not on record, is not touched.
+        X2. A running task's owner is notified at its next renewal; the task does not run again.
+        X3. A task that has ended, or has no record, is not touched.
         """
         self._check_open()
         check_id(task_id)
@@ -427,14 +428,17 @@ class BaseStorage(SideData):
         return cancelled
 
     def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Tell `listener` at once of what is cancelled through this object; how to stop that."""
+        """Call `listener` with the id of each task that is cancelled through this object.
+
+        Returns a function that stops the calls.
+        """
         return self._local_wakeups.on_cancel(listener)
 
     # Leases and recovery
 
     @property
     def lease_remaining(self) -> float:
-        """Seconds for which the lease is surely this owner's; 0 or less when it may have ended."""
+        """Seconds for which this owner certainly has the lease; 0 or less when it may have expired."""
         return (self._identity.lease_until - self._clock.boot_micros()) / 1_000_000
 
     async def renew(
@@ -447,18 +451,18 @@ class BaseStorage(SideData):
     ) -> Renewal:
         """Extend this owner's lease by `lease` seconds, with one write.
 
-        Without `lease`: as long as the last time, or as the settings say.
+        Without `lease`: by the same length as the last renewal, or by that of the settings.
 
-        L1. While its lease lasts, nothing an owner holds is given to another.
+        L1. While its lease is valid, nothing an owner holds is given to another owner.
         L2. Renewing is idempotent: a lost reply does no harm.
         L3. A fenced owner is refused with `LeaseLost`, and has a fresh id afterwards.
-        L4. It says what the store thinks this owner holds, and which of it was cancelled.
-        L5. A worker with a lease is listed by `workers`, with what it holds; one without is not.
+        L4. It returns which tasks this owner holds in the store, and which of them were cancelled.
+        L5. `workers` lists a worker with a lease, with the tasks it holds, and none without.
         """
         self._check_open()
         self._identity.lease = lease or self._identity.lease or self._settings.lease
         length = seconds_to_micros(self._identity.lease)
-        asked_at = self._clock.boot_micros()
+        requested_at = self._clock.boot_micros()
         info = WorkerInfo(
             id=self.owner,
             host=socket.gethostname(),
@@ -477,19 +481,19 @@ class BaseStorage(SideData):
             raise
         hit("renew.after")
         # Counted from before the request: the store cannot have started the lease any earlier.
-        self._identity.trust(info.id, asked_at + length)
+        self._identity.trust(info.id, requested_at + length)
         return renewal
 
     async def give_back_abandoned(self, max_crashes: int | None = None) -> list[GivenBack]:
-        """Take from owners without a live lease what they held; what was taken.
+        """Take their tasks from owners without a valid lease; returns what was taken.
 
         L6. The owner is fenced first: it can neither renew nor claim nor record afterwards.
-        L7. A task comes back due at once, charged one failure and one crash.
+        L7. A task is due again at once, charged one failure and one crash.
         L8. When the owner held a suspect, only that one is charged.
-        L9. A task charged `max_crashes` times is a dead letter with the reason `crashed`.
-        L10. A RETRYING task that was still held comes back without a further charge.
-        L11. An owner that is not known counts as one without a lease.
-        L12. Two that recover at once take each task once.
+        L9. A task charged `max_crashes` times becomes a dead letter with the reason `crashed`.
+        L10. A RETRYING task that was still held is given back without a further charge.
+        L11. An unknown owner counts as one without a lease.
+        L12. Two concurrent calls take each task once.
         """
         self._check_open()
         limit = self._settings.max_crashes if max_crashes is None else max_crashes
@@ -508,7 +512,7 @@ class BaseStorage(SideData):
         """Return when there may be something to claim, or after `timeout` seconds.
 
         W1. An enqueue through this object ends the wait at once.
-        W2. A hint, no more: returning says nothing, and with every hint lost, polling still works.
+        W2. Only a hint: a return promises nothing, and with every wake-up lost, polling still works.
         """
         self._check_open()
         await self._wait_for_work(timeout)
@@ -516,7 +520,7 @@ class BaseStorage(SideData):
     async def wait_for_result(
         self, task_id: str, timeout: float | None = None
     ) -> TaskResult | None:
-        """The final result, as soon as there is one; None after `timeout` or if there is no record.
+        """Wait for the final result; returns None after `timeout`, or if the task has no record.
 
         W3. A result that is not final is never returned.
         W4. An outcome recorded through this object ends the wait at once.
@@ -533,8 +537,8 @@ class BaseStorage(SideData):
                 remaining = None if deadline is None else deadline - self._clock.monotonic()
                 if remaining is not None and remaining <= 0:
                     return None
-                patience = pause if remaining is None else min(pause, remaining)
-                await self._clock.wait(ended, patience)
+                seconds = pause if remaining is None else min(pause, remaining)
+                await self._clock.wait(ended, seconds)
             pause = min(pause * 1.5, self._longest_pause)
 
     # What a backend implements
@@ -547,7 +551,7 @@ class BaseStorage(SideData):
 
     @abstractmethod
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        """Keep the rows (`seq` to be filled in), or raise DuplicateTask or QueueFull.
+        """Store the rows and set their `seq`, or raise DuplicateTask or QueueFull.
 
         A record that is past its `expires_at` does not occupy its id.
         """
@@ -558,18 +562,18 @@ class BaseStorage(SideData):
     ) -> tuple[list[bool], list[Row]]:
         """Record the entries, then claim.
 
-        Gates: a row with gates passes `_gates.blocking` at its claim or is parked under the key of
-        the gate that blocks; it leaves them with its outcome.
+        Gates: at its claim, a row with gates enters them, or is parked under the key of the gate
+        that blocks it (`gate_rules.blocking`); it leaves them with its outcome.
 
-        G2. No more tasks with one running-limit key are claimed than it allows, by live claims.
+        G2. No more tasks with one running-limit key are held by live claims than it allows.
         G3. No more tasks with one rate key are claimed within any span than it allows.
         G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
-        G5. A parked task keeps its place in the order, and does not hold up others.
+        G5. A parked task keeps its position in the order, and does not hold up other tasks.
         """
 
     @abstractmethod
     async def _retire(self, owner: str) -> None:
-        """Release all rows of the owner uncharged, and forget its lease."""
+        """Release all rows of the owner uncharged, and delete its lease."""
 
     @abstractmethod
     async def _renew(self, info: WorkerInfo, lease: int) -> Renewal: ...
@@ -584,23 +588,23 @@ class BaseStorage(SideData):
     async def _wait_for_work(self, timeout: float) -> None: ...
 
     async def _enqueue_all(self, rows: Iterator[Row]) -> list[str]:
-        """`_enqueue` of rows that are being made: for a backend that can begin with the first."""
+        """`_enqueue` of rows as they are made: a backend may override it to start with the first ones."""
         made = list(rows)
         return await self._enqueue(made) if made else []
 
     async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
-        """`_enqueue` on the caller's connection. Only for backends that have transactions."""
-        raise AssertionError(f"{self.capabilities.name} says it has transactions")
+        """`_enqueue` on the caller's connection. Only for backends with transactions."""
+        raise AssertionError(f"{self.capabilities.name} declares transactions and implements none")
 
     def _transaction(
         self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
     ) -> AbstractAsyncContextManager[Any]:
-        """A transaction that ends by recording what `success()` says, or raises `StaleClaim`.
+        """A transaction that ends by recording the entry of `success()`, or raises `StaleClaim`.
 
-        With `blocking`, the connection is for a thread beside the event loop. Only for backends
-        that have transactions.
+        With `blocking`, the connection is for another thread than the event loop's. Only for
+        backends with transactions.
         """
-        raise AssertionError(f"{self.capabilities.name} says it has transactions")
+        raise AssertionError(f"{self.capabilities.name} declares transactions and implements none")
 
     # Written once
 
@@ -609,11 +613,11 @@ class BaseStorage(SideData):
         if not self.capabilities.transactions:
             raise InvalidTask(
                 f"the {self.capabilities.name} storage has no transactions; "
-                "sqlite:// and postgresql:// have"
+                "those of sqlite:// and postgresql:// have"
             )
 
     def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
-        """The rows of tasks that are about to be enqueued, each of them checked when it is made."""
+        """Yield the rows of tasks that are about to be enqueued, checking each task."""
         self._check_open()
         now = self._clock.micros()
         fresh = self._clock.new_id() if nonce is None else nonce
@@ -643,19 +647,19 @@ class BaseStorage(SideData):
         return Entry(outcome, None)
 
     def _encode_finish(self, finish: Finish, given: bytes | None) -> bytes:
-        """The encoded result of a task that has ended; `given` when the outcome brought it along."""
+        """The encoded result of a task that has ended; `given` if the outcome contained it."""
         if given is not None and finish.status is TaskStatus.SUCCESS:
             return given
         try:
             return self._serializer.encode_result(finish.result)
         except SerializationError:
-            # An error's text is bounded, but a small max_payload may be smaller still.
+            # The text of an error is bounded, but max_payload may be even smaller.
             error = finish.result.error
-            brief = (
+            short_error = (
                 TaskError(error.message[:64], error_type=error.error_type[:64]) if error else None
             )
             return self._serializer.encode_result(
-                msgspec.structs.replace(finish.result, error=brief, reason=None, warnings=())
+                msgspec.structs.replace(finish.result, error=short_error, reason=None, warnings=())
             )
 
     def _claim_request(
@@ -679,7 +683,7 @@ class BaseStorage(SideData):
         )
 
     async def _claimed_as(self, claim_id: str) -> list[Task]:
-        """What an earlier call with that id claimed, as far as this owner still holds it."""
+        """The tasks that an earlier call with that id claimed and that this owner still holds."""
         claims = self._claims()
         known = [task for task in claims.values() if self._claim_ids[task.id] == claim_id]
         if not known:
@@ -688,7 +692,7 @@ class BaseStorage(SideData):
         return [task for task in known if held.get(task.id) == task.token]
 
     async def _ensure_lease(self) -> None:
-        # A pool's heartbeat keeps the lease; this is for whoever claims without one.
+        # A pool's heartbeat renews the lease; this is for callers that claim without a pool.
         if self.lease_remaining <= self._identity.lease / 3:
             await self.renew()
 
@@ -696,10 +700,10 @@ class BaseStorage(SideData):
         self._identity.replace(fenced, self._clock.new_id(), self._clock.micros())
 
     def _claims(self) -> dict[str, Task]:
-        """The claims this object made as the owner it is; those of one that was fenced are gone."""
+        """The claims that this object made as its current owner; those of a fenced owner are dropped."""
         owner = self.owner
         if self._held_as != owner:
-            # Noticed here and not where it happens: it may be a sibling that was told.
+            # Checked here and not where it happens: a sibling may have received the `LeaseLost`.
             self._held.clear()
             self._claim_ids.clear()
             self._repeated.clear()
@@ -722,7 +726,7 @@ class BaseStorage(SideData):
             claims[task.id] = task
             claim_ids[task.id] = claim_id
         if undecodable:
-            # Should that fail, the others are ours all the same; this one is released as unknown.
+            # If that fails, the other claims are valid all the same; this one is released as unknown.
             with suppress(StorageError):
                 await self.record(undecodable)
         return tasks
@@ -748,7 +752,7 @@ class BaseStorage(SideData):
         self._claims()
         return self._completed.get(outcome.task_id) == outcome.token
 
-    async def _beside_completed(
+    async def _record_uncompleted(
         self,
         outcomes: Sequence[Outcome],
         limit: int,
@@ -756,13 +760,13 @@ class BaseStorage(SideData):
         queues: Sequence[str] | None,
         claim_id: str | None,
     ) -> tuple[list[bool], list[Task]]:
-        """`record_and_reserve`, when transactions have recorded some of the claims' ends already."""
+        """`record_and_reserve`, when transactions have already recorded some of the outcomes."""
         completed = [self._is_completed(outcome) for outcome in outcomes]
-        open_ends = [
+        uncompleted = [
             outcome for outcome, is_done in zip(outcomes, completed, strict=True) if not is_done
         ]
         recorded, claimed = await self.record_and_reserve(
-            open_ends, limit, now, queues=queues, claim_id=claim_id
+            uncompleted, limit, now, queues=queues, claim_id=claim_id
         )
         answers = iter(recorded)
         for outcome, is_done in zip(outcomes, completed, strict=True):

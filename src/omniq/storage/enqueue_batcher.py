@@ -37,7 +37,7 @@ class EnqueueBatcher:
     """Writes the rows of many callers, in the order of their calls. Used on one event loop.
 
     `write` stores all rows it is given or raises. It may be given the rows of several calls, but
-    never two rows with the same id. Each caller gets the result of its own call: a batch that is
+    never two rows with the same id. Each caller gets the result of its call: a batch that is
     refused is written again, call by call. A caller that is cancelled before its rows are written
     enqueues nothing.
 

@@ -1,7 +1,7 @@
-"""What is wrong with a queue right now, as far as its storage can tell: judged by whoever asks.
+"""The problems of a queue right now, computed from its storage on each call.
 
-Nothing is kept for it. A worker is stalled when it says so itself, from the thread that keeps its
-lease while its event loop is blocked, or when its lease lasts and its heartbeat is late.
+Nothing is stored for it. A worker is stalled when it reports so itself, from the thread that renews
+its lease while its event loop is blocked, or when its lease is valid and its heartbeat is late.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from omniq.models import Task, TaskStatus, WorkerInfo
 from omniq.storage.base import BaseStorage
 
 OVERDUE = timedelta(seconds=10)
-"""A heartbeat that is so old is late: a pool's heart beats at least every two seconds."""
+"""The age at which a heartbeat is late: a pool sends one at least every two seconds."""
 
 GRACE = timedelta(seconds=10)
-"""How long a run may outlast its timeout before it is stuck: its worker needs a while to stop it."""
+"""How long a run may exceed its timeout before it is stuck: its worker needs time to stop it."""
 
 ENDLESS = timedelta(hours=1)
 """When a run without a timeout counts as stuck."""
@@ -29,9 +29,9 @@ _BREAKER = "breaker:"
 
 
 class BreakerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A circuit breaker that the fleet shares. `probe` is the task that tries it now, if one does.
+    """A circuit breaker that the fleet shares. `probe` is the task that probes it now, if any.
 
-    `opened_at` and `reason`, the type of the last error, are there while it is not closed.
+    `opened_at` and `reason`, the type of the last error, are set while it is not closed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class BreakerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StuckTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that runs for longer than it may. `deliveries`: how often it has been claimed."""
+    """A task that has run for longer than it may. `deliveries`: how often it has been claimed."""
 
     task_id: str
     func_path: str
@@ -55,9 +55,9 @@ class StuckTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator wants to know first.
+    """The state of a queue that an operator checks first.
 
-    `oldest_due_age` is in seconds. `paused` are the paused queues that hold tasks, and how many.
+    `oldest_due_age` is in seconds. `paused`: the number of tasks in each paused queue that has any.
     """
 
     workers: int
@@ -71,14 +71,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> list[str]:
-        """What needs somebody, in words; empty when all is well. Dead letters count as a problem."""
+        """What an operator should act on, one line each. Dead letters count as a problem."""
         found = [f"worker {worker.id} is stalled" for worker in self.stalled]
         found += [
             f"task {task.task_id} of {task.func_path} has run for {task.seconds:.0f} s"
             for task in self.stuck
         ]
         found += [
-            f"breaker {breaker.name} is {breaker.state}: {breaker.reason or 'no reason kept'}"
+            f"breaker {breaker.name} is {breaker.state}: {breaker.reason or 'no reason stored'}"
             for breaker in self.breakers
         ]
         found += [
@@ -88,12 +88,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         if self.waiting and not self.workers:
             found.append(f"{self.waiting} tasks wait and there is no worker")
         if self.dead:
-            found.append(f"{self.dead} dead letters wait for somebody")
+            found.append(f"{self.dead} dead letters wait for an operator")
         return found
 
 
 async def health_of(storage: BaseStorage) -> Health:
-    """How the queue in that storage is. Some reads for each running task, and a few more."""
+    """The health of the queue in that storage. Costs one read per running task, and a few more."""
     counted = await storage.stats()
     workers = await live_workers(storage)
     paused = await storage.paused_queues()
@@ -103,7 +103,7 @@ async def health_of(storage: BaseStorage) -> Health:
         waiting=counted.by_status[TaskStatus.PENDING] + counted.by_status[TaskStatus.RETRYING],
         oldest_due_age=counted.oldest_due_age,
         stalled=tuple(worker for worker in workers if worker.stalled),
-        stuck=tuple(await _stuck_at(storage, workers)),
+        stuck=tuple(await _stuck_tasks(storage, workers)),
         breakers=tuple(each for each in breakers if each.state is not BreakerState.CLOSED),
         paused={name: count for name, count in counted.by_queue.items() if name in paused},
         dead=counted.dead,
@@ -113,7 +113,7 @@ async def health_of(storage: BaseStorage) -> Health:
 async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
     """Workers with a lease, those with a late heartbeat marked as stalled.
 
-    Whoever claims without a pool (`concurrency` 0) has no heart to beat.
+    An owner that claims without a pool (`concurrency` 0) sends no heartbeats and is never late.
     """
     now = storage.clock.now()
     return [
@@ -124,7 +124,7 @@ async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
     ]
 
 
-async def _stuck_at(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> list[StuckTask]:
+async def _stuck_tasks(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> list[StuckTask]:
     now = storage.clock.now()
     held = [task_id for worker in workers for task_id in worker.running]
     tasks = [await storage.get_task(task_id) for task_id in held]
@@ -136,7 +136,7 @@ async def _stuck_at(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> list
 
 
 def stuck_from(task: Task, default_timeout: float | None) -> datetime:
-    """When a task that runs counts as stuck; never, when it does not run."""
+    """When a running task counts as stuck; the latest datetime when it does not run."""
     if task.status is not TaskStatus.RUNNING or task.started_at is None:
         return datetime.max.replace(tzinfo=task.created_at.tzinfo)
     timeout = default_timeout if task.timeout is None else task.timeout
@@ -145,7 +145,7 @@ def stuck_from(task: Task, default_timeout: float | None) -> datetime:
 
 
 def as_stuck(task: Task, now: datetime) -> StuckTask:
-    """What is told of a stuck task."""
+    """The report of a stuck task."""
     began = task.started_at or now
     return StuckTask(
         task_id=task.id,
@@ -159,7 +159,7 @@ def as_stuck(task: Task, now: datetime) -> StuckTask:
 
 
 async def breakers_of(storage: BaseStorage) -> list[BreakerInfo]:
-    """Every breaker that a task has named and a worker has asked, by name."""
+    """Every breaker that a claimed task has named, sorted by name."""
     return [
         _breaker(key.removeprefix(_BREAKER), state)
         for key, state in sorted((await storage.gates()).items())

@@ -10,6 +10,7 @@ from datetime import datetime
 
 import msgspec
 
+from omniq._deprecation import filter_by_function
 from omniq.clock import from_micros, to_micros
 from omniq.errors import InvalidValue, SerializationError
 from omniq.gate_rules import GateState
@@ -91,7 +92,7 @@ class TaskScan(msgspec.Struct, frozen=True):
 class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead letters to list, sorted by id; `after` is the last id of the previous page."""
 
-    task_type: str | None = None
+    func_path: str | None = None
     reason: str | None = None
     limit: int = 100
     after: str = ""
@@ -203,18 +204,20 @@ class Inspection(ABC):
     async def list_dead(
         self,
         *,
-        task_type: str | None = None,
+        func_path: str | None = None,
         reason: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
         after: str | None = None,
+        task_type: str | None = None,
     ) -> list[DeadLetter]:
         """Return dead letters in id order whose last failure was at `since` or later, before `until`."""
+        func_path = filter_by_function(func_path, task_type)
         for name, instant in (("since", since), ("until", until)):
             check_instant(name, instant, error=InvalidValue)
         query = DeadQuery(
-            task_type=task_type, reason=reason, limit=_page_size(limit), after=after or ""
+            func_path=func_path, reason=reason, limit=_page_size(limit), after=after or ""
         )
         page = await self._list_dead(query)
         found: list[DeadLetter] = []

@@ -67,7 +67,7 @@ class ClaimFilter(msgspec.Struct):
 class ReadyQueue(Generic[W]):
     """Unclaimed tasks: due ones by queue, those that are not due yet, those that a gate blocks.
 
-    Taking the next task costs O(log n), whatever else waits. A task that is put in again or
+    Taking the next task costs O(log n), regardless of what else waits. A task that is put in again or
     discarded leaves a stale heap entry, which is dropped when it reaches the top. When there are
     many they are dropped all together, because a process that never claims never reaches a top.
     """

@@ -1,7 +1,7 @@
-"""A task as a storage keeps it, and every change it may go through. Pure: no clock, no input or output.
+"""A task as a storage holds it, and every change it may go through. Pure: no clock, no input or output.
 
-Backends differ in how they find, lock and keep rows; what a claim, an outcome, a cancellation or a
-lost worker does to one is written here, once. Instants are microseconds since 1970.
+Backends differ in how they find, lock and store rows; what a claim, an outcome, a cancellation or a
+lost worker does to a row is written here, once. Instants are microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from omniq.outcomes import (
 )
 
 Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
-"""Microseconds since 1970 that a `datetime` can hold; a damaged record may say anything."""
+"""Microseconds since 1970 that a `datetime` can hold; a damaged record may have any number."""
 
 MAX_HISTORY = 25
-"""Attempts kept of one task: the first, and the newest ones."""
+"""Attempts in the history of one task: the first, and the newest ones."""
 
 
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The authoritative record of a task that has not ended. Mutable, and private to storages.
 
-    `due` orders tasks; `visible` decides whether a given `now` sees them (0 for a task without an
-    eta: it is due whatever time the caller says it is). `settled` is the token of the last claim
-    that ended by an outcome of its own owner, so that a repeated outcome is known from a late one.
+    `due` orders tasks; `visible` decides whether they are due at a given `now` (0 for a task without
+    an eta: it is due at any time that the caller names). `settled` is the token of the last claim
+    that its owner ended by an outcome, which distinguishes a repeated outcome from a late one.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts rows as they are to be claimed."""
+        """A key that sorts rows in the order in which they are claimed."""
         return (-self.priority, self.due, self.seq)
 
     @property
@@ -95,10 +95,10 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What recording an outcome came to, besides the changed row.
+    """What recording an outcome requires besides storing the changed row.
 
-    `result` is to be kept although the task goes on (an interval's newest run). `effect` is what
-    the task's circuit breakers are told.
+    `result` is to be stored although the task runs again (an interval's newest run). `effect` is
+    what the outcome means to the task's circuit breakers.
     """
 
     finish: Finish | None = None
@@ -108,7 +108,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class FinishedRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is kept of a task that has ended, until `expires_at`. `result` is encoded."""
+    """The record of a task that has ended, stored until `expires_at`. `result` is encoded."""
 
     row: Row
     finished_at: int
@@ -139,32 +139,32 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
 
 
 def check_body(row: Row, task: Task) -> None:
-    """Refuse a body that was enqueued as something else than what its row says.
+    """Raise `SerializationError` for a body that was enqueued as another task than its row says.
 
     A body may be signed and a row is not: a signed call must not be run under another id, from
-    another queue, or after the time until which it was meant to be run.
+    another queue, or after its `expires`.
     """
     is_same = (task.id, task.func_path, task.queue) == (row.id, row.func_path, row.queue)
     if task.expires is not None:
         expires = to_micros(task.expires)
-        # A claim need not bring along how long the task is good for; it was good when claimed.
+        # A claim may leave out the row's `expires`: the task had not expired when it was claimed.
         is_same = is_same and (
             expires > row.started_at if row.expires is None else expires == row.expires
         )
     if not is_same:
         raise SerializationError(
-            f"task {row.id}: what was enqueued as task {task.id} of {task.func_path}, queue "
-            f"{task.queue}, does not belong here"
+            f"task {row.id}: its stored body belongs to task {task.id} of {task.func_path}, queue "
+            f"{task.queue}"
         )
 
 
 def task_of(row: Row, task: Task) -> Task:
-    """The task as its row says it is now; `task` is what was enqueued."""
+    """The task in the state that its row has now; `task` is the task as enqueued."""
     try:
         eta = from_micros(row.due)
         started_at = from_micros(row.started_at) if row.started_at else None
     except OverflowError as error:
-        raise SerializationError(f"task {row.id}: a time in its record is none") from error
+        raise SerializationError(f"task {row.id}: a time in its record is out of range") from error
     return msgspec.structs.replace(
         task,
         eta=eta,
@@ -194,7 +194,7 @@ def is_current(row: Row, outcome: Outcome, owner: str) -> bool:
         return False
     if row.owner == owner:
         return True
-    # The next run of an interval task may be moved by whoever has just finished the last one.
+    # The next run of an interval task may be moved by the owner that has just finished the last one.
     return (
         isinstance(outcome, Rescheduled)
         and row.repeats
@@ -204,16 +204,16 @@ def is_current(row: Row, outcome: Outcome, owner: str) -> bool:
 
 
 def was_recorded(row: Row, outcome: Outcome) -> bool:
-    """Whether this outcome's claim has ended by an outcome already: a repeat after a lost reply."""
+    """Whether this outcome's claim was already ended by an outcome: a repeat after a lost reply."""
     return row.owner is None and row.token == outcome.token == row.settled
 
 
 def settle(row: Row, outcome: Outcome, now: int) -> Settled:
-    """Apply what a run came to. The caller has checked `is_current`."""
+    """Apply the outcome of a run. The caller has checked `is_current`."""
     if row.cancel_requested and isinstance(outcome, Retried | Snoozed | Released | Rescheduled):
         # It was cancelled while it ran, and would otherwise run again.
         return Settled(finish=finish_cancelled(row, now, "cancelled while running", by_owner=True))
-    # A failed run counts once, also for its breakers, however often it is told.
+    # A failed run counts once, also for its breakers, even if its failure is recorded twice.
     failure: Effect = "failure" if row.status is TaskStatus.RUNNING else "neither"
     match outcome:
         case Succeeded():
@@ -224,12 +224,12 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
                 row.attempts += 1
                 row.status = TaskStatus.RETRYING
             if outcome.eta is not None:
-                _let_go(row, to_micros(outcome.eta))
+                _release(row, to_micros(outcome.eta))
             return Settled(effect=failure, reason=outcome.error.error_type)
         case Rescheduled():
             if row.status is TaskStatus.RUNNING:
                 row.status = TaskStatus.PENDING
-            _let_go(row, to_micros(outcome.eta))
+            _release(row, to_micros(outcome.eta))
             return Settled()
         case Failed():
             finish = _finish_failed(
@@ -238,15 +238,15 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             return Settled(finish=finish, effect=failure, reason=outcome.error.error_type)
         case Snoozed():
             row.status = TaskStatus.PENDING
-            _let_go(row, to_micros(outcome.eta))
+            _release(row, to_micros(outcome.eta))
             return Settled()
         case Released():
             row.status = TaskStatus.PENDING
             row.releases += outcome.unknown_function
             if outcome.eta is None:
-                _let_go(row, row.due, visible=row.visible)
+                _release(row, row.due, visible=row.visible)
             else:
-                _let_go(row, to_micros(outcome.eta))
+                _release(row, to_micros(outcome.eta))
             return Settled()
         case Cancelled():
             return Settled(finish=finish_cancelled(row, now, outcome.reason, by_owner=True))
@@ -263,11 +263,11 @@ def _settle_success(row: Row, outcome: Succeeded, now: int) -> Settled:
     row.attempts = 0
     row.crashes = 0
     row.history = ()
-    _let_go(row, to_micros(outcome.next_eta))
+    _release(row, to_micros(outcome.next_eta))
     return Settled(result=outcome.result, effect="success")
 
 
-def _let_go(row: Row, due: int, *, visible: int | None = None) -> None:
+def _release(row: Row, due: int, *, visible: int | None = None) -> None:
     row.settled = row.token
     row.owner = None
     row.due = due
@@ -309,7 +309,7 @@ def _finish_failed(
     )
     letter = DeadLetter(
         task_id=row.id,
-        task_type=row.func_path,
+        func_path=row.func_path,
         failure_reason=reason,
         attempt_count=row.attempts,
         first_failure=row.history[0].finished_at,
@@ -341,9 +341,9 @@ def is_expired(row: Row, now: int) -> bool:
 
 
 def give_back(rows: Sequence[Row], now: int, max_crashes: int) -> list[tuple[Row, Settled]]:
-    """Take everything from an owner that is dead; `rows` is all it held.
+    """Take all tasks from a dead owner; `rows` is everything it held.
 
-    When it held a suspect, only the suspects are charged with the crash: the others were bystanders.
+    When it held a suspect, only the suspects are charged with the crash.
     """
     running = [row for row in rows if row.status is TaskStatus.RUNNING]
     charged = {row.id for row in running if row.is_suspect} or {row.id for row in running}
@@ -361,7 +361,7 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int) -> Se
         )
         row.crashes += 1
         if row.crashes >= max_crashes:
-            # No word to the breakers: a dead worker says nothing about what its task depends on.
+            # No effect on breakers: a dead worker says nothing about what its task depends on.
             return Settled(
                 finish=_finish_failed(row, lost, "crashed", "crashed", now, by_owner=False)
             )
@@ -378,8 +378,8 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int) -> Se
     return Settled()
 
 
-def revive(row: Row, now: int, *, body: bytes | None = None) -> None:
-    """A dead letter's row back to PENDING: no failures, the token goes on from where it was."""
+def retry_dead(row: Row, now: int, *, body: bytes | None = None) -> None:
+    """Set a dead letter's row back to PENDING, without failures; the token keeps counting up."""
     row.status = TaskStatus.PENDING
     row.owner = None
     row.attempts = row.crashes = row.releases = row.settled = row.started_at = 0
@@ -392,14 +392,14 @@ def revive(row: Row, now: int, *, body: bytes | None = None) -> None:
 
 
 def finished_row(row: Row, finish: Finish, result: bytes, now: int) -> FinishedRow:
-    """What is kept of a row that has ended."""
+    """The record of a row that has ended."""
     row.status = finish.status
     row.owner = None
     return FinishedRow(row=row, finished_at=now, expires_at=now + row.result_ttl, result=result)
 
 
 def retrying_result(row: Row) -> TaskResult | None:
-    """What a live task can say of its newest run: that it failed and will run again, or nothing."""
+    """The result of a live task whose newest run failed and that will run again; else None."""
     if row.status is not TaskStatus.RETRYING or not row.history:
         return None
     newest = row.history[-1]

@@ -1,6 +1,6 @@
-"""What a storage keeps beside the queue: results, dead letters, checkpoints, progress, schedules.
+"""The data beside the queue: results, dead letters, checkpoints, progress, schedules, pauses.
 
-The second part of the contract, for operators and for tasks that resume. `base` has the first: to
+The second part of the contract, for operators and for tasks that resume. `base` has the first part:
 enqueue, claim and record.
 """
 
@@ -36,7 +36,7 @@ from omniq.storage.wakeups import LocalWakeups
 
 
 class SideData(Inspection):
-    """Verbs for what is kept beside the queue. Each numbered promise holds on every backend."""
+    """Verbs for the data beside the queue. Each numbered promise holds on every backend."""
 
     _clock: Clock
     _settings: Settings
@@ -56,9 +56,9 @@ class SideData(Inspection):
     # Retention
 
     async def purge_results(self, older_than: datetime) -> int:
-        """Forget tasks that finished before that instant; how many.
+        """Delete tasks that finished before that instant; returns how many.
 
-        T1. Only finished tasks go; nothing that waits or runs, and no dead letter.
+        T1. Only finished tasks are deleted; none that waits or runs, and no dead letter.
         T2. Their ids are free again.
         """
         self._check_open()
@@ -66,18 +66,18 @@ class SideData(Inspection):
         return await self._purge_results(to_micros(older_than))
 
     async def purge_expired(self) -> int:
-        """Forget finished tasks whose `result_ttl` has passed; how many.
+        """Delete finished tasks whose `result_ttl` has passed; returns how many.
 
-        T3. A record past its `result_ttl` is not given out, purged or not.
-        T4. `result_ttl=0` keeps nothing of a task that ended, but for its dead letter.
+        T3. A record past its `result_ttl` is not returned to readers, purged or not.
+        T4. `result_ttl=0` stores nothing of a task that ended, except its dead letter.
         """
         self._check_open()
         return await self._purge_expired()
 
     async def delete_task(self, task_id: str) -> bool:
-        """Forget a finished task; False when there is no such record.
+        """Delete a finished task; returns False when there is no such record.
 
-        T5. Nothing that waits or runs is touched, nor any other task, nor a dead letter.
+        T5. No task that waits or runs is touched, nor any other task, nor a dead letter.
         """
         self._check_open()
         check_id(task_id)
@@ -88,13 +88,13 @@ class SideData(Inspection):
     async def retry_dead(
         self, task_id: str, *, task: Task | None = None, from_start: bool = False
     ) -> bool:
-        """Put a dead letter's task back in the queue; False when there is no such letter.
+        """Put a dead letter's task back in the queue; returns False when there is no such dead letter.
 
-        `task` is the same call with other arguments. `from_start` drops its checkpoint.
+        `task` is the same call with other arguments. `from_start` deletes its checkpoint.
 
-        D1. The same id, PENDING, due now, attempts 0; the letter and the old result are gone.
-        D2. One atomic step: of two that retry at once, one gets True.
-        D3. When it cannot be enqueued (queue full, unique key taken), the letter stays.
+        D1. The same id, PENDING, due now, attempts 0; the dead letter and the old result are gone.
+        D2. One atomic step: of two concurrent calls, one returns True.
+        D3. When it cannot be enqueued (queue full, unique key taken), the dead letter stays.
         """
         self._check_open()
         check_id(task_id)
@@ -106,29 +106,29 @@ class SideData(Inspection):
                 return False
             if (task.id, task.func_path, task.queue) != (
                 task_id,
-                letter.task_type,
+                letter.func_path,
                 letter.queue,
             ):
-                # What a storage filters and counts by goes on being true of the task.
+                # The fields that a storage filters and counts by must stay those of the task.
                 raise InvalidTask(
                     f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
-                    f"of {letter.task_type}; change its arguments only"
+                    f"of {letter.func_path}; change its arguments only"
                 )
             body = self._serializer.encode_task(task)
-        revived = await self._retry_dead(task_id, body, from_start)
-        if revived:
+        is_retried = await self._retry_dead(task_id, body, from_start)
+        if is_retried:
             self._local_wakeups.notify_work()
-        return revived
+        return is_retried
 
     @abstractmethod
     async def delete_dead(self, task_id: str) -> bool:
-        """Forget a dead letter and its checkpoint; False when there is none.
+        """Delete a dead letter and its checkpoint; returns False when there is none.
 
-        D4. Its task's id is free again once its result has gone too.
+        D4. Its task's id is free again once its result is gone too.
         """
 
     async def purge_dead(self, older_than: datetime) -> int:
-        """Forget dead letters whose last failure was before that instant; how many."""
+        """Delete dead letters whose last failure was before that instant; returns how many."""
         self._check_open()
         check_now("older_than", older_than)
         return await self._purge_dead(to_micros(older_than))
@@ -136,11 +136,11 @@ class SideData(Inspection):
     # Checkpoints and progress
 
     async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
-        """Keep what a task needs to resume.
+        """Store the data that a task needs to resume.
 
         K1. Only the current claim may save; another raises `StaleClaim`.
-        K2. It survives retries, releases and crashes, and goes when the task succeeds.
-        K3. It stays with a dead letter, and is there when that is retried.
+        K2. It survives retries, releases and crashes, and is deleted when the task succeeds.
+        K3. It stays with a dead letter, and is available when that is retried.
         """
         self._check_open()
         check_id(task_id)
@@ -153,19 +153,19 @@ class SideData(Inspection):
             raise StaleClaim(task_id, token)
 
     async def purge_checkpoints(self, older_than: datetime) -> int:
-        """Forget checkpoints saved before that instant that belong to nothing; how many.
+        """Delete checkpoints saved before that instant that no task needs; returns how many.
 
-        K4. One whose task is live or a dead letter stays, however old.
+        K4. A checkpoint whose task is live or a dead letter stays, regardless of its age.
         """
         self._check_open()
         check_now("older_than", older_than)
         return await self._purge_checkpoints(to_micros(older_than))
 
     async def report_progress(self, reports: Sequence[Progress]) -> None:
-        """Keep the newest progress of running tasks, in one round trip.
+        """Store the newest progress of running tasks, in one round trip.
 
         P1. A report whose claim is not the current one is dropped.
-        P2. It goes when the task ends.
+        P2. It is deleted when the task ends.
         """
         self._check_open()
         if reports:
@@ -174,31 +174,31 @@ class SideData(Inspection):
     # Schedules
 
     async def put_schedule(self, schedule: Schedule) -> None:
-        """Keep a schedule, replacing one with the same id.
+        """Store a schedule, replacing one with the same id.
 
-        S1. Every change of a schedule raises its `version`.
-        S4. One that is put where there is none begins at a version of its own: what was read of an
-            earlier one with its id cannot be fired.
+        S1. Every change of a schedule increases its `version`.
+        S4. A new schedule begins at a random version, so that an earlier schedule with the same id
+            that was read before its deletion cannot be fired.
         """
         self._check_open()
         check_schedule(schedule)
         self._check_task(schedule.task)
         self._serializer.encode_task(schedule.task)
-        # Below 2**52, so that every backend can count on from it exactly.
+        # Below 2**52, so that every backend can increment it exactly.
         first_version = 1 + int(self._clock.random() * 2**51)
         await self._put_schedule(msgspec.structs.replace(schedule, version=first_version))
         self._local_wakeups.notify_schedules()
 
     @abstractmethod
     async def delete_schedule(self, schedule_id: str) -> bool:
-        """Forget a schedule; False when there is none."""
+        """Delete a schedule; returns False when there is none."""
 
     async def fire_schedule(
         self, schedule: Schedule, advanced: Schedule, task: Task | None
     ) -> bool:
-        """Enqueue `task` and replace `schedule` by `advanced`, if nobody has changed it meanwhile.
+        """Enqueue `task` and replace `schedule` by `advanced`, if it has not changed meanwhile.
 
-        S2. `schedule` is as it was read; of two that fire the same reading, one gets True.
+        S2. `schedule` is as it was read; of two calls with the same version, one returns True.
         S3. The task is enqueued once for each nominal time, even if a worker dies in between.
         """
         self._check_open()
@@ -220,25 +220,25 @@ class SideData(Inspection):
         return fired
 
     def listen_for_schedules(self) -> AbstractContextManager[asyncio.Future[None]]:
-        """A future that is done when somebody may have changed a schedule.
+        """A future that is done when a schedule may have changed.
 
-        A hint: it hears of changes made through this storage, and perhaps of no others.
+        Only a hint: it is done for changes made through this storage, and perhaps for no others.
         """
         return self._local_wakeups.listen_for_schedules()
 
     # Queues
 
     async def pause_queue(self, queue: str) -> None:
-        """Claim nothing more from the queue, on any worker, until it is resumed.
+        """Stop all claims from the queue, on every worker, until it is resumed.
 
-        G1. A paused queue takes tasks and hands none out; what runs goes on.
+        G1. A paused queue accepts tasks, and none is claimed from it; running tasks continue.
         """
         self._check_open()
         check_name("queue", queue, error=InvalidValue)
         await self._set_paused(queue, True)
 
     async def resume_queue(self, queue: str) -> None:
-        """Claim from the queue again."""
+        """Allow claims from the queue again."""
         self._check_open()
         check_name("queue", queue, error=InvalidValue)
         await self._set_paused(queue, False)
@@ -247,17 +247,17 @@ class SideData(Inspection):
     # Workers
 
     async def pause_worker(self, worker_id: str) -> bool:
-        """Have one worker claim nothing more until it is resumed; False when it has no lease.
+        """Stop the claims of one worker until it is resumed; returns False when it has no lease.
 
-        V1. It is told at each renewal, and `workers` shows it; what it runs goes on.
-        V2. It ends with the worker's lease.
+        V1. The worker learns it at each renewal, and `workers` shows it; its running tasks continue.
+        V2. The pause ends with the worker's lease.
         """
         self._check_open()
         check_name("worker id", worker_id, error=InvalidValue)
         return await self._set_worker_paused(worker_id, True)
 
     async def resume_worker(self, worker_id: str) -> bool:
-        """Let it claim again; False when it has no lease."""
+        """Allow the worker to claim again; returns False when it has no lease."""
         self._check_open()
         check_name("worker id", worker_id, error=InvalidValue)
         return await self._set_worker_paused(worker_id, False)
@@ -292,7 +292,7 @@ class SideData(Inspection):
 
     @abstractmethod
     async def _put_schedule(self, schedule: Schedule) -> None:
-        """Its `version` is the one to begin at; one that is there is counted on from its own."""
+        """Store it with its `version` if it is new; else with the stored version plus one."""
 
     @abstractmethod
     async def _fire_schedule(

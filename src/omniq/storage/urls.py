@@ -1,4 +1,4 @@
-"""A URL to a storage object. Backends are imported only when their URL asks for them."""
+"""Makes a storage object from a URL. A backend is imported only when a URL names it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SETTINGS = frozenset({"durability", "lease", "result_ttl"})
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What a backend's opener needs: where, and with what.
+    """The parts of a URL, and the other arguments that a storage is made with.
 
-    `place` is a path on this machine, or the URL of a server without the options that are ours;
-    `own` are the options that only this kind of storage knows.
+    `location` is a path on this machine, or the URL of a server without omniq's options;
+    `backend_options` are the options that only this kind of storage has.
     """
 
-    place: str
-    own: dict[str, str]
+    location: str
+    backend_options: dict[str, str]
     settings: Settings
     serializer: Serializer | None
     clock: Clock
@@ -47,8 +47,8 @@ def open_storage(
     """The storage that the URL names, not opened yet: use it as `async with open_storage(url)`.
 
     Without a URL: `OMNIQ_URL`, then the configuration files, then SQLite in `.omniq/omniq.db`.
-    Options in the query string (`durability`, `max_pending`, `lease`, `result_ttl`) come first;
-    a server's URL may have others, which are its driver's.
+    Options in the query string (`durability`, `max_pending`, `lease`, `result_ttl`) override the
+    settings; a server's URL may have others, which its driver receives.
     """
     settings = settings or Settings.load()
     url = url or storage_url(settings)
@@ -58,15 +58,15 @@ def open_storage(
             f"storage URL {mask_url(url)}: unknown kind {scheme!r}; known: {_KNOWN}"
         )
     if scheme in _SERVERS:
-        opener, own_names = _SERVERS[scheme]
-        place, options = _split_server(url, own_names)
+        opener, backend_names = _SERVERS[scheme]
+        location, options = _split_server(url, backend_names)
     else:
-        opener, own_names = _OPENERS[scheme], frozenset()
-        place, options = _split(url)
+        opener, backend_names = _OPENERS[scheme], frozenset()
+        location, options = _split(url)
     max_pending = _take_int(url, options, "max_pending")
-    own = {name: options.pop(name) for name in own_names & options.keys()}
+    backend_options = {name: options.pop(name) for name in backend_names & options.keys()}
     settings = _with_options(url, settings, options)
-    return opener(_Request(place, own, settings, serializer, clock, max_pending))
+    return opener(_Request(location, backend_options, settings, serializer, clock, max_pending))
 
 
 def storage_url(settings: Settings) -> str:
@@ -81,14 +81,15 @@ def local_path(url: str) -> Path | None:
     return Path(_split(url)[0])
 
 
-def _split_server(url: str, own_names: frozenset[str]) -> tuple[str, dict[str, str]]:
-    """The URL as its driver may see it, and the options that are ours."""
-    ours = _SETTINGS | own_names | {"max_pending"}
+def _split_server(url: str, backend_names: frozenset[str]) -> tuple[str, dict[str, str]]:
+    """The URL for the driver, and omniq's options."""
+    omniq_names = _SETTINGS | backend_names | {"max_pending"}
     base, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
-    options = [pair for pair in pairs if unquote(pair.partition("=")[0]) in ours]
-    theirs = "&".join(pair for pair in pairs if pair not in options)
-    return f"{base}?{theirs}" if theirs else base, _parse_options(url, "&".join(options))
+    options = [pair for pair in pairs if unquote(pair.partition("=")[0]) in omniq_names]
+    driver_query = "&".join(pair for pair in pairs if pair not in options)
+    driver_url = f"{base}?{driver_query}" if driver_query else base
+    return driver_url, _parse_options(url, "&".join(options))
 
 
 def _parse_options(url: str, query: str) -> dict[str, str]:
@@ -100,11 +101,11 @@ def _parse_options(url: str, query: str) -> dict[str, str]:
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
-    """The path and the options of a URL that names something on this machine."""
+    """The path and the options of a URL that names a file or folder on this machine."""
     rest, _, query = url.partition(":")[2].partition("?")
     if rest.startswith("//"):
         # file:///abs/dir has an empty host and an absolute path; sqlite:///x.db is relative to
-        # the current folder, sqlite:////x.db absolute, as elsewhere in the Python world.
+        # the current folder, sqlite:////x.db absolute, as in SQLAlchemy.
         rest = rest[2:]
         if url.lower().startswith("sqlite:"):
             if not rest.startswith("/"):
@@ -114,7 +115,7 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
             rest = rest[1:]
         elif rest and not rest.startswith("/"):
             raise SettingsError(
-                f"storage URL {mask_url(url)}: write file:folder for one here, or file:///folder"
+                f"storage URL {mask_url(url)}: write file:folder for a relative path, or file:///folder"
             )
     return unquote(rest), _parse_options(url, query)
 
@@ -143,8 +144,8 @@ def _with_options(url: str, settings: Settings, options: dict[str, str]) -> Sett
 def _memory(request: _Request) -> BaseStorage:
     from omniq.storage.memory import MemoryStorage
 
-    if request.place:
-        raise SettingsError("a memory:// URL has no path; each memory:// is a store of its own")
+    if request.location:
+        raise SettingsError("a memory:// URL has no path; each memory:// is a separate store")
     return MemoryStorage(
         serializer=request.serializer,
         clock=request.clock,
@@ -178,14 +179,14 @@ def _sqlite(request: _Request) -> BaseStorage:
 
 
 def _needed_path(request: _Request, example: str) -> Path:
-    if not request.place.strip("/"):
+    if not request.location.strip("/"):
         raise SettingsError(f"the storage URL names no path: write {example}")
-    return Path(request.place)
+    return Path(request.location)
 
 
 @contextmanager
 def _extra(name: str) -> Iterator[None]:
-    """Say what to install when a driver is missing."""
+    """Raise `SettingsError` with the extra to install when a driver is missing."""
     try:
         yield
     except ImportError as error:
@@ -199,8 +200,8 @@ def _postgres(request: _Request) -> BaseStorage:
         from omniq.storage.postgres import PostgresStorage
 
     return PostgresStorage(
-        request.place,
-        schema=request.own.get("schema", "omniq"),
+        request.location,
+        schema=request.backend_options.get("schema", "omniq"),
         poll_only=_is_on(request, "poll_only"),
         pool_size=_number(request, "pool_size", 10),
         serializer=request.serializer,
@@ -211,14 +212,14 @@ def _postgres(request: _Request) -> BaseStorage:
 
 
 def _is_on(request: _Request, name: str) -> bool:
-    text = request.own.get(name, "false").lower()
+    text = request.backend_options.get(name, "false").lower()
     if text not in ("true", "false"):
         raise SettingsError(f"storage URL: {name}={text}: expected true or false")
     return text == "true"
 
 
 def _number(request: _Request, name: str, default: int) -> int:
-    number = _take_int(request.place, request.own, name)
+    number = _take_int(request.location, request.backend_options, name)
     return default if number is None else number
 
 
@@ -227,8 +228,8 @@ def _redis(request: _Request) -> BaseStorage:
         from omniq.storage.redis import RedisStorage
 
     return RedisStorage(
-        request.place,
-        prefix=request.own.get("prefix", "omniq"),
+        request.location,
+        prefix=request.backend_options.get("prefix", "omniq"),
         serializer=request.serializer,
         clock=request.clock,
         settings=request.settings,
@@ -242,7 +243,7 @@ _OPENERS: dict[str, Callable[[_Request], BaseStorage]] = {
     "sqlite": _sqlite,
 }
 
-# Each with the options that only this kind of storage knows.
+# Each with the options that only this kind of storage has.
 _SERVERS: dict[str, tuple[Callable[[_Request], BaseStorage], frozenset[str]]] = {
     "postgresql": (_postgres, frozenset({"schema", "poll_only", "pool_size"})),
     "postgres": (_postgres, frozenset({"schema", "poll_only", "pool_size"})),

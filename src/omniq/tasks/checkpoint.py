@@ -1,4 +1,4 @@
-"""What a task sees of its checkpoint: finished steps to look up, iterations to go on with."""
+"""What a task can read of its checkpoint: the results of finished steps, and resumable cursors."""
 
 from __future__ import annotations
 
@@ -18,136 +18,145 @@ from omniq.errors import InvalidTask, OmniqError
 from omniq.models import check_int, check_key
 from omniq.serialization import Serializer
 from omniq.tasks.steps import (
-    Kept,
-    Mark,
-    Notebook,
-    Reach,
+    CheckpointAccess,
+    CheckpointData,
+    CursorPosition,
+    RunCheckpoint,
     decode_value,
-    driven,
     encode_value,
-    has_loop,
+    has_event_loop,
+    run_without_loop,
 )
 
 T = TypeVar("T")
 
 Items = Iterable[T] | AsyncIterable[T]
 Source = Items[T] | Callable[[T | None], Items[T]]
-"""What to iterate over, or a function that gives it: all that comes after the item it is given."""
+"""The items, or a function that returns the items after the one that it is given."""
 
 
 class Checkpoint(Mapping[str, Any]):
-    """The steps that are finished, by name, with their results. Of this run and of earlier ones.
+    """The results of the finished steps by name, of this run and of earlier ones.
 
-    `await` it before it is used in an async task that has had no step yet; elsewhere it is loaded
-    when it is first looked at.
+    In an async task, `await` it before the first use if no step has run yet. In other tasks the
+    first use loads it.
     """
 
-    def __init__(self, reach: Reach, serializer: Serializer, book: Notebook | None) -> None:
-        self._reach = reach
+    def __init__(
+        self, access: CheckpointAccess, serializer: Serializer, run: RunCheckpoint | None
+    ) -> None:
+        self._access = access
         self._serializer = serializer
-        self._book = book
+        self._run = run
 
     def __await__(self) -> Generator[Any, None, Checkpoint]:
-        return self._loaded().__await__()
+        return self._load().__await__()
 
     def __getitem__(self, step: str) -> Any:
-        return decode_value(self._serializer, self._kept().steps[step])
+        return decode_value(self._serializer, self._data().steps[step])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(self._kept().steps))
+        return iter(list(self._data().steps))
 
     def __len__(self) -> int:
-        return len(self._kept().steps)
+        return len(self._data().steps)
 
     def __repr__(self) -> str:
         return f"Checkpoint({list(self)})"
 
-    async def _loaded(self) -> Checkpoint:
-        async def load(book: Notebook) -> Notebook:
-            await book.open()
-            return book
+    async def _load(self) -> Checkpoint:
+        async def load(run: RunCheckpoint) -> RunCheckpoint:
+            await run.load()
+            return run
 
-        self._book = await self._reach(load)
+        self._run = await self._access(load)
         return self
 
-    def _kept(self) -> Kept:
-        if self._book is None or self._book.kept is None:
-            if has_loop():
+    def _data(self) -> CheckpointData:
+        if self._run is None or self._run.data is None:
+            if has_event_loop():
                 raise OmniqError("use 'await ctx.checkpoint' first: it may have to be loaded")
-            driven(self._loaded())
-        kept = None if self._book is None else self._book.kept
-        assert kept is not None
-        return kept
+            run_without_loop(self._load())
+        data = None if self._run is None else self._run.data
+        assert data is not None
+        return data
 
 
 class Cursor(Generic[T]):
-    """An iteration that goes on, in a later run, after the last item that was finished.
+    """An iteration that a later run resumes after the last item that was finished.
 
-    An item is finished when the next one is asked for. That is saved with every `every`-th item,
-    at the end, and when the run fails; after a crash up to `every` items come once more.
+    An item is finished when the next one is requested. The position is saved after every `every`
+    items, at the end, and when the run fails; after a crash up to `every` items are repeated.
     """
 
     def __init__(
-        self, reach: Reach, serializer: Serializer, name: str, items: Source[T], every: int
+        self,
+        access: CheckpointAccess,
+        serializer: Serializer,
+        name: str,
+        items: Source[T],
+        every: int,
     ) -> None:
         check_key("cursor name", name)
         check_int("every", every, low=1)
-        self._reach = reach
+        self._access = access
         self._serializer = serializer
         self._name = name
         self._items = items
         self._every = every
-        self._is_asked = callable(items)
-        self._book: Notebook
+        self._resumes_after_item = callable(items)
+        self._run: RunCheckpoint
 
     def __iter__(self) -> Iterator[T]:
-        if has_loop():
+        if has_event_loop():
             raise InvalidTask(f"cursor {self._name!r}: use 'async for' in an async task")
-        mark = driven(self._reach(self._open))
-        if mark.has_ended:
+        position = run_without_loop(self._access(self._open))
+        if position.has_ended:
             return
-        items = self._rest(mark)
+        items = self._items_after(position)
         if not isinstance(items, Iterable):
             raise InvalidTask(f"cursor {self._name!r}: only async tasks iterate over this")
-        for item in islice(items, 0 if self._is_asked else mark.count, None):
+        for item in islice(items, 0 if self._resumes_after_item else position.count, None):
             yield item
-            mark = driven(self._step_past(item, mark))
-        driven(self._end(mark))
+            position = run_without_loop(self._step_past(item, position))
+        run_without_loop(self._end(position))
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        mark = await self._reach(self._open)
-        if mark.has_ended:
+        position = await self._access(self._open)
+        if position.has_ended:
             return
-        skip = 0 if self._is_asked else mark.count
-        async for item in _async_items(self._rest(mark)):
+        skip = 0 if self._resumes_after_item else position.count
+        async for item in _async_items(self._items_after(position)):
             if skip:
                 skip -= 1
                 continue
             yield item
-            mark = await self._step_past(item, mark)
-        await self._end(mark)
+            position = await self._step_past(item, position)
+        await self._end(position)
 
-    def _rest(self, mark: Mark) -> Items[T]:
+    def _items_after(self, position: CursorPosition) -> Items[T]:
         if not callable(self._items):
             return self._items
-        last = None if mark.last is None else decode_value(self._serializer, mark.last)
+        last = None if position.last is None else decode_value(self._serializer, position.last)
         return self._items(last)
 
-    async def _open(self, book: Notebook) -> Mark:
-        self._book = book
-        return await book.mark(self._name)
+    async def _open(self, run: RunCheckpoint) -> CursorPosition:
+        self._run = run
+        return await run.open_cursor(self._name)
 
-    async def _step_past(self, item: T, mark: Mark) -> Mark:
-        last = encode_value(self._serializer, self._name, item) if self._is_asked else None
-        moved = Mark(mark.count + 1, last)
-        self._book.move(self._name, moved)
+    async def _step_past(self, item: T, position: CursorPosition) -> CursorPosition:
+        last = None
+        if self._resumes_after_item:
+            last = encode_value(self._serializer, self._name, item)
+        moved = CursorPosition(position.count + 1, last)
+        self._run.move_cursor(self._name, moved)
         if moved.count % self._every == 0:
-            await self._reach(Notebook.flush)
+            await self._access(RunCheckpoint.flush)
         return moved
 
-    async def _end(self, mark: Mark) -> None:
-        self._book.move(self._name, Mark(mark.count, None, has_ended=True))
-        await self._reach(Notebook.flush)
+    async def _end(self, position: CursorPosition) -> None:
+        self._run.move_cursor(self._name, CursorPosition(position.count, None, has_ended=True))
+        await self._access(RunCheckpoint.flush)
 
 
 async def _async_items(items: Items[T]) -> AsyncIterator[T]:

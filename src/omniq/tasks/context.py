@@ -1,4 +1,4 @@
-"""What a running task can know about itself, and say."""
+"""`TaskContext`: what a running task can read about itself, report and store."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from omniq.clock import seconds_to_micros
+from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
-from omniq.models import PermanentError, Progress, Task, TaskError, check_key, check_seconds
+from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.control import Signal, Snooze
-from omniq.tasks.error_rules import StepMark
-from omniq.tasks.steps import Host, Notebook, decode_value, encode_value, has_loop, here, reached
+from omniq.tasks.error_rules import FailedStep
+from omniq.tasks.steps import (
+    RunCheckpoint,
+    WorkerServices,
+    await_or_block,
+    decode_value,
+    encode_value,
+    has_event_loop,
+    run_on_loop_of,
+)
 from omniq.tasks.transaction import Transaction
 
 P = ParamSpec("P")
@@ -30,18 +39,18 @@ _current: ContextVar[TaskContext] = ContextVar("omniq_current_task")
 
 
 class TaskContext:
-    """The task as its own function sees it. Declare it as the first parameter to be given it.
+    """The running task. A function that declares it as its first parameter receives it.
 
-    Safe to use from the thread that runs the function. `fencing_token` grows with every claim of
-    the task: pass it on to systems that can refuse writers with an older one.
+    The thread that runs the function may use it. `fencing_token` grows with every claim of the
+    task: pass it to systems that can refuse writers with an older token.
 
     `step`, `sleep` and `checkpoint` are awaited in async tasks; in others they block.
     """
 
     __slots__ = (
-        "_book",
-        "_host",
+        "_checkpoint",
         "_is_stopped",
+        "_services",
         "_sleeps",
         "_task",
         "completed",
@@ -52,22 +61,22 @@ class TaskContext:
         "warnings",
     )
 
-    def __init__(self, task: Task, timeout: float | None, host: Host) -> None:
+    def __init__(self, task: Task, timeout: float | None, services: WorkerServices) -> None:
         self._task = task
-        self._host = host
-        self._book: Notebook | None = None
+        self._services = services
+        self._checkpoint: RunCheckpoint | None = None
         self._sleeps = 0
         self.timeout = timeout
         self._is_stopped = False
         self.has_seen_stop = False
-        """Whether the function was told to stop, and looked: what it returns is not its work."""
+        """Whether the function read the request to stop: its return value is then incomplete."""
         self.warnings: tuple[str, ...] = ()
-        """What went wrong in this run without making it fail."""
+        """The errors of this run that did not make it fail."""
         self.result: Any = None
-        """What a transaction records as the task's result."""
+        """The value that a transaction records as the task's result."""
         self.in_transaction = False
         self.completed: Succeeded | None = None
-        """What the run came to, once its transaction is committed; whatever happens afterwards."""
+        """The outcome, once the run's transaction is committed; nothing later changes it."""
 
     @property
     def task_id(self) -> str:
@@ -75,7 +84,7 @@ class TaskContext:
 
     @property
     def attempt(self) -> int:
-        """Which run of the task this is; the first is 1."""
+        """The number of this run of the task; the first is 1."""
         return self._task.attempts + 1
 
     @property
@@ -100,21 +109,21 @@ class TaskContext:
 
     @property
     def due_at(self) -> datetime:
-        """When this run was due; how long the task had to wait is counted from then."""
+        """When this run was due. The waiting time of the task counts from then."""
         return self._task.eta or self._task.created_at
 
     @property
     def deadline(self) -> datetime | None:
-        """When the run will be stopped; None when it may take as long as it likes."""
+        """When the worker stops the run; None when it has no timeout."""
         if self.timeout is None or self._task.started_at is None:
             return None
         return self._task.started_at + timedelta(seconds=self.timeout)
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: the task was cancelled, took too long, lost its lease, or the worker ends.
+        """Whether to stop: the task was cancelled, timed out or lost its lease, or the worker ends.
 
-        What a function returns that has seen it is not kept.
+        The return value of a function that has read True here is not stored.
         """
         self.has_seen_stop = self._is_stopped
         return self._is_stopped
@@ -124,15 +133,15 @@ class TaskContext:
         self._is_stopped = is_stopped
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Say how far the task is, from 0 to 1. Kept soon, and only the newest.
+        """Report how far the task is, from 0 to 1. Only the newest report is stored, after a moment.
 
-        Nothing is kept of a run that was told to stop: another may be under way already.
+        A run that has to stop stores nothing: another run may have begun.
         """
         if not 0 <= fraction <= 1:
             raise InvalidTask(f"progress {fraction!r}: expected a number from 0 to 1")
         text = str(message)[:_MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
         if not self._is_stopped:
-            self._host.report(
+            self._services.report(
                 Progress(
                     task_id=self._task.id,
                     token=self._task.token,
@@ -173,94 +182,96 @@ class TaskContext:
     def step(self, name: str, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function once for the task: a later run gets the result that was kept.
+        """Call the function once for the task; a later run gets the stored result.
 
-        Awaited in an async task, where a plain function runs in a thread; in other tasks it blocks,
-        and the function must be a plain one. The result must be one that a task could return.
-        Steps may run at the same time; each has a name of its own.
+        An async task awaits the step; a plain function then runs in a thread. In other tasks the
+        step blocks, and the function must be a plain one. The result must be a value that a task
+        can return. Steps may run at the same time; each has a different name.
 
-        What the function raises is raised here. It ends the run, unless it is caught: the task's
-        error then names the step and what was done before. With `critical=False` it becomes one of
-        the result's warnings instead, None is returned, and a later run tries the step again.
+        An exception of the function is raised here. If the task does not catch it, the run ends,
+        and the task's error names the step and the steps that were finished. With `critical=False`
+        the exception becomes a warning of the result instead, None is returned, and a later run
+        calls the step again.
 
-        After a crash in the middle of a step, or before its result was kept, it is called again:
-        give outside systems something by which they know a repeat.
+        After a crash during a step, or before its result was stored, the step is called again: give
+        external systems a key by which they recognise a repetition.
         """
         check_key("step name", name)
         critical = bool(kwargs.pop("critical", True))
-        return here(self._step(name, func, partial(func, *args, **kwargs), critical))
+        return await_or_block(self._step(name, func, partial(func, *args, **kwargs), critical))
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The finished steps and their results, of this run and of earlier ones."""
-        return Checkpoint(self._reach, self._host.serializer, self._book)
+        return Checkpoint(self._use_checkpoint, self._services.serializer, self._checkpoint)
 
     def cursor(self, name: str, items: Source[T], *, every: int = 100) -> Cursor[T]:
-        """Iterate so that a later run goes on after the last item that was finished.
+        """Iterate over items; a later run resumes after the last item that was finished.
 
-        `items` come in the same order each time; or it is a function that is given the last
-        finished item, None at first, and returns those after it. Async iterables and `async for`
-        in async tasks, `for` in others. An item is finished when the next one is asked for. Every
-        `every` items that is saved: after a crash, up to so many come once more.
+        `items` must have the same order in every run. Or it is a function that receives the last
+        finished item, None at first, and returns the items after it. Async tasks use `async for`,
+        also for async iterables; other tasks use `for`. An item is finished when the next one is
+        requested. The position is saved after every `every` items: after a crash, up to that many
+        items are repeated.
         """
-        return Cursor(self._reach, self._host.serializer, name, items, every)
+        return Cursor(self._use_checkpoint, self._services.serializer, name, items, every)
 
-    def sleep(self, duration: float | timedelta, name: str = "") -> Awaitable[None]:
-        """Let the worker go for that long; then the task runs again, and goes on from here.
+    def sleep(self, duration: Duration, name: str = "") -> Awaitable[None]:
+        """End the run; after that time the task runs again and continues from here.
 
-        Each sleep of a task happens once, however often the task is run. It is known by its name,
-        or else by its number among the sleeps of a run. What came before it should be in steps: it
-        is run again. No attempt is spent.
+        Each sleep of a task happens once, however often the task runs. It is identified by its
+        name, or by its position among the sleeps of a run. The code before it runs again, so put
+        that code into steps. A sleep uses no attempt.
         """
-        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-        check_seconds("duration", seconds)
+        seconds = seconds_of("duration", duration)
         if name:
             check_key("sleep name", name)
         self._sleeps += 1
-        slept: Any = here(self._sleep(name or f"#{self._sleeps}", seconds))
-        # In a task that is not async there is nothing left to await.
+        slept: Any = await_or_block(self._sleep(name or f"#{self._sleeps}", seconds))
+        # In a task that is not async nothing is left to await.
         return cast("Awaitable[None]", slept)
+
+    def transaction(self) -> Transaction:
+        """Open a transaction on the database that holds the tasks; its commit completes the task.
+
+        Use `async with ctx.transaction() as connection` in async tasks, and `with` in tasks that run
+        in threads. The writes through the connection and the task's success are committed in one
+        step, so the writes happen exactly once. An exception rolls back both, and the task fails as
+        usual. The task's result is the value of `ctx.result` at the end of the block; what the
+        function returns or raises after that is ignored. Raises `StaleClaim` when another worker
+        has the task.
+
+        Only SQLite and PostgreSQL have this. On SQLite the connection is a `sqlite3.Connection`, no
+        other writer can write during the transaction, and it is rolled back after a third of the
+        lease. `step`, `sleep` and `cursor` cannot be used inside.
+        """
+        return Transaction(self._task, self, self._services)
 
     # For the worker that runs the task
 
-    def transaction(self) -> Transaction:
-        """A block with a connection to the tasks' own database; leaving it completes the task.
-
-        `async with ctx.transaction() as connection` in async tasks, `with` in those that run in
-        threads. What was written through the connection and the task's success are committed in one
-        step, so that it happens exactly once; an exception undoes both, and the task fails as ever.
-        The result is what `ctx.result` was set to inside the block; what the function returns or
-        raises afterwards is not kept. Raises `StaleClaim` when the task is another worker's by now.
-
-        Only where tasks are kept in SQLite or PostgreSQL. On SQLite it is a `sqlite3.Connection`,
-        nobody else can write meanwhile, and after a third of the lease it is rolled back. Neither
-        `step`, `sleep` nor `cursor` can be used inside.
-        """
-        return Transaction(self._task, self, self._host)
-
     async def flush(self) -> None:
-        """Save what the run has done and not saved yet."""
-        if self._book is not None:
-            await self._book.flush()
+        """Save the changes of the checkpoint that are not saved yet."""
+        if self._checkpoint is not None:
+            await self._checkpoint.flush()
 
-    def step_under_way(self) -> StepMark | None:
-        """The step in which the task is, if it is in one."""
-        book = self._book
-        if book is None or book.kept is None or not book.under_way:
+    def running_step(self) -> FailedStep | None:
+        """The step that runs now, to be named by an error; None outside of steps."""
+        checkpoint = self._checkpoint
+        if checkpoint is None or checkpoint.data is None or not checkpoint.running_steps:
             return None
-        return StepMark(self._claim, book.under_way[0], book.kept.done())
+        return FailedStep(self._claim, checkpoint.running_steps[0], checkpoint.data.done())
 
     async def load_checkpoint(self) -> bytes | None:
-        """What earlier runs have kept, for a run in another process."""
-        return await self._host.load_checkpoint(self._task.id)
+        """Load the checkpoint of earlier runs, for a run in a child process."""
+        return await self._services.load_checkpoint(self._task.id)
 
     async def save_checkpoint(self, checkpoint: bytes) -> None:
-        """Keep what a run in another process has done."""
-        await self._host.save_checkpoint(self._task.id, self._task.token, checkpoint)
+        """Save the checkpoint of a run in a child process."""
+        await self._services.save_checkpoint(self._task.id, self._task.token, checkpoint)
 
-    def tell_skipped(self, step: str, error: str) -> None:
-        """Tell that a step failed which the task can do without."""
-        self._host.tell_skipped(self._task, step, error)
+    def report_skipped_step(self, step: str, error: str) -> None:
+        """Emit the event that a step that is not critical failed."""
+        self._services.report_skipped_step(self._task, step, error)
 
     @property
     def _claim(self) -> tuple[str, int]:
@@ -269,33 +280,33 @@ class TaskContext:
     async def _step(
         self, name: str, func: Callable[..., Any], call: Callable[[], Any], critical: bool
     ) -> Any:
-        kept = await self._reach(lambda book: book.begin(name))
-        if kept is not None:
-            return decode_value(self._host.serializer, kept)
+        stored = await self._use_checkpoint(lambda checkpoint: checkpoint.begin(name))
+        if stored is not None:
+            return decode_value(self._services.serializer, stored)
         try:
-            value = await self._called(name, func, call)
-            result = self._encoded(name, value)
+            value = await self._call_step(name, func, call)
+            result = self._encode_result(name, value)
         except BaseException as error:
-            # Also a cancellation: the name is free for another try in the same run.
-            done = self._book.fail(name) if self._book is not None else []
+            # Also after a cancellation: the name is free for another try in the same run.
+            done = self._checkpoint.fail(name) if self._checkpoint is not None else []
             if isinstance(error, Signal | StaleClaim):
                 raise
             if critical or not isinstance(error, Exception):
-                StepMark(self._claim, name, done).put_on(error)
+                FailedStep(self._claim, name, done).attach_to(error)
                 raise
             self._warn(name, error)
             return None
         try:
-            await self._reach(lambda book: book.finish(name, result))
+            await self._use_checkpoint(lambda checkpoint: checkpoint.finish(name, result))
         except SerializationError as error:
-            raise _unkept(name, error) from error
+            raise _not_stored(name, error) from error
         return value
 
-    async def _called(self, name: str, func: Callable[..., Any], call: Callable[[], Any]) -> Any:
-        if has_loop():
+    async def _call_step(self, name: str, func: Callable[..., Any], call: Callable[[], Any]) -> Any:
+        if has_event_loop():
             if inspect.iscoroutinefunction(func):
                 return await call()
-            value = await self._host.in_thread(call)
+            value = await self._services.in_thread(call)
             return await value if inspect.isawaitable(value) else value
         value = call()
         if inspect.iscoroutine(value):
@@ -303,49 +314,50 @@ class TaskContext:
             raise InvalidTask(f"step {name!r}: an async function needs an async task")
         return value
 
-    def _encoded(self, step: str, value: object) -> bytes:
+    def _encode_result(self, step: str, value: object) -> bytes:
         try:
-            return encode_value(self._host.serializer, self._task.id, value)
+            return encode_value(self._services.serializer, self._task.id, value)
         except SerializationError as error:
-            raise _unkept(step, error) from error
+            raise _not_stored(step, error) from error
 
     def _warn(self, step: str, error: Exception) -> None:
         record = TaskError.from_exception(error)
         if len(self.warnings) < _MAX_WARNINGS:
             text = f"step {step} failed: {record.error_type}: {record.message}"
             self.warnings += (text[:_MAX_MESSAGE],)
-        self._host.tell_skipped(self._task, step, record.error_type)
+        self._services.report_skipped_step(self._task, step, record.error_type)
 
     async def _sleep(self, name: str, seconds: float) -> None:
-        clock = self._host.clock
+        clock = self._services.clock
         end = clock.micros() + seconds_to_micros(seconds)
-        left = await self._reach(lambda book: book.sleep_until(name, end)) - clock.micros()
+        stored = await self._use_checkpoint(lambda checkpoint: checkpoint.sleep_until(name, end))
+        left = stored - clock.micros()
         if left > 0:
             raise Snooze(left / 1_000_000)
 
-    async def _reach(self, use: Callable[[Notebook], Coroutine[Any, Any, T]]) -> T:
+    async def _use_checkpoint(self, use: Callable[[RunCheckpoint], Coroutine[Any, Any, T]]) -> T:
         if self._is_stopped:
-            # Another run may be under way already.
+            # Another run may have begun.
             raise StaleClaim(self._task.id, self._task.token)
         if self.in_transaction:
-            # Saved beside the transaction, it would have to wait for its end on SQLite.
+            # On SQLite a save on another connection would wait for the transaction to end.
             raise InvalidTask("no steps, sleeps or cursors inside ctx.transaction()")
 
-        async def at_notebook() -> T:
-            # Made here, on the host's own event loop, where two threads cannot make two.
-            if self._book is None:
-                self._book = Notebook(self._host, self._task)
-            return await use(self._book)
+        async def use_on_loop() -> T:
+            # Created on the services' event loop, where two threads cannot create two.
+            if self._checkpoint is None:
+                self._checkpoint = RunCheckpoint(self._services, self._task)
+            return await use(self._checkpoint)
 
         try:
-            return await reached(self._host, at_notebook())
+            return await run_on_loop_of(self._services, use_on_loop())
         except StaleClaim:
             self.cancelled = True
             raise
 
 
 def current_task() -> TaskContext:
-    """The task that is running here. Raises `OmniqError` outside of one."""
+    """Return the context of the task that runs here. Raises `OmniqError` outside of a task."""
     try:
         return _current.get()
     except LookupError:
@@ -357,10 +369,10 @@ def enter(context: TaskContext) -> None:
     _current.set(context)
 
 
-def _unkept(step: str, error: SerializationError) -> PermanentError:
-    # Permanent: what the step does is done, and doing it again would not make it fit.
+def _not_stored(step: str, error: SerializationError) -> PermanentError:
+    # Permanent: the step has had its effect, and a repetition would return the same value.
     return PermanentError(
-        f"the result of step {step!r} cannot be kept: {error}",
+        f"the result of step {step!r} cannot be stored: {error}",
         error_type="SerializationError",
         failed_step=step,
         recovery_hint="the step has had its effect; have it return plain data, or an id",

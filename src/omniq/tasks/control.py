@@ -1,10 +1,8 @@
-"""What a task may raise to say what should become of it, besides failing."""
+"""Exceptions that a task raises to retry, to run later, or to be discarded."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from omniq.durations import seconds_of
+from omniq.durations import Duration, seconds_of
 
 _DISCARDED = "discarded by the task"
 
@@ -14,31 +12,31 @@ class Signal(Exception):
 
 
 class Retry(Signal):
-    """This attempt failed; run the task again after `delay` seconds, or after its usual backoff.
+    """This attempt failed; run the task again after `delay` seconds, or after its usual back-off.
 
-    It counts as a failure: once the retries are used up, the task fails for good.
+    It counts as a failure: when no retries are left, the task fails for good.
     """
 
-    # On the class as well: a subclass may have an __init__ of its own that forgets this one.
+    # On the class as well: a subclass may define an __init__ that does not call this one.
     delay: float | None = None
 
-    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+    def __init__(self, reason: str = "", *, delay: Duration | None = None) -> None:
         super().__init__(reason or "the task asked to be retried")
         self.delay = None if delay is None else seconds_of("delay", delay)
 
 
 class Snooze(Signal):
-    """Not now: run the task again after `delay` seconds. No attempt is spent."""
+    """Not now: run the task again after `delay` seconds. It uses no attempt."""
 
     delay: float = 0.0
 
-    def __init__(self, delay: float | timedelta) -> None:
+    def __init__(self, delay: Duration) -> None:
         self.delay = seconds_of("delay", delay)
         super().__init__(f"come back in {self.delay:g} s")
 
 
 class Discard(Signal):
-    """Not wanted any more: the task ends as CANCELLED, with that reason."""
+    """The task is no longer needed: it ends as CANCELLED, with that reason."""
 
     reason: str = _DISCARDED
 

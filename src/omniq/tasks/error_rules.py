@@ -1,8 +1,8 @@
-"""Whether another try may help: what an error says of itself, then rules for those that say nothing.
+"""Whether a retry may help: an error states its category, or `ErrorRules` decide it.
 
-An error that is a `TaskError`, or was raised from one, is what it says. For others there are
-`ErrorRules`: of the task, then of the worker. Only `raise … from …` is followed: what was raised
-while another error was handled is news of its own.
+A `TaskError`, or an error that was raised from one, states its category. For other errors the
+`ErrorRules` of the task apply, then those of the worker. Only `raise … from …` is followed: an error
+that was raised while another one was handled is a different error.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from omniq.errors import InvalidTask, SettingsError
 from omniq.models import ErrorCategory, TaskError
 
 Rule = type[BaseException] | Callable[[BaseException], object]
-"""A type of exception, or a function that says whether it is one of these."""
+"""An exception type, or a function that returns whether an exception matches."""
 
-_PASSING = (TimeoutError, ConnectionError)
-"""What comes and goes by itself, whoever raises it."""
+_TRANSIENT_TYPES = (TimeoutError, ConnectionError)
+"""Errors that are transient without a rule."""
 
 _BUSY = frozenset({408, 425, 429})
 _LONGEST_CHAIN = 20
-_MARK = "__omniq_step__"
+_ATTRIBUTE = "__omniq_step__"
 _MAX_HINT = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorRules:
-    """Which exceptions are worth another try, for those that do not say so themselves.
+    """After which exceptions a retry may help, for those that do not state it themselves.
 
-    `transient` and `permanent` are types of exceptions, or functions that are given the exception.
-    `http=True` goes by the status of HTTP errors, whichever library raised them: 5xx, 408, 425 and
-    429 are transient, and their `Retry-After` is heeded; every other 4xx is permanent.
+    `transient` and `permanent` are exception types, or functions that receive the exception.
+    `http=True` uses the status of HTTP errors of any library: 5xx, 408, 425 and 429 are transient,
+    and a retry waits for their `Retry-After`; every other 4xx is permanent.
 
-    Any other exception is retried. With `only_transient=True` it is not: then only what was found
-    to be transient is, and timeouts and broken connections, which need no rule.
+    Any other exception is retried. With `only_transient=True` it is not: then only transient
+    exceptions are retried, among them timeouts and broken connections, which need no rule.
     """
 
     transient: tuple[Rule, ...] = ()
@@ -52,16 +52,16 @@ class ErrorRules:
             object.__setattr__(self, name, _checked(name, getattr(self, name)))
 
     def category_of(self, error: BaseException | None) -> ErrorCategory | None:
-        """What these rules take the error for; None when they know nothing of it.
+        """Return the category of the error by these rules; None when no rule matches.
 
         >>> ErrorRules(permanent=(LookupError,)).category_of(KeyError("id"))
         <ErrorCategory.PERMANENT: 'permanent'>
         """
-        return None if error is None else _judge(list(_chain(error)), (self,), None)[0]
+        return None if error is None else _classify(list(_chain(error)), (self,), None)[0]
 
 
-class StepMark:
-    """Where in a task an exception came from: of which claim, in which step, and what was done."""
+class FailedStep:
+    """The step that raised an exception, with its claim and what was finished before."""
 
     __slots__ = ("claim", "done", "step")
 
@@ -72,20 +72,20 @@ class StepMark:
 
     @property
     def hint(self) -> str:
-        """What a reader should know before the task is run again."""
+        """What to know before the task is retried."""
         if not self.done:
             return "nothing is done yet: safe to retry from beginning"
         done = ", ".join(self.done)
         return f"already done: {done}"[:_MAX_HINT] + f"; a retry goes on with {self.step}"
 
-    def put_on(self, error: BaseException) -> None:
-        """Let the exception itself carry it, so that whoever catches it sees what was raised."""
-        # An exception with a __setattr__ of its own may refuse.
+    def attach_to(self, error: BaseException) -> None:
+        """Store this on the exception, so that a caller catches the exception as it was raised."""
+        # An exception class may define a __setattr__ that refuses.
         with suppress(Exception):
-            setattr(error, _MARK, self)
+            setattr(error, _ATTRIBUTE, self)
 
-    def tell(self, record: TaskError) -> None:
-        """Add to the record what it does not say itself."""
+    def add_to(self, record: TaskError) -> None:
+        """Set the fields of the record that the error has not set."""
         record.failed_step = record.failed_step or self.step
         record.recovery_hint = record.recovery_hint or self.hint
         if self.done and record.category is ErrorCategory.TRANSIENT:
@@ -98,46 +98,46 @@ def explain(
     now: datetime,
     claim: tuple[str, int],
 ) -> TaskError:
-    """The record of an exception that ended a run: whether another try may help, and where it was.
+    """Return the record of an exception that ended a run: its category and its step.
 
-    `rules` come in the order in which they are asked.
+    `rules` are applied in their order.
     """
     record = TaskError.from_exception(error, timestamp=now)
     try:
         chain = list(_chain(error))
-        told = _told_by(chain)
-        if told is None:
-            category, record.retry_after = _judge(chain, rules, now)
+        stated = _stated_by(chain)
+        if stated is None:
+            category, record.retry_after = _classify(chain, rules, now)
             only_transient = next(
                 (rule.only_transient for rule in rules if rule.only_transient is not None), False
             )
             fallback = ErrorCategory.PERMANENT if only_transient else ErrorCategory.TRANSIENT
             record.category = category or fallback
-        elif told is not error:
-            known = TaskError.from_exception(told)
+        elif stated is not error:
+            known = TaskError.from_exception(stated)
             record.category, record.retry_after = known.category, known.retry_after
             record.failed_step, record.recovery_hint = known.failed_step, known.recovery_hint
-        if (mark := step_of(error, claim)) is not None:
-            mark.tell(record)
+        if (step := failed_step_of(error, claim)) is not None:
+            step.add_to(record)
     except Exception:
-        # Rules are the user's code, and so are the attributes of the user's exceptions. An error
-        # that cannot be judged is an error all the same.
+        # Rules are user code, and so are the attributes of the user's exceptions. An error that
+        # cannot be classified is recorded all the same.
         return record
     return record
 
 
-def step_of(error: BaseException, claim: tuple[str, int]) -> StepMark | None:
-    """In which step of that claim's run the exception was raised, if it was in one."""
+def failed_step_of(error: BaseException, claim: tuple[str, int]) -> FailedStep | None:
+    """Return the step of that claim's run in which the exception was raised, if any."""
     for each in _chain(error):
-        mark = getattr(each, _MARK, None)
-        # Of another claim: an exception object that is raised again and again.
-        if isinstance(mark, StepMark) and mark.claim == claim:
-            return mark
+        step = getattr(each, _ATTRIBUTE, None)
+        # Another claim: one exception object that is raised again and again.
+        if isinstance(step, FailedStep) and step.claim == claim:
+            return step
     return None
 
 
 def rules_at(path: str) -> ErrorRules:
-    """The rules that a setting names by their dotted path. Raises `SettingsError`."""
+    """Return the rules that a setting names by a dotted path. Raises `SettingsError`."""
     module, _, name = path.rpartition(".")
     try:
         rules = getattr(importlib.import_module(module), name)
@@ -149,7 +149,7 @@ def rules_at(path: str) -> ErrorRules:
 
 
 def path_of_rule(rule: Rule) -> str:
-    """By which a child process finds the rule again. Raises `InvalidTask` when it could not."""
+    """Return the path by which a child process imports the rule. Raises `InvalidTask` without one."""
     path = f"{rule.__module__}:{getattr(rule, '__qualname__', '')}"
     try:
         found = rule_at(path)
@@ -157,14 +157,14 @@ def path_of_rule(rule: Rule) -> str:
         found = None
     if found is not rule:
         raise InvalidTask(
-            f"errors: the rule {rule!r} is not found as {path}; rules of a worker must be of a "
-            "module, so that its child processes have them as well"
+            f"errors: the rule {rule!r} is not found as {path}; define the rules of a worker in a "
+            "module, so that its child processes can import them"
         )
     return path
 
 
 def rule_at(path: str) -> Any:
-    """The rule of that path."""
+    """Import the rule at that path."""
     module, _, names = path.partition(":")
     found: Any = importlib.import_module(module)
     for name in names.split("."):
@@ -178,13 +178,13 @@ def _checked(name: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         fits = issubclass(rule, BaseException) if isinstance(rule, type) else callable(rule)
         if not fits:
             raise InvalidTask(
-                f"{name}: {rule!r} is neither a type of exception nor a function that is given one"
+                f"{name}: {rule!r} is neither an exception type nor a function that receives an exception"
             )
     return several
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, what it was raised from, and so on; last, what groups among them hold."""
+    """Yield the exception, its cause, and so on; then the members of exception groups."""
     links: list[BaseException | None] = [error]
     for _ in range(_LONGEST_CHAIN):
         link = links.pop(0) if links else None
@@ -197,18 +197,18 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             links.insert(0, link.__cause__)
 
 
-def _told_by(chain: Sequence[BaseException]) -> TaskError | None:
-    """The one that says what the error is: the first, but of a group a permanent one."""
-    told = [error for error in chain if isinstance(error, TaskError)]
+def _stated_by(chain: Sequence[BaseException]) -> TaskError | None:
+    """Return the `TaskError` that decides: the first, but in a group a permanent one."""
+    found = [error for error in chain if isinstance(error, TaskError)]
     if any(isinstance(error, BaseExceptionGroup) for error in chain):
-        told.sort(key=lambda error: error.category is not ErrorCategory.PERMANENT)
-    return told[0] if told else None
+        found.sort(key=lambda error: error.category is not ErrorCategory.PERMANENT)
+    return found[0] if found else None
 
 
-def _judge(
+def _classify(
     chain: Sequence[BaseException], rules: Sequence[ErrorRules], now: datetime | None
 ) -> tuple[ErrorCategory | None, float | None]:
-    """What the rules take an error for, and how long it asks to wait."""
+    """Return the category by the rules, and the seconds to wait that the server named."""
     for level in rules:
         for error in chain:
             if _is_any(error, level.permanent):
@@ -220,7 +220,7 @@ def _judge(
             if (category := _by_status(_status(error))) is not None:
                 is_transient = category is ErrorCategory.TRANSIENT
                 return category, _retry_after(error, now) if is_transient else None
-    if rules and any(isinstance(error, _PASSING) for error in chain):
+    if rules and any(isinstance(error, _TRANSIENT_TYPES) for error in chain):
         return ErrorCategory.TRANSIENT, None
     return None, None
 
@@ -237,7 +237,7 @@ def _by_status(status: int | None) -> ErrorCategory | None:
 
 
 def _holders(error: BaseException) -> Iterator[object]:
-    """Where HTTP libraries put what the server said: on the exception, or on its response."""
+    """Yield where HTTP libraries put status and headers: the exception, and its response."""
     yield error
     response = getattr(error, "response", None)
     if response is not None:
@@ -245,7 +245,7 @@ def _holders(error: BaseException) -> Iterator[object]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of an error of httpx, requests, aiohttp or urllib, or of any like them."""
+    """Return the HTTP status of an error of httpx, requests, aiohttp, urllib or a similar library."""
     for holder in _holders(error):
         for name in ("status_code", "status"):
             status = getattr(holder, name, None)
@@ -255,7 +255,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _retry_after(error: BaseException, now: datetime | None) -> float | None:
-    """Seconds for which the server asked not to be asked again."""
+    """Return the seconds of the server's `Retry-After` header."""
     for holder in _holders(error):
         headers = getattr(holder, "headers", None)
         if headers is None:
@@ -274,7 +274,7 @@ def _seconds_until(text: str, now: datetime | None) -> float | None:
     try:
         seconds = float(text)
     except ValueError:
-        # It takes longer to import than all of omniq, and few tasks ever meet a date here.
+        # Imported here: it takes longer to import than all of omniq, and dates are rare.
         from email.utils import parsedate_to_datetime
 
         try:
@@ -283,7 +283,7 @@ def _seconds_until(text: str, now: datetime | None) -> float | None:
             return None
         if now is None:
             return None
-        # A date without a zone is in UTC: so the RFC has it.
+        # The RFC defines a date without a zone as UTC.
         instant = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
         seconds = (instant - now).total_seconds()
     return seconds if 0 <= seconds < math.inf else None

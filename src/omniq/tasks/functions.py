@@ -1,7 +1,7 @@
-"""From a function to its path and back: `@task`, `path_of`, and who may be called.
+"""From a function to its path and back: `@task`, `path_of`, and which functions may be called.
 
-A stored task names its function by a dotted path. Whoever can write to the store chooses that
-path, so turning it into a callable is a gate: see `FunctionCache`.
+A stored task names its function by a dotted path. Every program that can write to the storage
+chooses such paths, so `FunctionCache` decides which of them become calls.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from omniq.tasks.options import Executor, Hook, TaskOptions, check_options
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MARK = "__omniq__"
-_STANDS_FOR = "__omniq_function__"
+_FUNCTION_METHOD = "__omniq_function__"
 
-# Not a list of the dangerous modules, which would always miss one: nothing in the standard
-# library is anybody's task, and a function of one's own that calls it is one line.
+# Not a list of dangerous modules, which would always miss one. Functions of the standard library
+# are no tasks, and a function of the user that calls one of them is one line.
 _REFUSED_MODULES = sys.stdlib_module_names | {"pip", "setuptools", "pkg_resources", "_pytest"}
 
 
@@ -66,16 +66,17 @@ def task(
 
 
 def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Mark a function as a task and keep its options. It stays the plain function it was.
+    """Mark a function as a task and store its options on it. It stays a plain function.
 
     Nothing is opened and nothing is registered. `rate` is text such as "10/s", "100/5m", or
-    (10, seconds). `errors` says which exceptions are worth another try. `on_failure(task, error)` is called after every run that failed, `on_dead` once
-    there will be no other. Raises `InvalidTask` for options that make no sense.
+    (10, seconds). `errors` says after which exceptions a retry may help. `on_failure(task, error)`
+    is called after every failed run, `on_dead(task, error)` when the task fails for good. Raises
+    `InvalidTask` for wrong options; `omniq.tasks.options` has the table of all options.
     """
     checked = check_options(**options)
 
     def mark(func: _F) -> _F:
-        if reason := _unfit(func):
+        if reason := _why_unfit(func):
             raise InvalidTask(f"@task on {_name_of(func)}: {reason}")
         setattr(func, _MARK, checked)
         return func
@@ -84,13 +85,13 @@ def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def options_of(func: Callable[..., Any]) -> TaskOptions:
-    """The options that `@task` gave the function; those of a plain function are all not given."""
+    """Return the options of the function's `@task`; a plain function has none."""
     options = getattr(func, _MARK, _NO_OPTIONS)
     return options if isinstance(options, TaskOptions) else _NO_OPTIONS
 
 
 def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The functions that `@task` gave a cron expression or an interval: of a module, its own."""
+    """Return the function, or those that a module defines with a cron expression or an interval."""
     if not isinstance(source, ModuleType):
         return [source]
     own = [
@@ -102,14 +103,14 @@ def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., A
 
 
 def path_of(func: Callable[..., Any] | str) -> str:
-    """The dotted path by which a worker finds this function again. A path is only checked.
+    """Return the dotted path by which a worker imports this function. A path is only checked.
 
-    Raises `InvalidTask` for what has no such path, and says what to do instead.
+    Raises `InvalidTask` for an object without such a path; the message says what to do instead.
     """
     if isinstance(func, str):
         check_func_path(func)
         return func
-    if reason := _unfit(func) or _lost(func):
+    if reason := _why_unfit(func) or _why_unreachable(func):
         raise InvalidTask(f"{_name_of(func)} cannot be a task: {reason}")
     module = _main_name() if _is_main(func.__module__) else func.__module__
     if module is None:
@@ -120,7 +121,7 @@ def path_of(func: Callable[..., Any] | str) -> str:
     if _is_refused(module):
         raise InvalidTask(
             f"{_name_of(func)} cannot be a task: functions of {module} are never run; "
-            "enqueue a function of your own that calls it"
+            "enqueue one of your functions that calls it"
         )
     return f"{module}.{func.__qualname__}"
 
@@ -128,12 +129,11 @@ def path_of(func: Callable[..., Any] | str) -> str:
 class FunctionCache:
     """Turns paths into functions, for one worker. A path is imported once.
 
-    Only plain functions are handed out, also static methods (`pkg.mod.Class.method`), and those that
-    an object of a framework stands for: what its `__omniq_function__()` returns. With
-    `allow`, only those whose path and whose own module lie under one of the prefixes; a path
-    outside is refused before anything is imported. Dunder names, the standard library and
-    whatever is not a plain function are refused always, also where an allowed module has
-    imported them.
+    It returns only plain functions, also static methods (`pkg.mod.Class.method`), and the function
+    that the `__omniq_function__()` of a framework's object returns. With `allow`, both the path and
+    the module that defines the function must lie under one of the prefixes; any other path is
+    refused before anything is imported. Dunder names, the standard library and objects that are not
+    plain functions are always refused, also where an allowed module has imported them.
     """
 
     def __init__(self, allow: Iterable[str] | None = None) -> None:
@@ -145,10 +145,10 @@ class FunctionCache:
         self._found: dict[str, Callable[..., Any]] = {}
 
     def resolve(self, func_path: str) -> Callable[..., Any]:
-        """The function at that path.
+        """Return the function at that path.
 
-        Raises `ForbiddenFunction` when it must not run here, `FunctionNotFound` when it is not
-        there; `elsewhere` on either says that another worker may have it.
+        Raises `ForbiddenFunction` when it must not run here, and `FunctionNotFound` when it does
+        not exist; `elsewhere` on either says that another worker may have it.
         """
         func = self._found.get(func_path)
         if func is None:
@@ -162,12 +162,12 @@ class FunctionCache:
             func = _attribute(module, names)
         except AttributeError as error:
             raise FunctionNotFound(func_path, str(error)) from error
-        # Asked of its class: a proxy that answers to every name is not meant.
-        if (stands_for := getattr(type(func), _STANDS_FOR, None)) is not None:
-            func = stands_for(func)
-        if reason := _unfit(func, anywhere=True):
+        # Read from the class: a proxy object that has every attribute does not count.
+        if (get_function := getattr(type(func), _FUNCTION_METHOD, None)) is not None:
+            func = get_function(func)
+        if reason := _why_unfit(func, anywhere=True):
             raise ForbiddenFunction(func_path, reason)
-        self._check_home(func_path, func)
+        self._check_defining_module(func_path, func)
         return cast(Callable[..., Any], func)
 
     def _check_path(self, func_path: str) -> None:
@@ -180,15 +180,15 @@ class FunctionCache:
             raise ForbiddenFunction(func_path, "names with two underscores are never run")
         if _is_refused(func_path):
             raise ForbiddenFunction(
-                func_path, f"functions of {parts[0]} are never run; call it from one of your own"
+                func_path, f"functions of {parts[0]} are never run; call it from one of yours"
             )
         if not self._is_allowed(func_path):
             raise ForbiddenFunction(
                 func_path, f"only functions of {self._allowed()} run here", elsewhere=True
             )
 
-    def _check_home(self, func_path: str, func: FunctionType) -> None:
-        """Refuse what an allowed module has merely imported from somewhere else."""
+    def _check_defining_module(self, func_path: str, func: FunctionType) -> None:
+        """Refuse a function that an allowed module has only imported from another module."""
         home = func.__module__ or ""
         if _is_main(home):
             home = _main_name() or home
@@ -209,19 +209,19 @@ class FunctionCache:
 
 
 def resolve(func_path: str, allow: Iterable[str] | None = None) -> Callable[..., Any]:
-    """The function at that path, as `FunctionCache(allow).resolve` finds it."""
+    """Return the function at that path, as `FunctionCache(allow).resolve` does."""
     return FunctionCache(allow).resolve(func_path)
 
 
-def _unfit(func: object, *, anywhere: bool = False) -> str | None:
-    """Why this can never be a task, or None. `anywhere`: it need not know its own name."""
+def _why_unfit(func: object, *, anywhere: bool = False) -> str | None:
+    """Return why this can never be a task, or None. `anywhere`: its name need not lead to it."""
     match func:
         case FunctionType():
             if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
                 return "it is a generator; a task returns one value"
             if anywhere:
                 return None
-            return _unnamed(func)
+            return _why_unnamed(func)
         case type():
             return "it is a class; enqueue a function that makes one"
         case MethodType():
@@ -231,14 +231,14 @@ def _unfit(func: object, *, anywhere: bool = False) -> str | None:
         case staticmethod() | classmethod():
             return "put @task below @staticmethod; class methods cannot be tasks"
         case _ if inspect.isbuiltin(func):
-            return "it is a builtin; enqueue a function of your own that calls it"
+            return "it is a builtin; enqueue one of your functions that calls it"
         case _:
             return f"it is not a function but {type(func).__name__}"
 
 
-def _unnamed(func: FunctionType) -> str | None:
+def _why_unnamed(func: FunctionType) -> str | None:
     if func.__name__ == "<lambda>":
-        return "it is a lambda, which a worker cannot find again; define it with def in a module"
+        return "it is a lambda, which a worker cannot import; define it with def in a module"
     if "<locals>" in func.__qualname__:
         return "it is defined inside a function; move it to the top of its module"
     return None
@@ -250,8 +250,8 @@ def _name_of(func: object) -> str:
     return f"{module}.{name}" if module else str(name)
 
 
-def _lost(func: Callable[..., Any]) -> str | None:
-    """Why the function's own path does not lead back to it, or None."""
+def _why_unreachable(func: Callable[..., Any]) -> str | None:
+    """Return why the path of the function does not lead back to it, or None."""
     module = sys.modules.get(func.__module__)
     if module is None:
         return f"its module {func.__module__} is not imported"
@@ -261,8 +261,8 @@ def _lost(func: Callable[..., Any]) -> str | None:
         return str(error)
     if found is not func:
         return (
-            f"{func.__module__}.{func.__qualname__} is something else; enqueue what the module "
-            "has by that name, and use functools.wraps in decorators"
+            f"{func.__module__}.{func.__qualname__} is a different object; enqueue the one that "
+            "the module has by that name, and use functools.wraps in decorators"
         )
     return None
 
@@ -272,14 +272,14 @@ def _is_refused(path: str) -> bool:
 
 
 def _is_main(module: str) -> bool:
-    # The second is what a child started by multiprocessing calls the parent's script.
+    # The second is the name of the parent's script in a child of multiprocessing.
     return module in ("__main__", "__mp_main__")
 
 
 def _attribute(module: ModuleType, names: list[str]) -> Any:
-    """What the names lead to, through classes only: what a module has imported is not its own.
+    """Return the attribute at the names, through classes only: an imported module is not followed.
 
-    Raises `AttributeError` with a sentence. Looks without running descriptors or `__getattr__`.
+    Raises `AttributeError` with a full sentence. Runs no descriptors and no `__getattr__`.
     """
     found = vars(module).get(names[0])
     for name in names[1:]:
@@ -296,7 +296,7 @@ def _attribute(module: ModuleType, names: list[str]) -> Any:
 
 
 def _import_longest(func_path: str) -> tuple[ModuleType, list[str]]:
-    """The module at the beginning of the path, and the names that are left."""
+    """Import the longest module path at the start; return it and the remaining names."""
     first, *rest = func_path.split(".")
     module = _import(func_path, first)
     while len(rest) > 1 and hasattr(module, "__path__"):
@@ -311,20 +311,20 @@ def _import_longest(func_path: str) -> tuple[ModuleType, list[str]]:
 
 
 def _import(func_path: str, name: str) -> ModuleType:
-    # The script that is running is __main__; importing it by its name would run it again.
+    # The running script is __main__; an import by its name would run it again.
     if name == _main_name():
         return sys.modules["__main__"]
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # The top of a user's module is the user's code: it may raise anything.
+        # The import runs user code, which may raise any exception.
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
         why = f"no module {name}" if missing else f"importing {name} failed: {error!r}"
         raise FunctionNotFound(func_path, why, elsewhere=missing) from error
 
 
 def _main_name() -> str | None:
-    """The name by which another process can import what runs as __main__ here, if it can."""
+    """Return the name by which another process can import the script of __main__, or None."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -1,9 +1,10 @@
-"""Handles of enqueued tasks: status, result, cancel, progress; for async and for blocking code."""
+"""Handles of enqueued tasks: status, result, cancel and progress, for async and blocking code."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from omniq._blocking import BlockingFace, blocking
 from omniq._portal import Portal
 from omniq.durations import Duration, seconds_of
 from omniq.errors import ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
@@ -16,24 +17,24 @@ R = TypeVar("R")
 
 
 class AsyncTaskHandle(Generic[R]):
-    """An enqueued task, to ask about. Holds nothing open."""
+    """An enqueued task. It holds no connection."""
 
     def __init__(self, storage: BaseStorage, task_id: str) -> None:
         self._storage = storage
         self.id = task_id
 
     async def status(self) -> TaskStatus:
-        """Where the task is now. Raises `TaskNotFound` when its record has gone."""
+        """Return the task's status. Raises `TaskNotFound` when the storage has no record of it."""
         task = await self._storage.get_task(self.id)
         if task is None:
             raise TaskNotFound(self.id)
         return task.status
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What the function returned, as soon as it has; without `timeout`, however long it takes.
+        """Wait for the function's return value; without `timeout`, wait without limit.
 
-        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when no record is
-        kept.
+        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when the storage
+        has no record of the task.
         """
         seconds = seconds_of("timeout", timeout)
         result = await self._storage.wait_for_result(self.id, seconds)
@@ -48,44 +49,35 @@ class AsyncTaskHandle(Generic[R]):
         return cast(R, result.result)
 
     async def cancel(self) -> bool:
-        """A waiting task never runs, a running one is told to stop; False when it has ended."""
+        """Cancel a waiting task, or ask a running one to stop; False when it has ended."""
         return await self._storage.cancel(self.id)
 
     async def progress(self) -> Progress | None:
-        """What the running task last reported."""
+        """Return what the running task last reported; None when it reported nothing."""
         return await self._storage.get_progress(self.id)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
 
 
-class TaskHandle(Generic[R]):
-    """An enqueued task, to ask about. The blocking face of `AsyncTaskHandle`."""
+class TaskHandle(BlockingFace[AsyncTaskHandle[R]]):
+    """An enqueued task. The blocking form of `AsyncTaskHandle`."""
 
     def __init__(self, portal: Portal, handle: AsyncTaskHandle[R]) -> None:
-        self._portal = portal
-        self._handle = handle
+        super().__init__(portal, handle)
         self.id = handle.id
 
-    def status(self) -> TaskStatus:
-        """Where the task is now. Raises `TaskNotFound` when its record has gone."""
-        return self._portal.run(self._handle.status())
+    status = blocking(AsyncTaskHandle.status)
+    cancel = blocking(AsyncTaskHandle.cancel)
+    progress = blocking(AsyncTaskHandle.progress)
 
     def result(self, timeout: Duration | None = None) -> R:
-        """What the function returned, as soon as it has; without `timeout`, however long it takes.
+        """Wait for the function's return value; without `timeout`, wait without limit.
 
-        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when no record is
-        kept.
+        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when the storage
+        has no record of the task.
         """
-        return self._portal.run(self._handle.result(timeout))
-
-    def cancel(self) -> bool:
-        """A waiting task never runs, a running one is told to stop; False when it has ended."""
-        return self._portal.run(self._handle.cancel())
-
-    def progress(self) -> Progress | None:
-        """What the running task last reported."""
-        return self._portal.run(self._handle.progress())
+        return self._run(self._async_face.result(timeout))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"

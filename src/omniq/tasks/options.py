@@ -1,15 +1,21 @@
-"""How the tasks of a function are enqueued, as `@task` was told, and what makes no sense there."""
+"""The options of a task: one table, from which checks, help texts and the docs are made.
+
+`OPTIONS` says for each option where it can be given, its type, its default, its help text and its
+check. A test compares the table with the signatures of `@task`, `options(…)`, `schedules.add` and
+the two commands; `docs/reference/options.md` is generated from it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from omniq.cron import check_cron
-from omniq.durations import seconds_of
+from omniq.durations import UNIT_SECONDS, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import (
     BreakerRule,
@@ -24,19 +30,20 @@ from omniq.tasks.error_rules import ErrorRules
 
 Executor = Literal["async", "thread", "process"]
 Hook = Callable[[Task, TaskError], Any]
-"""What is called after a failure, with the task and its error; sync or async."""
+"""A function, sync or async, that is called with a task and its error after a failure."""
 
+Face = Literal["@task", "options", "schedules.add", "omniq enqueue", "omniq schedules add"]
+"""A place where an option can be given."""
 
 _RATE = re.compile(r"([1-9]\d*)\s*/\s*([1-9]\d*)?\s*([smhd])")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
     """How tasks of a function are enqueued unless the call says otherwise. None: not given.
 
-    Durations are seconds. `rate` is (how many, in how many seconds); `expires` counts from the
-    enqueue; `unique` and `limit_key` are keys, or functions that make one of the arguments.
+    Durations are seconds. `rate` is (count, seconds); `expires` counts from the enqueue; `unique`
+    and `limit_key` are keys, or functions that make a key from the arguments.
     """
 
     queue: str | None = None
@@ -61,7 +68,7 @@ class TaskOptions:
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def given(self) -> dict[str, Any]:
-        """Only what was said, by name."""
+        """Return only the options that were given, by name."""
         return {
             option.name: value
             for option in fields(self)
@@ -70,60 +77,24 @@ class TaskOptions:
 
 
 def check_options(**options: Any) -> TaskOptions:
-    """The options as they are kept. Raises `InvalidTask` for those that make no sense."""
+    """Return the options in the form that is stored. Raises `InvalidTask` for bad ones."""
     given = {
         name: value
         for name, value in options.items()
         if value is not None and not (name == "unique" and value is False)
     }
-    known = {option.name for option in fields(TaskOptions)}
+    known = names_on("@task")
     if unknown := sorted(given.keys() - known):
         raise InvalidTask(f"@task: there is no option {unknown[0]!r}; known are {sorted(known)}")
-    for name in ("timeout", "interval", "expires", "result_ttl"):
-        if name in given:
-            given[name] = seconds_of(name, given[name], above_zero=name != "result_ttl")
-    for name, low in (("priority", -(2**63)), ("max_retries", 0), ("max_running", 1)):
-        if name in given:
-            check_int(name, given[name], low=low)
-    if "queue" in given:
-        check_name("queue", given["queue"])
-    if "rate" in given:
-        given["rate"] = _rate(given["rate"])
-    if "breaker" in given:
-        given["breaker"] = _breakers(given["breaker"])
-    if "metadata" in given:
-        given["metadata"] = _metadata(given["metadata"])
-    _check_policies(given)
-    _check_schedule(given)
-    return TaskOptions(**given)
+    checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
+    _check_together(checked)
+    return TaskOptions(**checked)
 
 
-def _check_policies(given: dict[str, Any]) -> None:
-    if "retry" in given and not isinstance(given["retry"], Backoff):
-        raise InvalidTask("retry: expected ExponentialBackoff(...) or LinearBackoff(...)")
-    if "executor" in given and given["executor"] not in get_args(Executor):
-        raise InvalidTask(
-            f"executor {given['executor']!r}: expected one of {', '.join(get_args(Executor))}"
-        )
-    if "errors" in given and not isinstance(given["errors"], ErrorRules):
-        raise InvalidTask("errors: expected ErrorRules(...)")
-    for name in ("on_failure", "on_dead"):
-        if name in given and not callable(given[name]):
-            raise InvalidTask(f"{name} {given[name]!r}: expected a function of (task, error)")
-    for name in ("unique", "limit_key"):
-        value = given.get(name)
-        if isinstance(value, str):
-            check_key(name, value)
-        elif value is not None and not callable(value) and not (name == "unique" and value is True):
-            raise InvalidTask(f"{name} {value!r}: expected a key, or a function that makes one")
+def _check_together(given: Mapping[str, Any]) -> None:
+    """Refuse options that contradict each other."""
     if "limit_key" in given and not ("rate" in given or "max_running" in given):
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
-
-
-def _check_schedule(given: dict[str, Any]) -> None:
-    for name in ("cron", "tz"):
-        if name in given and (not isinstance(given[name], str) or not given[name].strip()):
-            raise InvalidTask(f"{name} {given[name]!r}: expected text")
     if "cron" in given and "interval" in given:
         raise InvalidTask("give either cron or interval, not both")
     if "tz" in given and "cron" not in given:
@@ -132,15 +103,71 @@ def _check_schedule(given: dict[str, Any]) -> None:
         check_cron(given["cron"], given.get("tz"), error=InvalidTask)
 
 
-def _rate(value: object) -> tuple[int, float]:
-    """How many, in how many seconds.
+# Checks of one option: each returns the value in the form that `TaskOptions` holds
 
-    >>> _rate("100/5m")
+
+def _queue(name: str, value: Any) -> Any:
+    check_name(name, value)
+    return value
+
+
+def _integer(name: str, value: Any, *, low: int) -> Any:
+    check_int(name, value, low=low)
+    return value
+
+
+def _duration(name: str, value: Any, *, above_zero: bool = True) -> float:
+    seconds: float = seconds_of(name, value, above_zero=above_zero)
+    return seconds
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidTask(f"{name} {value!r}: expected text")
+    return value
+
+
+def _key(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        check_key(name, value)
+    elif not callable(value) and not (name == "unique" and value is True):
+        raise InvalidTask(f"{name} {value!r}: expected a key, or a function that makes one")
+    return value
+
+
+def _backoff(_: str, value: Any) -> Backoff:
+    if not isinstance(value, Backoff):
+        raise InvalidTask("retry: expected ExponentialBackoff(...) or LinearBackoff(...)")
+    return value
+
+
+def _executor(_: str, value: Any) -> Any:
+    if value not in get_args(Executor):
+        raise InvalidTask(f"executor {value!r}: expected one of {', '.join(get_args(Executor))}")
+    return value
+
+
+def _error_rules(_: str, value: Any) -> ErrorRules:
+    if not isinstance(value, ErrorRules):
+        raise InvalidTask("errors: expected ErrorRules(...)")
+    return value
+
+
+def _hook(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise InvalidTask(f"{name} {value!r}: expected a function of (task, error)")
+    return value
+
+
+def _rate(_: str, value: Any) -> tuple[int, float]:
+    """Return the count and the seconds.
+
+    >>> _rate("rate", "100/5m")
     (100, 300.0)
     """
     if isinstance(value, str) and (found := _RATE.fullmatch(value.strip())):
         count, spans, unit = found.groups()
-        return int(count), float(int(spans or 1) * _UNIT_SECONDS[unit])
+        return int(count), float(int(spans or 1) * UNIT_SECONDS[unit])
     if isinstance(value, tuple) and len(value) == 2:
         count, per = value
         check_int("rate", count, low=1)
@@ -148,7 +175,7 @@ def _rate(value: object) -> tuple[int, float]:
     raise InvalidTask(f"rate {value!r}: expected text such as '10/s' or '100/5m', or (10, seconds)")
 
 
-def _breakers(value: object) -> tuple[BreakerRule, ...]:
+def _breakers(_: str, value: Any) -> tuple[BreakerRule, ...]:
     several = [value] if isinstance(value, str | BreakerRule) else value
     if not isinstance(several, Iterable):
         raise InvalidTask(f"breaker {value!r}: expected a name, or several")
@@ -162,7 +189,296 @@ def _breakers(value: object) -> tuple[BreakerRule, ...]:
     return tuple(rules)
 
 
-def _metadata(value: object) -> Mapping[str, Any]:
+def _metadata(_: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidTask("metadata: expected a mapping with text as keys")
     return MappingProxyType(dict(value))
+
+
+def _unchecked(_: str, value: Any) -> Any:
+    return value
+
+
+# The table
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: `type` and `default` are texts for readers, `example` is for the command line.
+
+    `check` returns the value as it is stored, or raises `InvalidTask`. Options that `@task` does not
+    have are checked by `call_options` and by `Schedule`.
+    """
+
+    name: str
+    _: KW_ONLY
+    type: str
+    default: str = ""
+    faces: frozenset[Face]
+    help: str
+    example: str = ""
+    check: Callable[[str, Any], Any] = _unchecked
+
+
+_EVERYWHERE: frozenset[Face] = frozenset(get_args(Face))
+_IN_PYTHON: frozenset[Face] = frozenset({"@task", "options", "schedules.add"})
+_NOT_ADD = _EVERYWHERE - {"omniq schedules add"}
+_DECORATOR: frozenset[Face] = frozenset({"@task"})
+_CALL: frozenset[Face] = frozenset({"options", "omniq enqueue"})
+_SCHEDULE: frozenset[Face] = frozenset({"schedules.add", "omniq schedules add"})
+
+_FUNCTION = "function of (task, error)"
+_SPANS = "30s, 5m, 2h or 7d"
+_INSTANT = "2026-01-31T12:00Z"
+
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option(
+            "queue",
+            type="str",
+            default="default",
+            faces=_EVERYWHERE,
+            help="The queue of the task.",
+            check=_queue,
+        ),
+        Option(
+            "priority",
+            type="int",
+            default="0",
+            faces=_EVERYWHERE,
+            help="Tasks with a higher priority run first.",
+            check=partial(_integer, low=-(2**63)),
+        ),
+        Option(
+            "max_retries",
+            type="int",
+            default="setting default_max_retries",
+            faces=_NOT_ADD,
+            help="The number of further runs after a failure.",
+            check=partial(_integer, low=0),
+        ),
+        Option(
+            "retry",
+            type="ExponentialBackoff or LinearBackoff",
+            default="exponential",
+            faces=_IN_PYTHON,
+            help="The delays between retries.",
+            check=_backoff,
+        ),
+        Option(
+            "timeout",
+            type="duration",
+            default="setting default_timeout",
+            faces=_NOT_ADD,
+            help="Stop a run after this time.",
+            check=_duration,
+        ),
+        Option(
+            "executor",
+            type="async, thread or process",
+            default="async for async def, else thread",
+            faces=_DECORATOR,
+            help="Where the function runs.",
+            check=_executor,
+        ),
+        Option(
+            "breaker",
+            type="str, BreakerRule, or several",
+            faces=_IN_PYTHON,
+            help="The circuit breakers that hold the task while they are open.",
+            check=_breakers,
+        ),
+        Option(
+            "rate",
+            type="str such as 10/s, or (count, duration)",
+            faces=_IN_PYTHON,
+            help="The number of runs that may start in a period of time.",
+            check=_rate,
+        ),
+        Option(
+            "max_running",
+            type="int",
+            faces=_IN_PYTHON,
+            help="The number of tasks with the same limit key that may run at once.",
+            check=partial(_integer, low=1),
+        ),
+        Option(
+            "limit_key",
+            type="str, or function of the arguments",
+            default="path of the function",
+            faces=_IN_PYTHON,
+            help="The key by which rate and max_running count.",
+            check=_key,
+        ),
+        Option(
+            "cron",
+            type="str",
+            faces=_EVERYWHERE,
+            help="Run at the times of a cron expression.",
+            example="'0 3 * * MON-FRI'",
+            check=_text,
+        ),
+        Option(
+            "tz",
+            type="str",
+            default="UTC",
+            faces=_EVERYWHERE,
+            help="The time zone of the cron expression.",
+            example="Europe/Berlin",
+            check=_text,
+        ),
+        Option(
+            "interval",
+            type="duration",
+            faces=_EVERYWHERE,
+            help="Run repeatedly, with this time between runs.",
+            example="30s or 2h",
+            check=_duration,
+        ),
+        Option(
+            "expires",
+            type="duration; in options also datetime",
+            faces=_NOT_ADD,
+            help="Cancel the task if it has not started by then.",
+            example=_SPANS,
+            check=_duration,
+        ),
+        Option(
+            "result_ttl",
+            type="duration",
+            default="setting result_ttl",
+            faces=_IN_PYTHON,
+            help="The time for which the result is stored; 0 stores no result.",
+            check=partial(_duration, above_zero=False),
+        ),
+        Option(
+            "unique",
+            type="str, True, or function of the arguments",
+            faces=_NOT_ADD,
+            help="Allow one unfinished task with this key.",
+            check=_key,
+        ),
+        Option(
+            "errors",
+            type="ErrorRules",
+            default="setting errors",
+            faces=_DECORATOR,
+            help="The exceptions after which a retry may help.",
+            check=_error_rules,
+        ),
+        Option(
+            "on_failure",
+            type=_FUNCTION,
+            faces=_DECORATOR,
+            help="Called after every failed run.",
+            check=_hook,
+        ),
+        Option(
+            "on_dead",
+            type=_FUNCTION,
+            faces=_DECORATOR,
+            help="Called when the task fails for good.",
+            check=_hook,
+        ),
+        Option(
+            "metadata",
+            type="mapping with str keys",
+            faces=_NOT_ADD,
+            help="Data that is stored with the task.",
+            check=_metadata,
+        ),
+        Option(
+            "connection",
+            type="connection of a database driver",
+            faces=frozenset({"options"}),
+            help="Enqueue in the open transaction of this connection.",
+        ),
+        Option(
+            "eta",
+            type="datetime",
+            faces=_CALL,
+            help="Do not start the task before this time.",
+            example=_INSTANT,
+        ),
+        Option(
+            "delay",
+            type="duration",
+            faces=_CALL,
+            help="Do not start the task until this time has passed.",
+            example=_SPANS,
+        ),
+        Option(
+            "task_id",
+            type="str",
+            default="a new id",
+            faces=_CALL,
+            help="The id of the task.",
+        ),
+        Option(
+            "at",
+            type="datetime",
+            faces=_SCHEDULE,
+            help="Run once, at this time.",
+            example=_INSTANT,
+        ),
+        Option(
+            "start",
+            type="datetime",
+            faces=_SCHEDULE,
+            help="Skip the times before this one; intervals count from it.",
+            example=_INSTANT,
+        ),
+        Option(
+            "end",
+            type="datetime",
+            faces=_SCHEDULE,
+            help="Skip the times after this one.",
+            example=_INSTANT,
+        ),
+        Option(
+            "missed",
+            type="once, all or skip",
+            default="once",
+            faces=_SCHEDULE,
+            help="What to do with times that passed while no worker ran.",
+        ),
+        Option(
+            "max_missed",
+            type="int",
+            default="100",
+            faces=frozenset({"schedules.add"}),
+            help="The number of missed times that missed=all makes up for.",
+        ),
+        Option(
+            "overlap",
+            type="allow, skip, queue or cancel_old",
+            default="allow",
+            faces=_SCHEDULE,
+            help="What to do when the previous run has not ended.",
+        ),
+        Option(
+            "jitter",
+            type="duration",
+            default="0",
+            faces=_SCHEDULE,
+            help="Delay each run by up to this time.",
+            example=_SPANS,
+        ),
+    )
+}
+
+
+def names_on(face: Face) -> set[str]:
+    """Return the names of the options that can be given there."""
+    return {option.name for option in OPTIONS.values() if face in option.faces}
+
+
+def option_help(name: str) -> str:
+    """Return the help text of an option for the command line.
+
+    >>> option_help("tz")
+    'The time zone of the cron expression. Such as Europe/Berlin.'
+    """
+    option = OPTIONS[name]
+    return option.help if not option.example else f"{option.help} Such as {option.example}."

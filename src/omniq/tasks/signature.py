@@ -1,4 +1,4 @@
-"""A function, and what its signature says: where to call it, and with what. Looked at once."""
+"""How a worker calls a function: which executor, and whether it takes a context."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from omniq.tasks.options import Executor
 
 
 class Callee(msgspec.Struct, frozen=True):
-    """What a worker must know to call a function.
+    """A function and what a worker must know to call it.
 
-    `is_coroutine`: it is an `async def`. `is_chosen`: `@task` said where it runs, and what it
-    returns is awaited there as well; else an awaitable belongs on the event loop. `rules` are what
-    `@task` said about its errors.
+    `is_coroutine`: it is an `async def`. `is_chosen`: `@task` names the executor, which also awaits
+    an awaitable that the function returns; otherwise the event loop awaits it. `rules` are the
+    `errors` of `@task`.
     """
 
     func: Callable[..., Any]
@@ -32,7 +32,7 @@ class Callee(msgspec.Struct, frozen=True):
 
 
 def callee_of(func: Callable[..., Any]) -> Callee:
-    """What a worker must know to call the function."""
+    """Return what a worker must know to call the function."""
     options = options_of(func)
     chosen = options.executor
     is_coroutine = inspect.iscoroutinefunction(func)
@@ -42,7 +42,7 @@ def callee_of(func: Callable[..., Any]) -> Callee:
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """The exception that the user's code raised, where Python puts another in its place.
+    """Return the exception that user code raised, where Python replaced it by another.
 
     A StopIteration that leaves a coroutine arrives as a RuntimeError about it.
     """
@@ -61,6 +61,6 @@ def _takes_context(func: Callable[..., Any]) -> bool:
         try:
             annotation = typing.get_type_hints(func).get(parameters[0].name)
         except Exception:
-            # Hints may name what exists for type checkers only; the text itself must do.
+            # Hints may name what exists for type checkers only; then the text decides.
             return str(parameters[0].annotation).rpartition(".")[2] == TaskContext.__name__
     return annotation is TaskContext

@@ -1,7 +1,7 @@
-"""What a task has done so far, kept across its runs: finished steps, positions, sleeps.
+"""The checkpoint of a task: finished steps, cursor positions and sleeps, stored across its runs.
 
-All of it is one checkpoint, saved as a whole under the task's claim, so that a run whose claim has
-ended cannot save. A `Notebook` belongs to one run and lives on the event loop of its `Host`.
+A checkpoint is saved as a whole under the task's claim, so that a run whose claim has ended cannot
+save. A `RunCheckpoint` belongs to one run and is used on the event loop of its `WorkerServices`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FORMAT = 1
 _MOST_NAMES = 20
 
 
-class Host(Protocol):
-    """The worker, as a running task can reach it. Coroutines of it run on `loop`.
+class WorkerServices(Protocol):
+    """What the worker offers to a running task. Its coroutines run on `loop`.
 
     Without a `loop`, `submit` runs a coroutine to its end before it returns.
     """
@@ -44,56 +44,57 @@ class Host(Protocol):
     def serializer(self) -> Serializer: ...
 
     def report(self, progress: Progress) -> None:
-        """Keep the task's progress soon. From any thread."""
+        """Store the task's progress soon. May be called from any thread."""
 
-    def tell_skipped(self, task: Task, step: str, error: str) -> None:
-        """Tell that a step failed which the task can do without. From any thread."""
+    def report_skipped_step(self, task: Task, step: str, error: str) -> None:
+        """Emit the event that a step that is not critical failed. May be called from any thread."""
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Have the coroutine run; from any thread, and from other event loops."""
+        """Run the coroutine on `loop`. May be called from any thread and any event loop."""
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        """Make a call that blocks, beside the event loop that awaits this."""
+        """Make a blocking call in a thread, while the event loop goes on."""
 
     def transaction(
         self, task: Task, context: TaskContext, *, blocking: bool
     ) -> AbstractAsyncContextManager[Any]:
-        """A connection whose commit ends the task as succeeded, and says so to its context.
+        """Return a connection whose commit also records the success of the task.
 
-        With `blocking`, the connection is for a thread beside the event loop.
+        After the commit, `context.completed` holds the outcome. With `blocking`, the connection is
+        for a thread that runs no event loop.
         """
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
-        """What was last saved for the task. Waits for a storage that is away."""
+        """Return the task's newest checkpoint. Waits while the storage is unreachable."""
 
     async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
-        """Keep it in place of what was saved before. Waits for a storage that is away.
+        """Replace the task's checkpoint. Waits while the storage is unreachable.
 
         Raises `StaleClaim` when the claim has ended.
         """
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """How far an iteration is: items finished, the last of them if it is needed, whether it ended."""
+class CursorPosition(msgspec.Struct, frozen=True, array_like=True):
+    """How far a cursor is: the number of finished items, the last one if it is needed, the end."""
 
     count: int = 0
     last: bytes | None = None
     has_ended: bool = False
 
 
-class Kept(msgspec.Struct, omit_defaults=True):
-    """A checkpoint. Steps are in the order in which they were finished; their results are encoded.
+class CheckpointData(msgspec.Struct, omit_defaults=True):
+    """A checkpoint as it is stored. Steps are in the order in which they finished, results encoded.
 
-    Names that the task does not use any more stay, and are ignored.
+    Names that the task no longer uses stay and are ignored.
     """
 
     format: int = _FORMAT
     steps: dict[str, bytes] = {}
-    marks: dict[str, Mark] = {}
+    marks: dict[str, CursorPosition] = {}
     sleeps: dict[str, int] = {}
 
     def done(self) -> list[str]:
-        """What is finished, in words, the newest last."""
+        """Describe what is finished, the newest last."""
         steps = list(self.steps)
         if len(steps) > _MOST_NAMES:
             steps = [f"{len(steps) - _MOST_NAMES} steps", *steps[-_MOST_NAMES:]]
@@ -101,55 +102,60 @@ class Kept(msgspec.Struct, omit_defaults=True):
         return steps + marks[:_MOST_NAMES]
 
 
-_decode = internal_decoder(Kept)
+_decode = internal_decoder(CheckpointData)
 
 
-def read_checkpoint(checkpoint: bytes | None) -> Kept:
-    """A checkpoint as it was saved, such as that of a dead letter. `SerializationError` on garbage."""
-    kept = Kept() if checkpoint is None else _decode(checkpoint)
-    if kept.format != _FORMAT:
+def read_checkpoint(checkpoint: bytes | None) -> CheckpointData:
+    """Decode a stored checkpoint, such as that of a dead letter.
+
+    Raises `SerializationError` for bytes that are not a checkpoint.
+    """
+    data = CheckpointData() if checkpoint is None else _decode(checkpoint)
+    if data.format != _FORMAT:
         raise SerializationError(
-            f"a checkpoint of format {kept.format}; this omniq reads {_FORMAT}"
+            f"a checkpoint of format {data.format}; this omniq reads {_FORMAT}"
         )
-    return kept
+    return data
 
 
 def encode_value(serializer: Serializer, task_id: str, value: object) -> bytes:
-    """A step's result, as results are kept."""
+    """Encode the result of a step, as results of tasks are encoded."""
     return serializer.encode_result(
         TaskResult(task_id=task_id, status=TaskStatus.SUCCESS, result=value)
     )
 
 
 def decode_value(serializer: Serializer, data: bytes) -> Any:
-    """The result that `encode_value` was given."""
+    """Decode what `encode_value` encoded."""
     return serializer.decode_result(data).result
 
 
-def recoded(checkpoint: bytes, task_id: str, source: Serializer, target: Serializer) -> bytes:
-    """The checkpoint with its values encoded by another serializer."""
-    kept = read_checkpoint(checkpoint)
+def reencode_checkpoint(
+    checkpoint: bytes, task_id: str, source: Serializer, target: Serializer
+) -> bytes:
+    """Return the checkpoint with its values encoded by another serializer."""
+    data = read_checkpoint(checkpoint)
 
-    def carried(data: bytes) -> bytes:
-        return encode_value(target, task_id, decode_value(source, data))
+    def reencode(value: bytes) -> bytes:
+        return encode_value(target, task_id, decode_value(source, value))
 
-    kept.steps = {name: carried(data) for name, data in kept.steps.items()}
-    kept.marks = {
-        name: msgspec.structs.replace(mark, last=carried(mark.last)) if mark.last else mark
-        for name, mark in kept.marks.items()
+    data.steps = {name: reencode(value) for name, value in data.steps.items()}
+    data.marks = {
+        name: msgspec.structs.replace(mark, last=reencode(mark.last)) if mark.last else mark
+        for name, mark in data.marks.items()
     }
-    return encode_internal(kept)
+    return encode_internal(data)
 
 
-class Notebook:
-    """The checkpoint of one claim. Used on the host's event loop alone.
+class RunCheckpoint:
+    """The checkpoint of one claim. Used only on the event loop of the worker's services.
 
-    Loaded when first needed; the first claim of a task has nothing to load. Changes that come
-    while a save is under way are saved together by the next.
+    It is loaded when first needed; the first claim of a task has nothing to load. Changes that are
+    made while a save is under way are saved together by the next save.
     """
 
-    def __init__(self, host: Host, task: Task) -> None:
-        self._host = host
+    def __init__(self, services: WorkerServices, task: Task) -> None:
+        self._services = services
         self._task = task
         self._lock = asyncio.Lock()
         self._changes = 0
@@ -157,97 +163,97 @@ class Notebook:
         self._has_moved = False
         self._has_claim = True
         self._in_use: dict[str, bool] = {}
-        self.kept: Kept | None = Kept() if task.token == 1 else None
+        self.data: CheckpointData | None = CheckpointData() if task.token == 1 else None
 
     @property
-    def under_way(self) -> list[str]:
+    def running_steps(self) -> list[str]:
         """The steps that have begun and not ended."""
         return [name for name, has_ended in self._in_use.items() if not has_ended]
 
-    async def open(self) -> Kept:
-        """What has been kept, loaded if it is not yet."""
-        if self.kept is None:
+    async def load(self) -> CheckpointData:
+        """Return the stored data; the first call loads it."""
+        if self.data is None:
             async with self._lock:
-                if self.kept is None:
-                    self.kept = await self._load()
-        return self.kept
+                if self.data is None:
+                    self.data = await self._read()
+        return self.data
 
     async def begin(self, step: str) -> bytes | None:
-        """Claim the step's name for this run; its kept result if it was finished before."""
-        kept = await self.open()
+        """Claim the step's name for this run; return its result if it finished in an earlier run."""
+        data = await self.load()
         if step in self._in_use:
             raise InvalidTask(
-                f"step {step!r} was begun twice in one run; give each step a name of its own"
+                f"step {step!r} was begun twice in one run; give each step its own name"
             )
-        found = kept.steps.get(step)
-        self._in_use[step] = found is not None
-        return found
+        result = data.steps.get(step)
+        self._in_use[step] = result is not None
+        return result
 
     def fail(self, step: str) -> list[str]:
-        """The step has failed, and may be begun again; what is done already."""
+        """Allow the failed step to begin again; return what is finished."""
         self._in_use.pop(step, None)
-        return [] if self.kept is None else self.kept.done()
+        return [] if self.data is None else self.data.done()
 
     async def finish(self, step: str, result: bytes) -> None:
-        """Keep the step's result."""
-        kept = await self.open()
-        kept.steps[step] = result
+        """Save the step's result."""
+        data = await self.load()
+        data.steps[step] = result
         self._in_use[step] = True
         try:
             await self._save()
         except SerializationError:
-            # Too large with all the others; without it they can still be saved.
-            del kept.steps[step]
+            # Too large together with the others; without it they can still be saved.
+            del data.steps[step]
             raise
 
-    async def mark(self, name: str) -> Mark:
-        """Where the iteration of that name stands."""
-        kept = await self.open()
+    async def open_cursor(self, name: str) -> CursorPosition:
+        """Claim the cursor's name for this run; return its position."""
+        data = await self.load()
         if name in self._in_use:
             raise InvalidTask(
-                f"cursor {name!r} was begun twice in one run; give each a name of its own"
+                f"cursor {name!r} was begun twice in one run; give each cursor its own name"
             )
         self._in_use[name] = True
-        return kept.marks.setdefault(name, Mark())
+        return data.marks.setdefault(name, CursorPosition())
 
-    def move(self, name: str, mark: Mark) -> None:
-        """Note where the iteration stands, to be saved with what is saved next. From any thread."""
-        assert self.kept is not None
-        # Of a key that is there already: nobody who iterates over them meanwhile is disturbed.
-        self.kept.marks[name] = mark
+    def move_cursor(self, name: str, position: CursorPosition) -> None:
+        """Set a cursor's position, to be saved with the next save. May be called from any thread."""
+        assert self.data is not None
+        # The key exists already, so another thread may iterate over the dictionary meanwhile.
+        self.data.marks[name] = position
         self._has_moved = True
 
     async def sleep_until(self, name: str, instant: int) -> int:
-        """When the sleep of that name ends: the instant that was kept first."""
-        kept = await self.open()
-        if name not in kept.sleeps:
-            kept.sleeps[name] = instant
+        """Return when the sleep of that name ends: the instant that was stored first."""
+        data = await self.load()
+        if name not in data.sleeps:
+            data.sleeps[name] = instant
             await self._save()
-        return kept.sleeps[name]
+        return data.sleeps[name]
 
     async def flush(self) -> None:
-        """Save what has not been saved yet."""
+        """Save the changes that are not saved yet."""
         if self._has_claim and (self._has_moved or self._saved < self._changes):
             await self._save()
 
     async def _save(self) -> None:
         self._changes += 1
-        wanted = self._changes
+        own_change = self._changes
         async with self._lock:
-            if self._saved >= wanted:
-                # The save before this one took it along.
+            if self._saved >= own_change:
+                # The previous save included this change.
                 return
-            taken, self._has_moved = self._changes, False
-            checkpoint = encode_internal(self.kept)
+            included, self._has_moved = self._changes, False
+            checkpoint = encode_internal(self.data)
             try:
-                await self._host.save_checkpoint(self._task.id, self._task.token, checkpoint)
+                await self._services.save_checkpoint(self._task.id, self._task.token, checkpoint)
             except StaleClaim:
                 self._has_claim = False
                 raise
-            self._saved = taken
+            self._saved = included
 
-    async def _load(self) -> Kept:
-        checkpoint = await self._host.load_checkpoint(self._task.id)
+    async def _read(self) -> CheckpointData:
+        checkpoint = await self._services.load_checkpoint(self._task.id)
         try:
             return read_checkpoint(checkpoint)
         except SerializationError as error:
@@ -258,24 +264,24 @@ class Notebook:
             ) from error
 
 
-class Reach(Protocol):
-    """The way from a task's code, wherever it runs, to the notebook on its host's event loop."""
+class CheckpointAccess(Protocol):
+    """Runs a coroutine on the checkpoint, on the services' event loop, for code on any thread."""
 
     def __call__(
-        self, use: Callable[[Notebook], Coroutine[Any, Any, _T]]
+        self, use: Callable[[RunCheckpoint], Coroutine[Any, Any, _T]]
     ) -> Coroutine[Any, Any, _T]: ...
 
 
-def here(work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T] | _T:
-    """The coroutine, to be awaited, where an event loop runs; elsewhere what it returns.
+def await_or_block(work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T] | _T:
+    """Return the coroutine where an event loop runs; elsewhere run it and return its result.
 
-    Elsewhere it must be one that blocks the thread where it would wait.
+    Elsewhere, the coroutine must block the thread instead of suspending.
     """
-    return work if has_loop() else driven(work)
+    return work if has_event_loop() else run_without_loop(work)
 
 
-def driven(work: Coroutine[Any, Any, _T]) -> _T:
-    """What a coroutine returns that waits for nothing."""
+def run_without_loop(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine that never suspends, and return its result."""
     try:
         work.send(None)
     except StopIteration as returned:
@@ -284,7 +290,7 @@ def driven(work: Coroutine[Any, Any, _T]) -> _T:
     raise OmniqError("this part of a task was awaited outside of an event loop")
 
 
-def has_loop() -> bool:
+def has_event_loop() -> bool:
     """Whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
@@ -293,13 +299,13 @@ def has_loop() -> bool:
     return True
 
 
-async def reached(host: Host, work: Coroutine[Any, Any, _T]) -> _T:
-    """What the coroutine returns, run on the host's event loop.
+async def run_on_loop_of(services: WorkerServices, work: Coroutine[Any, Any, _T]) -> _T:
+    """Run the coroutine on the event loop of the services, and return its result.
 
-    Awaited on an event loop, or driven in a thread without one, which it blocks.
+    In a thread without an event loop this coroutine blocks, and never suspends.
     """
-    if not has_loop():
-        return host.submit(work).result()
-    if asyncio.get_running_loop() is host.loop:
+    if not has_event_loop():
+        return services.submit(work).result()
+    if asyncio.get_running_loop() is services.loop:
         return await work
-    return await asyncio.wrap_future(host.submit(work))
+    return await asyncio.wrap_future(services.submit(work))

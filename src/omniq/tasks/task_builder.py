@@ -1,4 +1,4 @@
-"""From a call to the `Task` that stands for it: what the call says, then `@task`, then the settings."""
+"""Builds the `Task` of a call: options of the call first, then of `@task`, then the settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOptions:
-    """What one call may say besides what `@task` can."""
+    """The options of one call: those that `@task` also has, and those of calls only."""
 
     options: TaskOptions
     task_id: str | None = None
@@ -33,7 +33,8 @@ class CallOptions:
     expires_at: datetime | None = None
 
 
-_Known = tuple[str, Mapping[str, Any], tuple[int | str, ...]]
+_FunctionFacts = tuple[str, Mapping[str, Any], tuple[int | str, ...]]
+"""The path, the given options of `@task`, and the parameters that hold secrets."""
 
 NO_OPTIONS = CallOptions(options=TaskOptions())
 
@@ -46,7 +47,7 @@ def call_options(
     expires: Duration | datetime | None = None,
     **shared: Any,
 ) -> CallOptions:
-    """The options of a call, checked. Raises `InvalidTask` for those that make no sense."""
+    """Check the options of a call. Raises `InvalidTask` for wrong ones."""
     if task_id is not None:
         check_id(task_id)
     check_instant("eta", eta)
@@ -65,12 +66,12 @@ def call_options(
 
 
 class TaskBuilder:
-    """Makes the tasks of one queue. What does not depend on the arguments is worked out once."""
+    """Builds the tasks of one queue. What does not depend on the arguments is computed once."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._known: dict[Callable[..., Any] | str, _Known] = {}
+        self._known: dict[Callable[..., Any] | str, _FunctionFacts] = {}
         self._codec = MsgspecSerializer(max_payload=settings.max_payload)
 
     def build(
@@ -81,15 +82,15 @@ class TaskBuilder:
         call: CallOptions = NO_OPTIONS,
         now: datetime | None = None,
     ) -> Task:
-        """The task of this call. The storage checks it once more before it keeps it.
+        """Return the task of this call. The storage checks it again before it stores it.
 
-        Calls that are made together are made at the same time, `now`.
+        Calls that are enqueued together have the same creation time, `now`.
         """
-        path, said, secrets = self._look_up(func)
+        path, given, secrets = self._look_up(func)
         now = now or self._clock.now()
         if call is not NO_OPTIONS:
-            said = {**said, **call.options.given()}
-        elif not said and not secrets:
+            given = {**given, **call.options.given()}
+        elif not given and not secrets:
             return Task(
                 id=self._clock.new_id(),
                 func_path=path,
@@ -98,10 +99,10 @@ class TaskBuilder:
                 max_retries=self._settings.default_max_retries,
                 created_at=now,
             )
-        return self._with_options(path, args, kwargs, call, {**said, "secrets": secrets}, now)
+        return self._with_options(path, args, kwargs, call, {**given, "secrets": secrets}, now)
 
-    def _look_up(self, func: Callable[..., Any] | str) -> _Known:
-        """The function's path, what `@task` was told, and which parameters hold secrets."""
+    def _look_up(self, func: Callable[..., Any] | str) -> _FunctionFacts:
+        """Return the function's path, its options, and which parameters hold secrets."""
         try:
             known = self._known.get(func)
         except TypeError as error:
@@ -121,37 +122,37 @@ class TaskBuilder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         call: CallOptions,
-        said: Mapping[str, Any],
+        given: Mapping[str, Any],
         now: datetime,
     ) -> Task:
-        cron, interval, tz = said.get("cron"), said.get("interval"), said.get("tz")
+        cron, interval, tz = given.get("cron"), given.get("interval"), given.get("tz")
         eta = call.eta if call.delay is None else now + timedelta(seconds=call.delay)
         if cron is not None and eta is None:
             eta = next_run(interval=None, cron=cron, tz=tz, after=now)
         expires_at = call.expires_at
-        if expires_at is None and "expires" in said:
-            expires_at = now + timedelta(seconds=said["expires"])
+        if expires_at is None and "expires" in given:
+            expires_at = now + timedelta(seconds=given["expires"])
         return Task(
             id=call.task_id or self._clock.new_id(),
             func_path=path,
             args=args,
             kwargs=kwargs,
-            queue=said.get("queue", "default"),
-            priority=said.get("priority", 0),
+            queue=given.get("queue", "default"),
+            priority=given.get("priority", 0),
             eta=eta,
             interval=interval,
             cron=cron,
             tz=tz,
-            max_retries=said.get("max_retries", self._settings.default_max_retries),
-            retry=said.get("retry"),
-            timeout=said.get("timeout"),
-            unique=self._unique_key(path, args, kwargs, said.get("unique")),
+            max_retries=given.get("max_retries", self._settings.default_max_retries),
+            retry=given.get("retry"),
+            timeout=given.get("timeout"),
+            unique=self._unique_key(path, args, kwargs, given.get("unique")),
             expires=expires_at,
-            result_ttl=said.get("result_ttl"),
-            limits=_limits(path, args, kwargs, said),
-            breakers=said.get("breaker", ()),
-            metadata=dict(said.get("metadata", {})),
-            secrets=said["secrets"],
+            result_ttl=given.get("result_ttl"),
+            limits=_limits(path, args, kwargs, given),
+            breakers=given.get("breaker", ()),
+            metadata=dict(given.get("metadata", {})),
+            secrets=given["secrets"],
             created_at=now,
         )
 
@@ -161,27 +162,27 @@ class TaskBuilder:
         if unique is None or isinstance(unique, str):
             return unique
         if callable(unique):
-            return _made_key("unique", unique, args, kwargs)
-        # The same call has the same bytes, whatever order its keyword arguments came in.
-        same = Task(
+            return _make_key("unique", unique, args, kwargs)
+        # Equal calls have equal bytes, in any order of their keyword arguments.
+        canonical = Task(
             id="0",
             func_path=path,
             args=args,
             kwargs=dict(sorted(kwargs.items())),
             created_at=_BEGINNING,
         )
-        return f"{path}:{hashlib.sha256(self._codec.encode_task(same)).hexdigest()}"
+        return f"{path}:{hashlib.sha256(self._codec.encode_task(canonical)).hexdigest()}"
 
 
 def _limits(
-    path: str, args: tuple[Any, ...], kwargs: dict[str, Any], said: Mapping[str, Any]
+    path: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Mapping[str, Any]
 ) -> tuple[Limit, ...]:
-    rate, max_running = said.get("rate"), said.get("max_running")
+    rate, max_running = given.get("rate"), given.get("max_running")
     if rate is None and max_running is None:
         return ()
-    key = said.get("limit_key", path)
+    key = given.get("limit_key", path)
     if callable(key):
-        key = _made_key("limit_key", key, args, kwargs)
+        key = _make_key("limit_key", key, args, kwargs)
     limits = []
     if max_running is not None:
         limits.append(Limit(key=key, max_running=max_running))
@@ -190,13 +191,13 @@ def _limits(
     return tuple(limits)
 
 
-def _made_key(
+def _make_key(
     name: str, make: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
     try:
         key = make(*args, **kwargs)
     except Exception as error:
-        # The function is the user's, called with the user's arguments.
+        # The function is user code, called with the user's arguments.
         raise InvalidTask(f"{name}: the function that makes the key failed: {error!r}") from error
     check_key(name, key)
     return key

@@ -1,4 +1,4 @@
-"""A task's own transaction: what it writes is committed together with its success, or not at all."""
+"""The transaction of a task: its writes are committed together with its success, or not at all."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from omniq.errors import InvalidTask, StaleClaim
 from omniq.models import Task
-from omniq.tasks.steps import Host
+from omniq.tasks.steps import WorkerServices
 
 if TYPE_CHECKING:
     from omniq.tasks.context import TaskContext
 
 
 class Transaction:
-    """What `ctx.transaction()` gives: for `async with` in async tasks, for `with` in others.
+    """The context manager of `ctx.transaction()`: `async with` in async tasks, `with` in others.
 
-    Both give the connection. To be used once.
+    Both return the connection. It can be used once.
     """
 
-    def __init__(self, task: Task, context: TaskContext, host: Host) -> None:
+    def __init__(self, task: Task, context: TaskContext, services: WorkerServices) -> None:
         self._task = task
         self._context = context
-        self._host = host
+        self._services = services
         self._entered: AbstractAsyncContextManager[Any] | None = None
 
     async def __aenter__(self) -> Any:
-        if not self._is_on_host_loop() and self._host.loop is not None:
-            raise InvalidTask("in a task that runs in a thread, it is `with ctx.transaction()`")
+        if not self._is_on_services_loop() and self._services.loop is not None:
+            raise InvalidTask("in a task that runs in a thread, use `with ctx.transaction()`")
         return await self._begin(blocking=False)
 
     async def __aexit__(
@@ -41,9 +41,9 @@ class Transaction:
         return await self._end(kind, error, trace)
 
     def __enter__(self) -> Any:
-        if self._is_on_host_loop():
-            raise InvalidTask("in an async task, it is `async with ctx.transaction()`")
-        return self._host.submit(self._begin(blocking=True)).result()
+        if self._is_on_services_loop():
+            raise InvalidTask("in an async task, use `async with ctx.transaction()`")
+        return self._services.submit(self._begin(blocking=True)).result()
 
     def __exit__(
         self,
@@ -51,15 +51,15 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        return self._host.submit(self._end(kind, error, trace)).result()
+        return self._services.submit(self._end(kind, error, trace)).result()
 
-    def _is_on_host_loop(self) -> bool:
+    def _is_on_services_loop(self) -> bool:
         try:
-            return asyncio.get_running_loop() is self._host.loop
+            return asyncio.get_running_loop() is self._services.loop
         except RuntimeError:
             return False
 
-    # On the host's event loop
+    # On the services' event loop
 
     async def _begin(self, *, blocking: bool) -> Any:
         context = self._context
@@ -68,9 +68,9 @@ class Transaction:
         if context.in_transaction:
             raise InvalidTask("the task is in a transaction already; it can be in one at a time")
         if context.cancelled:
-            # Another run may be under way already.
+            # Another run may have begun.
             raise StaleClaim(self._task.id, self._task.token)
-        transaction = self._host.transaction(self._task, context, blocking=blocking)
+        transaction = self._services.transaction(self._task, context, blocking=blocking)
         context.in_transaction = True
         try:
             connection = await transaction.__aenter__()

@@ -128,15 +128,15 @@ class ManualRuntime:
     async def _run_pool(self, pool: AsyncWorkerPool, until: datetime | None) -> None:
         await pool.start()
         try:
-            engine = pool._engine
-            assert engine is not None
-            await engine.until_empty()
+            runtime = pool._runtime
+            assert runtime is not None
+            await runtime.until_empty()
             while pool.running and until is not None:
                 instant = await self._next_instant()
                 if instant is None or instant > until:
                     break
                 self.clock.advance(instant - self.clock.now())
-                await engine.until_empty()
+                await runtime.until_empty()
         finally:
             await pool.stop()
         if until is not None and until > self.clock.now():

@@ -191,7 +191,7 @@ class ModelTasks:
             self._charge(record, error, how)
         letter = DeadLetter(
             task_id=record.task.id,
-            task_type=record.task.func_path,
+            func_path=record.task.func_path,
             failure_reason=reason,
             attempt_count=record.attempts,
             first_failure=record.attempts_made[0].finished_at,

@@ -1,4 +1,23 @@
-"""Runs tasks: worker pools, executors, and the processes of `omniq worker`."""
+"""Runs tasks: worker pools, executors, and the processes of `omniq worker`.
+
+- `pool`: `AsyncWorkerPool` and `WorkerPool`, the public pools.
+- `pool_runtime`: one run of a pool, from start to stop; connects the parts below.
+- `pool_events`: what the parts report to the pool.
+- `claim_loop`: records outcomes and claims tasks, with back-off.
+- `demand`: when to claim and how many; a state machine.
+- `running_tasks`: the tasks that run now, with their timeouts.
+- `heartbeat`: renews the lease from a separate thread.
+- `loop_watchdog`: detects a blocked event loop.
+- `schedule_loop`: fires schedules.
+- `maintenance`: recovers tasks of dead workers, purges old records, stores progress.
+- `fleet_alerts`: reports stalled workers, stuck tasks and breakers.
+- `failure_hooks`: calls `on_failure` and `on_dead`.
+- `task_services`: what running tasks can ask of the worker.
+- `stats_recorder` and `pool_stats`: the numbers of a pool, and the events of its tasks.
+- `storage_session`: opens and closes the storage of a pool.
+- `executors/`: runs one task on the event loop, in a thread or in a child process.
+- `process/`: the processes of `omniq worker`: signals, supervision, exit codes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls the `on_failure` and `on_dead` of tasks, beside everything else, once a failure is recorded."""
+"""Calls the `on_failure` and `on_dead` hooks of tasks in the background, once a failure is recorded."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from omniq.tasks.functions import FunctionCache, options_of
 from omniq.tasks.options import Hook
 
 _PATIENCE = 30.0
-"""Seconds a hook may take. A thread cannot be stopped: one that takes longer is left to itself."""
+"""Seconds a hook may take. A thread cannot be stopped: one that takes longer is abandoned."""
 
 _PATIENCE_AT_STOP = 5.0
 
 
-class Hooks:
-    """Each hook is called once, with the task and its error: async ones on this event loop, others
-    in a thread. What a hook raises is told of, and changes nothing.
+class FailureHooks:
+    """Calls each hook once, with the task and its error: async ones on this event loop, others in a
+    thread. An exception of a hook is reported, and changes nothing.
     """
 
     def __init__(self, functions: FunctionCache, dispatcher: Dispatcher) -> None:
         self._functions = functions
         self._events = dispatcher
-        self._wanted: dict[str, bool] = {}
+        self._has_hook: dict[str, bool] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
-    def wants(self, func_path: str) -> bool:
-        """Whether the function has a hook. Asked for every run, so remembered."""
-        wanted = self._wanted.get(func_path)
-        if wanted is None:
-            wanted = self._wanted[func_path] = any(self._of(func_path).values())
-        return wanted
+    def has_hook(self, func_path: str) -> bool:
+        """Whether the function has a hook. Called for every run, so the answer is cached."""
+        known = self._has_hook.get(func_path)
+        if known is None:
+            known = self._has_hook[func_path] = any(self._hooks_of(func_path).values())
+        return known
 
     def failed(self, task: Task, error: TaskError) -> None:
-        """A run failed, by itself; that is recorded."""
+        """Call `on_failure`: a run failed by itself, and that is recorded."""
         self._begin("on_failure", task, error)
 
     def died(self, task: Task, error: TaskError) -> None:
-        """The task is a dead letter now."""
+        """Call `on_dead`: the task is a dead letter now."""
         self._begin("on_dead", task, error)
 
     async def finish(self) -> None:
-        """Wait for the calls that are under way, for a while."""
+        """Wait a few seconds for the running calls, then cancel them."""
         if self._calls:
             _, late = await asyncio.wait(self._calls, timeout=_PATIENCE_AT_STOP)
             for call in late:
                 call.cancel()
 
-    def _of(self, func_path: str) -> dict[str, Hook | None]:
+    def _hooks_of(self, func_path: str) -> dict[str, Hook | None]:
         try:
             options = options_of(self._functions.resolve(func_path))
         except FunctionNotFound:
@@ -62,10 +62,10 @@ class Hooks:
         return {"on_failure": options.on_failure, "on_dead": options.on_dead}
 
     def _begin(self, name: str, task: Task, error: TaskError) -> None:
-        hook = self._of(task.func_path).get(name)
+        hook = self._hooks_of(task.func_path).get(name)
         if hook is not None:
             call = asyncio.get_running_loop().create_task(self._call(name, hook, task, error))
-            # Held until it ends: the event loop itself does not keep what it runs.
+            # Referenced until it ends: the event loop holds only a weak reference.
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 
@@ -77,7 +77,7 @@ class Hooks:
                 else:
                     await _in_thread(hook, task, error)
         except BaseException as raised:
-            # The user's code, and nobody waits for it: it may raise anything.
+            # The user's code, in the background: it may raise anything.
             self._events.emit(
                 HookFailed(
                     id=task.id,
@@ -91,7 +91,7 @@ class Hooks:
 
 
 async def _in_thread(func: Callable[..., Any], *args: Any) -> None:
-    """Call it in a thread of its own, which a process that wants to end does not wait for."""
+    """Call it in a separate daemon thread, which does not keep the process from exiting."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -101,7 +101,7 @@ async def _in_thread(func: Callable[..., Any], *args: Any) -> None:
             func(*args)
         except BaseException as raised:
             error = TaskError.from_exception(raised)
-        # The loop may be closed by now, if nobody waited for this.
+        # The loop may be closed by now, if `finish` did not wait to the end.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_end, ended, error)
 

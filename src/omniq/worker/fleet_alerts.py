@@ -1,11 +1,10 @@
-"""What a worker sees of the others: stalled workers, stuck tasks, breakers that open and close.
+"""Reports what a worker sees of the fleet: stalled workers, stuck tasks, breakers that open and close.
 
-Every worker looks, and tells its own listeners; a worker that nobody listens to does not look.
+Every worker checks, and emits events to its listeners; a worker without listeners does not check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
 from datetime import datetime
 
 from omniq import events
@@ -14,36 +13,35 @@ from omniq.events import Dispatcher
 from omniq.models import TaskStatus
 from omniq.storage.base import BaseStorage
 from omniq.storage.health import BreakerInfo, as_stuck, breakers_of, live_workers, stuck_from
+from omniq.worker.stats_recorder import StatsRecorder
 
 _Claim = tuple[str, str]
-"""Who holds a task, and its id."""
+"""The owner that holds a task, and the task's id."""
 
 _SHARE = 50
-"""Asking for the breakers takes at most one part in so many of the time."""
+"""Reading the breakers takes at most one part in `_SHARE` of the time."""
 
 
-class Lookout:
-    """Looks at the storage whenever it is asked to, and tells of what has changed since.
+class FleetAlerts:
+    """Emits an event for each change since its last check.
 
-    `breakers` gives the names of those that this worker's tasks have passed.
+    Of the breakers, it reports those that this worker's tasks have passed (`stats.breakers`).
     """
 
-    def __init__(
-        self, storage: BaseStorage, dispatcher: Dispatcher, breakers: Callable[[], Set[str]]
-    ) -> None:
+    def __init__(self, storage: BaseStorage, dispatcher: Dispatcher, stats: StatsRecorder) -> None:
         self._storage = storage
         self._clock = storage.clock
         self._events = dispatcher
-        self._breakers = breakers
-        self._seen: dict[str, BreakerInfo] = {}
-        self._rested_at = 0.0
+        self._stats = stats
+        self._seen_breakers: dict[str, BreakerInfo] = {}
+        self._read_breakers_at = 0.0
         self._stalled: set[str] = set()
         self._held: set[_Claim] = set()
-        self._look_again: dict[_Claim, datetime] = {}
-        self._told: dict[str, int] = {}
+        self._check_at: dict[_Claim, datetime] = {}
+        self._reported_stuck: dict[str, int] = {}
 
-    async def look_at_workers(self) -> None:
-        """Tell of workers that are stalled, and of tasks that are stuck."""
+    async def check_workers(self) -> None:
+        """Report workers that are stalled, and tasks that are stuck."""
         if not self._events.active:
             return
         workers = await live_workers(self._storage)
@@ -60,32 +58,34 @@ class Lookout:
                 )
         self._stalled = {worker.id for worker in workers if worker.stalled}
         held = {(worker.id, task_id) for worker in workers for task_id in worker.running}
-        await self._look_at_tasks(held & self._held)
+        await self._check_tasks(held & self._held)
         self._held = held
 
-    async def _look_at_tasks(self, held: set[_Claim]) -> None:
-        """Look at those that were there the last time too, and at each only when it may be stuck.
+    async def _check_tasks(self, held: set[_Claim]) -> None:
+        """Check the tasks that the last check saw too, and each only when it may be stuck.
 
         So short tasks cost nothing, and long ones are read once.
         """
         now = self._clock.now()
-        again = {claim: self._look_again.get(claim, now) for claim in held}
-        for claim in [claim for claim, at in again.items() if at <= now]:
-            again[claim] = await self._look_at_task(claim[1], now)
-        self._look_again = again
+        check_at = {claim: self._check_at.get(claim, now) for claim in held}
+        for claim in [claim for claim, at in check_at.items() if at <= now]:
+            check_at[claim] = await self._check_task(claim[1], now)
+        self._check_at = check_at
         ids = {task_id for _, task_id in held}
-        self._told = {task_id: token for task_id, token in self._told.items() if task_id in ids}
+        self._reported_stuck = {
+            task_id: token for task_id, token in self._reported_stuck.items() if task_id in ids
+        }
 
-    async def _look_at_task(self, task_id: str, now: datetime) -> datetime:
-        """Tell of the task if it is stuck; when to look at it again."""
+    async def _check_task(self, task_id: str, now: datetime) -> datetime:
+        """Report the task if it is stuck; returns when to check it again."""
         task = await self._storage.get_task(task_id)
         if task is None or task.status is not TaskStatus.RUNNING:
             return now
         stuck_at = stuck_from(task, self._storage.settings.default_timeout)
         if stuck_at > now:
             return stuck_at
-        if self._told.get(task_id) != task.token:
-            self._told[task_id] = task.token
+        if self._reported_stuck.get(task_id) != task.token:
+            self._reported_stuck[task_id] = task.token
             stuck = as_stuck(task, now)
             self._events.emit(
                 events.TaskStuck(
@@ -100,29 +100,29 @@ class Lookout:
             )
         return now
 
-    async def look_at_breakers(self) -> None:
-        """Tell of breakers that have opened, half-opened or closed.
+    async def check_breakers(self) -> None:
+        """Report breakers that have opened, half-opened or closed.
 
-        One that did both between two looks is told of as it is now.
+        One that did both between two checks is reported in its present state.
         """
-        names = self._breakers()
+        names = self._stats.breakers
         began = self._clock.monotonic()
-        if not names or not self._events.active or began < self._rested_at:
+        if not names or not self._events.active or began < self._read_breakers_at:
             return
         breakers = await breakers_of(self._storage)
         now = self._clock.monotonic()
-        self._rested_at = now + (now - began) * _SHARE
+        self._read_breakers_at = now + (now - began) * _SHARE
         for breaker in breakers:
             if breaker.name in names:
-                self._tell_change(breaker)
+                self._report_change(breaker)
 
-    def _tell_change(self, seen: BreakerInfo) -> None:
-        before = self._seen.get(seen.name)
+    def _report_change(self, seen: BreakerInfo) -> None:
+        before = self._seen_breakers.get(seen.name)
         was = BreakerState.CLOSED if before is None else before.state
         if before is not None and seen.opened_at != before.opened_at and was is BreakerState.OPEN:
-            # Its probe failed between two looks: it has opened once more.
+            # Its probe failed between two checks: it has opened once more.
             was = BreakerState.HALF_OPEN
-        self._seen[seen.name] = seen
+        self._seen_breakers[seen.name] = seen
         change = change_of(seen.name, was, seen.state, seen.failures, seen.reason)
         if change is not None:
             self._events.emit(change)

@@ -1,7 +1,7 @@
-"""The chores of every worker: recover what others dropped, forget what is old, pass on progress.
+"""The chores of every worker: recover tasks of dead workers, purge old records, store progress.
 
-No leader and no lock: each chore goes through the storage contract, where two that do it at once
-do it once. A chore that fails is told of, and tried again at its next turn.
+There is no leader and no lock: each chore goes through the storage contract, where two workers that
+do it at the same time do it once. A chore that fails is reported, and retried in its next round.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.events import ChoreFailed, Dispatcher, TaskDead, TasksGivenBack, TasksLeft
 from omniq.models import Progress, TaskError, TaskStatus
 from omniq.storage.base import BaseStorage
-from omniq.worker.failure_hooks import Hooks
-from omniq.worker.fleet_alerts import Lookout
+from omniq.worker.failure_hooks import FailureHooks
+from omniq.worker.fleet_alerts import FleetAlerts
 
 _JITTER = 0.2
-_SHORTEST_TURN = 0.05
+_SHORTEST_PAUSE = 0.05
 _PURGE_EVERY = 10.0
 _PROGRESS_EVERY = 0.5
 _BREAKERS_EVERY = 1.0
@@ -29,14 +30,14 @@ _LONGEST_BACKOFF = 5.0
 
 
 class Maintenance:
-    """Loops over the chores until it is cancelled."""
+    """Repeats the chores until it is cancelled."""
 
     def __init__(
         self,
         storage: BaseStorage,
         events: Dispatcher,
-        lookout: Lookout,
-        hooks: Hooks,
+        alerts: FleetAlerts,
+        hooks: FailureHooks,
         *,
         lease: float,
         poll_interval: float,
@@ -44,33 +45,33 @@ class Maintenance:
         self._storage = storage
         self._clock: Clock = storage.clock
         self._events = events
-        self._lookout = lookout
+        self._alerts = alerts
         self._hooks = hooks
         self._lease = lease
         # As often as the worker polls: what a dead worker held runs again within its lease and one
         # poll interval.
-        self._recover_every = max(_SHORTEST_TURN, min(lease / 3, poll_interval))
+        self._recover_every = max(_SHORTEST_PAUSE, min(lease / 3, poll_interval))
         self._lock = threading.Lock()
         self._progress: dict[str, Progress] = {}
 
     def report(self, progress: Progress) -> None:
-        """Keep the newest progress of a task for the next turn. From any thread."""
+        """Hold the newest progress of a task for the next round. From any thread."""
         with self._lock:
             self._progress[progress.task_id] = progress
 
     async def run(self) -> None:
-        """Do all chores again and again."""
+        """Repeat all chores, each at its interval."""
         await asyncio.gather(
             self._every(self._recover_every, self.recover),
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
-            self._every(_PROGRESS_EVERY, self.pass_on_progress),
-            self._every(_BREAKERS_EVERY, self._lookout.look_at_breakers),
-            self._every(_WORKERS_EVERY, self._lookout.look_at_workers),
+            self._every(_PROGRESS_EVERY, self.store_progress),
+            self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
+            self._every(_WORKERS_EVERY, self._alerts.check_workers),
         )
 
     async def recover(self) -> None:
-        """Give back what workers without a lease still hold."""
+        """Release what workers without a lease still hold."""
         owners: dict[str, int] = {}
         given_back = await self._storage.give_back_abandoned()
         for back in given_back:
@@ -79,13 +80,13 @@ class Maintenance:
             self._events.emit(TasksGivenBack(owner=owner, count=count))
         for back in given_back:
             if back.status is TaskStatus.FAILED:
-                await self._tell_death(back.task_id)
+                await self._report_crashed(back.task_id)
 
-    async def _tell_death(self, task_id: str) -> None:
-        """The task has taken too many workers with it: nobody else is there to tell of its end."""
+    async def _report_crashed(self, task_id: str) -> None:
+        """Report a task that has ended too many workers: none of them could report its failure."""
         task = await self._storage.get_dead_task(task_id)
         if task is None:
-            # Somebody has been quicker: it is retried, or deleted.
+            # A caller has retried or deleted it since.
             return
         history = await self._storage.history(task_id)
         error = history[-1].error if history else None
@@ -101,15 +102,15 @@ class Maintenance:
         self._hooks.died(task, error or TaskError("its worker was lost", error_type="WorkerLost"))
 
     async def purge(self) -> None:
-        """Forget finished tasks whose time is over."""
+        """Delete finished tasks whose retention has ended."""
         await self._storage.purge_expired()
 
     async def purge_orphans(self) -> None:
-        """Forget old checkpoints of tasks that are neither alive nor dead letters."""
+        """Delete old checkpoints of tasks that are neither alive nor dead letters."""
         await self._storage.purge_checkpoints(self._clock.now() - _ORPHAN_AGE)
 
-    async def pass_on_progress(self) -> None:
-        """Write down what running tasks have reported."""
+    async def store_progress(self) -> None:
+        """Store the progress that running tasks have reported."""
         with self._lock:
             reports, self._progress = self._progress, {}
         if not reports:
@@ -117,27 +118,28 @@ class Maintenance:
         try:
             await self._storage.report_progress(list(reports.values()))
         except BaseException:
-            # For the next turn, but for tasks that have said something newer since.
+            # For the next round, except where a task has reported something newer since.
             with self._lock:
                 self._progress = {**reports, **self._progress}
             raise
 
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
-        pause = seconds
+        pause, failures = seconds, 0
         while True:
-            # Jitter, so that workers that were started together do not come all at once.
+            # Jitter, so that workers that were started together do not do it all at once.
             await self._clock.sleep(pause * (1 - _JITTER * self._clock.random()))
             try:
                 await chore()
-                pause = seconds
+                pause, failures = seconds, 0
             except Exception as error:
                 self._events.emit(ChoreFailed.of(chore.__name__, error))
-                pause = max(seconds, min(pause * 2, _LONGEST_BACKOFF))
+                failures += 1
+                pause = max(seconds, backoff(failures, first=seconds, longest=_LONGEST_BACKOFF))
 
 
-async def left_behind(storage: BaseStorage) -> TasksLeft | None:
-    """What is to be said before a storage that keeps nothing is closed: how many tasks it held."""
-    # A server that keeps nothing on disk still outlives the process.
+async def tasks_left(storage: BaseStorage) -> TasksLeft | None:
+    """The warning before a storage that is not persistent is closed with tasks; None without any."""
+    # A server that writes nothing to disk still outlives the process.
     if storage.capabilities.reach != "process":
         return None
     count = await storage.count_waiting()

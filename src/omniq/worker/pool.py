@@ -1,15 +1,15 @@
-"""Worker pools: claim in batches, run anything, record together, stop cleanly."""
+"""Worker pools: claim in batches, run any function, record in batches, stop cleanly."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, TypeVar
 
 from omniq import events
+from omniq._blocking import BlockingFace, blocking
 from omniq._portal import Portal
 from omniq.errors import InvalidValue, PoolStopped, ShutdownTimeout
 from omniq.events import Dispatcher
@@ -18,13 +18,16 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks.error_rules import ErrorRules, rules_at
 from omniq.tasks.task_builder import TaskBuilder
 from omniq.worker.loop_watchdog import PATIENCE
-from omniq.worker.maintenance import left_behind
-from omniq.worker.pool_runtime import Engine, EnginePlan
-from omniq.worker.pool_stats import PoolStats, Tally, facts_of
+from omniq.worker.pool_runtime import PoolConfig, PoolRuntime
+from omniq.worker.pool_stats import PoolStats
+from omniq.worker.stats_recorder import StatsRecorder, event_fields
+from omniq.worker.storage_session import StorageSession
+
+_R = TypeVar("_R")
 
 
 class PoolOptions(TypedDict, total=False):
-    """What a pool can be told, by name."""
+    """The options of a pool, by name."""
 
     concurrency: int
     poll_interval: float
@@ -40,14 +43,14 @@ class PoolOptions(TypedDict, total=False):
 class AsyncWorkerPool:
     """Runs the tasks of a storage, at most `concurrency` at a time, on this event loop.
 
-    Sync functions run in its own threads, those with `executor="process"` in its own processes.
+    Sync functions run in threads of the pool, those with `executor="process"` in its child processes.
     `allow` restricts it to functions under these prefixes. `errors` says which exceptions are worth
-    another try, where the task says nothing; else the settings do. `lease` is how long others wait for a
-    sign of life before they take over what this pool holds.
+    a retry, where the task does not; without it the settings do. `lease` is how long other workers
+    wait for a renewal before they take over what this pool holds.
 
-    A thread cannot be stopped: one whose call timed out is left to itself. While
-    `max_leaked_threads` of them (as many as slots, unless given) have not come back, nothing more
-    is claimed. An event loop that is blocked for more than `loop_patience` seconds is told of.
+    A thread cannot be stopped: one whose call timed out is abandoned. While `max_leaked_threads` of
+    them (by default as many as there are slots) have not returned, the pool claims nothing. An event
+    loop that is blocked for more than `loop_patience` seconds is reported.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class AsyncWorkerPool:
         for queue in queues or ():
             check_name("queue", queue, error=InvalidValue)
         self._storage = storage
-        self._plan = EnginePlan(
+        self._config = PoolConfig(
             concurrency=concurrency,
             poll_interval=poll_interval,
             base_retry_delay=base_retry_delay,
@@ -87,118 +90,114 @@ class AsyncWorkerPool:
         )
         self._builder = TaskBuilder(storage.settings, storage.clock)
         self.events = Dispatcher()
-        self._tally = Tally(self.events)
-        self._engine: Engine | None = None
-        self._opening = asyncio.Lock()
-        self._opened_storage = False
+        self._stats = StatsRecorder(self.events)
+        self._session = StorageSession(storage, self.events)
+        self._runtime: PoolRuntime | None = None
 
     @property
     def running(self) -> bool:
         """Whether the pool claims tasks."""
-        return self._engine is not None and self._engine.running
+        return self._runtime is not None and self._runtime.running
 
     @property
     def recycle_requested(self) -> bool:
-        """Whether the process should be replaced: too many threads hang in what was given up.
+        """Whether the process should be replaced: too many threads hang in abandoned calls.
 
-        The pool claims nothing meanwhile, and goes on when they come back. `WorkerRecycling` tells
-        of it. From any thread.
+        The pool claims nothing meanwhile, and continues when they return. The event
+        `WorkerRecycling` reports it. From any thread.
         """
-        return self._engine is not None and self._engine.is_recycling
+        return self._runtime is not None and self._runtime.is_recycling
 
     @property
     def has_ended(self) -> bool:
         """Whether the pool holds nothing open: not started yet, or stopped."""
-        return (self._engine is None or self._engine.has_ended) and not self._opened_storage
+        return (self._runtime is None or self._runtime.has_ended) and not self._session.is_owner
 
     async def start(self) -> None:
-        """Begin to claim and run tasks; returns once the pool runs.
+        """Start to claim and run tasks; returns once the pool runs.
 
-        What was opened is closed again when it fails. A pool that has stopped may be started anew.
+        When it fails, what was opened is closed again. A stopped pool may be started again.
         """
-        if self._engine is not None and not self._engine.has_ended:
+        if self._runtime is not None and not self._runtime.has_ended:
             raise InvalidValue("the pool is already running; stop it before you start it again")
-        self._engine = engine = Engine(
-            self._storage,
-            self._plan,
-            self._tally,
-            self.events,
-            open_storage=self._open_storage,
-            close_storage=self._close_storage,
+        self._runtime = runtime = PoolRuntime(
+            self._storage, self._session, self._config, self._stats, self.events
         )
         try:
-            await engine.begin()
+            await runtime.start()
         except BaseException:
-            if self._engine is engine and engine.has_ended:
-                # As if never started; it takes tasks, and may be started again.
-                self._engine = None
+            if self._runtime is runtime and runtime.has_ended:
+                # As if never started: it accepts tasks, and may be started again.
+                self._runtime = None
             raise
 
     async def stop(self, timeout: float | None = None, cancel_in_flight: bool = False) -> None:
-        """Claim no more, let what runs finish, and end.
+        """Stop claiming, wait for the running tasks, and end.
 
-        After `timeout` seconds, or at once with `cancel_in_flight`, what still runs is stopped and
-        given back unharmed: PENDING, no attempt spent. Raises `ShutdownTimeout` when the time ran
-        out, and the error if the pool had died of one. Never waits for a poll. May be called
-        again, also while another call waits: each may cut the other short.
+        After `timeout` seconds, or immediately with `cancel_in_flight`, tasks that still run are
+        stopped and released: PENDING, no attempt used. Raises `ShutdownTimeout` when the time ran
+        out, and the error if one ended the pool. Never waits for a poll. May be called again, also
+        while another call waits: each call can shorten the wait of the other.
         """
         check_seconds("timeout", timeout, error=InvalidValue)
-        engine = self._engine
-        if engine is None:
-            await self._close_storage()
+        runtime = self._runtime
+        if runtime is None:
+            await self._session.close()
             return
-        in_time = await engine.end(timeout, cancel_in_flight)
-        engine.raise_error()
+        in_time = await runtime.stop(timeout, cancel_in_flight)
+        runtime.raise_error()
         if not in_time:
             raise ShutdownTimeout
 
     async def wait(self) -> None:
-        """Return when the pool has ended; raises the error if it died of one."""
-        engine = self._engine
-        if engine is not None:
-            await engine.wait()
-            engine.raise_error()
+        """Return when the pool has ended; raises the error if one ended it."""
+        runtime = self._runtime
+        if runtime is not None:
+            await runtime.wait()
+            runtime.raise_error()
 
     async def run_until_empty(self) -> None:
         """Run everything that is due, and what that makes due, then stop.
 
-        What becomes due later, such as a retry after its delay, is left for the next time.
+        Tasks that become due later, such as a retry after its delay, are left in the queue.
         """
         if not self.running:
             await self.start()
-        assert self._engine is not None
+        assert self._runtime is not None
         try:
-            await self._engine.until_empty()
+            await self._runtime.until_empty()
         except asyncio.CancelledError:
             await self.stop(cancel_in_flight=True)
             raise
         await self.stop()
 
     async def submit(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> str:
-        """Enqueue a call on this pool's storage; its task id. `QueueFull` when there is no room."""
-        if self._engine is not None and self._engine.is_stopping:
+        """Enqueue a call on this pool's storage; returns the task id. Raises `QueueFull`."""
+        if self._runtime is not None and self._runtime.is_stopping:
             raise PoolStopped("the pool has been stopped and takes no more tasks")
         task = self._builder.build(func, args, kwargs)
-        await self._open_storage()
+        await self._session.open()
         task_id = await self._storage.enqueue(task)
-        self._tally.queued += 1
+        self._stats.queued += 1
         if self.events.wants(events.TaskEnqueued):
-            self.events.emit(events.TaskEnqueued(**{**facts_of(task), "id": task_id, "attempt": 0}))
+            self.events.emit(
+                events.TaskEnqueued(**{**event_fields(task), "id": task_id, "attempt": 0})
+            )
         return task_id
 
     def stats(self) -> PoolStats:
-        """How the pool is doing. From any thread, and before the start as well."""
-        tally, engine = self._tally, self._engine
+        """The numbers of the pool. From any thread, and before the start as well."""
+        stats, runtime = self._stats, self._runtime
         return PoolStats(
-            workers_count=self._plan.concurrency,
-            active_workers=0 if engine is None else engine.active,
-            queued_tasks=tally.queued,
-            completed_tasks=tally.completed,
-            failed_tasks=tally.failed,
-            average_exec_time=tally.average_milliseconds,
-            retried_runs=tally.retried,
-            leaked_threads=0 if engine is None else engine.leaked_threads,
-            stale_outcomes=tally.stale,
+            workers_count=self._config.concurrency,
+            active_workers=0 if runtime is None else runtime.active,
+            queued_tasks=stats.queued,
+            completed_tasks=stats.completed,
+            failed_tasks=stats.failed,
+            average_exec_time=stats.average_milliseconds,
+            retried_runs=stats.retried,
+            leaked_threads=0 if runtime is None else runtime.leaked_threads,
+            stale_outcomes=stats.stale,
         )
 
     async def __aenter__(self) -> Self:
@@ -213,28 +212,11 @@ class AsyncWorkerPool:
     ) -> None:
         await self.stop(cancel_in_flight=error is not None)
 
-    async def _open_storage(self) -> None:
-        async with self._opening:
-            if not self._storage.is_open:
-                await self._storage.open()
-                self._opened_storage = True
 
-    async def _close_storage(self) -> None:
-        if not self._opened_storage:
-            return
-        self._opened_storage = False
-        # The next one may belong to another event loop.
-        self._opening = asyncio.Lock()
-        if self._storage.is_open:
-            if (left := await left_behind(self._storage)) is not None:
-                self.events.emit(left)
-            await self._storage.close()
+class WorkerPool(BlockingFace[AsyncWorkerPool]):
+    """The same pool for blocking code, on a dedicated thread with an event loop.
 
-
-class WorkerPool:
-    """The same pool for blocking code, on a thread and an event loop of its own.
-
-    The thread ends with the pool; a pool that has stopped may be started anew.
+    The thread ends with the pool; a stopped pool may be started again.
     """
 
     def __init__(
@@ -251,10 +233,7 @@ class WorkerPool:
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
-        self._portal = Portal()
-        self._owns_portal = True
-        self._lock, self._calls = threading.Lock(), 0
-        self._pool = AsyncWorkerPool(
+        pool = AsyncWorkerPool(
             storage,
             concurrency,
             poll_interval,
@@ -266,58 +245,44 @@ class WorkerPool:
             max_leaked_threads=max_leaked_threads,
             loop_patience=loop_patience,
         )
+        self._set_up(Portal(), pool, owns_portal=True)
+
+    start = blocking(AsyncWorkerPool.start)
+    stop = blocking(AsyncWorkerPool.stop)
+    wait = blocking(AsyncWorkerPool.wait)
+    run_until_empty = blocking(AsyncWorkerPool.run_until_empty)
+    submit = blocking(AsyncWorkerPool.submit)
 
     @property
     def recycle_requested(self) -> bool:
         """Whether the process should be replaced: see `AsyncWorkerPool.recycle_requested`."""
-        return self._pool.recycle_requested
+        return self._async_face.recycle_requested
 
     @classmethod
     def on(cls, portal: Portal, pool: AsyncWorkerPool) -> WorkerPool:
-        """The blocking face of a pool that shares somebody else's event loop."""
-        blocking = cls.__new__(cls)
-        blocking._portal, blocking._owns_portal, blocking._pool = portal, False, pool
-        blocking._lock, blocking._calls = threading.Lock(), 0
-        return blocking
+        """The blocking API of a pool that runs on the event loop of that portal."""
+        blocking_pool = cls.__new__(cls)
+        blocking_pool._set_up(portal, pool, owns_portal=False)
+        return blocking_pool
+
+    def _set_up(self, portal: Portal, pool: AsyncWorkerPool, *, owns_portal: bool) -> None:
+        super().__init__(portal, pool)
+        self._owns_portal = owns_portal
+        self._lock, self._calls = threading.Lock(), 0
 
     @property
     def running(self) -> bool:
         """Whether the pool claims tasks."""
-        return self._pool.running
+        return self._async_face.running
 
     @property
     def events(self) -> Dispatcher:
-        """What happens to the pool and its tasks, told on the pool's own thread."""
-        return self._pool.events
-
-    def start(self) -> None:
-        """Begin to claim and run tasks; returns once the pool runs."""
-        with self._call() as portal:
-            portal.run(self._pool.start())
-
-    def stop(self, timeout: float | None = None, cancel_in_flight: bool = False) -> None:
-        """Claim no more, let what runs finish, and end: see `AsyncWorkerPool.stop`."""
-        with self._call() as portal:
-            portal.run(self._pool.stop(timeout, cancel_in_flight))
-
-    def wait(self) -> None:
-        """Return when the pool has ended; raises the error if it died of one."""
-        with self._call() as portal:
-            portal.run(self._pool.wait())
-
-    def run_until_empty(self) -> None:
-        """Run everything that is due, and what that makes due, then stop."""
-        with self._call() as portal:
-            portal.run(self._pool.run_until_empty())
-
-    def submit(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> str:
-        """Enqueue a call on this pool's storage; its task id. `QueueFull` when there is no room."""
-        with self._call() as portal:
-            return portal.run(self._pool.submit(func, *args, **kwargs))
+        """The events of the pool and its tasks. Listeners are called on the pool's thread."""
+        return self._async_face.events
 
     def stats(self) -> PoolStats:
-        """How the pool is doing."""
-        return self._pool.stats()
+        """The numbers of the pool."""
+        return self._async_face.stats()
 
     def __enter__(self) -> Self:
         self.start()
@@ -331,25 +296,24 @@ class WorkerPool:
     ) -> None:
         self.stop(cancel_in_flight=error is not None)
 
-    @contextmanager
-    def _call(self) -> Iterator[Portal]:
-        """The way to the event loop; the last to leave a pool that has ended lets go of its thread."""
+    def _run(self, work: Coroutine[Any, Any, _R]) -> _R:
+        """Run the coroutine; the last call on an ended pool ends its thread."""
         with self._lock:
             self._calls += 1
             portal = self._portal
         try:
-            yield portal
+            return portal.run(work)
         finally:
             with self._lock:
                 self._calls -= 1
-                if self._owns_portal and not self._calls and self._pool.has_ended:
+                if self._owns_portal and not self._calls and self._async_face.has_ended:
                     portal.close()
-                    # Its thread is started when first needed: a pool that stays stopped has none.
+                    # A portal starts its thread when first used: a stopped pool has none.
                     self._portal = Portal()
 
 
 def _rules(errors: ErrorRules | None, storage: BaseStorage) -> ErrorRules | None:
-    """The rules that were given, or those that the settings name."""
+    """The given rules, or those that the settings name."""
     if errors is None and storage.settings.errors is not None:
         return rules_at(storage.settings.errors)
     if errors is not None and not isinstance(errors, ErrorRules):

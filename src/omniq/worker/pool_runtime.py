@@ -1,4 +1,4 @@
-"""One life of a pool, from its start to its stop: everything opened, run, and closed again."""
+"""One run of a pool, from its start to its stop: everything is opened, run, and closed again."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from typing import Any
 import msgspec
 
 from omniq import events, log
+from omniq._futures import finish
 from omniq.errors import LeaseLost, OmniqError, PoolStopped
 from omniq.events import Dispatcher
 from omniq.storage.base import BaseStorage
+from omniq.storage.types import Renewal
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.functions import FunctionCache
-from omniq.worker.claim_loop import Turns
+from omniq.worker.claim_loop import ClaimLoop
 from omniq.worker.executors.execution import Execution
-from omniq.worker.executors.process_executor import ProcessSlots
-from omniq.worker.executors.thread_executor import ThreadSlots
-from omniq.worker.failure_hooks import Hooks
-from omniq.worker.fleet_alerts import Lookout
+from omniq.worker.executors.process_executor import ProcessExecutor
+from omniq.worker.executors.thread_executor import ThreadExecutor
+from omniq.worker.failure_hooks import FailureHooks
+from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.heartbeat import Heartbeat
-from omniq.worker.loop_watchdog import Watchdog
+from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.maintenance import Maintenance
-from omniq.worker.pool_stats import Tally
-from omniq.worker.running_tasks import SHORT_GRACE, Runs
-from omniq.worker.schedule_loop import Scheduling
-from omniq.worker.task_services import PoolHost
+from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
+from omniq.worker.schedule_loop import ScheduleLoop
+from omniq.worker.stats_recorder import StatsRecorder
+from omniq.worker.storage_session import StorageSession
+from omniq.worker.task_services import TaskServices
 
 _LEASE_MARGIN, _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
 """The parts of a lease, long or short, that are not trusted, and the seconds that are enough.
 
-Runs are stopped so long before the lease ends: on a busy machine that takes its time.
+Runs are stopped that long before the lease expires: stopping takes time on a busy machine.
 """
 
 _RESTART_PAUSE = 0.1
 
 _FORCE = (SHORT_GRACE * 3, 0.25, 0.25, 0.25, 0.25)
-"""Seconds that an engine out of time has for its runs, and then for each step of its end."""
+"""Seconds that a pool out of time has for its runs, and then for each step of its end."""
 
 
-class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool was told."""
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a pool, checked and complete."""
 
     concurrency: int
     poll_interval: float
@@ -55,118 +58,109 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     loop_patience: float
 
 
-class Engine:
+class PoolRuntime:
     """Claims and runs tasks on the event loop it was made in, once.
 
-    It is one asyncio task that opens what it needs, takes turns until it is to stop, and closes
-    everything however it ends.
+    It is one asyncio task that opens what it needs, runs the claim loop until it is to stop, and
+    closes everything however it ends. Its parts report to it: it implements `PoolEvents`.
     """
 
     def __init__(
         self,
         storage: BaseStorage,
-        plan: EnginePlan,
-        tally: Tally,
+        session: StorageSession,
+        config: PoolConfig,
+        stats: StatsRecorder,
         dispatcher: Dispatcher,
-        *,
-        open_storage: Callable[[], Awaitable[None]],
-        close_storage: Callable[[], Awaitable[None]],
     ) -> None:
         self._storage = storage
+        self._session = session
         self._clock = storage.clock
-        self._plan = plan
-        self._tally = tally
+        self._config = config
+        self._stats = stats
         self._events = dispatcher
-        self._open_storage = open_storage
-        self._close_storage = close_storage
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._stop_asked: asyncio.Future[None] = self._loop.create_future()
+        self._stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
-        self._runs: Runs | None = None
-        self._turns: Turns | None = None
-        self._scheduling = Scheduling(storage, dispatcher, plan.poll_interval)
-        self._threads: ThreadSlots | None = None
-        self._is_recycling_told = False
-        self._life = self._loop.create_task(self._live(), name="omniq-pool")
+        self._running: RunningTasks | None = None
+        self._claim_loop: ClaimLoop | None = None
+        self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval)
+        self._threads: ThreadExecutor | None = None
+        self._has_reported_recycling = False
+        self._main = self._loop.create_task(self._run(), name="omniq-pool")
 
-    # What the pool asks of it
+    # For the pool
 
     @property
     def running(self) -> bool:
         """Whether it claims tasks."""
-        has_begun = self._started.done() and self._started.exception() is None
-        return has_begun and not self._stop_asked.done()
+        has_started = self._started.done() and self._started.exception() is None
+        return has_started and not self._stop_requested.done()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to stop, or has ended by itself."""
-        return self._stop_asked.done()
+        """Whether it was stopped, or has ended by itself."""
+        return self._stop_requested.done()
 
     @property
     def has_ended(self) -> bool:
-        """Whether everything it had opened is closed again, or its loop is gone with all of it."""
-        return self._life.done() or self._loop.is_closed()
+        """Whether everything it had opened is closed again, or its loop is closed with all of it."""
+        return self._main.done() or self._loop.is_closed()
 
     @property
     def active(self) -> int:
         """How many tasks run now."""
-        return 0 if self._runs is None else len(self._runs.active)
+        return 0 if self._running is None else len(self._running.active)
 
     @property
     def leaked_threads(self) -> int:
-        """Threads that still run what was given up."""
+        """How many threads still run a call that was abandoned."""
         return 0 if self._threads is None else self._threads.leaked
 
-    @property
-    def is_recycling(self) -> bool:
-        """Whether too many threads hang in calls that were given up to begin with any more."""
-        return self.leaked_threads >= self._plan.max_leaked_threads
-
-    async def begin(self) -> None:
-        """Return once it claims tasks; raises when that cannot be, with everything closed again."""
+    async def start(self) -> None:
+        """Return once it claims tasks; raises when it cannot, with everything closed again."""
         try:
             await asyncio.wait((self._started,))
         except asyncio.CancelledError:
-            self._life.cancel()
-            await asyncio.wait((self._life,))
+            self._main.cancel()
+            await asyncio.wait((self._main,))
             raise
         if self._started.exception() is not None:
-            # Closed before the caller hears of it: it may want to begin anew at once.
-            await asyncio.wait((self._life,))
+            # Closed before the caller sees the error: it may start the pool again immediately.
+            await asyncio.wait((self._main,))
         self._started.result()
-        if self._stop_asked.done():
+        if self._stop_requested.done():
             raise PoolStopped("the pool was stopped before it had started")
 
-    async def end(self, timeout: float | None, cancel_in_flight: bool) -> bool:
-        """Have it stop, and wait for that; whether it stopped of itself within `timeout`."""
+    async def stop(self, timeout: float | None, cancel_in_flight: bool) -> bool:
+        """Stop, and wait for the end; returns whether it ended by itself within `timeout`."""
         if self.has_ended:
             return True
-        if not self._stop_asked.done():
-            self._stop_asked.set_result(None)
+        finish(self._stop_requested)
         self._wake.set()
-        if cancel_in_flight and self._runs is not None:
-            self._runs.stop_all("shutdown")
-        in_time = await self._clock.wait(self._life, timeout)
+        if cancel_in_flight and self._running is not None:
+            self._running.stop_all("shutdown")
+        in_time = await self._clock.wait(self._main, timeout)
         if not in_time:
             await self._force()
         return in_time
 
     async def until_empty(self) -> None:
         """Return when nothing is due and nothing runs, or when it has ended."""
-        assert self._turns is not None
-        await self._scheduling.turn()
-        ends = (self._turns.until_drained(), self._life)
+        assert self._claim_loop is not None
+        await self._schedule_loop.fire_due()
+        ends = (self._claim_loop.until_drained(), self._main)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def wait(self) -> None:
         """Return when it has ended."""
         if not self.has_ended:
-            await asyncio.wait((self._life,))
+            await asyncio.wait((self._main,))
 
     def raise_error(self) -> None:
-        """Raise what it died of, if it did, once."""
+        """Raise the error that ended it, if one did, once."""
         error, self._error = self._error, None
         if isinstance(error, OmniqError):
             raise error
@@ -175,21 +169,65 @@ class Engine:
 
     async def _force(self) -> None:
         """End it although it is out of time, and the storage perhaps does not answer."""
-        if self._runs is not None:
-            self._runs.stop_all("shutdown", SHORT_GRACE)
+        if self._running is not None:
+            self._running.stop_all("shutdown", SHORT_GRACE)
         for patience in _FORCE:
-            if await self._clock.wait(self._life, patience):
+            if await self._clock.wait(self._main, patience):
                 return
-            self._life.cancel()
+            self._main.cancel()
 
-    # The life itself
+    # For its parts: PoolEvents
 
-    async def _live(self) -> None:
+    @property
+    def is_ending(self) -> bool:
+        return self._main.cancelling() > 0
+
+    @property
+    def is_recycling(self) -> bool:
+        return self.leaked_threads >= self._config.max_leaked_threads
+
+    def on_renewal(self, renewal: Renewal) -> None:
+        assert self._claim_loop is not None
+        self._call_on_loop(self._claim_loop.on_renewal, renewal)
+
+    def on_lease_lost(self) -> None:
+        assert self._claim_loop is not None
+        self._call_on_loop(self._claim_loop.on_lease_lost)
+
+    def on_heartbeat_failure(self, error: Exception) -> None:
+        self._report_failure("heartbeat", error)
+
+    def on_cancel(self, task_id: str) -> None:
+        assert self._claim_loop is not None
+        self._call_on_loop(self._claim_loop.on_cancel, task_id)
+
+    def on_finished(self) -> None:
+        self._wake.set()
+
+    def on_leaked_threads_change(self) -> None:
+        if self.is_recycling and not self._has_reported_recycling:
+            self._events.emit(
+                events.WorkerRecycling(
+                    owner=self._storage.owner, leaked_threads=self.leaked_threads
+                )
+            )
+        self._has_reported_recycling = self.is_recycling
+        self._wake.set()
+
+    def _call_on_loop(self, call: Callable[..., None], *args: Any) -> None:
+        """Call it on the pool's event loop, from the heartbeat's or from a caller's thread."""
+        # A loop that was closed under the pool has nothing to stop any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # From start to end
+
+    async def _run(self) -> None:
         try:
             async with AsyncExitStack() as stack:
-                turns = await self._set_up(stack)
+                claim_loop = await self._set_up(stack)
                 self._started.set_result(None)
-                await self._take_turns(turns)
+                await self._run_claim_loop(claim_loop)
         except Exception as error:
             if self._started.done():
                 self._error = self._error or error
@@ -201,136 +239,123 @@ class Engine:
                 self._started.set_exception(
                     PoolStopped("the pool was stopped before it had started")
                 )
-            # Whoever waited for it may have given up: nobody else needs to hear of it.
+            # Marks the error as retrieved: the caller of `start` may have given up waiting for it.
             self._started.exception()
-            if not self._stop_asked.done():
-                self._stop_asked.set_result(None)
+            finish(self._stop_requested)
 
-    async def _take_turns(self, turns: Turns) -> None:
+    async def _run_claim_loop(self, claim_loop: ClaimLoop) -> None:
         try:
-            await turns.run()
+            await claim_loop.run()
         except Exception as error:
-            # Broken beyond what it can repair: end, and say so to whoever stops the pool.
+            # Broken beyond repair: end, and raise the error to the caller that stops the pool.
             self._error = error
-            self._tell_failure("pool", error)
+            self._report_failure("pool", error)
         finally:
-            if not self._stop_asked.done():
-                self._stop_asked.set_result(None)
+            finish(self._stop_requested)
 
-    async def _set_up(self, stack: AsyncExitStack) -> Turns:
-        """Open everything; whatever was opened is on the stack, to be closed in reverse order."""
-        storage, plan = self._storage, self._plan
+    async def _set_up(self, stack: AsyncExitStack) -> ClaimLoop:
+        """Open everything. What is open is on the stack, to be closed in reverse order."""
+        storage, config = self._storage, self._config
         stack.callback(log.attach(self._events))
-        self._on_exit(stack, "close storage", self._close_storage)
-        await self._open_storage()
+        self._on_exit(stack, "close storage", self._session.close)
+        await self._session.open()
         await self._take_lease()
-        stack.callback(self._say_goodbye, storage.owner, self._tally.released)
-        functions = FunctionCache(plan.allow)
-        self._tally.hooks = hooks = Hooks(functions, self._events)
+        stack.callback(self._report_stopped, storage.owner, self._stats.released)
+        functions = FunctionCache(config.allow)
+        self._stats.hooks = hooks = FailureHooks(functions, self._events)
         maintenance = Maintenance(
             storage,
             self._events,
-            Lookout(storage, self._events, lambda: self._tally.breakers),
+            FleetAlerts(storage, self._events, self._stats),
             hooks,
-            lease=plan.lease,
-            poll_interval=plan.poll_interval,
+            lease=config.lease,
+            poll_interval=config.poll_interval,
         )
-        self._runs = runs = self._make_runs(stack, maintenance, functions)
+        self._running = running = self._make_running_tasks(stack, maintenance, functions)
         self._on_exit(stack, "finish hooks", hooks.finish)
-        self._turns = turns = self._make_turns(runs)
-        self._on_exit(stack, "retire", turns.retire)
-        self._start_heartbeat(stack, runs, turns)
-        self._on_exit(stack, "pass on progress", maintenance.pass_on_progress)
-        stack.callback(storage.on_cancel(lambda task_id: self._in_loop(turns.on_cancel, task_id)))
-        self._on_exit(stack, "hand back", turns.hand_back)
-        short = min(plan.lease * _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN)
-        margin = max(plan.lease * _LEASE_MARGIN, short)
+        self._claim_loop = claim_loop = self._make_claim_loop(running)
+        self._on_exit(stack, "retire", claim_loop.retire)
+        self._start_heartbeat(stack, running)
+        self._on_exit(stack, "store progress", maintenance.store_progress)
+        stack.callback(storage.on_cancel(self.on_cancel))
+        self._on_exit(stack, "release tasks", claim_loop.release_all)
         self._start_side_loops(
             stack,
-            listen=turns.listen,
-            count=turns.count_queue,
-            sweep=lambda: runs.sweep(lambda: storage.lease_remaining, margin),
+            listen=claim_loop.listen,
+            count=claim_loop.count_queue,
+            sweep=lambda: running.sweep(storage, _margin(config.lease)),
             maintenance=maintenance.run,
-            scheduling=self._scheduling.run,
+            scheduling=self._schedule_loop.run,
         )
-        self._events.emit(events.WorkerStarted(owner=storage.owner, concurrency=plan.concurrency))
-        return turns
+        self._events.emit(events.WorkerStarted(owner=storage.owner, concurrency=config.concurrency))
+        return claim_loop
 
     async def _take_lease(self) -> None:
-        plan = self._plan
+        config = self._config
         for is_last in (False, True):
             try:
                 await self._storage.renew(
-                    lease=plan.lease, concurrency=plan.concurrency, queues=plan.queues or ()
+                    lease=config.lease, concurrency=config.concurrency, queues=config.queues or ()
                 )
                 return
             except LeaseLost:
-                # What used this storage before was fenced; the storage has a fresh id now.
+                # The last user of this storage was fenced; the storage has a fresh id now.
                 if is_last:
                     raise
 
-    def _make_runs(
+    def _make_running_tasks(
         self, stack: AsyncExitStack, maintenance: Maintenance, functions: FunctionCache
-    ) -> Runs:
-        storage, plan = self._storage, self._plan
-        self._threads = threads = ThreadSlots(self._on_leak)
+    ) -> RunningTasks:
+        storage, config = self._storage, self._config
+        self._threads = threads = ThreadExecutor(self.on_leaked_threads_change)
         stack.callback(threads.close)
-        processes = ProcessSlots(
-            storage.settings, storage.serializer, plan.allow, self._clock, errors=plan.errors
+        processes = ProcessExecutor(
+            storage.settings, storage.serializer, config.allow, self._clock, errors=config.errors
         )
         self._on_exit(stack, "close processes", processes.close)
         execution = Execution(
             functions,
             clock=self._clock,
             serializer=storage.serializer,
-            base_retry_delay=plan.base_retry_delay,
-            errors=plan.errors,
+            base_retry_delay=config.base_retry_delay,
+            errors=config.errors,
             threads=threads,
             processes=processes,
         )
-        return Runs(
+        return RunningTasks(
             execution,
-            self._tally,
+            self._stats,
             self._clock,
-            host=PoolHost(storage, self._events, threads, execution, maintenance.report),
+            self,
+            services=TaskServices(storage, self._events, threads, execution, maintenance),
             default_timeout=storage.settings.default_timeout,
-            wake=self._wake.set,
-            is_ending=lambda: self._life.cancelling() > 0,
         )
 
-    def _make_turns(self, runs: Runs) -> Turns:
-        return Turns(
+    def _make_claim_loop(self, running: RunningTasks) -> ClaimLoop:
+        return ClaimLoop(
             self._storage,
-            runs,
-            self._tally,
+            running,
+            self._stats,
             self._events,
-            concurrency=self._plan.concurrency,
-            poll_interval=self._plan.poll_interval,
-            queues=self._plan.queues,
+            self,
+            concurrency=self._config.concurrency,
+            poll_interval=self._config.poll_interval,
+            queues=self._config.queues,
             wake=self._wake,
-            stop_asked=self._stop_asked,
-            is_recycling=lambda: self.is_recycling,
+            stop_requested=self._stop_requested,
         )
 
-    def _start_heartbeat(self, stack: AsyncExitStack, runs: Runs, turns: Turns) -> None:
-        watchdog = Watchdog(
-            self._clock,
-            self._events,
-            patience=self._plan.loop_patience,
-            active=runs.active.values,
-            owner=lambda: self._storage.owner,
+    def _start_heartbeat(self, stack: AsyncExitStack, running: RunningTasks) -> None:
+        watchdog = LoopWatchdog(
+            self._storage, self._events, running, patience=self._config.loop_patience
         )
         heartbeat = Heartbeat(
             self._storage,
-            lease=self._plan.lease,
-            concurrency=self._plan.concurrency,
-            queues=self._plan.queues or (),
-            on_renewal=lambda renewal: self._in_loop(turns.on_renewal, renewal),
-            on_loss=lambda: self._in_loop(turns.on_loss),
-            on_failure=lambda error: self._tell_failure("heartbeat", error),
-            may_beat=watchdog.may_beat,
-            is_stalled=watchdog.is_blocked,
-            beside=watchdog.watch,
+            self,
+            watchdog,
+            lease=self._config.lease,
+            concurrency=self._config.concurrency,
+            queues=self._config.queues or (),
         )
         heartbeat.start()
         self._on_exit(stack, "stop heartbeat", heartbeat.stop)
@@ -339,53 +364,44 @@ class Engine:
         self, stack: AsyncExitStack, **loops: Callable[[], Awaitable[None]]
     ) -> None:
         for name, loop in loops.items():
-            side_task = self._loop.create_task(self._keep_going(name, loop), name=f"omniq-{name}")
+            side_task = self._loop.create_task(
+                self._run_side_loop(name, loop), name=f"omniq-{name}"
+            )
             stack.push_async_callback(_cancel, side_task)
 
-    async def _keep_going(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Do it for as long as the pool lives; when it fails, that is told and it begins again."""
+    async def _run_side_loop(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run it as long as the pool runs; a failure is reported, and the loop is started again."""
         while True:
             try:
                 await loop()
             except Exception as error:
-                self._tell_failure(name, error)
+                self._report_failure(name, error)
             await self._clock.sleep(_RESTART_PAUSE)
 
     def _on_exit(
         self, stack: AsyncExitStack, name: str, close: Callable[[], Awaitable[None]]
     ) -> None:
-        """Close that at the end; a failure is told of, and the rest is closed as well."""
+        """Call `close` at the end; a failure is reported, and the rest is closed as well."""
 
-        async def close_and_tell() -> None:
+        async def close_and_report() -> None:
             try:
                 await close()
             except Exception as error:
-                self._tell_failure(name, error)
+                self._report_failure(name, error)
 
-        stack.push_async_callback(close_and_tell)
+        stack.push_async_callback(close_and_report)
 
-    def _in_loop(self, call: Callable[..., None], *args: Any) -> None:
-        """From the heartbeat's thread, or from whoever cancels: do it on the pool's own loop."""
-        # A loop that was closed under the pool has nothing to stop any more.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *args)
-
-    def _on_leak(self) -> None:
-        if self.is_recycling and not self._is_recycling_told:
-            self._events.emit(
-                events.WorkerRecycling(
-                    owner=self._storage.owner, leaked_threads=self.leaked_threads
-                )
-            )
-        self._is_recycling_told = self.is_recycling
-        self._wake.set()
-
-    def _say_goodbye(self, owner: str, released_before: int) -> None:
-        released = self._tally.released - released_before
+    def _report_stopped(self, owner: str, released_before: int) -> None:
+        released = self._stats.released - released_before
         self._events.emit(events.WorkerStopped(owner=owner, released=released))
 
-    def _tell_failure(self, chore: str, error: Exception) -> None:
+    def _report_failure(self, chore: str, error: Exception) -> None:
         self._events.emit(events.ChoreFailed.of(chore, error))
+
+
+def _margin(lease: float) -> float:
+    """How many seconds before its end a lease is no longer trusted."""
+    return max(lease * _LEASE_MARGIN, min(lease * _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN))
 
 
 async def _cancel(side_task: asyncio.Task[None]) -> None:

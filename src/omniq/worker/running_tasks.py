@@ -1,20 +1,22 @@
-"""The runs a worker has under way: begun, stopped when they must end, kept until recorded."""
+"""The tasks that a worker runs: started, stopped when they must end, held until recorded."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
+from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
+from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
-from omniq.tasks.steps import Host
+from omniq.tasks.steps import WorkerServices
 from omniq.worker.executors.execution import Execution, Run, StopReason
-from omniq.worker.pool_stats import Tally
+from omniq.worker.pool_events import PoolEvents
+from omniq.worker.stats_recorder import StatsRecorder
 
 GRACE = 1.0
-"""Seconds a run that was told to stop has to end before it is told once more, then given up."""
+"""Seconds that a run has to end after it was stopped, before it is stopped again, then given up."""
 
 SHORT_GRACE = 0.2
 """The same when the whole worker is out of time."""
@@ -24,45 +26,39 @@ _FOREVER = float("inf")
 _SHORTEST_SWEEP, _SWEEP_WITHOUT_LEASE = 0.001, 0.05
 
 
-class Runs:
-    """Runs tasks on this event loop. `active` are under way, `finished` wait to be recorded.
-
-    `wake` is called when one has finished; `is_ending` says that the loop itself is being torn
-    down, so that a run which is cancelled now has not failed.
-    """
+class RunningTasks:
+    """Runs tasks on this event loop. `active` are running, `finished` wait to be recorded."""
 
     def __init__(
         self,
         execution: Execution,
-        tally: Tally,
+        stats: StatsRecorder,
         clock: Clock,
+        pool: PoolEvents,
         *,
-        host: Host,
+        services: WorkerServices,
         default_timeout: float | None,
-        wake: Callable[[], None],
-        is_ending: Callable[[], bool],
     ) -> None:
         self._execution = execution
-        self._tally = tally
+        self._stats = stats
         self._clock = clock
-        self._host = host
+        self._pool = pool
+        self._services = services
         self._default_timeout = default_timeout
-        self._wake = wake
-        self._is_ending = is_ending
         self._loop = asyncio.get_running_loop()
         self._sweep_now: asyncio.Future[None] = self._loop.create_future()
         self._next_sweep = _FOREVER
-        self._deaf: set[asyncio.Task[None]] = set()
+        self._given_up: set[asyncio.Task[None]] = set()
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
         self.frees_others = False
-        """Whether something has finished that kept others waiting: at a limit, or as a suspect."""
+        """Whether a task has finished that made others wait: at a limit, or as a suspect."""
 
     def start(self, task: Task) -> None:
-        """Begin a run of a task that has been claimed."""
+        """Start a run of a claimed task."""
         before = self.active.get(task.id)
         if before is not None and before.completed is not None:
-            # A task that repeats, and has not returned since its transaction ended that run.
+            # A repeating task whose transaction has ended its last run, but which has not returned.
             self._give_up(before)
         timeout = self._default_timeout if task.timeout is None else task.timeout
         run = Run(task, self._clock.monotonic(), timeout)
@@ -72,23 +68,23 @@ class Runs:
             self._sweep_soon()
 
     def take_finished(self, limit: int | None = None) -> list[Outcome]:
-        """What has finished since the last time, to be recorded; the first `limit` of it."""
+        """Remove and return the first `limit` outcomes that wait to be recorded."""
         outcomes = self.finished[:limit]
         del self.finished[:limit]
         return outcomes
 
     def put_back(self, outcomes: list[Outcome]) -> None:
-        """Keep outcomes that could not be recorded, before those that came later."""
+        """Hold outcomes that could not be recorded, ahead of later ones."""
         self.finished[:0] = outcomes
 
     def cancel(self, task_id: str) -> None:
-        """Somebody does not want the task any more."""
+        """Stop the task, if it runs here: a caller has cancelled it."""
         run = self.active.get(task_id)
         if run is not None and run.stop_reason is None:
             self._stop(run, "cancelled", GRACE)
 
     def stop_all(self, reason: StopReason, grace: float = GRACE) -> None:
-        """Have all runs end; those that have been told before have no more than `grace` left."""
+        """Stop all runs. Those that were stopped before have at most `grace` seconds left."""
         latest = self._clock.monotonic() + grace
         for run in list(self.active.values()):
             if run.stop_reason is None:
@@ -98,18 +94,18 @@ class Runs:
                 self._sweep_soon()
 
     def give_up_all(self, reason: StopReason) -> None:
-        """Decide now what all runs came to, whether or not they end."""
+        """Decide the outcome of all runs now, whether or not they end."""
         for run in list(self.active.values()):
             run.stop_reason = run.stop_reason or reason
             self._give_up(run)
 
-    async def sweep(self, lease_remaining: Callable[[], float], margin: float) -> None:
-        """Stop the runs that are past their deadline, and all of them `margin` before the lease ends."""
+    async def sweep(self, storage: BaseStorage, margin: float) -> None:
+        """Stop runs that are past their deadline, and all runs `margin` seconds before the lease ends."""
         while True:
             now = self._clock.monotonic()
             for run in [run for run in self.active.values() if run.deadline <= now]:
                 self._stop(run, "timeout", SHORT_GRACE if run.stops else GRACE)
-            trusted = lease_remaining() - margin
+            trusted = storage.lease_remaining - margin
             if trusted <= 0:
                 self.stop_all("lease", SHORT_GRACE)
             deadlines = [run.deadline - now for run in self.active.values()]
@@ -120,15 +116,15 @@ class Runs:
 
     async def _execute(self, run: Run, timeout: float | None) -> None:
         task = run.task
-        context = TaskContext(task, timeout, self._host)
-        # Before it is told of: a listener finds the task in `current_task()`, and what it puts into
+        context = TaskContext(task, timeout, self._services)
+        # Before the event: a listener finds the task in `current_task()`, and what it puts into
         # context variables, such as a span, is there for the function.
         enter(context)
-        self._tally.started(task)
+        self._stats.started(task)
         try:
             outcome = await self._execution.run(run, context)
         except BaseException as error:
-            # Execution promises not to raise; should it break that, one task fails and no slot is lost.
+            # `Execution` promises not to raise. If it does, one task fails and no slot is lost.
             record = TaskError.from_exception(error, timestamp=self._clock.now())
             outcome = Failed(task.id, task.token, record, "internal")
         if self.active.get(task.id) is run:
@@ -138,16 +134,16 @@ class Runs:
         task = run.task
         del self.active[task.id]
         outcome = run.completed or outcome
-        if type(outcome) is not Succeeded and run.stop_reason is None and self._is_ending():
+        if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
             outcome = Released(task.id, task.token)
-        self._tally.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")
+        self._stats.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")
         self.finished.append(outcome)
         if task.limits or task.breakers or task.crashes:
             self.frees_others = True
-        self._wake()
+        self._pool.on_finished()
 
     def _stop(self, run: Run, reason: StopReason, grace: float) -> None:
-        """Have a run end, for that reason; the sweeper comes back to those that do not."""
+        """Stop a run for that reason. `sweep` returns to runs that do not end."""
         run.stop_reason = run.stop_reason or reason
         if run.context is None or run.stops >= _STOP_TRIES:
             self._give_up(run)
@@ -160,16 +156,15 @@ class Runs:
         self._sweep_soon()
 
     def _give_up(self, run: Run) -> None:
-        """Never begun, or deaf to being cancelled: its outcome is decided without it."""
+        """Decide the outcome of a run that never started, or that ignores its cancellation."""
         if run.context is not None:
             run.context.cancelled = True
         self._finish(run, self._execution.failure_of(run))
         if run.job is not None and not run.job.done():
-            # Held until it ends: the event loop itself does not keep what it runs.
-            self._deaf.add(run.job)
-            run.job.add_done_callback(self._deaf.discard)
+            # Referenced until it ends: the event loop holds only a weak reference.
+            self._given_up.add(run.job)
+            run.job.add_done_callback(self._given_up.discard)
         run.give_up()
 
     def _sweep_soon(self) -> None:
-        if not self._sweep_now.done():
-            self._sweep_now.set_result(None)
+        finish(self._sweep_now)

@@ -1,12 +1,13 @@
-"""Fires schedules: the chore of every worker. There is no leader; the storage decides who was first.
+"""Fires schedules: a loop in every worker. There is no leader; the storage decides which is first.
 
-Whoever sees that a nominal time is due enqueues its task and advances the schedule, in one step
-that fails if anybody has changed the schedule since it was read. The task's id is made of the
-schedule's and the nominal time, so that a step whose answer was lost can be taken again.
+A worker that sees a due nominal time enqueues its task and advances the schedule, in one step that
+fails if the schedule was changed since it was read. The task's id is derived from the schedule's id
+and the nominal time, so that a step whose reply was lost can be repeated.
 """
 
 from __future__ import annotations
 
+from omniq._backoff import backoff
 from omniq.events import ChoreFailed, Dispatcher, ScheduleFired, ScheduleMissed
 from omniq.failpoints import hit
 from omniq.models import Schedule
@@ -14,60 +15,60 @@ from omniq.scheduling.due_times import Firing, due, task_at, task_id_at
 from omniq.storage.base import BaseStorage
 
 _SHARE = 20
-"""Looking through many schedules takes at most one part in so many of the time."""
+"""Reading many schedules takes at most one part in `_SHARE` of the time."""
 
 _LONGEST_BACKOFF = 5.0
 
 
-class Scheduling:
-    """Looks at all schedules when one is due, when one was changed, and every `poll_interval`."""
+class ScheduleLoop:
+    """Checks all schedules when one is due, when one was changed, and every `poll_interval`."""
 
     def __init__(self, storage: BaseStorage, events: Dispatcher, poll_interval: float) -> None:
         self._storage = storage
         self._clock = storage.clock
         self._events = events
         self._poll_interval = poll_interval
-        self._backoff = 0.0
-        self._told: dict[str, int] = {}
+        self._failures = 0
+        self._reported: dict[str, int] = {}
 
     async def run(self) -> None:
         """Fire what is due, again and again, until cancelled."""
         while True:
             with self._storage.listen_for_schedules() as changed:
                 began = self._clock.monotonic()
-                pause = await self.turn()
+                pause = await self.fire_due()
                 rest = min((self._clock.monotonic() - began) * _SHARE, self._poll_interval)
                 await self._clock.sleep(rest)
                 await self._clock.wait(changed, max(0.0, pause - rest))
 
-    async def turn(self) -> float:
-        """Fire all that is due; in how many seconds to look again, at the latest. Never raises."""
+    async def fire_due(self) -> float:
+        """Fire all that is due; returns in how many seconds to check again. Never raises."""
         try:
             schedules = await self._storage.list_schedules()
         except Exception as error:
             self._events.emit(ChoreFailed.of("schedules", error))
-            self._backoff = min(max(self._backoff * 2, self._poll_interval), _LONGEST_BACKOFF)
-            return self._backoff
-        self._backoff = 0.0
+            self._failures += 1
+            return backoff(self._failures - 1, first=self._poll_interval, longest=_LONGEST_BACKOFF)
+        self._failures = 0
         upcoming = [await self._fire(schedule) for schedule in schedules]
-        # The wall clock may be set while this waits: never longer than a poll.
+        # The wall clock may be set meanwhile: never wait longer than a polling interval.
         return min([self._poll_interval, *(pause for pause in upcoming if pause is not None)])
 
     async def _fire(self, schedule: Schedule) -> float | None:
-        """Fire one schedule as far as it is due; seconds until its next time.
+        """Fire one schedule as far as it is due; returns the seconds until its next time.
 
-        One that cannot be fired holds up no others, and is told of once.
+        One that cannot be fired does not hold up others, and is reported once.
         """
         schedule_id, version = schedule.id, schedule.version
         try:
             current: Schedule | None = schedule
             while current is not None and (firing := due(current, self._clock.now())) is not None:
                 await self._step(current, firing)
-                # Changed by this, or by whoever was faster.
+                # Advanced by this worker, or by another one that was faster.
                 current = await self._storage.get_schedule(schedule_id)
         except Exception as error:
-            if self._told.get(schedule_id) != version:
-                self._told[schedule_id] = version
+            if self._reported.get(schedule_id) != version:
+                self._reported[schedule_id] = version
                 self._events.emit(ChoreFailed.of(f"schedule {schedule_id}", error))
             return None
         if current is None or current.paused or current.next_at is None:
@@ -80,7 +81,8 @@ class Scheduling:
         if nominal is not None:
             task = task_at(schedule, nominal, now)
             if schedule.overlap == "cancel_old" and schedule.last_at is not None:
-                # Before the next one is there: dying in between ends a run that was not wanted.
+                # Before the next one exists: if the worker dies in between, a run that the schedule
+                # does not allow has ended.
                 await self._storage.cancel(task_id_at(schedule.id, schedule.last_at))
         hit("schedule.before_fire")
         if not await self._storage.fire_schedule(schedule, advanced, task):

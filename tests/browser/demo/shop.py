@@ -1,4 +1,4 @@
-"""The work of a small shop, for the dashboard to show."""
+"""The tasks of a small shop, for the dashboard to show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omniq.models import TransientError
 
 @task(queue="mail", max_retries=2)
 async def send_receipt(order: int, to: str, *, api_key: str = "") -> str:
-    """Takes a moment; every ninth address is wrong."""
+    """Takes a moment; fails permanently for every ninth order."""
     await asyncio.sleep(0.05 + order % 7 * 0.02)
     if order % 9 == 4:
         raise PermanentError(f"mailbox of customer {order} does not exist")
@@ -19,7 +19,7 @@ async def send_receipt(order: int, to: str, *, api_key: str = "") -> str:
 
 @task(queue="orders", max_retries=1, breaker="payments")
 async def charge_card(order: int, cents: int, *, card_number: str = "") -> dict[str, int]:
-    """The provider is out of reach for some orders."""
+    """Fails for every eleventh order, as if the payment provider were down."""
     await asyncio.sleep(0.08)
     if order % 11 == 3:
         raise TransientError("payment provider answered 503 Service Unavailable")
@@ -34,7 +34,7 @@ def make_thumbnail(path: str, width: int) -> str:
 
 @task(queue="orders", timeout=3600)
 async def import_catalogue(ctx: TaskContext, supplier: str) -> int:
-    """Goes through durable steps, and says how far it is."""
+    """Runs durable steps and reports progress."""
     for number, name in enumerate(("download", "check"), start=1):
         await ctx.step(name, _step, supplier, name)
         ctx.progress(number / 4, f"{name} done")
@@ -47,13 +47,13 @@ async def _step(supplier: str, name: str) -> str:
 
 
 async def refresh_prices(region: str = "eu") -> int:
-    """What the schedules enqueue."""
+    """The task of the schedules."""
     await asyncio.sleep(0.05)
     return 1204
 
 
 async def say(text: str) -> str:
-    """Gives back what it is told, or fails with it."""
+    """Returns the text, or fails with it if it starts with `fail`."""
     if text.startswith("fail"):
         raise PermanentError(text)
     return text

@@ -1,12 +1,12 @@
-// Keeps a page up to date: the server says that something has changed, the page asks for itself
-// again, and the parts marked data-live take the place of the old ones. Without this file every
-// page is complete, as of the moment it was opened.
+// Keeps a page up to date: when the server reports a change, the page is fetched again and its
+// parts marked data-live are replaced. Without this script every page is complete, and shows the
+// state at the time it was loaded.
 "use strict";
 (() => {
-  const POLL = 5000;
+  const POLL_INTERVAL = 5000;
   const body = document.body;
   const mark = document.getElementById("live-mark");
-  const always = body.dataset.pace === "always";
+  const refreshAlways = body.dataset.refresh === "always";
   let source = null;
   let poll = 0;
   let version = null;
@@ -25,13 +25,13 @@
     }
   }
 
-  function say(text, state) {
+  function showState(text, state) {
     if (!mark) return;
     if (mark.textContent !== text) mark.textContent = text;
     mark.dataset.state = state;
   }
 
-  // A part that somebody is using stays as it is: a box they ticked, a question they opened.
+  // A part in use is not replaced: it has the focus, a selected checkbox or an open confirmation.
   function inUse(part) {
     return part.contains(document.activeElement) ||
       part.querySelector("input:checked, details.confirm[open]") !== null;
@@ -41,10 +41,10 @@
     if (busy) return;
     busy = true;
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
-      if (answer.status === 401) { say("signed out", "off"); stop(); return; }
-      if (!answer.ok) throw new Error(String(answer.status));
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const response = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+      if (response.status === 401) { showState("signed out", "off"); stop(); return; }
+      if (!response.ok) throw new Error(String(response.status));
+      const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       localise(fresh);
       for (const part of document.querySelectorAll("[data-live]")) {
         const next = fresh.getElementById(part.id);
@@ -53,7 +53,7 @@
       }
       prepare();
     } catch (error) {
-      say("no answer", "off");
+      showState("no response", "off");
     } finally {
       busy = false;
     }
@@ -62,21 +62,23 @@
   function listen() {
     stop();
     source = new EventSource(`${body.dataset.base}/api/stream`);
-    source.addEventListener("look", (event) => {
-      const told = JSON.parse(event.data);
-      say("live", "on");
-      if (always || version !== told.version) {
+    source.addEventListener("snapshot", (event) => {
+      const snapshot = JSON.parse(event.data);
+      showState("live", "on");
+      if (refreshAlways || version !== snapshot.version) {
         if (version !== null) refresh();
-        version = told.version;
+        version = snapshot.version;
       }
     });
-    source.addEventListener("trouble", () => { say("storage does not answer", "off"); });
+    source.addEventListener("storage_error", () => {
+      showState("storage does not respond", "off");
+    });
     source.onerror = () => {
-      // The stream was cut or refused: ask now and then, and try to listen again.
+      // The stream was closed or refused: poll instead, until the page is shown again.
       if (source && source.readyState === EventSource.CLOSED) {
         stop();
-        say("polling", "poll");
-        poll = setInterval(refresh, POLL);
+        showState("polling", "poll");
+        poll = setInterval(refresh, POLL_INTERVAL);
       }
     };
   }
@@ -87,7 +89,7 @@
     clearInterval(poll);
   }
 
-  // Boxes: one that ticks all, and how many are ticked.
+  // Checkboxes: one that selects all, and the number of selected ones.
   function prepare() {
     for (const form of document.querySelectorAll("form[data-bulk]")) {
       const all = form.querySelector("[data-all]");
@@ -97,13 +99,13 @@
 
   function count(form) {
     const boxes = [...form.querySelectorAll("input[name=ids]")];
-    const ticked = boxes.filter((box) => box.checked).length;
-    const words = form.querySelector("[data-chosen]");
-    if (words) words.textContent = ticked ? `${ticked} ticked` : "None is ticked";
+    const selected = boxes.filter((box) => box.checked).length;
+    const label = form.querySelector("[data-selected]");
+    if (label) label.textContent = `${selected} selected`;
     const all = form.querySelector("[data-all]");
     if (all) {
-      all.checked = ticked > 0 && ticked === boxes.length;
-      all.indeterminate = ticked > 0 && ticked < boxes.length;
+      all.checked = selected > 0 && selected === boxes.length;
+      all.indeterminate = selected > 0 && selected < boxes.length;
     }
   }
 
@@ -135,7 +137,7 @@
   }, true);
 
   document.addEventListener("visibilitychange", () => {
-    // A browser has few connections for one site: a page that nobody sees gives its own back.
+    // A browser has few connections per site: a hidden page closes its stream.
     if (document.hidden) { stop(); } else if (mark) { version = null; refresh(); listen(); }
   });
 

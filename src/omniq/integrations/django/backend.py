@@ -1,10 +1,10 @@
-"""A backend for Django's tasks that keeps them in an omniq storage.
+"""A backend for Django's tasks that stores them in an omniq storage.
 
-Options of a backend: `url` says where tasks live. With `database`, the name of one of Django's
-databases, a task that is enqueued inside `transaction.atomic()` is a part of that transaction; it
-must be the database in which the tasks live.
+Options of the backend: `url` is the URL of the storage. With `database`, the name of one of Django's
+databases, a task that is enqueued inside `transaction.atomic()` is part of that transaction; the
+tasks must be stored in that database.
 
-`@omniq.task(max_retries=5, timeout=30, …)` below Django's `@task` says what Django has no word for.
+`@omniq.task(max_retries=5, timeout=30, …)` below Django's `@task` sets options that Django lacks.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _queues: dict[tuple[int, str | None], TaskQueue] = {}
 
 
 class OmniqTask(base.Task):
-    """A task of Django's whose function a worker of omniq finds by its path."""
+    """A Django task whose function an omniq worker resolves by its path."""
 
     def __omniq_function__(self) -> Any:
         return runnable(self, base, signals)
 
 
 class OmniqBackend(_backends.BaseTaskBackend):
-    """Keeps tasks in an omniq storage; workers of omniq run them."""
+    """Stores tasks in an omniq storage; omniq workers run them."""
 
     task_class = OmniqTask
     supports_defer = True
@@ -65,9 +65,9 @@ class OmniqBackend(_backends.BaseTaskBackend):
 
     @property
     def queue(self) -> TaskQueue:
-        """The queue of this process, for all threads: Django makes a backend for each of them."""
+        """The queue of this process, shared by all threads: Django makes a backend per thread."""
         url = self.options.get("url")
-        # A process that was forked has a queue of its own.
+        # A forked process opens a new queue.
         key = os.getpid(), url
         with _lock:
             if key not in _queues:
@@ -77,7 +77,7 @@ class OmniqBackend(_backends.BaseTaskBackend):
             return _queues[key]
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Keep the call; when this returns, it is safe, or a part of the transaction."""
+        """Store the call. When this returns, it is durable, or part of the open transaction."""
         self.validate_task(task)
         result = self._result(task, "", args, kwargs, status=base.TaskResultStatus.READY)
         handle = self._enqueuer(task).enqueue(task.module_path, *result.args, **result.kwargs)
@@ -87,7 +87,7 @@ class OmniqBackend(_backends.BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """The task as it is now."""
+        """The task in its present state."""
         record = self.queue.get_task(result_id)
         task = None if record is None else _task_at(record.func_path)
         if record is None or task is None:
@@ -112,12 +112,14 @@ class OmniqBackend(_backends.BaseTaskBackend):
         return result
 
     def _enqueuer(self, task: Any) -> Enqueuer:
-        said = {
+        given = {
             name: value
             for name, value in options_of(task.func).given().items()
             if name in EnqueueOptions.__annotations__
         }
-        options = cast(EnqueueOptions, said | {"queue": task.queue_name, "priority": task.priority})
+        options = cast(
+            EnqueueOptions, given | {"queue": task.queue_name, "priority": task.priority}
+        )
         if task.run_after is not None:
             options["eta"] = _aware(task.run_after)
         return self._options(**options)
@@ -128,7 +130,7 @@ class OmniqBackend(_backends.BaseTaskBackend):
             options["connection"] = connections[database].connection
         return self.queue.options(**options)
 
-    def _result(self, task: Any, task_id: str, args: Any, kwargs: Any, **facts: Any) -> Any:
+    def _result(self, task: Any, task_id: str, args: Any, kwargs: Any, **known: Any) -> Any:
         unknown: dict[str, Any] = {
             "enqueued_at": None,
             "started_at": None,
@@ -143,12 +145,12 @@ class OmniqBackend(_backends.BaseTaskBackend):
             args=list(args),
             kwargs=dict(kwargs),
             backend=self.alias,
-            **{**unknown, **facts},
+            **{**unknown, **known},
         )
 
 
 def _task_at(path: str) -> Any:
-    """Django's task at that path; None when it is none of Django's."""
+    """The Django task at that path; None if there is none."""
     try:
         found = import_string(path)
     except ImportError:
@@ -168,7 +170,7 @@ def _error(attempt: Attempt) -> Any:
 
 
 def _workers(task: Task, history: list[Attempt]) -> list[str]:
-    """Who ran it, once for each run: Django counts attempts by them."""
+    """The worker of each run: Django counts attempts by the length of this list."""
     past = [attempt.owner or "" for attempt in history]
     is_new = task.started_at is not None and len(past) <= task.attempts
     return [*past, task.owner or ""] if is_new else past

@@ -1,4 +1,4 @@
-"""Sets Django up when it is imported: the first module of a worker, before those that have models."""
+"""Sets up Django on import. A worker imports this module before the modules with tasks."""
 
 from __future__ import annotations
 

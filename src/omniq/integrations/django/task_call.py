@@ -1,4 +1,4 @@
-"""Calls the function of a Django task in a worker, as Django wants its tasks to be called."""
+"""Calls the function of a Django task in a worker, with Django's signals and connections."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from omniq.tasks.context import current_task
 
 
 def runnable(task: Any, base: Any, signals: Any) -> Callable[..., Any]:
-    """The task's function for a worker: with its context, between fresh database connections.
+    """The task's function for a worker: passes Django's context and renews database connections.
 
-    `task_started` and `task_finished` are sent for each run.
+    Sends `task_started` and `task_finished` for each run.
     """
     call: Callable[..., Any]
     if inspect.iscoroutinefunction(task.func):
 
         @wraps(task.func)
-        async def run(*args: Any, **kwargs: Any) -> Any:
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
             async with _async_attempt(task, base, signals, args, kwargs) as result:
-                return await task.func(*_given(task, base, result, args), **kwargs)
+                return await task.func(*_arguments(task, base, result, args), **kwargs)
 
-        call = run
+        call = call_async
     else:
 
         @wraps(task.func)
-        def run_here(*args: Any, **kwargs: Any) -> Any:
+        def call_sync(*args: Any, **kwargs: Any) -> Any:
             with _attempt(task, base, signals, args, kwargs) as result:
-                return task.func(*_given(task, base, result, args), **kwargs)
+                return task.func(*_arguments(task, base, result, args), **kwargs)
 
-        call = run_here
-    # It takes what was enqueued. A context of Django's is not one that omniq would put first.
+        call = call_sync
+    # The wrapper's signature counts: omniq must not take Django's context parameter for its own.
     del call.__wrapped__
     return call
 
@@ -79,12 +79,12 @@ async def _async_attempt(
         await sync_to_async(close_old_connections)()
 
 
-def _given(task: Any, base: Any, result: Any, args: Any) -> tuple[Any, ...]:
+def _arguments(task: Any, base: Any, result: Any, args: Any) -> tuple[Any, ...]:
     return (base.TaskContext(task_result=result), *args) if task.takes_context else tuple(args)
 
 
 def _running(task: Any, base: Any, args: Any, kwargs: Any) -> Any:
-    """The running task as Django shows it."""
+    """The running task as Django's `TaskResult`."""
     context, now = current_task(), timezone.now()
     return base.TaskResult(
         task=task,
@@ -98,7 +98,7 @@ def _running(task: Any, base: Any, args: Any, kwargs: Any) -> Any:
         kwargs=kwargs,
         backend=task.backend,
         errors=[],
-        # Django counts attempts by the workers; which ones the earlier were is not known here.
+        # Django counts attempts by this list; the workers of earlier runs are not known here.
         worker_ids=[""] * context.attempt,
     )
 

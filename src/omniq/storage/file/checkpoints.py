@@ -1,7 +1,7 @@
-"""What a task leaves beside its record: its checkpoint and its progress, in a folder of its own.
+"""Checkpoints: the checkpoint and the progress of each task, in a separate folder for each task.
 
 A checkpoint's file is named by the token of the claim that saved it, so that a claim that has ended
-cannot overwrite what a later one saved.
+cannot overwrite the checkpoint of a later claim.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from omniq.storage.file.filesystem import Disk
 _ENDING = ".checkpoint"
 
 
-class Notes:
+class Checkpoints:
     """Checkpoints and progress, `notes/<id>/`."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
@@ -22,7 +22,7 @@ class Notes:
         self._clock = clock
 
     def save(self, task_id: str, token: int, data: bytes) -> None:
-        """Keep the checkpoint of that claim; those of earlier claims go."""
+        """Store the checkpoint of that claim, and delete those of earlier claims."""
         self._disk.make_folder(f"notes/{task_id}")
         path = f"notes/{task_id}/{token}{_ENDING}"
         self._disk.replace(path, CHECKPOINT.encode(Checkpoint(self._clock.micros(), data)))
@@ -32,7 +32,7 @@ class Notes:
                 self._disk.remove_quietly(f"notes/{task_id}/{other}{_ENDING}")
 
     def load(self, task_id: str) -> Checkpoint | None:
-        """The checkpoint of the newest claim that saved one."""
+        """Return the checkpoint of the newest claim that saved one, or None."""
         for token in sorted(self._tokens(task_id), reverse=True):
             path = f"notes/{task_id}/{token}{_ENDING}"
             try:
@@ -49,13 +49,13 @@ class Notes:
         return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
 
     def report(self, progress: Progress) -> None:
-        """Keep the newest progress. Not worth a wait for the disk."""
+        """Store the newest progress, without a wait for the disk: a power cut may lose it."""
         self._disk.make_folder(f"notes/{progress.task_id}")
         path = f"notes/{progress.task_id}/progress"
-        self._disk.replace(path, PROGRESS.encode(progress), lasting=False)
+        self._disk.replace(path, PROGRESS.encode(progress), durable=False)
 
     def progress(self, task_id: str) -> Progress | None:
-        """What was reported last."""
+        """Return the newest progress, or None."""
         path = f"notes/{task_id}/progress"
         try:
             data = self._disk.read(path)
@@ -64,8 +64,8 @@ class Notes:
             self._disk.quarantine(path, str(error))
             return None
 
-    def end(self, task_id: str, *, keeps_checkpoint: bool) -> None:
-        """The task has ended: its progress goes, and its checkpoint unless it is to be kept."""
+    def task_ended(self, task_id: str, *, keeps_checkpoint: bool) -> None:
+        """Delete the progress of a task that has ended, and perhaps its checkpoint."""
         if not self._disk.exists(f"notes/{task_id}"):
             return
         self._disk.remove_quietly(f"notes/{task_id}/progress")
@@ -73,10 +73,10 @@ class Notes:
             self.clear(task_id)
 
     def clear(self, task_id: str) -> None:
-        """Forget the checkpoint."""
+        """Delete the checkpoint and the progress."""
         if self._disk.exists(f"notes/{task_id}"):
             self._disk.remove_folder(f"notes/{task_id}")
 
-    def saved(self) -> list[str]:
-        """The ids of all tasks that have left something."""
+    def task_ids(self) -> list[str]:
+        """The ids of all tasks that have a folder here."""
         return self._disk.names("notes")

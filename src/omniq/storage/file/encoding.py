@@ -1,11 +1,11 @@
-"""What is inside a file: a header with version, length and checksum, then one of omniq's records.
+"""Encoding: the contents of a file: a header with version, length and checksum, then a record.
 
     offset  0  "omnq"        4  version      5  kind      6  two zero bytes
             8  length        12 CRC-32 of the first 12 bytes and the payload
             16 payload (MessagePack)
 
-A file that is empty, cut short, longer than it says, changed in any bit, of another kind or of a
-later version is not a record: `NotARecord` says why, and the file is set aside, never trusted.
+A file that is empty, truncated, longer than its header says, changed in any bit, of another kind or
+of a later version is not a record: `NotARecord` says why, and the file is moved to `corrupt/`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MAGIC = b"omnq"
 
 
 class NotARecord(Exception):
-    """The file is not a whole record of the expected kind; the message says why."""
+    """The file is not a complete record of the expected kind; the message says why."""
 
 
 class Kind(IntEnum):
-    """What a record holds."""
+    """The kinds of records. The numbers are stored in the files."""
 
     LIVE = 1
     ENDED = 2
@@ -47,13 +47,14 @@ class Kind(IntEnum):
     HOLDERS = 6
     CHECKPOINT = 7
     PROGRESS = 8
-    GATHERED = 9
+    SHARED = 9
 
 
 class Live(msgspec.Struct, omit_defaults=True):
-    """A task that waits or is held. `newest` is the result of a repeating task's last run.
+    """The record of a task that waits or is held.
 
-    `clears_notes` says that the record begins a new round: what earlier runs noted goes.
+    `newest` is the result of a repeating task's last run. With `clears_notes` the task starts from
+    the beginning: the checkpoint and the progress of earlier runs are deleted.
     """
 
     row: Row
@@ -62,7 +63,7 @@ class Live(msgspec.Struct, omit_defaults=True):
 
 
 class Ended(msgspec.Struct, omit_defaults=True):
-    """A task that has ended, and its dead letter if it has become one."""
+    """The record of a task that has ended, with its dead letter if it has one."""
 
     row: Row
     finished_at: int
@@ -72,7 +73,7 @@ class Ended(msgspec.Struct, omit_defaults=True):
 
     @property
     def finished_row(self) -> FinishedRow:
-        """The same as the contract's read side knows it."""
+        """The record as the contract's read methods return it."""
         return FinishedRow(
             row=self.row,
             finished_at=self.finished_at,
@@ -81,8 +82,8 @@ class Ended(msgspec.Struct, omit_defaults=True):
         )
 
 
-class Waiter(msgspec.Struct, gc=False):
-    """What the index keeps of a waiting task: what ordering needs, and no body."""
+class IndexEntry(msgspec.Struct, gc=False):
+    """The fields of a waiting task that decide its order, as the index holds them: no body."""
 
     id: str
     queue: str
@@ -99,7 +100,7 @@ class Waiter(msgspec.Struct, gc=False):
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts as the tasks are to be claimed."""
+        """The sort key: the order in which tasks are claimed."""
         return (-self.priority, self.due, self.seq)
 
     @property
@@ -108,8 +109,8 @@ class Waiter(msgspec.Struct, gc=False):
         return self.crashes > 0
 
     @classmethod
-    def of(cls, row: Row) -> Waiter:
-        """What the index keeps of that row."""
+    def of(cls, row: Row) -> IndexEntry:
+        """Return the index entry of that row."""
         return cls(
             id=row.id,
             queue=row.queue,
@@ -125,15 +126,15 @@ class Waiter(msgspec.Struct, gc=False):
         )
 
 
-class _LiveInBrief(msgspec.Struct):
-    row: Waiter
+class _LiveSummary(msgspec.Struct):
+    row: IndexEntry
 
 
-class EndedInBrief(msgspec.Struct):
-    """What counting and purging need to know of a task that has ended."""
+class EndedSummary(msgspec.Struct):
+    """The fields of an ended task's record that counting and purging need."""
 
     class Row(msgspec.Struct):
-        """Of its row."""
+        """The fields of its row."""
 
         id: str
         status: TaskStatus
@@ -144,21 +145,21 @@ class EndedInBrief(msgspec.Struct):
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """Who has a unique key. While the file `via` exists the holder is on its way."""
+    """The task that holds a unique key. While the file `via` exists, it is about to become live."""
 
     task_id: str
     via: str = ""
 
 
 class Checkpoint(msgspec.Struct):
-    """What a task needs to resume, and when it was saved."""
+    """The data from which a task resumes, and when it was saved."""
 
     saved_at: int
     data: bytes
 
 
 class StoredSchedule(msgspec.Struct):
-    """A schedule whose task's arguments are kept as the serializer's bytes, not as omniq's own."""
+    """A schedule; its task's arguments are in `body`, encoded by the user's serializer."""
 
     schedule: Schedule
     body: bytes
@@ -168,18 +169,18 @@ T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    """Records of one kind to whole file contents and back."""
+    """Encodes and decodes records of one kind, with their headers."""
 
     def __init__(self, kind: Kind, shape: type[T]) -> None:
         self._kind = kind
         self._decode: Callable[[bytes], T] = internal_decoder(shape)
 
     def encode(self, value: T) -> bytes:
-        """The file's contents."""
+        """Return the file's contents."""
         return frame(self._kind, encode_internal(value))
 
     def decode(self, data: bytes) -> T:
-        """What `encode` was given; `NotARecord` when these are not such contents."""
+        """Return the value that was encoded; raises `NotARecord` for any other contents."""
         kind, payload = unframe(data)
         if kind != self._kind:
             raise NotARecord(f"a record of kind {kind} where one of kind {self._kind} belongs")
@@ -190,27 +191,27 @@ class Codec(Generic[T]):
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
-    """A whole record: the payload behind its header."""
+    """Return a complete record: header and payload."""
     header = _HEADER.pack(_MAGIC, VERSION, kind, 0, len(payload))
     return header + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
 
 
 def declared_size(start: bytes) -> int:
-    """How long a file with this beginning says it is; `NotARecord` if it does not begin as one."""
+    """Return the file size that the header declares; raises `NotARecord` for another header."""
     if not start:
         raise NotARecord("the file is empty")
     if len(start) < HEADER_SIZE:
-        raise NotARecord(f"cut short: {len(start)} bytes, not even a header")
+        raise NotARecord(f"truncated: {len(start)} bytes are shorter than a header")
     magic, version, _, _, length = _HEADER.unpack_from(start)
     if magic != _MAGIC:
-        raise NotARecord("does not begin as a record does")
+        raise NotARecord("the header does not begin with 'omnq'")
     if version != VERSION:
         raise NotARecord(f"written in version {version} of the format; this is version {VERSION}")
     return HEADER_SIZE + int(length)
 
 
 def unframe(data: bytes) -> tuple[int, bytes]:
-    """The kind and the payload of a whole record."""
+    """Return the kind and the payload of a complete record."""
     size = declared_size(data)
     if len(data) != size:
         raise NotARecord(f"{len(data)} bytes long, where its header says {size}")
@@ -230,16 +231,16 @@ HOLDERS: Codec[dict[str, Holder]] = Codec(Kind.HOLDERS, dict[str, Holder])
 CHECKPOINT = Codec(Kind.CHECKPOINT, Checkpoint)
 PROGRESS = Codec(Kind.PROGRESS, Progress)
 
-_LIVE_IN_BRIEF = Codec(Kind.LIVE, _LiveInBrief)
-ENDED_IN_BRIEF = Codec(Kind.ENDED, EndedInBrief)
+_LIVE_SUMMARY = Codec(Kind.LIVE, _LiveSummary)
+ENDED_SUMMARY = Codec(Kind.ENDED, EndedSummary)
 
 
-def decode_waiter(data: bytes) -> Waiter:
-    """What the index keeps of a waiting task's file."""
-    return _LIVE_IN_BRIEF.decode(data).row
+def decode_index_entry(data: bytes) -> IndexEntry:
+    """Decode a waiting task's record into its index entry."""
+    return _LIVE_SUMMARY.decode(data).row
 
 
 def decode_part(data: bytes) -> Live | Ended:
-    """The record that a change brings about: the task goes on, or has ended."""
+    """Decode the new record of a change: the task is still live, or it has ended."""
     kind, _ = unframe(data)
     return LIVE.decode(data) if kind == Kind.LIVE else ENDED.decode(data)

@@ -1,4 +1,4 @@
-"""File names of the queue folder, both ways. Ids contain dots, so names are read from the right."""
+"""File names: builds and parses them. Ids contain dots, so names are parsed from the right."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,18}|0")
 
 
 class Claimed(NamedTuple):
-    """A task that an owner holds: `<id>.<token>.<owner>.<started>.running`.
+    """The name of a claimed task's file: `<id>.<token>.<owner>.<started>.running`.
 
-    `started` is the claim's instant in microseconds. Once its cancellation was asked for, the same
+    `started` is the time of the claim in microseconds. After a cancellation was requested, the same
     name ends in `.cancelling`.
     """
 
@@ -30,12 +30,12 @@ class Claimed(NamedTuple):
         return f"queue/{self.id}.{self.token}.{self.owner}.{self.started}.{ending}"
 
     def cancelled(self) -> Claimed:
-        """The same claim after its cancellation was asked for."""
+        """Return the same claim after a cancellation was requested."""
         return self._replace(is_cancelled=True)
 
 
 class Committed(NamedTuple):
-    """A change that holds and may still have to be carried out: `<id>.<token>.<nonce>.done`."""
+    """A change that is committed, but perhaps not finished yet: `<id>.<token>.<nonce>.done`."""
 
     id: str
     token: int
@@ -48,37 +48,37 @@ class Committed(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The record that the change brings about."""
+        """The path of the new record."""
         return f"results/{self.id}.{self.token}.{self.nonce}.part"
 
     @property
     def dead_part(self) -> str:
-        """The same record once more, when it also becomes a dead letter."""
+        """A second path of the new record, when it also becomes a dead letter."""
         return f"dead/{self.id}.{self.token}.{self.nonce}.part"
 
 
 def task_path(task_id: str) -> str:
-    """Where a waiting task lies."""
+    """The path of a waiting task."""
     return f"queue/{task_id}.task"
 
 
 def intent_path(task_id: str) -> str:
-    """Where a task lies that is about to be enqueued: whole, and not claimable yet."""
+    """The path of an intent: a complete task that is about to be enqueued, not claimable yet."""
     return f"tmp/{task_id}.task.tmp"
 
 
 def result_path(task_id: str) -> str:
-    """Where the record of a task that has ended lies."""
+    """The path of the record of a task that has ended."""
     return f"results/{task_id}.result"
 
 
 def dead_path(task_id: str) -> str:
-    """Where a dead letter lies, with the task's record."""
+    """The path of a dead letter, with the task's record."""
     return f"dead/{task_id}.dead"
 
 
 def id_of(name: str, ending: str) -> str | None:
-    """The id in a name of the form `<id><ending>`; None when it is not one.
+    """The id in a name of the form `<id><ending>`; None for other names.
 
     >>> id_of("a.b.task", ".task"), id_of("a b.task", ".task")
     ('a.b', None)
@@ -90,7 +90,7 @@ def id_of(name: str, ending: str) -> str | None:
 
 
 def claimed_of(name: str) -> Claimed | None:
-    """The claim that a `.running` or `.cancelling` name stands for.
+    """The claim in a `.running` or `.cancelling` name; None for other names.
 
     >>> claimed_of("a.b.2.W1.77.running")
     Claimed(id='a.b', token=2, owner='W1', started=77, is_cancelled=False)
@@ -107,7 +107,7 @@ def claimed_of(name: str) -> Claimed | None:
 
 
 def committed_of(name: str, ending: str = "done") -> Committed | None:
-    """The change that a `.done` (or `.part`) name stands for.
+    """The change in a `.done` (or `.part`) name; None for other names.
 
     >>> committed_of("a.b.2.N5.done")
     Committed(id='a.b', token=2, nonce='N5')

@@ -1,8 +1,8 @@
-"""System calls on the store's folder: what is atomic, and what is durable when it returns.
+"""File system: the system calls on the store's folder; which are atomic, and which are durable.
 
-Every path is relative to the store's folder, through one file descriptor. Two steps decide races:
-`move` (rename: of many that move one file, one succeeds) and `link` (of many that create one
-name, one succeeds). Nothing here waits for another process.
+Every path is relative to the store's folder, which is open as one file descriptor. Two calls decide
+races: `move` (rename: of several processes that move one file, one succeeds) and `link` (of several
+processes that create one name, one succeeds). Nothing here waits for another process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from omniq.errors import StorageError
 from omniq.storage.file.encoding import HEADER_SIZE, NotARecord, declared_size
-from omniq.storage.file.shared_file import pick
+from omniq.storage.file.shared_file import unpack_one
 from omniq.storage.permissions import refuse_shared
 
 FOLDERS = (
@@ -33,29 +33,29 @@ _NETWORK_TYPES = frozenset(
         *("fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
     )
 )
-_OPEN_AT_ONCE = 64
+_MAX_OPEN = 64
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = _ROOT | os.O_NOFOLLOW
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV)
 _NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
-_ODD = re.compile(r"[^A-Za-z0-9._-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 180
 
 
 class Disk:
     """The store's folder. `is_durable`: whether `write` and `sync` wait for the disk."""
 
-    def __init__(self, root: Path, *, is_durable: bool, session: str) -> None:
+    def __init__(self, root: Path, *, is_durable: bool, nonce_prefix: str) -> None:
         self.root = root
         self.is_durable = is_durable
-        self._session = session
+        self._nonce_prefix = nonce_prefix
         self._count = 0
         self._fd = -1
 
     def open(self) -> None:
-        """Make the folders that are missing, and see that this file system can do what is needed."""
+        """Create the folders that are missing, and check that the file system is suitable."""
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             _make_folder(self.root)
@@ -67,31 +67,34 @@ class Disk:
                 refuse_shared(self.root / folder)
             if self.is_durable:
                 self._sync_folder(".")
-            self._test()
+            self._check_file_system()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close; does nothing when called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def nonce(self) -> str:
-        """A word that no other process, and no earlier call, has used."""
+        """Return a string that no other process, and no earlier call, has used."""
         self._count += 1
-        return f"{self._session}-{self._count:x}"
+        return f"{self._nonce_prefix}-{self._count:x}"
 
     # Reading
 
     def read(self, path: str) -> bytes | None:
-        """The file's contents; None when it is not there; `NotARecord` when it is no regular file."""
+        """Return the file's contents; None when it is missing.
+
+        Raises `NotARecord` when it is not a regular file.
+        """
         found = self.read_file(path)
         return None if found is None else found[1]
 
     def read_file(self, path: str) -> tuple[int, bytes] | None:
-        """The file's inode number and its contents."""
+        """Return the file's inode number and its contents; None when it is missing."""
         try:
             fd = os.open(path, _READ, dir_fd=self._fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -109,20 +112,23 @@ class Disk:
             os.close(fd)
 
     def read_record(self, path: str, task_id: str) -> bytes | None:
-        """The record of that task out of a file that may hold those of others too."""
+        """Return the record of that task from a file that may hold records of other tasks too."""
         data = self.read(path)
-        return None if data is None else pick(data, task_id)
+        return None if data is None else unpack_one(data, task_id)
 
     def exists(self, path: str) -> bool:
-        """Whether something has that name."""
+        """Whether the path exists."""
         return os.access(path, os.F_OK, dir_fd=self._fd, follow_symlinks=False)
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder; none when it is not there."""
+        """The names in a folder; none when it is missing."""
         return [name for name, _ in self.scan(folder)]
 
     def scan(self, folder: str) -> list[tuple[str, int]]:
-        """The names in a folder with their inode numbers; what is no folder is set aside."""
+        """The names in a folder with their inode numbers.
+
+        Something other than a folder under that path is moved to `corrupt/`.
+        """
         try:
             fd = os.open(folder, _FOLDER, dir_fd=self._fd)
         except FileNotFoundError:
@@ -139,11 +145,11 @@ class Disk:
             os.close(fd)
 
     def changed_at(self, path: str) -> int:
-        """The time of the last change of a folder or file, by the file system's clock."""
+        """The modification time of a folder or file, by the file system's clock."""
         return os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mtime_ns
 
     def disk_time(self) -> int:
-        """What the file system's clock says, in nanoseconds."""
+        """The current time of the file system's clock, in nanoseconds."""
         path = f"tmp/{self.nonce()}.tmp"
         fd = os.open(path, _CREATE, 0o600, dir_fd=self._fd)
         try:
@@ -154,15 +160,15 @@ class Disk:
 
     # Writing
 
-    def write(self, path: str, data: bytes, *, lasting: bool = True) -> None:
-        """Create a file; when it fails, none is left.
+    def write(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Create a file; a call that fails leaves none behind.
 
-        What is not `lasting` may be empty after a power cut, whatever was asked for.
+        A file that is not `durable` may be empty after a power cut, also in a durable store.
         """
-        self._write([((path,), data)], is_synced=self.is_durable and lasting)
+        self._write([((path,), data)], is_synced=self.is_durable and durable)
 
     def write_all(self, files: Sequence[tuple[Sequence[str], bytes]]) -> None:
-        """Create files with one or more names each, and one barrier for all; all or none is left."""
+        """Create files with one or more names each; a call that fails leaves none behind."""
         self._write(files, is_synced=self.is_durable)
 
     def _write(self, files: Sequence[tuple[Sequence[str], bytes]], *, is_synced: bool) -> None:
@@ -174,7 +180,7 @@ class Disk:
                 created.append(path)
                 waiting.append(fd)
                 _write_whole(fd, data)
-                # Before the sync: it makes the names last together with what they stand for.
+                # Before the sync, which then makes these names and the contents durable together.
                 for other in others:
                     os.link(path, other, src_dir_fd=self._fd, dst_dir_fd=self._fd)
                     created.append(other)
@@ -182,11 +188,11 @@ class Disk:
                     os.close(waiting.pop())
                     continue
                 _start_writeback(fd)
-                if len(waiting) >= _OPEN_AT_ONCE:
+                if len(waiting) >= _MAX_OPEN:
                     _sync_and_close(waiting)
             _sync_and_close(waiting)
         except BaseException:
-            # A failed sync is final: the kernel may have dropped the data and say so only once.
+            # A failed sync is final: the kernel may drop the data, and reports it only once.
             for fd in waiting:
                 os.close(fd)
             for path in created:
@@ -202,10 +208,10 @@ class Disk:
             _sync_and_close(waiting)
             return os.open(path, _CREATE, 0o600, dir_fd=self._fd)
 
-    def replace(self, path: str, data: bytes, *, lasting: bool = True) -> None:
-        """Put a file in the place of another, whole, whether there was one or not."""
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Create or replace a file atomically."""
         temporary = f"tmp/{self.nonce()}.tmp"
-        self.write(temporary, data, lasting=lasting)
+        self.write(temporary, data, durable=durable)
         try:
             os.rename(temporary, path, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except BaseException:
@@ -213,7 +219,7 @@ class Disk:
             raise
 
     def make_folder(self, path: str) -> None:
-        """Make a folder of the store's own; it may be there already."""
+        """Create a folder unless it exists. Another kind of file there is moved to `corrupt/`."""
         _make_folder(path, dir_fd=self._fd)
         facts = os.stat(path, dir_fd=self._fd, follow_symlinks=False)
         if not stat.S_ISDIR(facts.st_mode):
@@ -221,7 +227,7 @@ class Disk:
             _make_folder(path, dir_fd=self._fd)
 
     def sync(self, *folders: str) -> None:
-        """Wait until the names in these folders are on the disk, if that was asked for."""
+        """In a durable store, wait until the names in these folders are on the disk."""
         if self.is_durable:
             for folder in folders:
                 self._sync_folder(folder)
@@ -236,7 +242,7 @@ class Disk:
     # Names
 
     def move(self, source: str, target: str) -> bool:
-        """Rename. False when the source is not there: somebody else has moved it."""
+        """Rename. False when the source is missing: another process has moved it."""
         try:
             os.rename(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except FileNotFoundError:
@@ -244,7 +250,7 @@ class Disk:
         return True
 
     def link(self, source: str, target: str) -> bool:
-        """Give the file one more name. False when that name is taken."""
+        """Add a name to the file. False when that name exists."""
         try:
             os.link(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
         except FileExistsError:
@@ -252,7 +258,7 @@ class Disk:
         return True
 
     def remove(self, path: str) -> bool:
-        """Remove a file. False when it is not there."""
+        """Remove a file. False when it is missing."""
         try:
             os.unlink(path, dir_fd=self._fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -260,30 +266,33 @@ class Disk:
         return True
 
     def remove_quietly(self, path: str) -> None:
-        """Remove a file that does no harm if it stays."""
+        """Remove a file, ignoring errors: it does no harm if it stays."""
         with suppress(OSError):
             os.unlink(path, dir_fd=self._fd)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and the files in it, as far as that is possible."""
+        """Remove a folder and the files in it, ignoring errors."""
         for name in self.names(path):
             self.remove_quietly(f"{path}/{name}")
         with suppress(OSError):
             os.rmdir(path, dir_fd=self._fd)
 
     def quarantine(self, path: str, why: str) -> None:
-        """Set aside what is not a record, with a note that says why. Of many, one does it."""
-        name = _ODD.sub("_", path.replace("/", "."))[:_LONGEST_NAME]
+        """Move a file that is not a record to `corrupt/`, with a file that gives the reason.
+
+        Of several processes that do so, one succeeds; the others do nothing.
+        """
+        name = _UNSAFE.sub("_", path.replace("/", "."))[:_LONGEST_NAME]
         target = f"corrupt/{name}.{self.nonce()}"
         if self.move(path, target):
             with suppress(OSError):
                 note = f"{path}: {why}\n".encode("utf-8", "backslashreplace")
                 self.write(f"{target}.reason", note)
 
-    # Asking the file system
+    # Checking the file system
 
-    def _test(self) -> None:
-        """Refuse a file system without the two steps that everything rests on."""
+    def _check_file_system(self) -> None:
+        """Refuse a file system without atomic rename and exclusive link."""
         source, target = f"tmp/{self.nonce()}.tmp", f"tmp/{self.nonce()}.tmp"
         self.write(source, b"")
         try:
@@ -306,7 +315,7 @@ def _make_folder(path: str | Path, *, dir_fd: int | None = None) -> None:
 
 
 def refuse_network(root: Path) -> None:
-    """Refuse a folder on another machine's disk: rename and link promise less there."""
+    """Refuse a folder on a network file system: rename and link guarantee less there."""
     device = os.stat(root).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -326,7 +335,7 @@ def _read_whole(fd: int, size: int) -> bytes:
     start = os.read(fd, min(size, 65_536))
     if len(start) == size:
         return start
-    # A file that says it is shorter than it is, or is gigabytes of something else, is not read.
+    # Do not read a file whose size differs from its header: it may be gigabytes of other data.
     if len(start) >= HEADER_SIZE and declared_size(start) != size:
         raise NotARecord(f"{size} bytes long, where its header says {declared_size(start)}")
     chunks = [start]
@@ -348,7 +357,7 @@ def _sync_and_close(waiting: list[int]) -> None:
 
 
 def _find_writeback() -> Callable[[int], Any] | None:
-    """`sync_file_range`: it starts the writing of one file while the next is being made."""
+    """Return `sync_file_range`, which starts writing one file while the next is being created."""
     call = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if call is None:
         return None
@@ -362,5 +371,5 @@ _writeback = _find_writeback()
 
 def _start_writeback(fd: int) -> None:
     if _writeback is not None:
-        # A hint that may fail without a word: the sync that follows is what counts.
+        # Its errors are ignored: durability comes from the sync that follows.
         _writeback(fd)

@@ -1,6 +1,6 @@
-"""Tasks that have ended, and dead letters: counting, listing and forgetting them.
+"""Finished: counts, lists and deletes ended tasks and dead letters.
 
-A result's file is read once; after that its name and inode say that it is the same one.
+A result's file is read once; after that, an unchanged name and inode number identify it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import msgspec
 
 from omniq.clock import to_micros
 from omniq.models import DeadLetter, QueueStats, TaskStatus
-from omniq.storage.file.encoding import ENDED_IN_BRIEF, Ended, Live, NotARecord
+from omniq.storage.file.encoding import ENDED_SUMMARY, Ended, Live, NotARecord
 from omniq.storage.file.file_names import committed_of, dead_path, id_of, result_path
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.listed_records import ListedRecords
-from omniq.storage.file.task_files import Ledger
+from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, queue_stats
 from omniq.storage.row_rules import Row
 
 _STALE_AFTER = 3600 * 10**9
-"""Nanoseconds after which a temporary file belongs to nobody."""
+"""Nanoseconds after which a temporary file counts as left behind by a process that died."""
 
 
-class Brief(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of each file, and as little as will do: there may be very many."""
+class ResultSummary(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a result that stay in memory: few, because there may be millions."""
 
     inode: int
     status: TaskStatus
@@ -33,19 +33,19 @@ class Brief(msgspec.Struct, frozen=True, gc=False):
     expires_at: int
 
 
-class Archive:
+class FinishedTasks:
     """The folders `results` and `dead`."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._disk: Disk = ledger.disk
-        self._known: dict[str, Brief] = {}
+    def __init__(self, task_files: TaskFiles) -> None:
+        self._task_files = task_files
+        self._disk: Disk = task_files.disk
+        self._known: dict[str, ResultSummary] = {}
 
     # Results
 
-    def results(self) -> dict[str, Brief]:
-        """Every task that has ended and is not live again, past its time or not."""
-        found: dict[str, Brief] = {}
+    def results(self) -> dict[str, ResultSummary]:
+        """All tasks that have ended and are not live again, expired or not."""
+        found: dict[str, ResultSummary] = {}
         unread: list[tuple[int, str]] = []
         for name, inode in self._disk.scan("results"):
             task_id = id_of(name, ".result")
@@ -58,56 +58,56 @@ class Archive:
                 unread.append((inode, task_id))
         listed = ListedRecords(self._disk)
         for inode, task_id in sorted(unread):
-            brief = self._read_brief(result_path(task_id), task_id, inode, listed)
-            if brief is not None:
-                found[task_id] = brief
+            summary = self._read_summary(result_path(task_id), task_id, inode, listed)
+            if summary is not None:
+                found[task_id] = summary
         self._known = found
-        self._ledger.refresh()
-        is_live = self._ledger.index.is_live
+        self._task_files.refresh()
+        is_live = self._task_files.index.is_live
         return {task_id: known for task_id, known in found.items() if not is_live(task_id)}
 
-    def _read_brief(
+    def _read_summary(
         self, path: str, task_id: str, inode: int, listed: ListedRecords
-    ) -> Brief | None:
+    ) -> ResultSummary | None:
         try:
             data = listed.read(path, task_id, inode)
             if data is None:
                 return None
-            ended = ENDED_IN_BRIEF.decode(data)
+            ended = ENDED_SUMMARY.decode(data)
             if ended.row.id != task_id:
                 raise NotARecord(f"the record of another task, {ended.row.id}")
         except NotARecord as error:
             self._disk.quarantine(path, str(error))
             return None
-        return Brief(inode, ended.row.status, ended.finished_at, ended.expires_at)
+        return ResultSummary(inode, ended.row.status, ended.finished_at, ended.expires_at)
 
-    def purge(self, is_old: Callable[[Brief], bool]) -> int:
-        """Forget tasks that have ended; how many."""
-        old = [task_id for task_id, brief in self.results().items() if is_old(brief)]
-        return sum(self._forget(task_id, is_old) for task_id in old)
+    def purge(self, is_old: Callable[[ResultSummary], bool]) -> int:
+        """Delete the records of ended tasks for which `is_old` holds; returns how many."""
+        old = [task_id for task_id, summary in self.results().items() if is_old(summary)]
+        return sum(self._delete_if_old(task_id, is_old) for task_id in old)
 
     def delete(self, task_id: str, now: int) -> bool:
-        """Forget one task that has ended; False when there is no such record."""
-        found = self._ledger.find(task_id)
+        """Delete the record of one ended task; False when there is no such record."""
+        found = self._task_files.find(task_id)
         if not isinstance(found, Ended):
             return False
-        return self._forget(task_id, lambda brief: brief.expires_at > now)
+        return self._delete_if_old(task_id, lambda summary: summary.expires_at > now)
 
-    def _forget(self, task_id: str, is_old: Callable[[Brief], bool]) -> bool:
-        # Taken away first and looked at then: it may be a newer one than the one we judged.
+    def _delete_if_old(self, task_id: str, is_old: Callable[[ResultSummary], bool]) -> bool:
+        # Move it first and read it then: it may have been replaced since it was found to be old.
         path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
         if not self._disk.move(path, aside):
             return False
-        brief = self._read_brief(aside, task_id, 0, ListedRecords(self._disk))
-        is_gone = brief is not None and is_old(brief)
-        if brief is not None and not is_gone:
+        summary = self._read_summary(aside, task_id, 0, ListedRecords(self._disk))
+        is_deleted = summary is not None and is_old(summary)
+        if summary is not None and not is_deleted:
             self._disk.link(aside, path)
         self._disk.remove_quietly(aside)
         self._known.pop(task_id, None)
-        return is_gone
+        return is_deleted
 
-    def sweep(self) -> None:
-        """Remove what processes that died have left unfinished, long ago."""
+    def remove_leftovers(self) -> None:
+        """Remove old temporary files and parts that were left by processes that died."""
         now = self._disk.disk_time()
         for name in self._disk.names("tmp"):
             if self._is_stale(f"tmp/{name}", now) and not name.endswith(".task.tmp"):
@@ -115,8 +115,8 @@ class Archive:
         for folder in ("results", "dead"):
             for name in self._disk.names(folder):
                 part = committed_of(name, "part")
-                # A part whose task may still be changed by it is left alone, however old.
-                if part is None or self._ledger.index.is_live(part.id):
+                # A part that a change of its task may still need stays, however old it is.
+                if part is None or self._task_files.index.is_live(part.id):
                     continue
                 if self._disk.exists(dead_path(part.id)):
                     continue
@@ -138,20 +138,20 @@ class Archive:
     # Listing
 
     def stats(self, now: int) -> QueueStats:
-        """How much of what there is, each task counted once, also those that move on meanwhile."""
+        """Count the tasks, each once, including those that change their state meanwhile."""
         by_status = dict.fromkeys(TaskStatus, 0)
         by_queue: dict[str, int] = {}
         oldest: dict[str, int] = {}
         known = self._live_ids()
         ended = self.results()
-        for brief in ended.values():
-            if brief.expires_at > now:
-                by_status[brief.status] += 1
-        live = self._live()
+        for summary in ended.values():
+            if summary.expires_at > now:
+                by_status[summary.status] += 1
+        live = self._live_tasks()
         for task_id in known:
             if task_id in ended or task_id in live:
                 continue
-            found = self._ledger.find(task_id)
+            found = self._task_files.find(task_id)
             if isinstance(found, Live):
                 live[task_id] = found.row.status, found.row.queue, None
             elif found is not None:
@@ -166,37 +166,40 @@ class Archive:
         return queue_stats(by_status, by_queue, oldest, now=now, dead=len(self.dead_ids()))
 
     def _live_ids(self) -> set[str]:
-        """To be asked for before the results: a task that ends in between is not to be missed."""
-        self._ledger.refresh()
-        index = self._ledger.index
+        """The ids of all live tasks. Read before the results, to miss no task that ends."""
+        self._task_files.refresh()
+        index = self._task_files.index
         return {*index.waiting_ids(), *index.running, *(each.id for each in index.committed())}
 
-    def _live(self) -> dict[str, tuple[TaskStatus, str, int | None]]:
-        """Status and queue of every live task; when it became due, of those that wait."""
-        ledger = self._ledger
-        for committed in ledger.index.committed():
-            ledger.carry_out(committed)
-        ledger.refresh()
-        ledger.learn_order()
+    def _live_tasks(self) -> dict[str, tuple[TaskStatus, str, int | None]]:
+        """The status and queue of every live task, and for waiting tasks the time they are due."""
+        task_files = self._task_files
+        for committed in task_files.index.committed():
+            task_files.finish_change(committed)
+        task_files.refresh()
+        task_files.read_unread()
         found: dict[str, tuple[TaskStatus, str, int | None]] = {}
-        for waiter in ledger.index.ready.items.values():
-            found[waiter.id] = waiter.status, waiter.queue, waiter.due
-        for claimed in list(ledger.index.running.values()):
-            live = ledger.read_claimed(claimed)
+        for entry in task_files.index.ready.items.values():
+            found[entry.id] = entry.status, entry.queue, entry.due
+        for claimed in list(task_files.index.running.values()):
+            live = task_files.read_claimed(claimed)
             if live is not None:
                 found[claimed.id] = live.row.status, live.row.queue, None
         return found
 
-    def page(self, query: TaskQuery, now: int) -> list[Row]:
-        """The rows of a page, live and ended together, in id order."""
+    def list_rows(self, query: TaskQuery, now: int) -> list[Row]:
+        """A page of rows, live and ended together, in id order."""
         ids = sorted(task_id for task_id in self._ids(now) if task_id > query.after)
         found = self._matching(ids, query)
         return list(islice(found, query.limit))
 
-    def back(
+    def read_backwards(
         self, query: ScanQuery, before: str, limit: int, now: int
     ) -> tuple[list[Row], str | None]:
-        """Rows before that id, the last one first; and the id at which it had to stop."""
+        """Read matching rows with ids below `before`, the largest id first.
+
+        The second value is the id at which the bound stopped the scan; None when it did not.
+        """
         ids = sorted((task_id for task_id in self._ids(now) if task_id < before), reverse=True)
         rows = list(islice(self._matching(ids[: query.max_scanned], query), limit))
         is_cut = len(ids) > query.max_scanned and len(rows) < limit
@@ -208,13 +211,13 @@ class Archive:
         ended = self.results()
         return {
             *live,
-            *(task_id for task_id, brief in ended.items() if brief.expires_at > now),
+            *(task_id for task_id, summary in ended.items() if summary.expires_at > now),
             *self._live_ids(),
         }
 
     def _matching(self, ids: Iterable[str], query: TaskQuery | ScanQuery) -> Iterator[Row]:
         for task_id in ids:
-            found = self._ledger.find(task_id)
+            found = self._task_files.find(task_id)
             if found is not None and _matches(found.row, query):
                 yield found.row
 
@@ -225,8 +228,8 @@ class Archive:
         ids = (id_of(name, ".dead") for name in self._disk.names("dead"))
         return sorted(task_id for task_id in ids if task_id is not None)
 
-    def letters(self, query: DeadQuery) -> list[DeadLetter]:
-        """The dead letters of a page."""
+    def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
+        """A page of dead letters, in id order."""
         page: list[DeadLetter] = []
         for ended in self._dead_after(query.after):
             if len(page) >= query.limit:
@@ -234,33 +237,33 @@ class Archive:
             letter = ended.letter
             if (
                 letter is not None
-                and query.task_type in (None, letter.task_type)
+                and query.func_path in (None, letter.func_path)
                 and query.reason in (None, letter.failure_reason)
             ):
                 page.append(letter)
         return page
 
     def purge_dead(self, before: int) -> int:
-        """Forget dead letters whose last failure is that old; how many."""
+        """Delete dead letters whose last failure is older than `before`; returns how many."""
         old = [
             ended.row.id
             for ended in self._dead_after("")
             if ended.letter is not None and to_micros(ended.letter.last_failure) < before
         ]
-        return sum(self.bury(task_id) for task_id in old)
+        return sum(self.delete_dead(task_id) for task_id in old)
 
-    def bury(self, task_id: str) -> bool:
-        """Forget a dead letter and its checkpoint; False when there is none."""
+    def delete_dead(self, task_id: str) -> bool:
+        """Delete a dead letter and its checkpoint; False when there is no such dead letter."""
         if not self._disk.remove(dead_path(task_id)):
             return False
-        self._ledger.touch("dead")
-        self._ledger.notes.clear(task_id)
+        self._task_files.mark_unsynced("dead")
+        self._task_files.checkpoints.clear(task_id)
         return True
 
     def _dead_after(self, after: str) -> Iterator[Ended]:
         for task_id in self.dead_ids():
             if task_id > after:
-                ended = self._ledger.read_dead(task_id)
+                ended = self._task_files.read_dead(task_id)
                 if ended is not None:
                     yield ended
 

@@ -1,15 +1,16 @@
-"""What this process knows of the queue folder, so that no claim has to list or read it.
+"""Index: the names in the queue folder, in memory, so that a claim need not list the folder.
 
-It follows names alone, its own and those that `Watch` tells of, in the order in which they came to
-be. It may lag behind, and it decides nothing: every step that matters is a rename of a file, which
-fails when the index was wrong. Contents are read once, when something has to be claimed.
+It follows changes of names: those of this process, and those that `FolderWatch` reports, in the
+order in which they happened. It may be out of date, and it decides nothing: every step that matters
+is a rename of a file, which fails when the index was wrong. A file's contents are read once, before
+a claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from omniq.storage.file.encoding import Waiter
+from omniq.storage.file.encoding import IndexEntry
 from omniq.storage.file.file_names import Claimed, Committed, claimed_of, committed_of, id_of
 from omniq.storage.file.wakeups import Event
 from omniq.storage.ready_queue import ReadyQueue
@@ -18,24 +19,24 @@ _PREFIX = len("queue/")
 
 
 class Index:
-    """Tasks by where their file is.
+    """The live tasks by state: waiting (`ready` and `unread`), running, or in a committed change.
 
-    `unread` are waiting tasks whose order is not known yet, with the inode where it is known.
+    `unread` are waiting tasks whose order is not known yet, with their inode number, or 0.
     """
 
     def __init__(self) -> None:
-        self.ready: ReadyQueue[Waiter] = ReadyQueue()
+        self.ready: ReadyQueue[IndexEntry] = ReadyQueue()
         self.unread: dict[str, int] = {}
         self.running: dict[str, Claimed] = {}
         self.arrivals = 0
-        """How often a task has come to wait that was not ours before."""
+        """Counts the waiting tasks that other processes have added."""
         self._done: dict[str, dict[str, Committed]] = {}
-        self._own: set[Event] = set()
+        self._own_events: set[Event] = set()
         self._inodes: dict[str, int] = {}
 
     @property
     def waiting(self) -> int:
-        """How many tasks nobody holds."""
+        """The number of waiting tasks."""
         return len(self.ready.items) + len(self.unread)
 
     def is_waiting(self, task_id: str) -> bool:
@@ -47,84 +48,84 @@ class Index:
         return self.is_waiting(task_id) or task_id in self.running or task_id in self._done
 
     def waiting_ids(self) -> Iterator[str]:
-        """The ids of all tasks that nobody holds."""
+        """The ids of all waiting tasks."""
         yield from self.ready.items
         yield from self.unread
 
     def committed(self, task_id: str | None = None) -> list[Committed]:
-        """Changes that may have to be carried out still: of one task, or of all."""
+        """Committed changes that may not be finished yet: of one task, or of all."""
         if task_id is not None:
             return list(self._done.get(task_id, {}).values())
-        return [committed for those in self._done.values() for committed in those.values()]
+        return [committed for changes in self._done.values() for committed in changes.values()]
 
-    # Own changes: they are told to us once more, and skipped then
+    # Changes by this process. The watch reports them too, and `apply_events` then skips them
 
-    def put(self, waiter: Waiter, now: int) -> None:
-        """We have made the task wait."""
-        self._own.add((True, f"{waiter.id}.task"))
-        self._put(waiter, now)
+    def put(self, entry: IndexEntry, now: int) -> None:
+        """This process has made the task wait."""
+        self._own_events.add((True, f"{entry.id}.task"))
+        self._put(entry, now)
 
     def hold(self, claimed: Claimed) -> None:
-        """We have claimed the task, or marked it as cancelled, or kept it."""
-        self._own.add((True, claimed.path[_PREFIX:]))
+        """This process has claimed the task, or has renamed the file of a claimed task."""
+        self._own_events.add((True, claimed.path[_PREFIX:]))
         self._hold(claimed)
 
     def commit(self, committed: Committed) -> None:
-        """We have made a change: the task is neither waiting nor held now."""
-        self._own.add((True, committed.path[_PREFIX:]))
+        """This process has committed a change: the task is neither waiting nor held now."""
+        self._own_events.add((True, committed.path[_PREFIX:]))
         self._commit(committed)
 
     def clear(self, committed: Committed) -> None:
-        """We have carried out the change, and removed its file."""
-        self._own.add((False, committed.path[_PREFIX:]))
+        """This process has finished the change and removed its `.done` file."""
+        self._own_events.add((False, committed.path[_PREFIX:]))
         self._clear(committed)
 
-    def learn(self, waiter: Waiter, now: int) -> None:
-        """We have read the order of a task that was unread."""
-        if waiter.id in self.unread:
-            self._put(waiter, now)
+    def set_order(self, entry: IndexEntry, now: int) -> None:
+        """This process has read the order of a task that was unread."""
+        if entry.id in self.unread:
+            self._put(entry, now)
 
-    def put_back(self, waiter: Waiter, now: int) -> None:
-        """We have taken the task out to look at it, and not claimed it; others may have since."""
-        if not (self.is_waiting(waiter.id) or waiter.id in self.running):
-            self.ready.put(waiter, now)
+    def put_back(self, entry: IndexEntry, now: int) -> None:
+        """Put back a task that was taken out and not claimed, unless it has changed since."""
+        if not (self.is_waiting(entry.id) or entry.id in self.running):
+            self.ready.put(entry, now)
 
     def drop(self, task_id: str) -> None:
-        """The task's file is not where it was."""
+        """Remove a task whose file is no longer under the known name."""
         self.ready.discard(task_id)
         self.unread.pop(task_id, None)
         self.running.pop(task_id, None)
 
-    def forget(self, path: str) -> None:
-        """This one file was set aside."""
-        self._go(path[_PREFIX:])
+    def remove_path(self, path: str) -> None:
+        """Remove a file that was moved to `corrupt/`."""
+        self._name_removed(path[_PREFIX:])
 
-    # What the folder tells
+    # Changes by other processes
 
-    def arrive(self, task_id: str) -> None:
-        """The task waits, and what ordering needs to know of it has to be read."""
+    def add_unread(self, task_id: str) -> None:
+        """Add a waiting task whose order has to be read."""
         self.drop(task_id)
         self.unread[task_id] = 0
         self.arrivals += 1
 
-    def follow(self, events: Iterable[Event]) -> set[str]:
-        """Take note of names that have come and gone, in order; ids of tasks that others touched."""
-        own = self._own
+    def apply_events(self, events: Iterable[Event]) -> set[str]:
+        """Apply events in order; returns the ids of tasks that other processes have changed."""
+        own = self._own_events
         touched: set[str] = set()
         for event in events:
             if event in own:
                 own.discard(event)
-                if not touched or _any_id_of(event[1]) not in touched:
+                if not touched or _task_id_of(event[1]) not in touched:
                     continue
-            # Others came between: then our own changes have to be followed once more as well.
-            task_id = self._come(event[1]) if event[0] else self._go(event[1])
+            # After a change by another process, this process's later ones must be applied again.
+            task_id = self._name_added(event[1]) if event[0] else self._name_removed(event[1])
             if task_id is not None:
                 touched.add(task_id)
         return touched
 
-    def _come(self, name: str) -> str | None:
+    def _name_added(self, name: str) -> str | None:
         if (task_id := id_of(name, ".task")) is not None:
-            self.arrive(task_id)
+            self.add_unread(task_id)
             return task_id
         if (claimed := claimed_of(name)) is not None:
             self._hold(claimed)
@@ -134,7 +135,7 @@ class Index:
             return committed.id
         return None
 
-    def _go(self, name: str) -> str | None:
+    def _name_removed(self, name: str) -> str | None:
         if (committed := committed_of(name)) is not None:
             self._clear(committed)
             return committed.id
@@ -148,10 +149,10 @@ class Index:
         return task_id
 
     def replace(self, found: Iterable[tuple[str, int]]) -> None:
-        """Begin anew with all names of the folder; what was read stays known if it is the same file."""
+        """Rebuild the index from all names of the folder; entries of unchanged files are reused."""
         known, inodes = self.ready.items, self._inodes
         self.unread, self.running, self._done, self._inodes = {}, {}, {}, {}
-        self._own.clear()
+        self._own_events.clear()
         waiting = set()
         for name, inode in found:
             if (task_id := id_of(name, ".task")) is not None:
@@ -169,10 +170,10 @@ class Index:
         for task_id in self.unread:
             self.ready.discard(task_id)
 
-    def _put(self, waiter: Waiter, now: int) -> None:
-        self.running.pop(waiter.id, None)
-        self.unread.pop(waiter.id, None)
-        self.ready.put(waiter, now)
+    def _put(self, entry: IndexEntry, now: int) -> None:
+        self.running.pop(entry.id, None)
+        self.unread.pop(entry.id, None)
+        self.ready.put(entry, now)
 
     def _hold(self, claimed: Claimed) -> None:
         self.ready.discard(claimed.id)
@@ -184,12 +185,12 @@ class Index:
         self._done.setdefault(committed.id, {})[committed.path] = committed
 
     def _clear(self, committed: Committed) -> None:
-        those = self._done.get(committed.id)
-        if those is not None and those.pop(committed.path, None) is not None and not those:
+        changes = self._done.get(committed.id)
+        if changes is not None and changes.pop(committed.path, None) is not None and not changes:
             del self._done[committed.id]
 
 
-def _any_id_of(name: str) -> str | None:
+def _task_id_of(name: str) -> str | None:
     if (task_id := id_of(name, ".task")) is not None:
         return task_id
     found = claimed_of(name) or committed_of(name)

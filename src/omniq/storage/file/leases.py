@@ -1,8 +1,9 @@
-"""Which owners are alive: one file each, whose name says until when.
+"""Leases: one file for each owner, whose name contains the time at which its lease expires.
 
-`workers/<owner>.<boot>.<until>.lease`. To renew is to rename it to a later instant, to fence is to
-remove it under the name that was read: if the owner has renewed meanwhile, that name is gone and it
-is not fenced; if it was fenced, there is nothing left to rename. No owner without a file comes back.
+`workers/<owner>.<boot>.<until>.lease`. An owner renews its lease by renaming the file to a later
+time. Another storage fences the owner by removing the file under the name it has read. If the owner
+has renewed meanwhile, that name is gone and the owner is not fenced. If it was fenced, there is no
+file to rename, and the renewal fails. An owner that has lost its file never gets a lease again.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from omniq.storage.file.encoding import WORKER, NotARecord
 from omniq.storage.file.filesystem import Disk
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9a-f]{12})\.(\d{1,19})\.lease")
-_BESIDE = (".info", ".resting")
-"""What else there is of an owner: who it is, and that it is paused."""
+_OTHER_FILES = (".info", ".resting")
+"""The endings of an owner's other files: its `WorkerInfo`, and the mark that it is paused."""
 
-_LOOKS = 4
+_LISTINGS = 4
 _TRIES = 20
 
 
 class Lease(NamedTuple):
-    """An owner's lease; `until` is by the boot clock of the boot named."""
+    """An owner's lease; `until` is a time of the boot clock, valid in the boot `boot`."""
 
     owner: str
     boot: str
@@ -47,7 +48,7 @@ class Leases:
         self._clock = clock
 
     def all(self) -> dict[str, Lease]:
-        """Every lease that there is, ended or not, by owner."""
+        """All leases, expired or not, by owner."""
         found: dict[str, Lease] = {}
         for name in self._disk.names("workers"):
             match = _NAME.fullmatch(name)
@@ -58,22 +59,22 @@ class Leases:
         return found
 
     def of(self, owner: str) -> Lease | None:
-        """The owner's lease, ended or not."""
-        for _ in range(_LOOKS):
-            # A lease that is renamed while the folder is listed may be missed, so one look is no proof.
+        """The owner's lease, expired or not; None when it has none."""
+        for _ in range(_LISTINGS):
+            # A listing can miss a lease that is renamed meanwhile, so one listing is no proof.
             lease = self.all().get(owner)
             if lease is not None:
                 return lease
         return None
 
     def is_live(self, lease: Lease) -> bool:
-        """Whether it has not ended."""
+        """Whether the lease is valid now."""
         return lease.boot == self._boot() and lease.until > self._clock.boot_micros()
 
     def renew(self, info: WorkerInfo, duration: int, *, is_first: bool) -> Lease:
-        """Let the lease last that long from now; `LeaseLost` when the owner was fenced."""
+        """Extend the lease to `duration` from now; raises `LeaseLost` when the owner was fenced."""
         lease = self._renew(info.id, duration, is_first)
-        self._disk.replace(f"workers/{info.id}.info", WORKER.encode(info), lasting=False)
+        self._disk.replace(f"workers/{info.id}.info", WORKER.encode(info), durable=False)
         return lease
 
     def _renew(self, owner: str, duration: int, is_first: bool) -> Lease:
@@ -83,49 +84,49 @@ class Leases:
             if before is None:
                 if not is_first:
                     break
-                self._disk.write(after.path, b"", lasting=False)
+                self._disk.write(after.path, b"", durable=False)
                 return after
             if before == after or self._disk.move(before.path, after.path):
                 return after
         raise LeaseLost(owner)
 
-    def end(self, lease: Lease) -> bool:
-        """Fence the owner, unless it has renewed meanwhile; whether it has no lease now."""
+    def fence(self, lease: Lease) -> bool:
+        """Fence the owner, unless it has renewed meanwhile; returns whether it has no lease now."""
         with suppress(IsADirectoryError, PermissionError):
             ended = self._disk.remove(lease.path)
             if ended or self.of(lease.owner) is None:
-                for kind in _BESIDE:
+                for kind in _OTHER_FILES:
                     self._disk.remove_quietly(f"workers/{lease.owner}{kind}")
                 return True
         return False
 
     def set_paused(self, owner: str, *, paused: bool) -> bool:
-        """Note whether the owner is to claim; False when it has no lease."""
+        """Store whether the owner is paused; False when it has no valid lease."""
         lease = self.of(owner)
         if lease is None or not self.is_live(lease):
             return False
         if paused:
-            self._disk.replace(f"workers/{owner}.resting", b"", lasting=False)
+            self._disk.replace(f"workers/{owner}.resting", b"", durable=False)
         else:
             self._disk.remove_quietly(f"workers/{owner}.resting")
         return True
 
     def is_paused(self, owner: str) -> bool:
-        """Whether the owner is to claim nothing."""
+        """Whether the owner is paused."""
         return self._disk.exists(f"workers/{owner}.resting")
 
     def info(self, owner: str) -> WorkerInfo | None:
-        """What the owner said of itself when it last renewed."""
+        """The `WorkerInfo` of the owner's last renewal; None when it is missing or unreadable."""
         with suppress(NotARecord):
             data = self._disk.read(f"workers/{owner}.info")
             return None if data is None else WORKER.decode(data)
         return None
 
-    def sweep(self) -> None:
-        """Remove what owners without a lease have left."""
+    def remove_leftovers(self) -> None:
+        """Remove the other files of owners that have no lease."""
         alive = self.all()
         for name in self._disk.names("workers"):
-            owner = name.removesuffix(_BESIDE[0]).removesuffix(_BESIDE[1])
+            owner = name.removesuffix(_OTHER_FILES[0]).removesuffix(_OTHER_FILES[1])
             if owner != name and owner not in alive and self.of(owner) is None:
                 self._disk.remove_quietly(f"workers/{name}")
 

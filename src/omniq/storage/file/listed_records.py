@@ -1,4 +1,4 @@
-"""Records of tasks whose names were just listed: a file of many tasks is read once for all of them."""
+"""Listed records: reads the records of listed names; a file of many tasks is read only once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from contextlib import suppress
 
 from omniq.storage.file.encoding import NotARecord
 from omniq.storage.file.filesystem import Disk
-from omniq.storage.file.shared_file import pick, split
+from omniq.storage.file.shared_file import unpack_all, unpack_one
 
 
 class ListedRecords:
-    """Remembers the file of many tasks that it read last. For one pass, in the order of inodes.
+    """Caches the shared file that it read last. For one pass over names sorted by inode number.
 
-    Numbers of files that are gone are given to new ones. That does no harm: what the file does not
-    hold is read from where it is, and a name that is not where it was listed is told of by the
-    watch, or found out by the next listing.
+    A file system gives the inode numbers of deleted files to new ones. That does no harm: a record
+    that the cached file does not contain is read from its path, and a name that has moved since the
+    listing is reported by the watch, or found by the next listing.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -23,7 +23,7 @@ class ListedRecords:
         self._records: dict[str, bytes] = {}
 
     def read(self, path: str, task_id: str, inode: int) -> bytes | None:
-        """The task's record; None when there is no such file. The inode is 0 where it is not known."""
+        """Return the task's record; None when the file is missing. `inode` is 0 when unknown."""
         if inode == self._inode and task_id in self._records:
             return self._records[task_id]
         found = self._disk.read_file(path)
@@ -31,7 +31,7 @@ class ListedRecords:
             return None
         self._inode, data = found
         self._records = {}
-        # A head that is damaged is not to be trusted for others; `pick` says what is wrong with it.
+        # With a damaged header nothing is cached; `unpack_one` then raises the reason.
         with suppress(NotARecord):
-            self._records = split(data)
-        return pick(data, task_id)
+            self._records = unpack_all(data)
+        return unpack_one(data, task_id)

@@ -1,41 +1,44 @@
-"""Tasks as files in a folder: any number of processes on one machine, and no locks.
+"""Storage: tasks as files in a folder that any number of processes on one machine share.
 
-Correctness rests on two system calls: rename (of many that move one file, one succeeds) and link
-(of many that create one name, one succeeds).
+There are no locks. Correctness rests on two system calls: rename (of several processes that move
+one file, one succeeds) and link (of several processes that create one name, one succeeds).
 
     queue/<id>.task                                 waiting
-    queue/<id>.<token>.<owner>.<started>.running    held; `.cancelling` once it is to be cancelled
-    queue/<id>.<token>.<nonce>.done                 changed: the record to be is in the part below
-    results/<id>.<token>.<nonce>.part               a record to be, synced before its `.done` exists
-    results/<id>.result, dead/<id>.dead             ended, dead letter (with the task's record)
-    tmp/<id>.task.tmp                               about to be enqueued (see `_files.entrance`)
-    workers/, unique/, gates/, schedules/, paused/, notes/    see the modules of `_files`
-    corrupt/                                        what was not a record, and a note saying why
+    queue/<id>.<token>.<owner>.<started>.running    held; `.cancelling` after a cancel request
+    queue/<id>.<token>.<nonce>.done                 a committed change; the part has the new record
+    results/<id>.<token>.<nonce>.part               a new record, synced before its `.done` exists
+    results/<id>.result, dead/<id>.dead             ended; dead letter (with the task's record)
+    tmp/<id>.task.tmp                               about to be enqueued (see `enqueue`)
+    workers/, unique/, gates/                       see `leases`, `unique_keys`, `gates`
+    schedules/, paused/, notes/                     see `schedules`; paused queues; `checkpoints`
+    corrupt/                                        files that are not records, and the reasons
 
-Names are of one task each; what is written together is in one file with many names (`_files.gathered`).
+Each name belongs to one task. Records that are written together share a file with many names (see
+`shared_file`).
 
-Every change of a task goes the same way, whoever makes it: an outcome, a retry, a cancellation, a
-lost worker, a dead letter's return. What a crash after each step leaves, and what follows from it:
+All changes of a task use the same protocol: an outcome, a retry, a cancellation, the recovery of a
+task from a dead worker, the retry of a dead letter. The state after a crash, and what follows:
 
     step                                     after a crash here
-    1 write the part (and sync it)           nothing happened; the part is swept some day
-    2 rename the task's file to `.done`      it has happened: the `.done` names the part by its nonce.
-      (the claim is gone: the outcome is     Whoever finds the `.done` goes on with step 3
-      refused, and the part removed)
-    3 rename the part to where it belongs:   done; whoever finds the `.done` without a part removes it.
-      results/<id>.result, queue/<id>.task,  Two that do step 3 at once: one rename succeeds, and both
-      or the `.running` of a task that       end in the same state
-      failed and is not let go of yet
+    1 write the part (and sync it)           no change; the part is removed later (`purge_expired`)
+    2 rename the task's file to `.done`;     the change is committed: the `.done` names the part by
+      if the file is gone, the outcome is    its nonce. A process that finds the `.done` continues
+      refused and the part is removed        with step 3
+    3 rename the part to its final name:     the change is complete. A process that finds the
+      results/<id>.result, queue/<id>.task,  `.done` without a part removes it. If two processes do
+      or the `.running` of a task that has   step 3 at the same time, one rename succeeds, and the
+      failed and is not released yet         state is the same for both
     4 sync the folders, remove the `.done`   –
 
-So there is never a moment with two files that can be claimed, or with none and no `.done`. A claim
-is the rename of `.task` to `.running`; the token is in the name, the rest is read from the file
-that was won. It is synced with the rest of its turn: a token is not given out twice, not even
-after a power cut. A cancellation of a held task is a rename too, of `.running` to `.cancelling`: an
-outcome that does not find the one finds the other, and can no longer make the task run again.
+So a task never has two files that can be claimed, and never has neither a file nor a `.done`. A
+claim is the rename of `.task` to `.running`. The token is in the name; the other fields are read
+from the renamed file. The rename is synced before the claim is returned: no token is given out
+twice, not even after a power cut. A cancellation of a held task is a rename too, of `.running` to
+`.cancelling`: an outcome that does not find the first name finds the second, and cannot make the
+task run again.
 
-When the disk is full, `StorageError` says so, nothing is half written, and everything works again
-when there is space.
+When the disk is full, calls raise `StorageError`, no file is left incomplete, and the storage works
+again when there is space.
 """
 
 from __future__ import annotations
@@ -58,9 +61,9 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.file.encoding import Ended
 from omniq.storage.file.enqueue import Batch
-from omniq.storage.file.record import Holdings
-from omniq.storage.file.store import Needs, Store
-from omniq.storage.file.store_thread import Worker
+from omniq.storage.file.record import HeldTasks
+from omniq.storage.file.store import Store, StoreOptions
+from omniq.storage.file.store_thread import StoreThread
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.row_rules import FinishedRow, Row
@@ -74,8 +77,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class FileStorage(BaseStorage):
     """A store in a folder of a local disk.
 
-    `settings.durability`: "power" waits for the disk before anything is acknowledged; "os" does
-    not, and what was acknowledged in the last seconds before a power cut may be gone or empty.
+    With `settings.durability` "power", calls are acknowledged after the data is on the disk. With
+    "os" they are not: a power cut may lose what was acknowledged in the seconds before it.
     """
 
     def __init__(
@@ -91,12 +94,12 @@ class FileStorage(BaseStorage):
             serializer=serializer, clock=clock, settings=settings, max_pending=max_pending
         )
         self.path = Path(path)
-        self._holdings = Holdings()
+        self._held_tasks = HeldTasks()
         self._store: Store | None = None
-        self._worker: Worker | None = None
+        self._thread: StoreThread | None = None
         self._pid = 0
         self._waiting = 0
-        self._armed: tuple[asyncio.AbstractEventLoop, int] | None = None
+        self._watching: tuple[asyncio.AbstractEventLoop, int] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,7 +121,7 @@ class FileStorage(BaseStorage):
         )
         sibling._identity = self._identity
         sibling._is_sibling = True
-        sibling._holdings = self._holdings
+        sibling._held_tasks = self._held_tasks
         sibling._local_wakeups = self._local_wakeups
         return sibling
 
@@ -126,59 +129,59 @@ class FileStorage(BaseStorage):
 
     async def _open(self) -> None:
         if not self._is_sibling:
-            self._holdings = Holdings()
+            self._held_tasks = HeldTasks()
         store = Store(
-            Needs(
+            StoreOptions(
                 root=self.path,
                 is_durable=self._settings.durability == "power",
                 clock=self._clock,
                 serializer=self._serializer,
                 max_pending=self._max_pending,
-                holdings=self._holdings,
+                held_tasks=self._held_tasks,
                 encode_finish=self._encode_finish,
             )
         )
         try:
             await asyncio.to_thread(store.open)
         except OSError as error:
-            raise self._wrapped(error) from error
-        self._store, self._worker, self._pid = store, Worker(store.enqueue), os.getpid()
+            raise self._wrap_error(error) from error
+        self._store, self._thread, self._pid = store, StoreThread(store.enqueue), os.getpid()
 
     async def _close(self) -> None:
-        worker, store = self._worker, self._store
-        self._worker = self._store = None
-        self._disarm()
-        if worker is None or store is None or self._pid != os.getpid():
+        thread, store = self._thread, self._store
+        self._thread = self._store = None
+        self._unwatch_folder()
+        if thread is None or store is None or self._pid != os.getpid():
             return
-        worker.submit(store.close)
-        await asyncio.to_thread(worker.stop)
+        thread.submit(store.close)
+        await asyncio.to_thread(thread.stop)
 
-    async def _run(self, act: Callable[[Store], T]) -> T:
-        """Run something in the storage's thread."""
-        store, worker = self._ready()
+    async def _run(self, work: Callable[[Store], T]) -> T:
+        """Run `work` in the storage's thread."""
+        store, thread = self._opened()
         try:
-            return await worker.call(lambda: act(store))
+            return await thread.call(lambda: work(store))
         except OSError as error:
-            raise self._wrapped(error) from error
+            raise self._wrap_error(error) from error
         finally:
-            self._tell_arrivals(store)
+            self._notify_arrivals(store)
 
-    async def _read(self, act: Callable[[Store], T]) -> T:
-        """Run a question in the storage's thread."""
+    async def _read(self, work: Callable[[Store], T]) -> T:
+        """Check that the storage is open, then run `work` in its thread, and flush."""
         self._check_open()
-        return await self._run(lambda store: _and_flush(store, act))
+        return await self._run(lambda store: _then_flush(store, work))
 
-    def _ready(self) -> tuple[Store, Worker]:
-        if self._store is None or self._worker is None:
+    def _opened(self) -> tuple[Store, StoreThread]:
+        if self._store is None or self._thread is None:
             raise StorageClosed("the file storage is not open; use it inside 'async with'")
         if self._pid != os.getpid():
             raise StorageError(
-                f"the file storage in {self.path} was opened by process {self._pid}; "
-                "a forked process must open one of its own"
+                f"the file storage in {self.path} was opened by process {self._pid}, and used in "
+                f"process {os.getpid()} after a fork; open a separate storage in each process"
             )
-        return self._store, self._worker
+        return self._store, self._thread
 
-    def _wrapped(self, error: OSError) -> StorageError:
+    def _wrap_error(self, error: OSError) -> StorageError:
         if error.errno in _FULL:
             return StorageError(
                 f"no space left on the disk of {self.path}: nothing was written; "
@@ -189,29 +192,31 @@ class FileStorage(BaseStorage):
     # Tasks
 
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        store, worker = self._ready()
+        store, thread = self._opened()
         try:
-            return await worker.enqueue(Batch(rows))
+            return await thread.enqueue(Batch(rows))
         except OSError as error:
-            raise self._wrapped(error) from error
+            raise self._wrap_error(error) from error
         finally:
-            self._tell_arrivals(store)
+            self._notify_arrivals(store)
 
     async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
-        store, worker = self._ready()
-        future = worker.submit(lambda: store.turn(owner, entries, claim))
+        store, thread = self._opened()
+        future = thread.submit(lambda: store.record_and_claim(owner, entries, claim))
         try:
             recorded, rows = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # Nobody will hear of what was claimed, so nobody may hold it.
-            worker.submit(lambda: None if future.cancelled() else store.give_up(future.result()[1]))
+            # The caller does not learn what was claimed, so the claims are undone.
+            thread.submit(
+                lambda: None if future.cancelled() else store.undo_claims(future.result()[1])
+            )
             raise
         except OSError as error:
-            raise self._wrapped(error) from error
+            raise self._wrap_error(error) from error
         finally:
-            self._tell_arrivals(store)
+            self._notify_arrivals(store)
         if store.claimer.expired:
             expired, store.claimer.expired = store.claimer.expired, []
             self._local_wakeups.notify_results(expired)
@@ -245,62 +250,62 @@ class FileStorage(BaseStorage):
     # Waiting
 
     async def _wait_for_work(self, timeout: float) -> None:
-        with self._local_wakeups.listen_for_work() as hint:
-            next_due, has_news = await self._read(_look_ahead)
-            if has_news:
+        with self._local_wakeups.listen_for_work() as notified:
+            next_due, has_arrivals = await self._read(_check_for_work)
+            if has_arrivals:
                 return
             if next_due is not None:
                 remaining = (next_due - self._clock.micros()) / 1_000_000
                 timeout = min(timeout, max(0.0, remaining))
             self._waiting += 1
             try:
-                self._arm(asyncio.get_running_loop())
-                await self._clock.wait(hint, timeout)
+                self._watch_folder(asyncio.get_running_loop())
+                await self._clock.wait(notified, timeout)
             finally:
                 self._waiting -= 1
                 if not self._waiting:
-                    self._disarm()
+                    self._unwatch_folder()
 
-    def _tell_arrivals(self, store: Store) -> None:
-        """Whatever was done may have heard of new tasks in place of whoever waits to hear of them."""
-        if self._waiting and store.ledger.has_arrivals():
+    def _notify_arrivals(self, store: Store) -> None:
+        """Wake the waiters if the last call has read events of new tasks, which they now miss."""
+        if self._waiting and store.task_files.has_arrivals():
             self._local_wakeups.notify_work()
 
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have changes of the folder looked at, by whichever process, while somebody waits."""
-        watch = None if self._store is None else self._store.ledger.watch
-        if self._armed is None and watch is not None and self._waiting:
-            loop.add_reader(watch.fd, self._on_change)
-            self._armed = (loop, watch.fd)
+    def _watch_folder(self, loop: asyncio.AbstractEventLoop) -> None:
+        """While a caller waits for work, have the event loop watch the queue folder for changes."""
+        watch = None if self._store is None else self._store.task_files.watch
+        if self._watching is None and watch is not None and self._waiting:
+            loop.add_reader(watch.fd, self._on_folder_change)
+            self._watching = (loop, watch.fd)
 
-    def _disarm(self) -> None:
-        if self._armed is not None:
-            (loop, fd), self._armed = self._armed, None
+    def _unwatch_folder(self) -> None:
+        if self._watching is not None:
+            (loop, fd), self._watching = self._watching, None
             if not loop.is_closed():
                 loop.remove_reader(fd)
 
-    def _on_change(self) -> None:
-        """Look at what has changed: most of it is others at work, and nobody need wake for that."""
-        if self._armed is None or self._store is None or self._worker is None:
+    def _on_folder_change(self) -> None:
+        """Check whether a change has added tasks: most changes do not, and need wake no caller."""
+        if self._watching is None or self._store is None or self._thread is None:
             return
-        loop, store = self._armed[0], self._store
-        self._disarm()
-        look = self._worker.submit(lambda: _look_ahead(store))
-        look.add_done_callback(lambda done: _call_in(loop, self._after_look, loop, done))
+        loop, store = self._watching[0], self._store
+        self._unwatch_folder()
+        check = self._thread.submit(lambda: _check_for_work(store))
+        check.add_done_callback(lambda done: _call_soon(loop, self._after_check, loop, done))
 
-    def _after_look(
-        self, loop: asyncio.AbstractEventLoop, look: Future[tuple[int | None, bool]]
+    def _after_check(
+        self, loop: asyncio.AbstractEventLoop, check: Future[tuple[int | None, bool]]
     ) -> None:
-        if look.cancelled() or look.exception() is not None or look.result()[1]:
+        if check.cancelled() or check.exception() is not None or check.result()[1]:
             self._local_wakeups.notify_work()
         else:
-            self._arm(loop)
+            self._watch_folder(loop)
 
     # Retention
 
     async def _purge_results(self, before: int) -> int:
         return await self._run(
-            lambda store: store.archive.purge(lambda brief: brief.finished_at < before)
+            lambda store: store.finished.purge(lambda summary: summary.finished_at < before)
         )
 
     async def _purge_expired(self) -> int:
@@ -308,7 +313,7 @@ class FileStorage(BaseStorage):
 
     async def _delete_task(self, task_id: str) -> bool:
         now = self._clock.micros()
-        return await self._run(lambda store: store.archive.delete(task_id, now))
+        return await self._run(lambda store: store.finished.delete(task_id, now))
 
     # Dead letters
 
@@ -316,19 +321,19 @@ class FileStorage(BaseStorage):
         return await self._run(lambda store: store.retry_dead(task_id, body, from_start))
 
     async def delete_dead(self, task_id: str) -> bool:
-        return await self._read(lambda store: store.archive.bury(task_id))
+        return await self._read(lambda store: store.finished.delete_dead(task_id))
 
     async def _purge_dead(self, before: int) -> int:
-        return await self._read(lambda store: store.archive.purge_dead(before))
+        return await self._read(lambda store: store.finished.purge_dead(before))
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
-        return await self._read(lambda store: store.archive.letters(query))
+        return await self._read(lambda store: store.finished.list_dead(query))
 
     async def get_dead(self, task_id: str) -> DeadLetter | None:
         return await self._read(lambda store: store.get_dead(task_id))
 
     async def _find_dead_row(self, task_id: str) -> Row | None:
-        dead = await self._read(lambda store: store.ledger.read_dead(task_id))
+        dead = await self._read(lambda store: store.task_files.read_dead(task_id))
         return None if dead is None else dead.row
 
     # Checkpoints and progress
@@ -341,7 +346,7 @@ class FileStorage(BaseStorage):
         )
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
-        checkpoint = await self._read(lambda store: store.ledger.notes.load(task_id))
+        checkpoint = await self._read(lambda store: store.task_files.checkpoints.load(task_id))
         return None if checkpoint is None else checkpoint.data
 
     async def _purge_checkpoints(self, before: int) -> int:
@@ -351,7 +356,7 @@ class FileStorage(BaseStorage):
         await self._run(lambda store: store.report_progress(owner, reports))
 
     async def get_progress(self, task_id: str) -> Progress | None:
-        return await self._read(lambda store: store.ledger.notes.progress(task_id))
+        return await self._read(lambda store: store.task_files.checkpoints.progress(task_id))
 
     # Schedules
 
@@ -379,53 +384,55 @@ class FileStorage(BaseStorage):
         return await self._read(lambda store: store.claimer.paused())
 
     async def gates(self) -> dict[str, GateState]:
-        return await self._read(lambda store: store.gatekeeper.states())
+        return await self._read(lambda store: store.gates.states())
 
     # Reading
 
     async def _find(self, task_id: str) -> Row | FinishedRow | None:
-        found = await self._read(lambda store: store.ledger.find(task_id))
+        found = await self._read(lambda store: store.task_files.find(task_id))
         if isinstance(found, Ended):
             return found.finished_row
         return None if found is None else found.row
 
     async def _find_newest_result(self, task_id: str) -> bytes | None:
-        live = await self._read(lambda store: store.ledger.find_live(task_id))
+        live = await self._read(lambda store: store.task_files.find_live(task_id))
         return None if live is None else live.newest
 
     async def _list(self, query: TaskQuery) -> list[Row]:
         now = self._clock.micros()
-        return await self._read(lambda store: store.archive.page(query, now))
+        return await self._read(lambda store: store.finished.list_rows(query, now))
 
     async def _scan(self, query: ScanQuery) -> Scan:
-        async def back(before: str, limit: int) -> tuple[list[Row], str | None]:
+        async def read_backwards(before: str, limit: int) -> tuple[list[Row], str | None]:
             now = self._clock.micros()
-            return await self._read(lambda store: store.archive.back(query, before, limit, now))
+            return await self._read(
+                lambda store: store.finished.read_backwards(query, before, limit, now)
+            )
 
-        return await scan_by_id(query, back, self._list)
+        return await scan_by_id(query, read_backwards, self._list)
 
     async def stats(self) -> QueueStats:
         now = self._clock.micros()
-        return await self._read(lambda store: store.archive.stats(now))
+        return await self._read(lambda store: store.finished.stats(now))
 
     async def count_waiting(self) -> int:
         return await self._read(lambda store: store.count_waiting())
 
 
-def _and_flush(store: Store, act: Callable[[Store], T]) -> T:
-    """The answer; a question may have finished what somebody else had begun."""
-    answer = act(store)
-    store.ledger.flush()
-    return answer
+def _then_flush(store: Store, work: Callable[[Store], T]) -> T:
+    """Return the result of `work`, after a flush: it may have finished changes of others."""
+    result = work(store)
+    store.task_files.flush()
+    return result
 
 
-def _look_ahead(store: Store) -> tuple[int | None, bool]:
-    """When the next task comes due, and whether others have brought some since the last look."""
-    store.ledger.refresh()
-    return store.ledger.index.ready.next_due(), store.ledger.has_arrivals()
+def _check_for_work(store: Store) -> tuple[int | None, bool]:
+    """Return when the next task is due, and whether tasks were added since the last claim."""
+    store.task_files.refresh()
+    return store.task_files.index.ready.next_due(), store.task_files.has_arrivals()
 
 
-def _call_in(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *given: object) -> None:
-    # The loop may have ended while the thread was looking; then nobody waits in it.
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *given: object) -> None:
+    # The loop may have been closed meanwhile; then it has no waiters.
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(act, *given)
+        loop.call_soon_threadsafe(work, *given)

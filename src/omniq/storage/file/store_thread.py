@@ -1,7 +1,7 @@
-"""The one thread of a storage object in which everything blocking happens.
+"""Store thread: the one thread of a storage, in which all blocking calls run.
 
-Calls run one after the other. Enqueues that gather while another call runs are run together, so
-that they share one durability barrier; nothing waits for company.
+Calls run one after the other. Enqueues that arrive while another call runs are run as a group, so
+that they share one wait for the disk. No call is delayed to wait for more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _Job = tuple[Callable[[], Any], Future[Any]]
 _Enqueue = tuple[Batch, Future[list[str]]]
 
 
-class Worker:
-    """Runs calls in a thread of its own, in the order in which they were made."""
+class StoreThread:
+    """Runs calls in one thread, in the order in which they were made."""
 
     def __init__(self, enqueue: Callable[[list[Batch]], None]) -> None:
         self._enqueue = enqueue
@@ -32,24 +32,24 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="omniq-files", daemon=True)
         self._thread.start()
 
-    def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Run the call in the thread."""
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` in the thread; returns a future of its result."""
         future: Future[T] = Future()
-        self._add((act, future))
+        self._add((work, future))
         return future
 
-    async def call(self, act: Callable[[], T]) -> T:
-        """Run the call in the thread and wait for what it returns."""
-        return await asyncio.wrap_future(self.submit(act))
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread, and return its result."""
+        return await asyncio.wrap_future(self.submit(work))
 
     async def enqueue(self, batch: Batch) -> list[str]:
-        """Enqueue the batch, together with those that gather meanwhile."""
+        """Enqueue the batch, in a group with other waiting batches; returns its ids."""
         future: Future[list[str]] = Future()
         self._add((batch, future))
         return await asyncio.wrap_future(future)
 
     def stop(self) -> None:
-        """Run what was submitted, then end the thread."""
+        """Run the submitted calls, then end the thread."""
         with self._ready:
             self._is_stopping = True
             self._ready.notify()
@@ -67,38 +67,38 @@ class Worker:
                     self._ready.wait()
                 if not self._jobs:
                     return
-                what, future = self._jobs.popleft()
-                group = self._gather(what, future) if isinstance(what, Batch) else []
+                work, future = self._jobs.popleft()
+                group = self._collect(work, future) if isinstance(work, Batch) else []
             if group:
                 self._run_enqueues(group)
-            elif future.set_running_or_notify_cancel() and not isinstance(what, Batch):
-                _settle(future, what)
+            elif future.set_running_or_notify_cancel() and not isinstance(work, Batch):
+                _complete(future, work)
 
-    def _gather(self, batch: Batch, future: Future[Any]) -> list[_Enqueue]:
-        """The enqueues that stand next in line, as long as they do not concern each other."""
+    def _collect(self, batch: Batch, future: Future[Any]) -> list[_Enqueue]:
+        """Take the next enqueues from the queue, as long as they share no id and no unique key."""
         group = [(batch, future)]
         ids = {row.id for row in batch.rows}
         is_alone = _has_keys(batch)
         while self._jobs and not is_alone:
-            what, its_future = self._jobs[0]
-            if not isinstance(what, Batch) or _has_keys(what):
+            work, job_future = self._jobs[0]
+            if not isinstance(work, Batch) or _has_keys(work):
                 break
-            if not ids.isdisjoint(row.id for row in what.rows):
+            if not ids.isdisjoint(row.id for row in work.rows):
                 break
-            ids.update(row.id for row in what.rows)
-            group.append((what, its_future))
+            ids.update(row.id for row in work.rows)
+            group.append((work, job_future))
             self._jobs.popleft()
         return group
 
     def _run_enqueues(self, group: list[_Enqueue]) -> None:
-        going = [pair for pair in group if pair[1].set_running_or_notify_cancel()]
+        running = [pair for pair in group if pair[1].set_running_or_notify_cancel()]
         try:
-            self._enqueue([batch for batch, _ in going])
+            self._enqueue([batch for batch, _ in running])
         except BaseException as error:
-            # A future must be settled whatever happens, or its caller waits for ever.
-            for batch, _ in going:
+            # Every future must be completed, or its caller waits for ever.
+            for batch, _ in running:
                 batch.error = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        for batch, future in going:
+        for batch, future in running:
             if batch.error is not None:
                 future.set_exception(batch.error)
             else:
@@ -109,9 +109,9 @@ def _has_keys(batch: Batch) -> bool:
     return any(row.unique is not None for row in batch.rows)
 
 
-def _settle(future: Future[Any], act: Callable[[], Any]) -> None:
+def _complete(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
-        future.set_result(act())
+        future.set_result(work())
     except BaseException as error:
-        # A future must be settled whatever happens, or its caller waits for ever.
+        # Every future must be completed, or its caller waits for ever.
         future.set_exception(error)

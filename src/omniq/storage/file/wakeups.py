@@ -1,8 +1,8 @@
-"""Tells which names have come and gone in a folder since it was last asked, at no cost to others.
+"""Wake-ups: reports which names have appeared and disappeared in a folder, by Linux's inotify.
 
-Linux's inotify, through ctypes. An event is queued by the very system call that made the change,
-before that call returns and while the folder is locked: what happened before a call of ours in
-the same folder has been told by the time the call is over.
+The kernel queues an event in the system call that makes the change, before that call returns and
+while the folder is locked. So after a call of this process in the same folder has returned, the
+events of all earlier changes are in the queue.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _EVENT = struct.Struct("=iIII")
 _BUFFER = 65_536
 
 Event = tuple[bool, str]
-"""Whether the name has come (True) or gone (False), and the name."""
+"""Whether the name has appeared (True) or disappeared (False), and the name."""
 
 
-class Watch:
-    """The changes of one folder. `fd` is readable when there are some."""
+class FolderWatch:
+    """An inotify watch on one folder. `fd` is readable when there are events."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     @classmethod
-    def open(cls, folder: str) -> Watch | None:
-        """A watch on the folder; None where there is no inotify, or no more of it to be had."""
+    def open(cls, folder: str) -> FolderWatch | None:
+        """Return a watch on the folder; None when inotify is missing or its limits are reached."""
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "inotify_init1"):
             return None
         fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
             return None
-        # Not IN_MOVED_FROM: a name that goes by a rename here comes back as another one.
+        # Not IN_MOVED_FROM: a rename within the folder also reports the new name.
         mask = _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_ONLYDIR
         if libc.inotify_add_watch(fd, os.fsencode(folder), mask) < 0:
             os.close(fd)
@@ -48,13 +48,13 @@ class Watch:
         return cls(fd)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close; does nothing when called again."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def read(self) -> list[Event] | None:
-        """What has changed, in order; None when that is not known and the folder must be read."""
+        """Return the events in order; None when some were lost and the folder must be listed."""
         events: list[Event] = []
         with suppress(BlockingIOError):
             while data := os.read(self.fd, _BUFFER):

@@ -1,7 +1,7 @@
 """Tasks in this process's memory: the reference backend. Nothing survives the process.
 
-It goes through the same rows, encodings and verbs as the others, so that what holds here is what
-the contract says and not a short cut.
+It uses the same rows, encodings and verbs as the other backends, so that a test against it tests the
+contract.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class _Lease(msgspec.Struct):
     until: int
 
 
-class _Grave(msgspec.Struct):
+class _StoredDeadLetter(msgspec.Struct):
     letter: DeadLetter
     row: Row
 
 
 class _Memory:
-    """Everything a memory store holds. Siblings share it, each from a thread of its own."""
+    """Everything a memory store holds. Siblings share it, each from its own thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -68,7 +68,7 @@ class _Memory:
         self.unique: dict[str, str] = {}
         self.finished: dict[str, FinishedRow] = {}
         self.newest: dict[str, bytes] = {}
-        self.dead: dict[str, _Grave] = {}
+        self.dead: dict[str, _StoredDeadLetter] = {}
         self.checkpoints: dict[str, tuple[int, bytes]] = {}
         self.progress: dict[str, Progress] = {}
         self.schedules: dict[str, Schedule] = {}
@@ -80,7 +80,7 @@ class _Memory:
 
 
 class MemoryStorage(BaseStorage):
-    """A store of its own in this process."""
+    """A separate store in this process."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class MemoryStorage(BaseStorage):
         settings: Settings | None = None,
         max_pending: int | None = None,
     ) -> MemoryStorage:
-        """An unopened object on the same memory that is an owner of its own.
+        """An unopened object on the same memory that is a separate owner.
 
-        It is like this one wherever nothing else is said.
+        What no argument overrides is as in this object.
         """
         other = MemoryStorage(
             serializer=serializer or (self._serializer if settings is None else None),
@@ -130,7 +130,7 @@ class MemoryStorage(BaseStorage):
         """Nothing to open."""
 
     async def _close(self) -> None:
-        """Nothing to close: the memory goes with its last storage object."""
+        """Nothing to close: the memory is freed with its last storage object."""
 
     # Enqueue
 
@@ -158,7 +158,7 @@ class MemoryStorage(BaseStorage):
             return ids
 
     def _is_repeat(self, row: Row, now: int) -> bool:
-        """Whether the same call has enqueued it before; DuplicateTask if another one has."""
+        """Whether the same call has enqueued it before; raises DuplicateTask if another one has."""
         known = self._record_of(row.id, now)
         if known is None:
             return False
@@ -219,7 +219,7 @@ class MemoryStorage(BaseStorage):
     def _apply(
         self, row: Row, owner: str, token: int, settled: Settled, result: bytes | None, now: int
     ) -> None:
-        """Put a settled row where it belongs now, and tell its gates."""
+        """Store a settled row, and have it leave its gates."""
         memory = self._memory
         for gate in row.gates:
             state = memory.gate(gate.key)
@@ -229,13 +229,13 @@ class MemoryStorage(BaseStorage):
             memory.checkpoints.pop(row.id, None)
             memory.progress.pop(row.id, None)
         if settled.finish is not None:
-            self._let_go(owner, row.id)
+            self._remove_held(owner, row.id)
             self._finish(row, settled.finish, self._encode_finish(settled.finish, result), now)
         elif row.owner is None:
-            self._let_go(owner, row.id)
+            self._remove_held(owner, row.id)
             memory.waiting.put(row, now)
 
-    def _let_go(self, owner: str, task_id: str) -> None:
+    def _remove_held(self, owner: str, task_id: str) -> None:
         held = self._memory.held.get(owner)
         if held is not None:
             held.pop(task_id, None)
@@ -254,7 +254,7 @@ class MemoryStorage(BaseStorage):
         if row.result_ttl:
             memory.finished[row.id] = finished
         if finish.dead is not None:
-            memory.dead[row.id] = _Grave(finish.dead, row)
+            memory.dead[row.id] = _StoredDeadLetter(finish.dead, row)
         else:
             memory.checkpoints.pop(row.id, None)
 
@@ -274,13 +274,13 @@ class MemoryStorage(BaseStorage):
             suspects=not any(row.is_suspect for row in held.values()),
         )
         claimed: list[Row] = []
-        aside: list[Row] = []
+        not_due: list[Row] = []
         while len(claimed) < claim.limit:
             row = memory.waiting.take_next(wanted, groups, room)
             if row is None:
                 break
             if row.visible > due_by:
-                aside.append(row)
+                not_due.append(row)
             elif row_rules.is_expired(row, due_by):
                 expired = row_rules.finish_cancelled(row, now, "expired")
                 self._finish(row, expired, self._encode_finish(expired, None), now)
@@ -290,14 +290,14 @@ class MemoryStorage(BaseStorage):
                 held[row.id] = row
                 wanted.suspects = wanted.suspects and not row.is_suspect
                 claimed.append(row)
-        for row in aside:
+        for row in not_due:
             memory.waiting.put(row, now)
         if not held:
             del memory.held[owner]
         return claimed
 
     def _room_if_awake(self, gate: Gate, now: int) -> int:
-        """How many tasks the gate would let in; it is not asked again before it may have changed."""
+        """How many tasks the gate admits; 0 without a check while it cannot have changed."""
         state = self._memory.gate(gate.key)
         if state.wake_at > now:
             return 0
@@ -307,7 +307,7 @@ class MemoryStorage(BaseStorage):
         return free
 
     def _enter_gates(self, row: Row, now: int) -> bool:
-        """Let the row through all its gates, or park it under the one that blocks."""
+        """Enter all gates of the row, or park it under the one that blocks it."""
         if not row.gates:
             return True
         memory = self._memory
@@ -386,12 +386,12 @@ class MemoryStorage(BaseStorage):
     # Waiting
 
     async def _wait_for_work(self, timeout: float) -> None:
-        with self._local_wakeups.listen_for_work() as hint:
+        with self._local_wakeups.listen_for_work() as notified:
             with self._memory.lock:
                 next_due = self._memory.waiting.next_due()
             if next_due is not None:
                 timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
-            await self._clock.wait(hint, timeout)
+            await self._clock.wait(notified, timeout)
 
     # Retention
 
@@ -419,14 +419,14 @@ class MemoryStorage(BaseStorage):
     async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
         memory, now = self._memory, self._clock.micros()
         with memory.lock:
-            grave = memory.dead.get(task_id)
-            if grave is None:
+            stored = memory.dead.get(task_id)
+            if stored is None:
                 return False
             self._check_room(1)
-            row = copy.copy(grave.row)
+            row = copy.copy(stored.row)
             if row.unique and row.unique in memory.unique:
                 raise DuplicateTask(memory.unique[row.unique])
-            row_rules.revive(row, now, body=body)
+            row_rules.retry_dead(row, now, body=body)
             del memory.dead[task_id]
             if from_start:
                 memory.checkpoints.pop(task_id, None)
@@ -436,11 +436,11 @@ class MemoryStorage(BaseStorage):
     async def delete_dead(self, task_id: str) -> bool:
         self._check_open()
         with self._memory.lock:
-            return self._bury(task_id)
+            return self._delete_dead(task_id)
 
-    def _bury(self, task_id: str) -> bool:
+    def _delete_dead(self, task_id: str) -> bool:
         if self._memory.dead.pop(task_id, None) is None:
-            # The checkpoint, if there is one, is a living task's.
+            # The checkpoint, if there is one, belongs to a live task.
             return False
         self._memory.checkpoints.pop(task_id, None)
         return True
@@ -450,20 +450,20 @@ class MemoryStorage(BaseStorage):
         with memory.lock:
             old = [
                 task_id
-                for task_id, grave in memory.dead.items()
-                if to_micros(grave.letter.last_failure) < before
+                for task_id, stored in memory.dead.items()
+                if to_micros(stored.letter.last_failure) < before
             ]
-            return sum(self._bury(task_id) for task_id in old)
+            return sum(self._delete_dead(task_id) for task_id in old)
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         self._check_open()
         with self._memory.lock:
             letters = [
-                grave.letter
-                for task_id, grave in self._memory.dead.items()
+                stored.letter
+                for task_id, stored in self._memory.dead.items()
                 if task_id > query.after
-                and query.task_type in (None, grave.letter.task_type)
-                and query.reason in (None, grave.letter.failure_reason)
+                and query.func_path in (None, stored.letter.func_path)
+                and query.reason in (None, stored.letter.failure_reason)
             ]
         return heapq.nsmallest(query.limit, letters, key=lambda letter: letter.task_id)
 
@@ -471,11 +471,11 @@ class MemoryStorage(BaseStorage):
         self._check_open()
         memory = self._memory
         with memory.lock:
-            grave = memory.dead.get(task_id)
-            if grave is None:
+            stored = memory.dead.get(task_id)
+            if stored is None:
                 return None
             _, checkpoint = memory.checkpoints.get(task_id, (0, None))
-            return msgspec.structs.replace(grave.letter, checkpoint=checkpoint)
+            return msgspec.structs.replace(stored.letter, checkpoint=checkpoint)
 
     # Checkpoints and progress
 
@@ -593,8 +593,8 @@ class MemoryStorage(BaseStorage):
     async def _find_dead_row(self, task_id: str) -> Row | None:
         self._check_open()
         with self._memory.lock:
-            grave = self._memory.dead.get(task_id)
-            return None if grave is None else copy.copy(grave.row)
+            stored = self._memory.dead.get(task_id)
+            return None if stored is None else copy.copy(stored.row)
 
     async def _find_newest_result(self, task_id: str) -> bytes | None:
         with self._memory.lock:
@@ -630,7 +630,7 @@ class MemoryStorage(BaseStorage):
                 yield finished.row
 
     async def count_waiting(self) -> int:
-        """How many tasks wait for their next run. A pool asks often: no walk through all rows."""
+        """How many tasks wait for their next run. A pool calls this often: it does not read all rows."""
         self._check_open()
         memory = self._memory
         with memory.lock:
@@ -682,16 +682,15 @@ class MemoryStorage(BaseStorage):
 
 
 def _copied(schedule: Schedule, version: int) -> Schedule:
-    # The arguments in its task may be changed by whoever passed them, or gets them. The rest is
-    # frozen.
+    # The caller that passed the task's arguments, or gets them, may change them. The rest is frozen.
     task = schedule.task
-    own = msgspec.structs.replace(
+    copied = msgspec.structs.replace(
         task,
         args=copy.deepcopy(task.args),
         kwargs=copy.deepcopy(task.kwargs),
         metadata=copy.deepcopy(task.metadata),
     )
-    return msgspec.structs.replace(schedule, task=own, version=version)
+    return msgspec.structs.replace(schedule, task=copied, version=version)
 
 
 def _matches(row: Row, query: TaskQuery | ScanQuery) -> bool:

@@ -235,7 +235,7 @@ async def retry_dead(
         )
         if holder is not None:
             raise DuplicateTask(holder)
-    row_rules.revive(row, recorder.now)
+    row_rules.retry_dead(row, recorder.now)
     await db.execute(names.file("retry_dead"), task_id, body)
     for table in ("dead", "finished", "checkpoints") if from_start else ("dead", "finished"):
         await db.execute(names(f"DELETE FROM {{schema}}.{table} WHERE id = $1"), task_id)

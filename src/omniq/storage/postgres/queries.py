@@ -148,7 +148,7 @@ async def list_dead(db: Connection, names: SchemaNames, query: DeadQuery) -> lis
         "SELECT letter FROM {schema}.dead WHERE id > $1 AND ($2::text IS NULL OR func_path = $2) "
         "AND ($3::text IS NULL OR reason = $3) ORDER BY id LIMIT $4"
     )
-    found = await db.fetch(names(sql), query.after, query.task_type, query.reason, query.limit)
+    found = await db.fetch(names(sql), query.after, query.func_path, query.reason, query.limit)
     return [_decode_letter(letter) for (letter,) in found]
 
 

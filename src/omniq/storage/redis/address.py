@@ -1,4 +1,4 @@
-"""Where a Redis server is, and how to speak to it, as a URL says."""
+"""The address of a Redis server and the connection options, from a URL."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _KNOWN = (
     "ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs, ssl_check_hostname"
 )
 _UNREADABLE = (
-    "cannot be read; is the port a number, and is what is special in the password written as %23, "
-    "%2F, %3F, %40?"
+    "cannot be read; is the port a number, and are special characters of the password written as "
+    "%23, %2F, %3F, %40?"
 )
 _CHECKS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, and how to speak to it. A `path` names a socket on this machine."""
+    """A server and the connection options. A `path` names a socket on this machine."""
 
     host: str = "localhost"
     port: int = 6379
@@ -36,7 +36,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(url: str) -> Address:
-    """What a URL of `redis://`, `rediss://`, `valkey://`, `valkeys://` or `unix://` says.
+    """Parse a URL of `redis://`, `rediss://`, `valkey://`, `valkeys://` or `unix://`.
 
     >>> address = parse("redis://me:secret@example.com/2")
     >>> address.host, address.port, address.username, address.password, address.database
@@ -45,7 +45,7 @@ def parse(url: str) -> Address:
     try:
         return _parse(url)
     except (ValueError, OSError) as error:
-        # Without what led to it, which may quote the password.
+        # Without its cause, which may quote the password.
         raise SettingsError(f"storage URL {mask_url(url)}: {error}") from None
 
 
@@ -89,11 +89,11 @@ def _database(text: str) -> int:
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext:
-    """What a server must prove, and what is proved to it. Files are read here."""
+    """How the server is verified, and the client certificate. Files are read here."""
     context = ssl.create_default_context(
         cafile=options.pop("ssl_ca_certs", None), capath=options.pop("ssl_ca_path", None)
     )
-    # Some write this as Python's own constants are called.
+    # Some URLs have the names of Python's constants here.
     checks = options.pop("ssl_cert_reqs", "required").lower().removeprefix("cert_")
     named = options.pop("ssl_check_hostname", "true").lower()
     if checks not in _CHECKS or named not in _SWITCHES:

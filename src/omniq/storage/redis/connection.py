@@ -1,8 +1,8 @@
-"""The connection to a Redis server: one for all calls, every error in omniq's words.
+"""The connection to a Redis server: one for all calls, with every error as one of omniq's.
 
-Calls do not wait for each other: each is written as it comes, and the server answers in that
-order. Nothing is sent twice here: whoever asked is told whether the server may have done it
-(`Lost.was_sent`). Only this file knows the driver, which is the parser that reads the replies.
+Calls do not wait for each other: each is sent at once, and the server replies in that order. This
+module sends nothing twice: `ConnectionLost.was_sent` says whether the server may have run the call.
+Only this module uses the driver, which is the parser of the replies.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from typing import Any, cast
 import hiredis
 import msgspec
 
+from omniq._futures import finish
 from omniq.errors import StorageClosed, StorageError, StorageRefused
 from omniq.settings import mask_url
 from omniq.storage.redis.address import Address, parse
 
 _CONNECT_SECONDS = 5.0
-_TURN_SECONDS = 10.0
-"""For which a call waits at most while others try to connect, and for its own try."""
+_CONNECT_WAIT_SECONDS = 10.0
+"""How long a call waits while other calls try to connect, its own attempt included."""
 
 _REPLY_SECONDS = 10.0
 _READ_SIZE = 1 << 16
 _INCOMPLETE = object()
 
-# A peer that went away without a word is noticed after some 25 seconds.
+# A peer that has vanished without closing the connection is noticed after some 25 seconds.
 _KEEPALIVE = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -38,20 +39,20 @@ _KEEPALIVE = {
 }
 
 
-class Lost(StorageError):
-    """The connection failed. `was_sent`: the server may have done what it was asked."""
+class ConnectionLost(StorageError):
+    """The connection failed. `was_sent`: the server may have run the call."""
 
     def __init__(self, message: str, *, was_sent: bool) -> None:
         super().__init__(message)
         self.was_sent = was_sent
 
 
-class Unready(StorageError):
-    """The server does nothing at the moment: it loads, is busy, or is not the primary. Ask again."""
+class ServerNotReady(StorageError):
+    """The server refuses calls for now: it loads, is busy, or is not the primary. Try again."""
 
 
 class UnknownScript(StorageError):
-    """The server has forgotten the script; nothing was done."""
+    """The server does not have the script; nothing was done."""
 
 
 class OutOfMemory(StorageError):
@@ -59,18 +60,18 @@ class OutOfMemory(StorageError):
 
 
 def pack(*parts: bytes | str | int, more: int = 0) -> bytes:
-    """A command as the server reads it; `more` parts are to follow it.
+    """A command in the protocol of the server; `more` is the number of parts that follow it.
 
     >>> pack("GET", "a")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\na\\r\\n'
     """
-    words = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
-    packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-    return b"*%d\r\n%b" % (len(words) + more, packed)
+    encoded = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded)
+    return b"*%d\r\n%b" % (len(encoded) + more, packed)
 
 
-class Link:
-    """A connection to the server at `url`, made when it is needed and again when it was lost."""
+class ServerConnection:
+    """A connection to the server at `url`, opened at first use and again after it was lost."""
 
     def __init__(self, url: str, *, name: str) -> None:
         self._shown_url = mask_url(url)
@@ -92,18 +93,18 @@ class Link:
         try:
             return await connection.request(packed)
         except (hiredis.ReplyError, OSError) as error:
-            raise self._told(error, was_sent=True) from error
+            raise self._wrap_error(error, was_sent=True) from error
 
     async def listen(self, channels: list[str], on_message: Callable[[str, str], None]) -> None:
-        """Give on messages as `(channel, text)`, until the connection fails; first `("", "")`."""
-        heard = 0
+        """Pass on messages as `(channel, text)` until the connection fails; first `("", "")`."""
+        subscribed = 0
 
         def on_push(reply: Any) -> None:
-            nonlocal heard
+            nonlocal subscribed
             kind, channel, text = reply
             if kind == b"subscribe":
-                heard += 1
-                if heard == len(channels):
+                subscribed += 1
+                if subscribed == len(channels):
                     on_message("", "")
             elif kind == b"message":
                 on_message(channel.decode(), text.decode("utf-8", "replace"))
@@ -112,12 +113,12 @@ class Link:
         try:
             await connection.listen(pack("SUBSCRIBE", *channels), on_push)
         except (hiredis.ReplyError, OSError) as error:
-            raise self._told(error, was_sent=False) from error
+            raise self._wrap_error(error, was_sent=False) from error
         finally:
             connection.abort()
 
     async def close(self) -> None:
-        """Hang up; nothing can be sent any more."""
+        """Close the connection; nothing can be sent any more."""
         self._is_closed = True
         async with self._connecting:
             if self._connection is not None:
@@ -125,36 +126,36 @@ class Link:
 
     async def _connected(self) -> _Connection:
         try:
-            async with asyncio.timeout(_TURN_SECONDS), self._connecting:
+            async with asyncio.timeout(_CONNECT_WAIT_SECONDS), self._connecting:
                 # Another call may have connected while this one waited.
                 if self._connection is None or not self._connection.is_open:
                     self._connection = await self._connect()
                 return self._connection
         except TimeoutError as error:
-            late = TimeoutError(f"no connection within {_TURN_SECONDS:g} s")
-            raise self._told(late, was_sent=False) from error
+            late = TimeoutError(f"no connection within {_CONNECT_WAIT_SECONDS:g} s")
+            raise self._wrap_error(late, was_sent=False) from error
 
     async def _connect(self) -> _Connection:
-        """A connection on which the server knows who is calling, and for which database."""
+        """A new connection, authenticated, and with the database selected."""
         address = self._address
         loop = asyncio.get_running_loop()
         connection = _Connection()
         try:
             self._check_open()
-            async with _in_time(address):
+            async with _connect_timeout(address):
                 if address.path:
                     await loop.create_unix_connection(lambda: connection, address.path)
                 else:
                     await loop.create_connection(
                         lambda: connection, address.host, address.port, ssl=address.tls
                     )
-                await _greet(connection, address)
+                await _handshake(connection, address)
             self._check_open()
         except BaseException as error:
             connection.abort()
-            # A host that cannot be one is found out only when it is asked for.
+            # An impossible host name raises UnicodeError only when it is resolved.
             if isinstance(error, (hiredis.ReplyError, OSError, UnicodeError)):
-                raise self._told(error, was_sent=False) from error
+                raise self._wrap_error(error, was_sent=False) from error
             raise
         return connection
 
@@ -164,48 +165,48 @@ class Link:
                 f"Redis at {self._shown_url}: this storage was closed during the call"
             )
 
-    def _told(self, error: Exception, *, was_sent: bool) -> StorageError:
+    def _wrap_error(self, error: Exception, *, was_sent: bool) -> StorageError:
         text = f"Redis at {self._shown_url}: {str(error) or type(error).__name__}"
         if self._address.password:
-            # Some servers repeat what they did not understand.
+            # Some servers repeat a command that they did not understand.
             text = text.replace(self._address.password, "***")
         if not isinstance(error, hiredis.ReplyError):
-            return Lost(text, was_sent=was_sent)
+            return ConnectionLost(text, was_sent=was_sent)
         code = _code(str(error))
         if code in _REFUSALS:
             return StorageRefused(f"{text}; {_REFUSALS[code]}")
-        if code in _UNREADY:
-            return Unready(text)
+        if code in _NOT_READY:
+            return ServerNotReady(text)
         if code == "NOSCRIPT":
             return UnknownScript(text)
         if code == "OOM":
-            return OutOfMemory(f"{text}; give the server more memory, or keep less")
+            return OutOfMemory(f"{text}; give the server more memory, or store less")
         return StorageError(text)
 
 
 @asynccontextmanager
-async def _in_time(address: Address) -> AsyncIterator[None]:
+async def _connect_timeout(address: Address) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             yield
     except TimeoutError as error:
-        question = "; does it speak TLS?" if address.tls else ""
-        raise TimeoutError(f"no connection within {_CONNECT_SECONDS:g} s{question}") from error
+        advice = "; does it speak TLS?" if address.tls else ""
+        raise TimeoutError(f"no connection within {_CONNECT_SECONDS:g} s{advice}") from error
 
 
-async def _greet(connection: _Connection, address: Address) -> None:
-    """Say who is calling, and for which database, in one round trip."""
-    greetings: list[tuple[str | int, ...]] = []
+async def _handshake(connection: _Connection, address: Address) -> None:
+    """Authenticate, select the database and set the client name, in one round trip."""
+    commands: list[tuple[str | int, ...]] = []
     if address.username or address.password:
         user = [address.username] if address.username else []
-        greetings.append(("AUTH", *user, address.password))
+        commands.append(("AUTH", *user, address.password))
     if address.database:
-        greetings.append(("SELECT", address.database))
-    greetings.append(("CLIENT", "SETNAME", address.client_name))
-    told = [connection.request(pack(*greeting)) for greeting in greetings]
-    for reply in await asyncio.gather(*told, return_exceptions=True):
-        # Not everybody may have a name, and it is only for people to read.
-        if isinstance(reply, BaseException) and not _is_about_the_name(reply):
+        commands.append(("SELECT", address.database))
+    commands.append(("CLIENT", "SETNAME", address.client_name))
+    replies = [connection.request(pack(*command)) for command in commands]
+    for reply in await asyncio.gather(*replies, return_exceptions=True):
+        # Not every user may set a client name, and only operators read it.
+        if isinstance(reply, BaseException) and not _is_client_name_refused(reply):
             raise reply
 
 
@@ -216,57 +217,57 @@ class _Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._replies = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._buffer = memoryview(bytearray(_READ_SIZE))
-        # Who waits, and until when, in the order of their requests.
-        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()
+        # The pending replies and their deadlines, in the order of the requests.
+        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._on_push: Callable[[Any], None] | None = None
         self._error: Exception = ConnectionError("not connected")
-        self._is_gone = self._loop.create_future()
+        self._closed = self._loop.create_future()
         self.is_open = False
 
     def request(self, packed: bytes) -> asyncio.Future[Any]:
-        """The reply to come. Whoever does not want it any more just lets go of it."""
+        """The future reply. A caller that no longer needs it may drop it."""
         reply = self._loop.create_future()
         if not self.is_open:
             reply.set_exception(self._error)
             return reply
         deadline = self._loop.time() + _REPLY_SECONDS
-        self._awaited.append((reply, deadline))
+        self._pending.append((reply, deadline))
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._check_time)
         self._transport.write(packed)
         return reply
 
     async def listen(self, packed: bytes, on_push: Callable[[Any], None]) -> None:
-        """Give on what the server says by itself, until the connection fails."""
+        """Pass on what the server pushes, until the connection fails."""
         self._on_push = on_push
         if self.is_open:
             self._transport.write(packed)
-            await self._is_gone
+            await self._closed
         raise self._error
 
     def abort(self) -> None:
-        """Hang up at once; whoever waits is told."""
+        """Close the connection at once; pending requests fail."""
         self._fail(ConnectionError("the connection was closed"))
 
     async def close(self) -> None:
-        """Hang up, and come back when nothing is left of it."""
+        """Close the connection, and return when it is closed."""
         if self.is_open:
             self.abort()
-            await self._is_gone
+            await self._closed
 
     def _check_time(self) -> None:
-        """The server answers in order: who waits longest speaks for all."""
+        """Fail if the oldest request is late: the server replies in order."""
         self._timer = None
-        if self._awaited:
-            _, deadline = self._awaited[0]
+        if self._pending:
+            _, deadline = self._pending[0]
             if self._loop.time() < deadline:
                 self._timer = self._loop.call_at(deadline, self._check_time)
             else:
                 self._fail(TimeoutError(f"no answer within {_REPLY_SECONDS:g} s"))
 
     def _fail(self, error: Exception) -> None:
-        """What was asked stays without an answer; one that still came would be of no use."""
+        """Fail all pending requests; a reply that still arrived could not be assigned."""
         if not self.is_open:
             return
         self.is_open = False
@@ -274,12 +275,12 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
-        for reply, _ in self._awaited:
+        for reply, _ in self._pending:
             if not reply.done():
                 reply.set_exception(error)
-        self._awaited.clear()
+        self._pending.clear()
 
-    # What the event loop calls
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -297,13 +298,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._replies.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type]
         try:
             while (reply := self._replies.gets()) is not _INCOMPLETE:
-                self._take(reply)
+                self._receive(reply)
         except hiredis.ProtocolError as error:
             self._fail(ConnectionError(f"is this a Redis server? {error}"))
 
-    def _take(self, reply: Any) -> None:
-        if self._awaited:
-            waiting, _ = self._awaited.popleft()
+    def _receive(self, reply: Any) -> None:
+        if self._pending:
+            waiting, _ = self._pending.popleft()
             if waiting.done():
                 return
             if isinstance(reply, hiredis.ReplyError):
@@ -315,12 +316,11 @@ class _Connection(asyncio.BufferedProtocol):
         elif self._on_push is not None:
             self._on_push(reply)
         else:
-            self._fail(ConnectionError("an answer that nobody asked for"))
+            self._fail(ConnectionError("a reply without a request"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(error or ConnectionError("the server closed the connection"))
-        if not self._is_gone.done():
-            self._is_gone.set_result(None)
+        finish(self._closed)
 
 
 _REFUSALS = {
@@ -328,39 +328,39 @@ _REFUSALS = {
     "NOAUTH": "give a user and password in the URL",
     "NOPERM": "allow this user the keys and channels that begin with the prefix, and scripts",
     "MOVED": "the store's keys are on another node of this cluster: name that one in the URL",
-    "CROSSSLOT": "the keys of a store belong into one slot: is this prefix used by something else?",
-    "WRONGTYPE": "something else uses these keys: give this store a `?prefix=` of its own",
+    "CROSSSLOT": "the keys of a store belong in one slot: does another program use this prefix?",
+    "WRONGTYPE": "another program uses these keys: give this store another `?prefix=`",
     "NODB": "name a database that the server has, such as /0",
-    "DENIED": "the server speaks to nobody from elsewhere without a password: set one there",
+    "DENIED": "the server refuses remote clients while it has no password: set one there",
 }
-_UNREADY = frozenset(
+_NOT_READY = frozenset(
     (
         *("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"),
         "MAXCLIENTS",
     )
 )
 _CODES = {
-    **{code: code for code in (*_REFUSALS, *_UNREADY, "OOM", "NOSCRIPT")},
+    **{code: code for code in (*_REFUSALS, *_NOT_READY, "OOM", "NOSCRIPT")},
     "DB index is out of range": "NODB",
     "invalid DB index": "NODB",
     "max number of clients": "MAXCLIENTS",
     "invalid password": "WRONGPASS",
-    # What is said to a password where none is set.
+    # The reply to a password where none is set.
     "AUTH": "WRONGPASS",
-    # What servers before Redis 7 say of a key that a script may not touch.
+    # The reply of servers before Redis 7 when a script may not touch a key.
     "The user executing the script": "NOPERM",
 }
 _CODE = re.compile("|".join(rf"\b{code}\b" for code in _CODES))
 
 
-def _is_about_the_name(error: BaseException) -> bool:
-    """Whether a server only does not want to be told who is calling."""
+def _is_client_name_refused(error: BaseException) -> bool:
+    """Whether the server only refuses `CLIENT SETNAME`."""
     return isinstance(error, hiredis.ReplyError) and (
         "client" in str(error).lower() and _code(str(error)) in ("NOPERM", "")
     )
 
 
 def _code(text: str) -> str:
-    """What kind of error the server told of. The error of a script has it inside its text."""
+    """The code of a server's error. The error of a script has it inside its text."""
     found = _CODE.search(text)
     return _CODES[found[0]] if found else ""

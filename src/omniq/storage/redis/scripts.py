@@ -1,8 +1,9 @@
-"""The scripts of `storage/lua`, one for each verb, and the patience to have them run.
+"""The scripts in `lua/`, one for each verb, and the retries when the connection is lost.
 
-A script's text is put together once: the parts it `uses`, each of which names the `keys` it
-touches, so that every key is declared. Every script may be run again after a reply was lost; it
-then knows (`is_repeat`), and does what it has done already no second time.
+The header of a script names the parts in `lua/lib/` that it `uses`, and the header of each part the
+`keys` that it touches. The text of a script is composed once, with all its parts, and with every
+key declared. Every script may be run again after its reply was lost: it then knows that it is a
+repeat (`is_repeat`), and does not do a second time what it has done.
 """
 
 from __future__ import annotations
@@ -17,19 +18,34 @@ from typing import Any
 
 import msgspec
 
+from omniq._backoff import backoff
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import StorageError
-from omniq.storage.redis.connection import Link, Lost, UnknownScript, Unready, pack
+from omniq.storage.redis.connection import (
+    ConnectionLost,
+    ServerConnection,
+    ServerNotReady,
+    UnknownScript,
+    pack,
+)
 
-PATIENCE = 15.0
-"""Seconds for which a call goes on trying to reach the server."""
+RETRY_SECONDS = 15.0
+"""How long a call tries to reach the server."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-_PASSING = (Lost, Unready, UnknownScript)
+_TRANSIENT = (ConnectionLost, ServerNotReady, UnknownScript)
+
+_STORED_KEYS = {
+    "conditions": "terms",
+    "dead_ids": "letters",
+    "paused_queues": "paused",
+    "paused_workers": "resting",
+}
+"""The name of a key in the server where it differs from the name in the scripts: stores have it."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_SHORT = [bytes((0xA0 | size,) if size < 32 else (0xD9, size)) for size in range(256)]
-"""What comes before text of that size."""
+_SHORT_PREFIXES = [bytes((0xA0 | size,) if size < 32 else (0xD9, size)) for size in range(256)]
+"""The msgpack prefix of a string of that size."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -47,11 +63,12 @@ def script(name: str) -> Script:
 
 
 def compose(main: str) -> Script:
-    """A script with all the parts it uses, and the keys of all of them declared."""
-    parts = [*(_source(part) for part in _header(main, "uses")), main]
-    keys = tuple(dict.fromkeys(key for part in parts for key in _header(part, "keys")))
-    declared = [f"local {name} = KEYS[{number}]" for number, name in enumerate(keys, start=1)]
+    """A script with all the parts it uses, and with the keys of all of them declared."""
+    parts = [*(_source(f"lib/{part}") for part in _header(main, "uses")), main]
+    names = tuple(dict.fromkeys(name for part in parts for name in _header(part, "keys")))
+    declared = [f"local {name} = KEYS[{number}]" for number, name in enumerate(names, start=1)]
     text = "\n".join([*declared, *parts])
+    keys = tuple(_STORED_KEYS.get(name, name) for name in names)
     return Script(text, keys, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -65,81 +82,87 @@ def _header(source: str, name: str) -> list[str]:
 
 
 def raw(data: bytes) -> msgspec.Raw:
-    """Bytes as the scripts can read them: the server's decoder knows no binary type."""
+    """Bytes that the scripts can read: as msgpack strings, since the server knows no binary type."""
     size = len(data)
     if size < 256:
-        return msgspec.Raw(_SHORT[size] + data)
+        return msgspec.Raw(_SHORT_PREFIXES[size] + data)
     if size < 65_536:
         return msgspec.Raw(b"\xda" + size.to_bytes(2, "big") + data)
     return msgspec.Raw(b"\xdb" + size.to_bytes(4, "big") + data)
 
 
 class Scripts:
-    """Runs scripts on the keys of one store. `now` says the time; 0 leaves it to the server."""
+    """Runs scripts on the keys of one store. `now` returns the time; 0: the server's time is used."""
 
-    def __init__(self, link: Link, prefix: str, now: Callable[[], int]) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection, prefix: str, now: Callable[[], int]) -> None:
+        self._connection = connection
         self._prefix = prefix
         self._now = now
-        self._starts: dict[str, bytes] = {}
+        self._command_starts: dict[str, bytes] = {}
 
     def key(self, name: str) -> str:
         """The full name of a key. All of them have one hash tag, and so one slot of a cluster."""
         return f"{{{self._prefix}}}:{name}"
 
     async def run(self, name: str, *arguments: Any) -> Any:
-        """The script's reply. Whatever happens to the connection, it takes effect at most once."""
+        """The script's reply. It takes effect at most once, also when the connection is lost."""
         is_repeat = False
 
         async def attempt() -> Any:
             nonlocal is_repeat
             try:
                 try:
-                    return await self._link.send(self._packed(name, is_repeat, arguments))
+                    return await self._connection.send(self._packed(name, is_repeat, arguments))
                 except UnknownScript:
-                    await self._link.command("SCRIPT", "LOAD", script(name).text)
-                    return await self._link.send(self._packed(name, is_repeat, arguments))
-            except Lost as lost:
+                    await self._connection.command("SCRIPT", "LOAD", script(name).text)
+                    return await self._connection.send(self._packed(name, is_repeat, arguments))
+            except ConnectionLost as lost:
                 is_repeat = is_repeat or lost.was_sent
                 raise
 
-        return await patiently(attempt)
+        return await retry_while_transient(attempt)
 
     async def command(self, *parts: bytes | str | int) -> Any:
         """The reply to a command that may be sent twice."""
-        return await patiently(lambda: self._link.command(*parts))
+        return await retry_while_transient(lambda: self._connection.command(*parts))
 
     def _packed(self, name: str, is_repeat: bool, arguments: tuple[Any, ...]) -> bytes:
-        start = self._starts.get(name)
+        start = self._command_starts.get(name)
         if start is None:
-            start = self._starts[name] = self._start(name)
+            start = self._command_starts[name] = self._command_start(name)
         request = _encode((self._now(), int(is_repeat), *arguments))
         return b"%b$%d\r\n%b\r\n" % (start, len(request), request)
 
-    def _start(self, name: str) -> bytes:
+    def _command_start(self, name: str) -> bytes:
         """The beginning of the command, which is the same every time."""
         known = script(name)
         keys = map(self.key, known.keys)
         return pack("EVALSHA", known.sha, len(known.keys), *keys, more=1)
 
 
-async def patiently(attempt: Callable[[], Awaitable[Any]]) -> Any:
-    """Try until it works, with longer and longer pauses; the last error after `PATIENCE`."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    pause = 0.0
+async def retry_while_transient(attempt: Callable[[], Awaitable[Any]]) -> Any:
+    """Try until it succeeds, with growing pauses; raises the last error after `RETRY_SECONDS`."""
+    deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
+    failures, pause = 0, 0.0
     try:
         return await attempt()
-    except _PASSING as error:
+    except _TRANSIENT as error:
         last: StorageError = error
     try:
         async with asyncio.timeout_at(deadline):
             while True:
-                # The first time at once: most often only this connection was lost.
-                await SYSTEM_CLOCK.sleep(pause * (0.5 + SYSTEM_CLOCK.random() / 2))
-                pause = min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
+                # The first retry is immediate: most often only this connection was lost.
+                await SYSTEM_CLOCK.sleep(pause)
+                pause = backoff(
+                    failures,
+                    first=_FIRST_PAUSE,
+                    longest=_LONGEST_PAUSE,
+                    jitter=SYSTEM_CLOCK.random(),
+                )
+                failures += 1
                 try:
                     return await attempt()
-                except _PASSING as error:
+                except _TRANSIENT as error:
                     last = error
     except TimeoutError as error:
         raise last from error

@@ -1,4 +1,4 @@
-"""What a Redis server is and promises: asked once when a storage opens, and by `omniq doctor`."""
+"""Reads and checks a Redis server's settings: when a storage opens, and for `omniq doctor`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omniq.storage.types import Durability
 
 OLDEST = (6, 2)
 
-Ask = Callable[..., Awaitable[Any]]
-"""Sends a command and gives its reply."""
+SendCommand = Callable[..., Awaitable[Any]]
+"""Sends a command and returns its reply."""
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,13 +24,13 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     appendonly: bool
     appendfsync: str
-    """Empty where the server does not tell."""
+    """Empty where the server does not say."""
     maxmemory_policy: str
     role: str
     is_cluster: bool
     is_loading: bool
     last_write_failed: str
-    """What could not be written the last time the server tried; empty when all is well."""
+    """What the server failed to write at its last attempt; empty when nothing."""
 
     @property
     def durability(self) -> Durability:
@@ -40,12 +40,12 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         return "power" if self.appendfsync == "always" else "os"
 
 
-async def read_facts(ask: Ask) -> ServerFacts:
-    """Ask the server what it is. Works without the right to read its configuration."""
-    info = _parse_info(await ask("INFO"))
+async def read_facts(send: SendCommand) -> ServerFacts:
+    """Read the server's settings. Works without the right to read its configuration."""
+    info = _parse_info(await send("INFO"))
     config = {
-        **await _config(ask, "maxmemory-policy"),
-        **await _config(ask, "append*"),
+        **await _config(send, "maxmemory-policy"),
+        **await _config(send, "append*"),
     }
     failed = [
         what
@@ -85,7 +85,7 @@ def check(facts: ServerFacts) -> None:
 
 
 def report(facts: ServerFacts) -> list[tuple[str, str, str]]:
-    """`(name, value, verdict)` of what matters; a verdict is "ok", "warn: …" or "bad: …"."""
+    """`(name, value, verdict)` of each setting; a verdict is "ok", "warn: …" or "bad: …"."""
     fsync = facts.appendfsync or "unknown"
     return [
         (
@@ -131,9 +131,9 @@ def report(facts: ServerFacts) -> list[tuple[str, str, str]]:
     ]
 
 
-async def _config(ask: Ask, pattern: str) -> dict[str, str]:
+async def _config(send: SendCommand, pattern: str) -> dict[str, str]:
     try:
-        reply = await ask("CONFIG", "GET", pattern)
+        reply = await send("CONFIG", "GET", pattern)
     except StorageError:
         # Managed servers do not allow it; INFO has most of it.
         return {}

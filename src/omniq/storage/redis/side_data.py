@@ -1,4 +1,4 @@
-"""What a Redis store keeps beside the queue, and what readers ask of it."""
+"""Results, dead letters, checkpoints, progress, schedules and pauses in Redis, and all reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.redis import encoding, queries
-from omniq.storage.redis.encoding import stamp
+from omniq.storage.redis.encoding import STAMP_SIZE, stamp
 from omniq.storage.redis.scripts import Scripts, raw
 from omniq.storage.row_rules import Row
 
@@ -24,13 +24,13 @@ _decode_gate = internal_decoder(GateState)
 _decode_progress = internal_decoder(Progress)
 
 
-class RedisKeeping(BaseStorage):
+class RedisSideData(BaseStorage):
     """The verbs of `omniq.storage.side_data` and `omniq.storage.inspection`, each one script or command."""
 
     _scripts: Scripts
 
     def _now(self) -> int:
-        """The time by the store's clock, as far as it is known here."""
+        """The time of the store's clock, as far as it is known here."""
         return self._clock.micros()
 
     async def _run(self, name: str, *arguments: Any) -> Any:
@@ -49,29 +49,33 @@ class RedisKeeping(BaseStorage):
         return await self._purge("", "")
 
     async def _purge(self, before: str, letter: str) -> int:
-        """Forget finished tasks in steps that are short enough for others to get their turn."""
+        """Delete finished tasks in calls short enough not to hold up those of other clients."""
         purged, cursor = 0, b""
         while cursor != b"0":
-            count, cursor = await self._run("purge", before, letter, cursor.decode() or "0")
+            count, cursor = await self._run("purge_results", before, letter, cursor.decode() or "0")
             purged += count
         return purged
 
     async def _delete_task(self, task_id: str) -> bool:
-        count, _ = await self._run("purge", task_id, "", "")
+        count, _ = await self._run("purge_results", task_id, "", "")
         return bool(count)
 
     # Dead letters
 
     async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
         while True:
-            found = await self._run("letter", task_id)
+            found = await self._run("get_dead", task_id)
             if not found:
                 return False
-            grave, _, record = found
-            _, row = encoding.read_grave(grave, record)
-            row_rules.revive(row, self._now(), body=body)
+            encoded, _, record = found
+            _, row = encoding.decode_dead(encoded, record)
+            row_rules.retry_dead(row, self._now(), body=body)
             answer, *holder = await self._run(
-                "revive", raw(grave), encoding.new_row(row), self._max_pending or 0, int(from_start)
+                "retry_dead",
+                raw(encoded),
+                encoding.new_row(row),
+                self._max_pending or 0,
+                int(from_start),
             )
             match answer:
                 case b"full":
@@ -84,8 +88,8 @@ class RedisKeeping(BaseStorage):
                     return False
 
     async def delete_dead(self, task_id: str) -> bool:
-        buried: int = await self._run("bury", [task_id], "")
-        return buried == 1
+        deleted: int = await self._run("delete_dead", [task_id], "")
+        return deleted == 1
 
     async def _purge_dead(self, before: int) -> int:
         return await queries.purge_dead(self._run, stamp(before))
@@ -94,27 +98,27 @@ class RedisKeeping(BaseStorage):
         return await queries.list_dead(self._run, query)
 
     async def get_dead(self, task_id: str) -> DeadLetter | None:
-        found = await self._run("letter", task_id)
+        found = await self._run("get_dead", task_id)
         if not found:
             return None
-        checkpoint = found[1][18:] if found[1] else None
-        return msgspec.structs.replace(encoding.read_letter(found[0]), checkpoint=checkpoint)
+        checkpoint = found[1][STAMP_SIZE:] if found[1] else None
+        return msgspec.structs.replace(encoding.decode_dead_letter(found[0]), checkpoint=checkpoint)
 
     async def _find_dead_row(self, task_id: str) -> Row | None:
-        found = await self._run("letter", task_id)
-        return encoding.read_grave(found[0], found[2])[1] if found else None
+        found = await self._run("get_dead", task_id)
+        return encoding.decode_dead(found[0], found[2])[1] if found else None
 
     # Checkpoints and progress
 
     async def _save_checkpoint(
         self, owner: str, task_id: str, token: int, checkpoint: bytes
     ) -> bool:
-        saved: int = await self._run("checkpoint", owner, task_id, token, raw(checkpoint))
+        saved: int = await self._run("save_checkpoint", owner, task_id, token, raw(checkpoint))
         return saved == 1
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         found = await self._field("checkpoints", task_id)
-        return None if found is None else found[18:]
+        return None if found is None else found[STAMP_SIZE:]
 
     async def _purge_checkpoints(self, before: int) -> int:
         purged, cursor = 0, b""
@@ -127,7 +131,7 @@ class RedisKeeping(BaseStorage):
 
     async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
         encoded = [(each.task_id, each.token, raw(encode_internal(each))) for each in reports]
-        await self._run("progress", owner, encoded)
+        await self._run("report_progress", owner, encoded)
 
     async def get_progress(self, task_id: str) -> Progress | None:
         found = await self._field("progress", task_id)
@@ -173,7 +177,7 @@ class RedisKeeping(BaseStorage):
         if paused:
             await self._scripts.command("SADD", self._scripts.key("paused"), queue)
         else:
-            await self._run("resume", queue)
+            await self._run("resume_queue", queue)
 
     async def paused_queues(self) -> frozenset[str]:
         self._check_open()
@@ -194,7 +198,7 @@ class RedisKeeping(BaseStorage):
     async def _fields(self, key: str) -> Mapping[str, bytes]:
         self._check_open()
         found = await self._scripts.command("HGETALL", self._scripts.key(key))
-        return queries.pairs(found)
+        return queries.hash_fields(found)
 
     async def _find_newest_result(self, task_id: str) -> bytes | None:
         return await self._field("newest", task_id)
@@ -203,24 +207,26 @@ class RedisKeeping(BaseStorage):
         return await queries.list_rows(self._run, query)
 
     async def _scan(self, query: ScanQuery) -> Scan:
-        async def back(before: str, limit: int) -> tuple[list[Row], str | None]:
-            return await queries.read_back(self._run, query, before, limit)
+        async def read_backwards(before: str, limit: int) -> tuple[list[Row], str | None]:
+            return await queries.read_backwards(self._run, query, before, limit)
 
-        return await scan_by_id(query, back, self._list)
+        return await scan_by_id(query, read_backwards, self._list)
 
     async def count_waiting(self) -> int:
-        """How many tasks wait for their next run. A pool asks often: the counters are few."""
+        """How many tasks wait for their next run. A pool calls this often: the counters are few."""
         counters = await self._fields("counts")
-        return sum(queries.number_of(count) for name, count in counters.items() if name[-1] in "pt")
+        return sum(
+            queries.parse_count(count) for name, count in counters.items() if name[-1] in "pt"
+        )
 
     async def stats(self) -> QueueStats:
-        return queries.stats_of(await self._run("stats"))
+        return queries.parse_stats(await self._run("stats"))
 
     async def workers(self) -> list[WorkerInfo]:
-        return queries.workers_of(*await self._run("workers"))
+        return queries.parse_workers(*await self._run("workers"))
 
     async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
-        return bool(await self._run("rest", owner, int(paused)))
+        return bool(await self._run("pause_worker", owner, int(paused)))
 
     async def held_by(self, owner: str) -> dict[str, int]:
-        return queries.held_of(await self._run("held", owner))[0]
+        return queries.parse_held(await self._run("held_by", owner))[0]

@@ -1,8 +1,8 @@
 """Tasks in a Redis or Valkey server that a fleet shares.
 
-Each verb is one script (`storage/lua`), run in one round trip and in one step. What an outcome does
-to a task is worked out here by the rules of `_rows` and made there on the condition that the task
-is still where it was (`_redis.changes`); only the claim and the gates have their rules in a script.
+Each verb is one script in `lua/`, which runs in one round trip and as one atomic step. What an
+outcome changes is planned here by the rules of `row_rules` (see `record`), and the script applies it
+if the task is still where it was. Only the claim and the gates have their rules in a script.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from omniq.settings import Settings
 from omniq.storage import row_rules
 from omniq.storage.enqueue_batcher import EnqueueBatcher
 from omniq.storage.redis import encoding, queries, server_check
-from omniq.storage.redis.connection import Link, OutOfMemory
-from omniq.storage.redis.encoding import Kept, instant_of, stamp
-from omniq.storage.redis.record import DONE, Change, Changes, KnownRows, Plan, Recording
+from omniq.storage.redis.connection import OutOfMemory, ServerConnection
+from omniq.storage.redis.encoding import StoredRow, instant_of, stamp
+from omniq.storage.redis.record import DONE, Change, ChangePlanner, KnownRows, Recording, RecordPlan
 from omniq.storage.redis.scripts import Scripts, raw
-from omniq.storage.redis.side_data import RedisKeeping
-from omniq.storage.redis.wakeups import Ear
+from omniq.storage.redis.side_data import RedisSideData
+from omniq.storage.redis.wakeups import Wakeups
 from omniq.storage.row_rules import FinishedRow, Row
 from omniq.storage.types import Capabilities, Claim, Durability, Entry, GivenBack, Renewal
 
 _PREFIX = re.compile(r"[^{}\s]{1,100}")
-_BRIEF = 60_000_000
-"""Microseconds of `result_ttl` below which a repeated enqueue may find no trace of the first."""
+_SHORT_TTL = 60_000_000
+"""Microseconds of `result_ttl` below which a repeated enqueue may find no record of the first."""
 
-_PUSHED_PAUSE, _UNPUSHED_PAUSE = 1.0, 0.1
-"""Seconds between two looks for a result, at most."""
+_NOTIFIED_PAUSE, _POLLING_PAUSE = 1.0, 0.1
+"""Seconds between two polls for a result, at most: with and without notifications."""
 
 
-class RedisStorage(RedisKeeping):
+class RedisStorage(RedisSideData):
     """A store in the server at `url`; all its keys begin with `{prefix}`."""
 
     def __init__(
@@ -73,8 +73,10 @@ class RedisStorage(RedisKeeping):
         self._clock_offset = 0
         self._claims_made = 0
         self._next_event = ""
-        self._nudge: asyncio.Future[None] | None = None
-        self._has_hint = False
+        # Completed when the reason to sleep may have changed: see `_sleep`.
+        self._sleeper: asyncio.Future[None] | None = None
+        # Whether a notification of work has arrived since the last claim began.
+        self._was_notified = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -95,7 +97,7 @@ class RedisStorage(RedisKeeping):
         return sibling
 
     async def server_report(self) -> list[tuple[str, str, str]]:
-        """What the server's settings promise: `(name, value, verdict)` each, for `omniq doctor`."""
+        """The server's settings for `omniq doctor`, each as `(name, value, verdict)`."""
         self._check_open()
         return server_check.report(await server_check.read_facts(self._scripts.command))
 
@@ -104,34 +106,34 @@ class RedisStorage(RedisKeeping):
     async def _open(self) -> None:
         self._pid = os.getpid()
         self._known = KnownRows()
-        self._link = Link(self._url, name=f"omniq-{os.getpid()}")
-        self._scripts = Scripts(self._link, self._prefix, self._asked_now)
-        # One after the other where it matters who comes first: there may be room for few.
+        self._connection = ServerConnection(self._url, name=f"omniq-{os.getpid()}")
+        self._scripts = Scripts(self._connection, self._prefix, self._given_now)
+        # With a limit, one at a time: the first call gets the room that is left.
         self._enqueues = EnqueueBatcher(
             self._insert, concurrent_writes=2 if self._max_pending is None else 1
         )
         self._channel = self._scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self._channel, self._scripts.key("awaited")]
-        self._ear = Ear(self._link, channels, self._on_message)
+        self._wakeups = Wakeups(self._connection, channels, self._on_message)
         try:
-            # Sent once: a server that is not there should be told of at once.
-            await self._link.command("PING")
+            # Sent once: a server that cannot be reached is reported without retries.
+            await self._connection.command("PING")
             facts = await server_check.read_facts(self._scripts.command)
             server_check.check(facts)
         except BaseException:
-            await self._link.close()
+            await self._connection.close()
             raise
         self._durability = facts.durability
 
     async def _close(self) -> None:
         try:
-            await self._ear.close()
+            await self._wakeups.close()
         finally:
-            await self._link.close()
+            await self._connection.close()
 
     async def close(self) -> None:
         if self._is_open and self._pid != os.getpid():
-            # After a fork everything here is the parent's. It is left alone, and so is what it holds.
+            # After a fork, the connection and the claims belong to the parent. They are left alone.
             self._is_open = False
             self._held.clear()
             self._claim_ids.clear()
@@ -143,45 +145,45 @@ class RedisStorage(RedisKeeping):
         if self._pid != os.getpid():
             raise StorageError(
                 f"Redis storage: opened by process {self._pid}, and used in process {os.getpid()} "
-                "after a fork; open a storage of its own in each process"
+                "after a fork; open a separate storage in each process"
             )
 
     # Time
 
-    def _asked_now(self) -> int:
-        """The time for scripts to go by: the server's own, or that of a clock given by a test."""
+    def _given_now(self) -> int:
+        """The time that scripts use: 0 for the server's, or that of a clock given by a test."""
         return 0 if self._clock is SYSTEM_CLOCK else self._clock.micros()
 
     def _now(self) -> int:
-        """The time by the store's clock, as far as it is known here."""
+        """The time of the store's clock, as far as it is known here."""
         return self._clock.micros() + self._clock_offset
 
-    def _learn_now(self, told: bytes) -> None:
+    def _set_server_now(self, micros: bytes) -> None:
         if self._clock is SYSTEM_CLOCK:
-            self._clock_offset = int(told) - self._clock.micros()
+            self._clock_offset = int(micros) - self._clock.micros()
 
-    def _changes(self) -> Changes:
-        return Changes(self._now(), self._encode_finish)
+    def _planner(self) -> ChangePlanner:
+        return ChangePlanner(self._now(), self._encode_finish)
 
     # Enqueue
 
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        if any(row.result_ttl < _BRIEF for row in rows):
-            return await self._insert(rows, is_brief=True)
+        if any(row.result_ttl < _SHORT_TTL for row in rows):
+            return await self._insert(rows, has_short_ttl=True)
         self._check_open()
         return await self._enqueues.add(rows)
 
-    async def _insert(self, rows: list[Row], *, is_brief: bool = False) -> list[str]:
+    async def _insert(self, rows: list[Row], *, has_short_ttl: bool = False) -> list[str]:
         nonce = raw(rows[0].nonce.encode("utf-8", "surrogatepass"))
         fresh = [encoding.new_row(row) for row in rows]
         try:
-            if len(rows) == 1 and not is_brief and self._max_pending is None:
+            if len(rows) == 1 and not has_short_ttl and self._max_pending is None:
                 (row,) = rows
                 is_plain = not (row.visible or row.unique or row.gates or row.expires is not None)
                 if is_plain and await self._run("enqueue_one", *fresh[0][:6]) == 1:
                     return [row.id]
             answer, *ids = await self._run(
-                "enqueue", nonce, self._max_pending or 0, fresh, int(is_brief)
+                "enqueue", nonce, self._max_pending or 0, fresh, int(has_short_ttl)
             )
         except OutOfMemory as error:
             raise QueueFull(await self.count_waiting()) from error
@@ -197,29 +199,29 @@ class RedisStorage(RedisKeeping):
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         recording = Recording(owner, entries, self._known.take(owner, entries))
-        wish = None if claim is None else self._wish(claim)
-        claimed: dict[str, Kept] = {}
+        wanted = None if claim is None else self._claim_arguments(claim)
+        claimed: dict[str, StoredRow] = {}
         while True:
             if unread := recording.unread:
-                recording.learn(await self._read(unread))
-            plan = recording.plan(self._changes())
+                recording.add_read(await self._read(unread))
+            plan = recording.plan(self._planner())
             codes, is_partial = "", False
-            if wish is not None or not plan.is_empty:
-                codes, taken, is_partial = await self._take_turn(owner, plan, wish)
-                claimed.update((kept.row.id, kept) for kept in taken)
-            recording.take(codes)
+            if wanted is not None or not plan.is_empty:
+                codes, taken, is_partial = await self._run_record_and_claim(owner, plan, wanted)
+                claimed.update((stored.row.id, stored) for stored in taken)
+            recording.apply_codes(codes)
             if recording.is_done and not is_partial:
                 break
-            if is_partial and wish is not None and claim is not None:
-                # What was moved or has expired made way; the rest of the limit is still wanted.
-                wish = (claim.limit - len(claimed), *wish[1:4], 0, *wish[5:])
+            if is_partial and wanted is not None and claim is not None:
+                # The call moved or expired as many tasks as it may; claim the rest of the limit.
+                wanted = (claim.limit - len(claimed), *wanted[1:4], 0, *wanted[5:])
         self._known.add(owner, [*recording.still_held(), *claimed.values()])
-        return recording.answers, [kept.row for kept in claimed.values()]
+        return recording.answers, [stored.row for stored in claimed.values()]
 
-    def _wish(self, claim: Claim) -> tuple[Any, ...]:
-        """What to claim, as `lua/claiming.lua` takes it."""
+    def _claim_arguments(self, claim: Claim) -> tuple[Any, ...]:
+        """What to claim, as `claim` in `lua/lib/claim.lua` takes it."""
         self._claims_made += 1
-        self._has_hint = False
+        self._was_notified = False
         interest = "*" if claim.queues is None else f"/{'/'.join(claim.queues)}/"
         return (
             claim.limit,
@@ -227,81 +229,80 @@ class RedisStorage(RedisKeeping):
             0 if claim.queues is None else claim.queues,
             claim.claim_id or str(self._claims_made),
             int(bool(claim.claim_id)),
-            self._channel if self._ear.is_open else "",
+            self._channel if self._wakeups.is_open else "",
             interest,
         )
 
-    async def _take_turn(
-        self, owner: str, plan: Plan, wish: tuple[Any, ...] | None
-    ) -> tuple[str, list[Kept], bool]:
+    async def _run_record_and_claim(
+        self, owner: str, plan: RecordPlan, wanted: tuple[Any, ...] | None
+    ) -> tuple[str, list[StoredRow], bool]:
         reply = await self._run(
-            "turn", owner, plan.groups, plan.changes, 0 if wish is None else wish
+            "record_and_claim", owner, plan.groups, plan.changes, 0 if wanted is None else wanted
         )
         if reply == b"lost":
             raise LeaseLost(owner)
         now, codes, taken, expired, is_partial, event = reply
-        self._learn_now(now)
-        if wish is not None:
+        self._set_server_now(now)
+        if wanted is not None:
             self._next_event = event.decode()
-            if self._nudge is not None:
-                # Whoever waits began to wait before this was known.
-                finish(self._nudge)
-        kept = [
-            encoding.kept_of(taken[n + 1].decode(), taken[n], taken[n + 2], taken[n + 3])
+            # A wait that began before this reply does not know of the next event.
+            self._wake_sleeper()
+        claimed = [
+            encoding.stored_row(taken[n + 1].decode(), taken[n], taken[n + 2], taken[n + 3])
             for n in range(0, len(taken), 4)
         ]
         if expired and not await self._expire([task_id.decode() for task_id in expired]):
-            return codes.decode(), kept, False
-        return codes.decode(), kept, is_partial == 1
+            return codes.decode(), claimed, False
+        return codes.decode(), claimed, is_partial == 1
 
     async def _expire(self, ids: list[str]) -> bool:
-        """End tasks that a claim found past their `expires`; whether that could be done."""
+        """End tasks that a claim found past their `expires`; returns whether that succeeded."""
         try:
             found = await self._read(ids)
-            changes = self._changes()
-            await self._settle(
+            planner = self._planner()
+            await self._apply_changes(
                 [
-                    changes.of_end(
-                        kept, row_rules.finish_cancelled(kept.row, changes.now, "expired")
+                    planner.end(
+                        stored, row_rules.finish_cancelled(stored.row, planner.now, "expired")
                     )
-                    for kept in found.values()
-                    if kept and kept.finished is None and kept.row.owner is None
+                    for stored in found.values()
+                    if stored and stored.finished is None and stored.row.owner is None
                 ]
             )
         except StorageError:
-            # The next claim finds them again. What this one has taken must not be lost for that.
+            # The next claim finds them again. The tasks that this one has claimed must not be lost.
             return False
         self._local_wakeups.notify_results(ids)
         return True
 
-    async def _settle(self, changes: list[Change]) -> str:
+    async def _apply_changes(self, changes: list[Change]) -> str:
         if not changes:
             return ""
-        codes: bytes = await self._run("settle", changes)
+        codes: bytes = await self._run("apply_changes", changes)
         return codes.decode()
 
-    async def _read(self, ids: Sequence[str]) -> dict[str, Kept | None]:
-        """What is on record of these tasks."""
-        now, *reply = await self._run("read", list(ids))
-        self._learn_now(now)
-        found: dict[str, Kept | None] = {}
+    async def _read(self, ids: Sequence[str]) -> dict[str, StoredRow | None]:
+        """The stored tasks of these ids."""
+        now, *reply = await self._run("read_tasks", list(ids))
+        self._set_server_now(now)
+        found: dict[str, StoredRow | None] = {}
         for number, task_id in enumerate(ids):
             place, record, state = reply[3 * number : 3 * number + 3]
             if place:
-                found[task_id] = encoding.kept_of(task_id, place, record, state)
+                found[task_id] = encoding.stored_row(task_id, place, record, state)
             elif state:
-                _, row = encoding.read_grave(state, record)
+                _, row = encoding.decode_dead(state, record)
                 finished = FinishedRow(row=row, finished_at=0, expires_at=0, result=b"")
-                found[task_id] = Kept(row, "dead", finished)
+                found[task_id] = StoredRow(row, "dead", finished)
             else:
                 found[task_id] = None
         return found
 
     async def _find(self, task_id: str) -> Row | FinishedRow | None:
-        kept = (await self._read([task_id]))[task_id]
-        if kept is None or kept.place == "dead":
+        stored = (await self._read([task_id]))[task_id]
+        if stored is None or stored.place == "dead":
             return None
-        return kept.finished or kept.row
+        return stored.finished or stored.row
 
     # Leases
 
@@ -310,102 +311,105 @@ class RedisStorage(RedisKeeping):
         reply = await self._run("renew", info.id, lease, raw(encode_internal(info)), int(is_first))
         if reply == b"lost":
             raise LeaseLost(info.id)
-        paused, *holding = reply
-        held, cancelled = queries.held_of(holding)
+        paused, *held_places = reply
+        held, cancelled = queries.parse_held(held_places)
         return Renewal(held, cancelled, bool(paused))
 
     async def _retire(self, owner: str) -> None:
         now, *reply = await self._run("retire", owner, self._channel)
-        self._learn_now(now)
-        changes = self._changes()
-        plan: list[Change] = []
-        for kept in encoding.kept_rows(reply):
-            row, token = kept.row, kept.row.token
+        self._set_server_now(now)
+        planner = self._planner()
+        changes: list[Change] = []
+        for stored in encoding.stored_rows(reply):
+            row, token = stored.row, stored.row.token
             outcome = (
-                Rescheduled(row.id, token, from_micros(changes.now))
+                Rescheduled(row.id, token, from_micros(planner.now))
                 if row.status is TaskStatus.RETRYING
                 else Released(row.id, token)
             )
-            settled = row_rules.settle(row, outcome, changes.now)
-            plan.append(changes.of_outcome(kept, settled, None)[0])
-        await self._settle(plan)
+            settled = row_rules.settle(row, outcome, planner.now)
+            changes.append(planner.outcome(stored, settled, None)[0])
+        await self._apply_changes(changes)
 
     async def _give_back(self, max_crashes: int) -> list[GivenBack]:
-        now, *reply = await self._run("abandoned")
-        self._learn_now(now)
-        changes = self._changes()
-        plan: list[Change] = []
+        now, *reply = await self._run("give_back_abandoned")
+        self._set_server_now(now)
+        planner = self._planner()
+        changes: list[Change] = []
         given_back: list[GivenBack] = []
         for owner, rows in zip(reply[::2], reply[1::2], strict=True):
-            kept = {each.row.id: each for each in encoding.kept_rows(rows)}
+            held = {stored.row.id: stored for stored in encoding.stored_rows(rows)}
             lost = row_rules.give_back(
-                [each.row for each in kept.values()], changes.now, max_crashes
+                [stored.row for stored in held.values()], planner.now, max_crashes
             )
             for row, settled in lost:
-                plan.append(changes.of_outcome(kept[row.id], settled, None)[0])
+                changes.append(planner.outcome(held[row.id], settled, None)[0])
                 given_back.append(GivenBack(row.id, row.func_path, owner.decode(), row.status))
-        codes = await self._settle(plan)
+        codes = await self._apply_changes(changes)
         return [back for back, code in zip(given_back, codes, strict=True) if code == DONE]
 
     # Cancel
 
     async def _cancel(self, task_id: str, reason: str) -> bool:
         while True:
-            kept = (await self._read([task_id]))[task_id]
-            if kept is None or kept.finished is not None:
+            stored = (await self._read([task_id]))[task_id]
+            if stored is None or stored.finished is not None:
                 return False
-            changes = self._changes()
-            if kept.row.owner is not None:
-                change = changes.of_cancel_request(kept)
+            planner = self._planner()
+            if stored.row.owner is not None:
+                change = planner.cancel_request(stored)
             else:
-                finish = row_rules.finish_cancelled(kept.row, changes.now, reason)
-                change = changes.of_end(kept, finish)
-            if await self._settle([change]) == DONE:
+                finish = row_rules.finish_cancelled(stored.row, planner.now, reason)
+                change = planner.end(stored, finish)
+            if await self._apply_changes([change]) == DONE:
                 return True
 
     # Waiting
 
     def _on_message(self, channel: str, text: str) -> None:
         if channel != self._scripts.key("awaited"):
-            self._has_hint = True
-            if self._nudge is not None:
-                finish(self._nudge)
+            self._was_notified = True
+            self._wake_sleeper()
             self._local_wakeups.notify_work()
         else:
             self._local_wakeups.notify_results(text.split(" "))
 
     async def _wait_for_work(self, timeout: float) -> None:
-        if timeout > 0 and await self._ear.open():
-            # What came before anybody listened was not told; the claim that follows finds it.
-            self._has_hint = False
+        if timeout > 0 and await self._wakeups.open():
+            # No notification was sent before the subscription; the caller's next claim finds the work.
+            self._was_notified = False
             return
         deadline = self._clock.monotonic() + timeout
-        with self._local_wakeups.listen_for_work() as hint:
-            # Whoever waits again has just asked for a claim, which should not have to wait for this.
+        with self._local_wakeups.listen_for_work() as notified:
+            # The caller has just started a claim, which is to run before this.
             await self._clock.sleep(0)
-            while not (self._has_hint or hint.done()):
-                patience = min(deadline - self._clock.monotonic(), self._until_next_event())
-                if patience <= 0:
-                    # Told once: the claim that follows says what comes next.
+            while not (self._was_notified or notified.done()):
+                pause = min(deadline - self._clock.monotonic(), self._until_next_event())
+                if pause <= 0:
+                    # Used once: the claim that follows says what comes next.
                     self._next_event = ""
                     break
-                await self._rest(hint, patience)
-        self._has_hint = False
+                await self._sleep(notified, pause)
+        self._was_notified = False
 
     def _until_next_event(self) -> float:
-        """Seconds until something may become claimable by itself, as far as the last claim knew."""
+        """Seconds until a task may become claimable by time alone, as of the last claim."""
         if not self._next_event:
             return math.inf
         return (instant_of(self._next_event) - self._now()) / 1_000_000
 
-    async def _rest(self, hint: asyncio.Future[None], patience: float) -> None:
-        """Until the hint, or until a claim has changed what there is to wait for."""
-        self._nudge = nudge = asyncio.get_running_loop().create_future()
-        hint.add_done_callback(lambda _: finish(nudge))
+    async def _sleep(self, notified: asyncio.Future[None], seconds: float) -> None:
+        """Sleep until the notification, or until a claim has changed the next event."""
+        self._sleeper = sleeper = asyncio.get_running_loop().create_future()
+        notified.add_done_callback(lambda _: finish(sleeper))
         try:
-            await self._clock.wait(nudge, patience)
+            await self._clock.wait(sleeper, seconds)
         finally:
-            self._nudge = None
+            self._sleeper = None
+
+    def _wake_sleeper(self) -> None:
+        if self._sleeper is not None:
+            finish(self._sleeper)
 
     async def wait_for_result(
         self, task_id: str, timeout: float | None = None
@@ -414,7 +418,7 @@ class RedisStorage(RedisKeeping):
             result = await self.get_result(task_id)
             if result is not None and result.status.is_final:
                 return result
-            await self._ear.open()
-            await self._run("await", task_id)
-            self._longest_pause = _PUSHED_PAUSE if self._ear.is_open else _UNPUSHED_PAUSE
+            await self._wakeups.open()
+            await self._run("await_result", task_id)
+            self._longest_pause = _NOTIFIED_PAUSE if self._wakeups.is_open else _POLLING_PAUSE
         return await super().wait_for_result(task_id, timeout)

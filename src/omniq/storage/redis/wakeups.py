@@ -1,4 +1,4 @@
-"""Listens for hints from the server, for as long as somebody wants to hear them."""
+"""Wake-ups: a subscription to the notifications that the server publishes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from omniq._backoff import backoff
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import StorageError
-from omniq.storage.redis.connection import Link
+from omniq.storage.redis.connection import ServerConnection
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_PATIENCE = 1.0
-"""Seconds that somebody who wants to hear waits until it does; then polling has to do."""
+_SUBSCRIBE_SECONDS = 1.0
+"""How long a caller waits for the subscription; after that it polls."""
 
 
-class Ear:
-    """A subscription that comes back by itself when it was lost; messages meanwhile are lost.
+class Wakeups:
+    """A subscription that is renewed when it is lost; messages in between are missed.
 
-    `on_message` gets channel and text, and two empty texts when something may have been missed.
+    `on_message` receives channel and text, and two empty strings when messages may have been missed.
     """
 
     def __init__(
-        self, link: Link, channels: list[str], on_message: Callable[[str, str], None]
+        self,
+        connection: ServerConnection,
+        channels: list[str],
+        on_message: Callable[[str, str], None],
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._channels = channels
         self._on_message = on_message
         self._task: asyncio.Task[None] | None = None
@@ -37,19 +41,19 @@ class Ear:
         return self._is_open.is_set()
 
     async def open(self) -> bool:
-        """Begin to listen; whether that has begun by this call."""
+        """Subscribe; returns whether the subscription began during this call."""
         if self._is_open.is_set() or self._is_closed:
             return False
         if self._task is None:
             self._task = asyncio.create_task(self._listen())
         # Not `wait_for`, which on Python 3.11 may swallow a cancellation.
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_SUBSCRIBE_SECONDS):
                 await self._is_open.wait()
         return self._is_open.is_set()
 
     async def close(self) -> None:
-        """Listen no more, for good."""
+        """End the subscription for good."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -59,17 +63,24 @@ class Ear:
         self._is_open.clear()
 
     async def _listen(self) -> None:
-        pause = _FIRST_PAUSE
+        failures = 0
         while True:
-            # A hint less is no harm: whoever waits polls as well.
+            # A missed wake-up does no harm: waiting storages poll as well.
             with suppress(StorageError):
-                await self._link.listen(self._channels, self._heard)
+                await self._connection.listen(self._channels, self._receive)
             if self._is_open.is_set():
                 self._is_open.clear()
-                pause = _FIRST_PAUSE
-            await SYSTEM_CLOCK.sleep(pause * (0.5 + SYSTEM_CLOCK.random() / 2))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+                failures = 0
+            await SYSTEM_CLOCK.sleep(
+                backoff(
+                    failures,
+                    first=_FIRST_PAUSE,
+                    longest=_LONGEST_PAUSE,
+                    jitter=SYSTEM_CLOCK.random(),
+                )
+            )
+            failures += 1
 
-    def _heard(self, channel: str, text: str) -> None:
+    def _receive(self, channel: str, text: str) -> None:
         self._is_open.set()
         self._on_message(channel, text)

@@ -1,4 +1,4 @@
-"""What is attached to a task while it runs: its checkpoint, and its progress."""
+"""Checkpoints: stores the checkpoints and the progress of running tasks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from omniq.models import Progress
 from omniq.serialization import encode_internal
 from omniq.storage.sqlite.connection import Connection
-from omniq.storage.sqlite.record import attach, is_held
+from omniq.storage.sqlite.record import held_seq, mark_attached
 
 
 def save_checkpoint(
     db: Connection, owner: str, task_id: str, token: int, checkpoint: bytes, now: int
 ) -> bool:
-    """Keep it in place of the one before; False when that claim is not the current one."""
-    seq = is_held(db, owner, task_id, token)
+    """Store the checkpoint, replacing the last; False when that claim is not the current one."""
+    seq = held_seq(db, owner, task_id, token)
     if seq is None:
         return False
-    attach(db, [seq])
+    mark_attached(db, [seq])
     db.execute(
         "INSERT OR REPLACE INTO omniq_checkpoints VALUES (?, ?, ?)", (task_id, now, checkpoint)
     )
@@ -25,7 +25,10 @@ def save_checkpoint(
 
 
 def purge_checkpoints(db: Connection, before: int) -> int:
-    """Forget those saved before then whose task is neither live nor a dead letter; how many."""
+    """Delete checkpoints saved before `before` whose tasks are neither live nor dead letters.
+
+    Returns how many.
+    """
     return db.execute(
         "DELETE FROM omniq_checkpoints WHERE saved_at < ? "
         "AND id NOT IN (SELECT id FROM omniq_dead) AND NOT EXISTS (SELECT 1 FROM "
@@ -36,11 +39,11 @@ def purge_checkpoints(db: Connection, before: int) -> int:
 
 
 def report_progress(db: Connection, owner: str, reports: Sequence[Progress]) -> None:
-    """Keep the reports whose claims are current."""
-    kept = [
+    """Store the reports whose claims are current."""
+    current = [
         (seq, encode_internal(each))
         for each in reports
-        if (seq := is_held(db, owner, each.task_id, each.token)) is not None
+        if (seq := held_seq(db, owner, each.task_id, each.token)) is not None
     ]
-    attach(db, [seq for seq, _ in kept])
-    db.executemany("INSERT OR REPLACE INTO omniq_progress VALUES (?, ?)", kept)
+    mark_attached(db, [seq for seq, _ in current])
+    db.executemany("INSERT OR REPLACE INTO omniq_progress VALUES (?, ?)", current)

@@ -1,4 +1,7 @@
-"""One SQLite file: creating it, connecting to it, and what its errors mean. Alone knows the driver."""
+"""Connection: creates a database file, connects to it, and translates the driver's errors.
+
+The only module that imports the driver.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ Connection = sqlite3.Connection
 DriverError = sqlite3.Error
 MisuseError = sqlite3.ProgrammingError
 
-PATIENCE = 30.0
-"""Seconds to wait for another process's transaction before giving up."""
+BUSY_SECONDS = 30.0
+"""Seconds for which a call waits for a lock that another connection holds, before it fails."""
 
 SCHEMA_VERSION = 2
 
-NOT_YOURS = (
+NO_COMMIT_INSIDE = (
     "ctx.transaction(): the transaction is committed when the block is left, and rolled back when "
     "an exception leaves it; do neither inside"
 )
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.004
-_OLDEST = (3, 35, 0)
+_MINIMUM_VERSION = (3, 35, 0)
 _INTERRUPT_PAUSE = 0.005
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=sqlite3.Connection)
 
 
-class Answer(Protocol):
-    """What a statement gave: its first row, and how many rows it wrote."""
+class StatementResult(Protocol):
+    """The result of a statement: its first row, and the number of rows it wrote."""
 
     @property
     def rowcount(self) -> int: ...
@@ -48,37 +51,39 @@ class Answer(Protocol):
     def fetchone(self) -> Any: ...
 
 
-class Statements(Protocol):
-    """Whatever runs a statement: a connection of ours, or somebody else's."""
+class StatementRunner(Protocol):
+    """Runs statements: a connection of the storage, or of a caller."""
 
-    def execute(self, sql: str, parameters: Any = ..., /) -> Answer: ...
+    def execute(self, sql: str, parameters: Any = ..., /) -> StatementResult: ...
 
 
 @cache
 def statement(name: str) -> str:
-    """The SQL of `sql/sqlite/<name>.sql`, without its comments."""
+    """The SQL of `sql/<name>.sql`, without its comments."""
     source = resources.files("omniq.storage.sqlite").joinpath(f"sql/{name}.sql")
     lines = source.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith("--")).strip()
 
 
-class LentConnection(sqlite3.Connection):
-    """Used by somebody else, within transactions that only the lender, who made it, can end.
+class TaskConnection(sqlite3.Connection):
+    """A connection for a task's transaction, which only the thread that created it can end.
 
-    One of them is inside SQLite at a time, and not just for order: it calls back into Python, so
-    that two threads could each hold the lock that the other one waits for.
+    The lock allows one thread at a time inside SQLite. This also prevents a deadlock: SQLite calls
+    back into Python, so two threads could each hold the lock that the other one waits for.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._lender = lender = threading.get_ident()
+        self._owner_thread = owner_thread = threading.get_ident()
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self.lock = threading.RLock()
-        self.is_over = False
-        """Whether nobody but the lender may use it any more."""
+        self.has_ended = False
+        """Whether only the thread that created the connection may still use it."""
 
         def authorize(action: int, *_: str | None) -> int:
-            is_denied = action == sqlite3.SQLITE_TRANSACTION and threading.get_ident() != lender
+            is_denied = (
+                action == sqlite3.SQLITE_TRANSACTION and threading.get_ident() != owner_thread
+            )
             return sqlite3.SQLITE_DENY if is_denied else sqlite3.SQLITE_OK
 
         self.set_authorizer(authorize)
@@ -86,7 +91,7 @@ class LentConnection(sqlite3.Connection):
     def cursor(self, *_: Any) -> Any:
         with self.lock:
             self.check()
-            cursor = super().cursor(_LentCursor)
+            cursor = super().cursor(_TaskCursor)
             self._cursors.add(cursor)
         return cursor
 
@@ -100,10 +105,10 @@ class LentConnection(sqlite3.Connection):
         return self.cursor().executescript(*args)
 
     def commit(self) -> None:
-        raise InvalidTask(NOT_YOURS)
+        raise InvalidTask(NO_COMMIT_INSIDE)
 
     def rollback(self) -> None:
-        raise InvalidTask(NOT_YOURS)
+        raise InvalidTask(NO_COMMIT_INSIDE)
 
     def __exit__(self, kind: object, error: object, trace: object, /) -> Literal[False]:
         if kind is None:
@@ -116,57 +121,57 @@ class LentConnection(sqlite3.Connection):
         )
 
     def check(self) -> None:
-        """Raise `StorageError` for those who may not use it any more."""
-        if self.is_over and threading.get_ident() != self._lender:
+        """Raise `StorageError` when the calling thread may not use the connection any more."""
+        if self.has_ended and threading.get_ident() != self._owner_thread:
             raise StorageError("ctx.transaction(): the transaction has ended")
 
-    def take_back(self) -> None:
-        """Wait until nobody uses it, and see to that. The caller holds `lock` afterwards."""
-        self.is_over = True
+    def interrupt_and_lock(self) -> None:
+        """Interrupt other threads' statements until none runs. The caller then holds `lock`."""
+        self.has_ended = True
         while not self.lock.acquire(timeout=_INTERRUPT_PAUSE):
-            # Again and again: one that comes between two statements is without effect.
+            # Repeated, because an interrupt between two statements has no effect.
             self.interrupt()
         for cursor in list(self._cursors):
-            # While a statement is left in the middle, all others count as interrupted too.
+            # As long as a statement is unfinished, SQLite treats later ones as interrupted too.
             cursor.close()
 
 
-class _LentCursor(sqlite3.Cursor):
-    """Asks for each call whether the connection may be used."""
+class _TaskCursor(sqlite3.Cursor):
+    """Checks before each call whether the connection may be used."""
 
     def execute(self, *args: Any) -> Any:
-        return self._alone(super().execute, *args)
+        return self._locked(super().execute, *args)
 
     def executemany(self, *args: Any) -> Any:
-        return self._alone(super().executemany, *args)
+        return self._locked(super().executemany, *args)
 
     def executescript(self, *args: Any) -> Any:
-        return self._alone(super().executescript, *args)
+        return self._locked(super().executescript, *args)
 
     def fetchone(self) -> Any:
-        return self._alone(super().fetchone)
+        return self._locked(super().fetchone)
 
     def fetchmany(self, *args: Any, **options: Any) -> Any:
-        return self._alone(partial(super().fetchmany, *args, **options))
+        return self._locked(partial(super().fetchmany, *args, **options))
 
     def fetchall(self) -> Any:
-        return self._alone(super().fetchall)
+        return self._locked(super().fetchall)
 
     def __next__(self) -> Any:
-        return self._alone(super().__next__)
+        return self._locked(super().__next__)
 
-    def _alone(self, call: Callable[..., _T], *args: Any) -> _T:
+    def _locked(self, call: Callable[..., _T], *args: Any) -> _T:
         connection = self.connection
-        assert isinstance(connection, LentConnection)
+        assert isinstance(connection, TaskConnection)
         with connection.lock:
             connection.check()
             return call(*args)
 
 
 class Database:
-    """A file, how to connect to it, and whether it is still the file that was opened.
+    """A database file: creates it, connects to it, and checks that it is still the same file.
 
-    `wal_limit`: bytes the write-ahead log may reach before it is copied back into the file.
+    `wal_limit`: bytes that the write-ahead log may reach before a checkpoint copies it to the file.
     """
 
     def __init__(
@@ -188,8 +193,8 @@ class Database:
         self._wal: tuple[int, int] | None = None
 
     def create(self) -> None:
-        """Make the file, and its folder, unless they are there: readable by this user alone."""
-        if sqlite3.sqlite_version_info < _OLDEST:
+        """Create the file and its folder unless they exist, readable only by this user."""
+        if sqlite3.sqlite_version_info < _MINIMUM_VERSION:
             raise StorageError(
                 f"SQLite {sqlite3.sqlite_version} is too old: omniq needs 3.35 or newer"
             )
@@ -207,18 +212,18 @@ class Database:
         self._file, self._wal = (found.st_dev, found.st_ino), None
 
     def connect(self, *, writes: bool, any_thread: bool = False) -> Connection:
-        """A connection in autocommit mode that never checkpoints by itself."""
+        """Open a connection in autocommit mode that never runs a checkpoint automatically."""
         return self._connect(Connection, writes=writes, any_thread=any_thread)
 
-    def lend(self) -> LentConnection:
-        """A connection for somebody else, within transactions that the calling thread ends."""
-        return self._connect(LentConnection, writes=True, any_thread=True)
+    def connect_for_task(self) -> TaskConnection:
+        """Open a connection for a task's transaction, which the calling thread ends."""
+        return self._connect(TaskConnection, writes=True, any_thread=True)
 
     def _connect(self, kind: type[_C], *, writes: bool, any_thread: bool) -> _C:
         connection = sqlite3.connect(
             self.path,
-            # A writer waits by its own rules (`patiently`), which are quicker and fairer.
-            timeout=0.0 if writes else PATIENCE,
+            # A writer waits in `retry_while_busy` instead, which is quicker and fairer.
+            timeout=0.0 if writes else BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=not any_thread,
             cached_statements=256,
@@ -227,13 +232,15 @@ class Database:
         settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
         settings.append(f"journal_size_limit = {self.wal_limit}" if writes else "query_only = 1")
         for setting in settings:
-            # Even these have to wait while another process creates the database.
-            self.patiently(partial(connection.execute, f"PRAGMA {setting}"))
+            # These too fail as busy while another process creates the database.
+            self.retry_while_busy(partial(connection.execute, f"PRAGMA {setting}"))
         return connection
 
     def prepare(self, connection: Connection) -> None:
-        """Create the tables, or bring them up to date. Safe when many processes do it at once."""
-        mode = self.patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+        """Create or upgrade the tables. Safe when several processes do it at the same time."""
+        mode = self.retry_while_busy(
+            lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        )
         if mode != "wal":
             raise StorageError(
                 f"SQLite database {self.path}: this file system cannot hold a write-ahead log; "
@@ -241,7 +248,7 @@ class Database:
             )
         if self._version(connection) == SCHEMA_VERSION:
             return
-        self.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        self.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
         try:
             for name in self._missing(self._version(connection)):
                 for command in statement(name).split(";"):
@@ -253,13 +260,13 @@ class Database:
                 connection.execute("ROLLBACK")
 
     def _missing(self, version: int) -> list[str]:
-        """The files that lead from a version to the newest one."""
+        """The SQL files that upgrade from a version to the newest one."""
         if version == 0:
             return [self._schema]
         return [f"{self._schema}_{number}" for number in range(version + 1, SCHEMA_VERSION + 1)]
 
     def _version(self, connection: Connection) -> int:
-        version: int = self.patiently(
+        version: int = self.retry_while_busy(
             lambda: connection.execute("PRAGMA user_version").fetchone()[0]
         )
         if version > SCHEMA_VERSION:
@@ -269,16 +276,16 @@ class Database:
             )
         return version
 
-    def patiently(self, operation: Callable[[], _T]) -> _T:
-        """Do it, again and again while another connection is in the way, up to `PATIENCE` seconds."""
+    def retry_while_busy(self, operation: Callable[[], _T]) -> _T:
+        """Run the operation; repeat it while the database is busy, for up to `BUSY_SECONDS`."""
         waited, longest = 0.0, _SHORTEST_PAUSE
         while True:
             try:
                 return operation()
             except sqlite3.OperationalError as error:
-                if not is_busy(error) or waited >= PATIENCE:
+                if not is_busy(error) or waited >= BUSY_SECONDS:
                     raise
-            # By chance, so that processes that collided once do not collide again.
+            # With jitter, so that processes that collided once do not collide again.
             pause = longest * (0.5 + 0.5 * self._random())
             _pause(pause)
             waited += pause
@@ -287,14 +294,14 @@ class Database:
     def check_unmoved(self) -> None:
         """Raise `StorageError` when the file, or its log, is no longer the one that was opened.
 
-        Whoever goes on writing to a file that was deleted or replaced writes into the void.
+        Writes to a file that was deleted or replaced would be lost.
         """
         self._check(os.fspath(self.path), self._file)
         if self._wal is not None:
             self._check(self._wal_path, self._wal)
 
-    def is_at(self, path: str) -> bool:
-        """Whether that path leads to this very file, whatever it is called."""
+    def is_same_file(self, path: str) -> bool:
+        """Whether the path leads to this file, also under another name."""
         try:
             found = os.stat(path)
         except OSError:
@@ -302,7 +309,7 @@ class Database:
         return (found.st_dev, found.st_ino) == self._file
 
     def wal_size(self) -> int:
-        """How long the write-ahead log is, in bytes. Raises `StorageError` when it was taken away."""
+        """The size of the write-ahead log in bytes; raises `StorageError` when it was removed."""
         found = self._check(self._wal_path, self._wal)
         self._wal = (found.st_dev, found.st_ino)
         return found.st_size
@@ -322,25 +329,25 @@ class Database:
             )
         return found
 
-    def explained(self, error: Exception) -> StorageError:
-        """What a driver's or the system's error means for this file, and what to do about it."""
+    def wrap_error(self, error: Exception) -> StorageError:
+        """Return an error of the driver or the system as a `StorageError` that says what to do."""
         where = f"SQLite database {self.path}"
         if not isinstance(error, sqlite3.Error):
             return StorageError(f"{where}: {error}")
         code = getattr(error, "sqlite_errorcode", None)
-        kind, advice = _MEANINGS.get((code or 0) & 0xFF, (StorageError, ""))
+        kind, advice = _ERROR_ADVICE.get((code or 0) & 0xFF, (StorageError, ""))
         return kind(f"{where}: {error}" + (f"; {advice}" if advice else ""))
 
 
-_MEANINGS: dict[int, tuple[type[StorageError], str]] = {
+_ERROR_ADVICE: dict[int, tuple[type[StorageError], str]] = {
     sqlite3.SQLITE_BUSY: (
         StorageError,
-        f"another process has held the write lock for {PATIENCE:g} s: it is stopped, or in a very "
-        "long transaction; find it (fuser, lsof) and let it go on or end it",
+        f"another process has held the write lock for {BUSY_SECONDS:g} s: it is stopped, or in a "
+        "very long transaction; find it (fuser, lsof) and continue or end it",
     ),
     sqlite3.SQLITE_FULL: (
         StorageError,
-        "nothing of this was written; free some space on the disk and try again",
+        "nothing was written; free some space on the disk and try again",
     ),
     sqlite3.SQLITE_IOERR: (
         StorageError,
@@ -370,18 +377,18 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether another connection was in the way."""
+    """Whether another connection held a lock."""
     code = getattr(error, "sqlite_errorcode", 0)
     return (code & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether a lent connection would not do what only its lender may."""
+    """Whether a task's connection has refused a statement that begins or ends a transaction."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_AUTH
 
 
 def _pause(seconds: float) -> None:
-    # Real time even on a clock that a test moves: the one who holds the lock lives in real time.
+    # Real time, also with a test's clock: the process that holds the lock runs in real time.
     threading.Event().wait(seconds)
 
 
@@ -391,8 +398,8 @@ def _create(path: Path) -> None:
     folder = path.parent
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Made under another name and then linked: opening and closing the database itself would drop
-    # the locks that this process may hold on it through SQLite.
+    # Created under another name and then linked: opening and closing the database itself would
+    # drop the locks that this process may hold on it through SQLite.
     handle, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=folder)
     try:
         os.close(handle)
@@ -404,7 +411,7 @@ def _create(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a power cut; SQLite does so for its logs only."""
+    """Make a new name in the folder survive a power cut; SQLite does this only for its logs."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

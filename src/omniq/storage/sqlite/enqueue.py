@@ -1,4 +1,4 @@
-"""How tasks get in: ids and unique keys that are taken, the bound on what may wait, and the order."""
+"""Enqueue: inserts tasks in order, and checks ids, unique keys and `max_pending`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from omniq.errors import DuplicateTask, QueueFull
 from omniq.storage import row_rules
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
-from omniq.storage.sqlite.connection import Connection, Statements
+from omniq.storage.sqlite.connection import Connection, StatementRunner
 from omniq.storage.sqlite.queries import read_dead_row
-from omniq.storage.sqlite.tables import Stored
+from omniq.storage.sqlite.tables import StoredRow
 
 
-def enqueue(db: Statements, rows: list[Row], now: int, max_pending: int | None) -> list[str]:
-    """Keep the rows, or raise DuplicateTask or QueueFull; the id that now stands for each."""
+def enqueue(db: StatementRunner, rows: list[Row], now: int, max_pending: int | None) -> list[str]:
+    """Insert the rows, or raise `DuplicateTask` or `QueueFull`.
+
+    Returns an id for each row: its own, or that of the task that holds its unique key.
+    """
     if max_pending is None and not any(row.unique for row in rows) and _insert(db, rows, now):
         return [row.id for row in rows]
-    return _enqueue_carefully(db, rows, now, max_pending)
+    return _enqueue_with_checks(db, rows, now, max_pending)
 
 
-def _insert(db: Statements, rows: Sequence[Row], now: int) -> bool:
-    """Keep rows as they are, in order; False, and nothing is written, when an id is taken."""
+def _insert(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
+    """Insert the rows in order; False, and nothing is inserted, when an id is taken."""
     newest = _newest_seq(db)
     for seq, row in enumerate(rows, start=newest + 1):
         row.seq = seq
@@ -32,18 +35,18 @@ def _insert(db: Statements, rows: Sequence[Row], now: int) -> bool:
     return True
 
 
-def _newest_seq(db: Statements) -> int:
+def _newest_seq(db: StatementRunner) -> int:
     newest: int = db.execute("SELECT coalesce(max(seq), 0) FROM omniq_tasks").fetchone()[0]
     return newest
 
 
-def _enqueue_carefully(
-    db: Statements, rows: list[Row], now: int, max_pending: int | None
+def _enqueue_with_checks(
+    db: StatementRunner, rows: list[Row], now: int, max_pending: int | None
 ) -> list[str]:
     known = _nonces(db, [row.id for row in rows], now)
     holders = _holders(db, [row.unique for row in rows if row.unique])
     ids: list[str] = []
-    fresh: list[Row] = []
+    new_rows: list[Row] = []
     for row in rows:
         if row.id in known and known[row.id] != row.nonce:
             raise DuplicateTask(row.id)
@@ -53,16 +56,16 @@ def _enqueue_carefully(
             ids.append(holders[row.unique])
         else:
             ids.append(row.id)
-            fresh.append(row)
+            new_rows.append(row)
             if row.unique:
                 holders[row.unique] = row.id
-    check_room(db, len(fresh), max_pending)
-    _forget_expired(db, [row.id for row in fresh])
-    _insert(db, fresh, now)
+    check_room(db, len(new_rows), max_pending)
+    _delete_expired(db, [row.id for row in new_rows])
+    _insert(db, new_rows, now)
     return ids
 
 
-def _nonces(db: Statements, ids: list[str], now: int) -> dict[str, str]:
+def _nonces(db: StatementRunner, ids: list[str], now: int) -> dict[str, str]:
     """The nonces of the records that occupy these ids."""
     found = db.execute(
         "SELECT json_group_array(json_array(tasks.id, tasks.nonce)) FROM json_each(:ids) AS wanted "
@@ -74,7 +77,7 @@ def _nonces(db: Statements, ids: list[str], now: int) -> dict[str, str]:
     return dict(tables.decode_json(found[0]))
 
 
-def _holders(db: Statements, keys: list[str]) -> dict[str | None, str]:
+def _holders(db: StatementRunner, keys: list[str]) -> dict[str | None, str]:
     """The ids of the tasks that hold these unique keys."""
     if not keys:
         return {}
@@ -87,9 +90,9 @@ def _holders(db: Statements, keys: list[str]) -> dict[str | None, str]:
     return dict(tables.decode_json(found[0]))
 
 
-def _forget_expired(db: Statements, ids: list[str]) -> None:
-    """Make way for new tasks: a record past its time does not occupy its id."""
-    seqs = tables.read_names(
+def _delete_expired(db: StatementRunner, ids: list[str]) -> None:
+    """Delete the expired records of these ids: they do not occupy their ids any more."""
+    seqs = tables.read_array(
         db,
         "SELECT json_group_array(tasks.seq) FROM json_each(:ids) AS wanted "
         "CROSS JOIN omniq_tasks AS tasks ON tasks.id = wanted.value",
@@ -100,8 +103,8 @@ def _forget_expired(db: Statements, ids: list[str]) -> None:
         tables.delete(db, "omniq_tasks", seqs)
 
 
-def check_room(db: Statements, more: int, max_pending: int | None) -> None:
-    """Raise QueueFull when that many more could not wait."""
+def check_room(db: StatementRunner, more: int, max_pending: int | None) -> None:
+    """Raise `QueueFull` when that many more tasks would exceed `max_pending`."""
     if max_pending is None or not more:
         return
     (waiting,) = db.execute(
@@ -111,16 +114,16 @@ def check_room(db: Statements, more: int, max_pending: int | None) -> None:
         raise QueueFull(max_pending)
 
 
-def enqueue_once(db: Connection, row: Row, now: int, max_pending: int | None) -> None:
-    """Keep the row unless its id is on record or its unique key is held."""
+def enqueue_unless_duplicate(db: Connection, row: Row, now: int, max_pending: int | None) -> None:
+    """Insert the row, unless its id is stored or its unique key is held."""
     if _nonces(db, [row.id], now) or (row.unique and _holders(db, [row.unique])):
         return
     check_room(db, 1, max_pending)
-    _forget_expired(db, [row.id])
+    _delete_expired(db, [row.id])
     _insert(db, [row], now)
 
 
-def revive(
+def retry_dead(
     db: Connection,
     task_id: str,
     now: int,
@@ -129,23 +132,23 @@ def revive(
     from_start: bool,
     max_pending: int | None,
 ) -> bool:
-    """Put a dead letter's task back in the queue; False when there is no such letter."""
+    """Put a dead letter's task back into its queue; False when there is no such dead letter."""
     row = read_dead_row(db, task_id, now)
     if row is None:
         return False
     check_room(db, 1, max_pending)
     if row.unique and (holders := _holders(db, [row.unique])):
         raise DuplicateTask(holders[row.unique])
-    row_rules.revive(row, now)
+    row_rules.retry_dead(row, now)
     tables.delete(db, "omniq_dead", [row.seq])
     tables.delete(db, "omniq_finished", [row.seq])
     if from_start:
         db.execute("DELETE FROM omniq_checkpoints WHERE id = ?", (task_id,))
-    # Back in the queue means behind those that are in it.
+    # A new `seq`, behind those of all other tasks in the queue.
     old, row.seq = row.seq, _newest_seq(db) + 1
     db.execute("UPDATE omniq_tasks SET seq = ? WHERE seq = ?", (row.seq, old))
     if body is not None:
         db.execute("UPDATE omniq_tasks SET body = ? WHERE seq = ?", (body, row.seq))
-    # A checkpoint may have waited with the letter.
-    tables.save_live(db, [Stored(row, True)], now)
+    # Marked as attached, because the dead letter may have a checkpoint.
+    tables.save_live(db, [StoredRow(row, True)], now)
     return True

@@ -1,14 +1,16 @@
-"""The leases of a store's owners, in a database of their own. See `leases.sql`.
+"""Leases: the leases of a store's owners, in a separate database. See `leases.sql`.
 
-How an owner loses what it holds, step by step, each step a transaction:
+An owner loses its tasks in two steps, each a transaction:
 
-1. here: the owner's lease has ended, or it has none → it is fenced and can renew no more;
-2. in the store: its fence is noted there and its tasks are given back.
+    step                                        after a crash here
+    1 in this database: the owner's lease has   the owner is fenced here and still holds tasks in
+      expired, or it has none: fence it, so     the store. The next recovery finds it by the tasks
+      that it cannot renew                      it holds, not by its new fence, and does step 2
+    2 in the store: insert its fence, and       the recovery is complete
+      give back its tasks
 
-A claim checks the fence in the store, in its own transaction: it comes before step 2, and then what
-it took is given back by it, or after, and is refused. Whoever dies between the steps has left an
-owner that is fenced here and holds tasks there: the next recovery finds those by what is held, not
-by who has just been fenced, and does step 2.
+A claim checks the fence in the store, in its own transaction. A claim before step 2 is given back
+by step 2; a claim after step 2 is refused.
 """
 
 from __future__ import annotations
@@ -23,20 +25,19 @@ from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.sqlite.connection import Connection
-from omniq.storage.sqlite.tables import json_text, read_names
+from omniq.storage.sqlite.tables import json_text, read_array
 
-FENCES_KEPT = 86_400_000_000
-"""Microseconds for which a fence is remembered, at least.
+FENCE_RETENTION = 86_400_000_000
+"""Microseconds for which a fence is stored at least: longer than any request can be delayed.
 
-Long enough for any request that was under way when its owner was fenced. An owner whose fence has
-been forgotten holds nothing, and cannot renew either: only a first lease makes a new line.
+An owner whose fence was deleted holds no tasks, and cannot renew: only a first lease inserts a row.
 """
 
 _decode_info = internal_decoder(WorkerInfo)
 
 
 def renew(db: Connection, info: WorkerInfo, lease: int, clock: Clock, *, is_first: bool) -> None:
-    """Extend the lease from now; `LeaseLost` when the owner was fenced."""
+    """Extend the lease to `lease` microseconds from now; `LeaseLost` when the owner was fenced."""
     parameters: dict[str, Any] = {
         "owner": info.id,
         "boot": clock.boot_id(),
@@ -60,7 +61,7 @@ def renew(db: Connection, info: WorkerInfo, lease: int, clock: Clock, *, is_firs
 
 
 def set_paused(db: Connection, owner: str, clock: Clock, *, paused: bool) -> bool:
-    """Note whether the owner is to claim; False when it has no lease."""
+    """Store whether the owner is paused; False when it has no valid lease."""
     is_live = db.execute(
         "SELECT 1 FROM omniq_leases WHERE owner = ? AND fenced = 0 AND boot_id = ? AND until > ?",
         (owner, clock.boot_id(), clock.boot_micros()),
@@ -77,13 +78,13 @@ def set_paused(db: Connection, owner: str, clock: Clock, *, paused: bool) -> boo
 
 
 def is_paused(db: Connection, owner: str) -> bool:
-    """Whether the owner is to claim nothing. `db` has the leases attached."""
+    """Whether the owner is paused. `db` has the leases attached."""
     sql = "SELECT 1 FROM leases.omniq_resting WHERE owner = ?"
     return db.execute(sql, (owner,)).fetchone() is not None
 
 
-def _wake_the_dead(db: Connection) -> None:
-    """A pause ends with the lease."""
+def _forget_pauses(db: Connection) -> None:
+    """Delete the pauses of owners without a lease: a pause ends with the lease."""
     db.execute(
         "DELETE FROM omniq_resting "
         "WHERE owner NOT IN (SELECT owner FROM omniq_leases WHERE fenced = 0)"
@@ -91,7 +92,7 @@ def _wake_the_dead(db: Connection) -> None:
 
 
 def needs_fencing(db: Connection, holders: Iterable[str], clock: Clock) -> bool:
-    """Whether some owner's lease has ended, or a holder has none. `db` has the leases attached."""
+    """Whether a lease has expired, or a holder has none. `db` has the leases attached."""
     live = {
         owner
         for owner, boot, until, fenced in db.execute(
@@ -103,8 +104,11 @@ def needs_fencing(db: Connection, holders: Iterable[str], clock: Clock) -> bool:
     return unfenced > len(live) or not live.issuperset(holders)
 
 
-def fence_the_dead(db: Connection, holders: list[str], clock: Clock) -> tuple[list[str], list[str]]:
-    """Fence every owner without a live lease; those, and which of the `holders` are fenced."""
+def fence_expired(db: Connection, holders: list[str], clock: Clock) -> tuple[list[str], list[str]]:
+    """Fence every owner without a valid lease, and delete old fences.
+
+    Returns the owners fenced now, and those of `holders` that are fenced.
+    """
     parameters = {"boot": clock.boot_id(), "now": clock.boot_micros(), "at": clock.micros()}
     dead = db.execute(
         "UPDATE omniq_leases SET fenced = 1, at = :at "
@@ -119,10 +123,10 @@ def fence_the_dead(db: Connection, holders: list[str], clock: Clock) -> tuple[li
     db.execute(
         "DELETE FROM omniq_leases WHERE fenced = 1 AND at < :old "
         "AND owner NOT IN (SELECT value FROM json_each(:holders))",
-        {"old": clock.micros() - FENCES_KEPT, "holders": json_text(holders)},
+        {"old": clock.micros() - FENCE_RETENTION, "holders": json_text(holders)},
     )
-    _wake_the_dead(db)
-    fenced = read_names(
+    _forget_pauses(db)
+    fenced = read_array(
         db,
         "SELECT json_group_array(owner) FROM omniq_leases "
         "WHERE fenced = 1 AND owner IN (SELECT value FROM json_each(:holders))",
@@ -132,15 +136,15 @@ def fence_the_dead(db: Connection, holders: list[str], clock: Clock) -> tuple[li
 
 
 def retire(db: Connection, owner: str, clock: Clock) -> None:
-    """End the owner's lease by its own wish."""
+    """End the lease of an owner that retires."""
     db.execute(
         "UPDATE omniq_leases SET fenced = 1, at = ? WHERE owner = ?", (clock.micros(), owner)
     )
-    _wake_the_dead(db)
+    _forget_pauses(db)
 
 
 def read_workers(db: Connection, clock: Clock) -> list[WorkerInfo]:
-    """Owners with a live lease, in id order. `db` has the leases attached."""
+    """Workers with a valid lease, in id order. `db` has the leases attached."""
     found = db.execute(
         "SELECT info, owner IN (SELECT owner FROM leases.omniq_resting) FROM leases.omniq_leases "
         "WHERE fenced = 0 AND boot_id = ? AND until > ? ORDER BY owner",

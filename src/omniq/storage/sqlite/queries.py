@@ -1,4 +1,4 @@
-"""What readers ask of the tables, each inside one read transaction."""
+"""Queries: the statements of readers, each call inside one read transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_rows(db: Connection, query: TaskQuery, now: int) -> list[Row]:
     parameters = {**msgspec.structs.asdict(query), "now": now}
     if query.status is not None:
         parameters["status"] = query.status.value
-    sql = tables.rows_statement("page_of_tasks", union=True)
+    sql = tables.rows_statement("list_tasks", union=True)
     return [stored.row for stored in tables.read_rows(db, sql, parameters)]
 
 
@@ -44,7 +44,7 @@ def read_newest(db: Connection, task_id: str) -> bytes | None:
 
 
 def count_waiting(db: Connection) -> int:
-    """How many live tasks do not run."""
+    """The number of live tasks that are not running."""
     (waiting,) = db.execute(
         "SELECT (SELECT count(*) FROM omniq_live) - "
         "(SELECT count(*) FROM omniq_live WHERE place = 4 AND status = 'running')"
@@ -53,7 +53,7 @@ def count_waiting(db: Connection) -> int:
 
 
 def read_stats(db: Connection, now: int) -> QueueStats:
-    """How much of what there is."""
+    """Counts of tasks by status and queue, and the age of the oldest due task of each queue."""
     by_status = dict.fromkeys(TaskStatus, 0)
     by_queue: dict[str, int] = {}
     oldest: dict[str, int] = {}
@@ -74,7 +74,7 @@ def read_stats(db: Connection, now: int) -> QueueStats:
 
 
 def read_renewal(db: Connection, owner: str) -> Renewal:
-    """What the owner holds, and which of it was cancelled."""
+    """The tasks that the owner holds, which of them were cancelled, and whether it is paused."""
     found = _held(db, "AND live.owner = :owner", owner)
     return Renewal(
         {task_id: token for task_id, token, _, _ in found},
@@ -84,7 +84,7 @@ def read_renewal(db: Connection, owner: str) -> Renewal:
 
 
 def read_workers(db: Connection, clock: Clock) -> list[WorkerInfo]:
-    """Workers with a live lease, each with the ids of what it holds."""
+    """Workers with a valid lease, each with the ids of the tasks it holds."""
     running: dict[str, list[str]] = {}
     for task_id, _, _, owner in _held(db, ""):
         running.setdefault(owner, []).append(task_id)
@@ -97,7 +97,7 @@ def read_workers(db: Connection, clock: Clock) -> list[WorkerInfo]:
 def _held(db: Connection, condition: str, owner: str = "") -> list[tuple[str, int, int, str]]:
     return [
         (task_id, token, is_cancelled, holder)
-        for task_id, token, is_cancelled, holder in tables.read_names(
+        for task_id, token, is_cancelled, holder in tables.read_array(
             db,
             "SELECT json_group_array(json_array(tasks.id, live.token, live.cancel_requested, "
             "live.owner)) FROM omniq_live AS live "
@@ -109,8 +109,8 @@ def _held(db: Connection, condition: str, owner: str = "") -> list[tuple[str, in
 
 
 def read_holders(db: Connection) -> list[str]:
-    """The owners that hold something."""
-    return tables.read_names(db, statement("holders"))
+    """The owners that hold tasks."""
+    return tables.read_array(db, statement("holders"))
 
 
 # Dead letters, checkpoints, progress
@@ -121,7 +121,7 @@ def list_dead(db: Connection, query: DeadQuery) -> list[DeadLetter]:
     found = db.execute(
         "SELECT dead.letter FROM omniq_dead AS dead "
         "CROSS JOIN omniq_tasks AS tasks ON tasks.seq = dead.seq "
-        "WHERE dead.id > :after AND (:task_type IS NULL OR tasks.func_path = :task_type) "
+        "WHERE dead.id > :after AND (:func_path IS NULL OR tasks.func_path = :func_path) "
         "AND (:reason IS NULL OR dead.reason = :reason) ORDER BY dead.id LIMIT :limit",
         msgspec.structs.asdict(query),
     )
@@ -137,23 +137,23 @@ def read_dead(db: Connection, task_id: str) -> DeadLetter | None:
 
 
 def read_dead_row(db: Connection, task_id: str, now: int) -> Row | None:
-    """The row that a dead letter keeps for its retry."""
+    """The row that is stored with a dead letter for its retry."""
     if _scalar(db, "SELECT 1 FROM omniq_dead WHERE id = ?", task_id) is None:
         return None
-    # Of a dead letter and a finished record, this gives the dead letter first.
+    # The dead letter's row comes before that of the finished record.
     sql = tables.rows_statement("ended_by_id")
     return tables.read_rows(db, sql, {"id": task_id, "now": now})[0].row
 
 
 def read_checkpoint(db: Connection, task_id: str) -> bytes | None:
-    """What was last kept for the task."""
+    """The checkpoint of the task, or None."""
     sql = "SELECT checkpoint FROM omniq_checkpoints WHERE id = ?"
     checkpoint: bytes | None = _scalar(db, sql, task_id)
     return checkpoint
 
 
 def read_progress(db: Connection, task_id: str) -> Progress | None:
-    """What the task last reported."""
+    """The latest progress report of the task, or None."""
     report = _scalar(
         db,
         "SELECT progress.report FROM omniq_progress AS progress "
@@ -175,7 +175,7 @@ def read_schedules(
         "WHERE :id IS NULL OR id = :id ORDER BY id",
         {"id": schedule_id},
     ):
-        # One that cannot be read must not hold up the others; asked for alone, it says so.
+        # In a list, a schedule that cannot be decoded is skipped; read by its id, it raises.
         with suppress(*(() if schedule_id else (SerializationError,))):
             yield msgspec.structs.replace(
                 _decode_schedule(schedule), task=serializer.decode_task(task), version=version
@@ -185,8 +185,8 @@ def read_schedules(
 def write_schedule(
     db: Connection, serializer: Serializer, schedule: Schedule, version: int
 ) -> None:
-    """Keep the schedule under that version."""
-    # What the user passes along is the serializer's business alone.
+    """Store the schedule with that version."""
+    # Arguments and metadata are user data: only the serializer may encode them.
     bare = msgspec.structs.replace(schedule.task, args=(), kwargs={}, metadata={})
     db.execute(
         "INSERT OR REPLACE INTO omniq_schedules VALUES (?, ?, ?, ?)",

@@ -1,4 +1,7 @@
-"""What verbs do to the tables, inside one transaction. The rules are those of `_rows` and `_gates`."""
+"""Record: applies outcomes and other changes to rows, inside one transaction.
+
+The rules are those of `row_rules` and `gate_rules`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from omniq.storage import row_rules
 from omniq.storage.row_rules import Finish, FinishedRow, Row, Settled
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import Connection, statement
-from omniq.storage.sqlite.tables import Stored
+from omniq.storage.sqlite.tables import StoredRow
 from omniq.storage.types import Entry
 
 EncodeFinish = Callable[[Finish, bytes | None], bytes]
@@ -26,7 +29,7 @@ _decode_gate = internal_decoder(GateState)
 
 
 class Gates:
-    """The shared state of gates, read when first asked for and written back if it changed."""
+    """The shared state of gates, read at the first use and written by `flush` if it has changed."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -47,7 +50,7 @@ class Gates:
         return {gate.key: self[gate.key] for gate in row.gates}
 
     def flush(self) -> None:
-        """Write what has changed."""
+        """Write the states that have changed."""
         for key, state in self._states.items():
             data = encode_internal(state)
             if data != self._read[key]:
@@ -66,20 +69,20 @@ class _Ended(msgspec.Struct, frozen=True):
     letter: DeadLetter | None
 
     @property
-    def leaves_a_record(self) -> bool:
+    def has_record(self) -> bool:
         return self.letter is not None or self.finished.row.result_ttl > 0
 
 
-class Ledger:
-    """Changes to rows, gathered as they are made and written together by `flush`."""
+class Recorder:
+    """Changes to rows inside one transaction, collected in memory and written by `flush`."""
 
     def __init__(self, db: Connection, now: int, encode_finish: EncodeFinish) -> None:
         self.db = db
         self.now = now
         self.gates = Gates(db)
         self._encode_finish = encode_finish
-        self._live: dict[str, Stored] = {}
-        self._changed: dict[str, Stored] = {}
+        self._live: dict[str, StoredRow] = {}
+        self._changed: dict[str, StoredRow] = {}
         self._ended: dict[str, _Ended] = {}
         self._newest: dict[int, bytes] = {}
 
@@ -88,27 +91,27 @@ class Ledger:
     def record(self, owner: str, entries: Sequence[Entry], known: Mapping[str, Row]) -> list[bool]:
         """Apply the outcomes whose claims are current; for each, whether it is recorded.
 
-        `known` are rows as they were claimed by this owner. Nobody else changes a row while its
-        claim is current, but to cancel it or to attach something; so only that is read again.
+        `known` are rows as this owner has claimed them. While a claim is current, other calls
+        change only the cancel flag and the attached flag of its row, so only these are read again.
         """
         if known:
-            self._look_after(owner, known)
+            self._load_known(owner, known)
         unknown = {entry.outcome.task_id for entry in entries} - self._live.keys()
         if unknown:
             self.load(unknown)
         return [self._record(owner, entry) for entry in entries]
 
-    def _look_after(self, owner: str, known: Mapping[str, Row]) -> None:
+    def _load_known(self, owner: str, known: Mapping[str, Row]) -> None:
         by_seq = {row.seq: row for row in known.values()}
         parameters = {"owner": owner, "seqs": tables.json_text(list(by_seq))}
-        for seq, token, is_cancelled, is_attached in tables.read_names(
+        for seq, token, is_cancelled, is_attached in tables.read_array(
             self.db, statement("still_held"), parameters
         ):
             if by_seq[seq].token == token:
-                # A copy: when this transaction fails, what is known must still be true.
+                # A copy: when this transaction fails, `known` must be unchanged.
                 row = copy.copy(by_seq[seq])
                 row.cancel_requested = is_cancelled == 1
-                self._live[row.id] = Stored(row, is_attached == 1)
+                self._live[row.id] = StoredRow(row, is_attached == 1)
 
     def load(self, task_ids: Iterable[str]) -> None:
         """Read the live rows with these ids."""
@@ -118,14 +121,14 @@ class Ledger:
             self._live[stored.row.id] = stored
 
     def held_by(self, owner: str) -> list[Row]:
-        """Read all that an owner holds."""
+        """Read all rows that an owner holds."""
         sql = tables.rows_statement("live_by_owner", body=False)
         for stored in tables.read_rows(self.db, sql, {"owner": owner}):
             self._live[stored.row.id] = stored
         return [stored.row for stored in self._live.values() if stored.row.owner == owner]
 
     def live(self, task_id: str) -> Row | None:
-        """A row that was loaded and has not ended."""
+        """Return a row that was loaded and has not ended, or None."""
         stored = self._live.get(task_id)
         return None if stored is None else stored.row
 
@@ -143,8 +146,8 @@ class Ledger:
     def _was_recorded(self, outcome: Outcome) -> bool:
         ended = self._ended.get(outcome.task_id)
         if ended is not None:
-            gone = ended.finished.row
-            return ended.leaves_a_record and row_rules.was_recorded(gone, outcome)
+            row = ended.finished.row
+            return ended.has_record and row_rules.was_recorded(row, outcome)
         sql = tables.rows_statement("ended_by_id", body=False)
         found = tables.read_rows(self.db, sql, {"id": outcome.task_id, "now": self.now})
         return bool(found) and row_rules.was_recorded(found[0].row, outcome)
@@ -152,13 +155,13 @@ class Ledger:
     # Changing rows
 
     def apply(self, row: Row, token: int, settled: Settled, result: bytes | None) -> None:
-        """Put a settled row where it belongs now, and tell its gates."""
+        """Apply the effects of an outcome: leave the gates, then change or end the row."""
         for gate in row.gates:
             state = self.gates[gate.key]
             gate_rules.leave(gate, state, row.id, token, settled.effect, self.now, settled.reason)
         if settled.result is not None and result is not None:
             self._newest[row.seq] = result
-            self._attach(row)
+            self._mark_attached(row)
             self.db.execute("DELETE FROM omniq_checkpoints WHERE id = ?", (row.id,))
             self.db.execute("DELETE FROM omniq_progress WHERE seq = ?", (row.seq,))
         if settled.finish is not None:
@@ -167,14 +170,14 @@ class Ledger:
             self.change(row)
 
     def change(self, row: Row) -> None:
-        """Write the row as it is now."""
+        """Have `flush` write the row as it is then."""
         self._changed[row.id] = self._live[row.id]
 
-    def _attach(self, row: Row) -> None:
-        self._live[row.id] = Stored(row, True)
+    def _mark_attached(self, row: Row) -> None:
+        self._live[row.id] = StoredRow(row, True)
 
-    def adopt(self, stored: Stored) -> None:
-        """Take charge of a row that was read elsewhere in this transaction."""
+    def track(self, stored: StoredRow) -> None:
+        """Add a row that this transaction has read elsewhere, so that it can be changed."""
         self._live[stored.row.id] = stored
 
     def finish(self, row: Row, finish: Finish, result: bytes | None = None) -> None:
@@ -186,7 +189,7 @@ class Ledger:
         self._ended[row.id] = _Ended(finished, stored.attached, finish.dead)
 
     def flush(self) -> None:
-        """Write everything that has changed."""
+        """Write all changes."""
         if self._ended:
             self._write_ended(list(self._ended.values()))
             self._ended.clear()
@@ -216,35 +219,35 @@ class Ledger:
                     letter=encode_internal(each.letter),
                 )
             if each.attached:
-                self._detach(row, keep_checkpoint=each.letter is not None)
-        if forgotten := [each.finished.row.seq for each in ended if not each.leaves_a_record]:
-            tables.delete(self.db, "omniq_tasks", forgotten)
+                self._delete_side_data(row, keeps_checkpoint=each.letter is not None)
+        if without_record := [each.finished.row.seq for each in ended if not each.has_record]:
+            tables.delete(self.db, "omniq_tasks", without_record)
 
-    def _detach(self, row: Row, *, keep_checkpoint: bool) -> None:
+    def _delete_side_data(self, row: Row, *, keeps_checkpoint: bool) -> None:
         self.db.execute("DELETE FROM omniq_progress WHERE seq = ?", (row.seq,))
         self.db.execute("DELETE FROM omniq_newest WHERE seq = ?", (row.seq,))
-        if not keep_checkpoint:
+        if not keeps_checkpoint:
             self.db.execute("DELETE FROM omniq_checkpoints WHERE id = ?", (row.id,))
 
 
 class KnownRows:
-    """The rows this object has claimed and not recorded yet, as they were when they were claimed."""
+    """The rows that this storage has claimed and not recorded yet, as they were when claimed."""
 
     def __init__(self) -> None:
         self._owner = ""
         self._rows: dict[str, Row] = {}
 
     def of(self, owner: str, entries: list[Entry]) -> dict[str, Row]:
-        """Those that the entries are about."""
+        """The known rows of the tasks in the entries."""
         if owner != self._owner:
             return {}
         ids = (entry.outcome.task_id for entry in entries)
         return {task_id: self._rows[task_id] for task_id in ids if task_id in self._rows}
 
     def update(self, owner: str, entries: list[Entry], claimed: list[Row]) -> None:
-        """Forget what was recorded, keep what was claimed."""
+        """Remove the rows that were recorded, and add those that were claimed."""
         if owner != self._owner:
-            # What a former owner held has been given back.
+            # The tasks of the former owner have been given back.
             self._owner, self._rows = owner, {}
         for entry in entries:
             self._rows.pop(entry.outcome.task_id, None)
@@ -252,8 +255,8 @@ class KnownRows:
             self._rows[row.id] = row
 
 
-def is_held(db: Connection, owner: str, task_id: str, token: int) -> int | None:
-    """The `seq` of the task, when that claim on it is the current one."""
+def held_seq(db: Connection, owner: str, task_id: str, token: int) -> int | None:
+    """Return the `seq` of the task if that claim is the current one, else None."""
     found = db.execute(
         "SELECT live.seq FROM omniq_live AS live JOIN omniq_tasks AS tasks ON tasks.seq = live.seq "
         "WHERE tasks.id = ? AND live.owner = ? AND live.token = ?",
@@ -262,8 +265,8 @@ def is_held(db: Connection, owner: str, task_id: str, token: int) -> int | None:
     return None if found is None else found[0]
 
 
-def attach(db: Connection, seqs: list[int]) -> None:
-    """Note that something has to go with these tasks when they end."""
+def mark_attached(db: Connection, seqs: list[int]) -> None:
+    """Mark these tasks: they have side data that must be deleted when they end."""
     db.execute(
         "UPDATE omniq_live SET attached = 1 WHERE attached = 0 AND seq IN "
         "(SELECT value FROM json_each(?))",

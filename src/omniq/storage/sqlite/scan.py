@@ -1,8 +1,8 @@
-"""The newest tasks, however many there are: a bounded stretch in the order of enqueue.
+"""Scan: the newest tasks, read backwards by `seq` at a bounded cost.
 
-Live and finished tasks lie apart and share that order, so a status is looked for where it can be.
-Statuses that are mostly rare have an index of their own (schema.sql): of those, only they count as
-looked at.
+Live and finished tasks are in different tables, so a status is searched only in the table that can
+have it. Statuses that are usually rare have their own index (`schema.sql`): for these, only rows
+with that status count against the bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omniq.storage.sqlite.connection import Connection
 
 _LATEST = 2**62
 
-# Written out as the indexes are: SQLite uses a partial one for the very same words alone.
+# Written exactly as in the indexes: SQLite uses a partial index only for the same expression.
 _CONDITIONS = {
     TaskStatus.RUNNING: "place = 4 AND status = 'running'",
     TaskStatus.RETRYING: "status = 'retrying'",
@@ -37,24 +37,24 @@ _INDEXES = {
 
 
 def scan(db: Connection, query: ScanQuery, now: int) -> Scan:
-    """The tasks in question from the newest on."""
+    """Return matching tasks, the newest first."""
     before = cursor_sequence(query.cursor)
     if before is None:
         before = _LATEST if query.until is None else _first_after(db, query.until)
-    given = {**msgspec.structs.asdict(query), "now": now, "before": before}
-    given["limit"] = query.limit + 1
-    given["status"] = None if query.status is None else query.status.value
-    places = _places(query.status)
-    floors = [_floor(db, table, query.status, given) for table in places]
-    stopped_at = max((floor for floor in floors if floor is not None), default=None)
-    given["floor"] = -1 if stopped_at is None else stopped_at
+    parameters = {**msgspec.structs.asdict(query), "now": now, "before": before}
+    parameters["limit"] = query.limit + 1
+    parameters["status"] = None if query.status is None else query.status.value
+    searched = _tables_for(query.status)
+    lowest = [_lowest_seq(db, table, query.status, parameters) for table in searched]
+    stopped_at = max((seq for seq in lowest if seq is not None), default=None)
+    parameters["lowest_seq"] = -1 if stopped_at is None else stopped_at
     sql = _statement(query.status, query.queue is not None, query.func_path is not None)
-    rows = [stored.row for stored in tables.read_rows(db, sql, given)]
+    rows = [stored.row for stored in tables.read_rows(db, sql, parameters)]
     return scan_by_sequence(rows, query.limit, stopped_at)
 
 
 def _first_after(db: Connection, until: int) -> int:
-    """Behind the last task that was enqueued by then, as far as the ids that omniq makes tell."""
+    """The `seq` after the last task that was enqueued by `until`, judged by the ids omniq makes."""
     found = db.execute(
         "SELECT seq FROM omniq_tasks WHERE id < ? ORDER BY id DESC LIMIT 1",
         (encode_id(max(0, until) // 1000 + 1, 0),),
@@ -62,23 +62,23 @@ def _first_after(db: Connection, until: int) -> int:
     return 0 if found is None else found[0] + 1
 
 
-def _floor(
-    db: Connection, table: str, status: TaskStatus | None, given: dict[str, Any]
+def _lowest_seq(
+    db: Connection, table: str, status: TaskStatus | None, parameters: dict[str, Any]
 ) -> int | None:
-    """The seq of the last record that may be looked at; None when there are not so many."""
+    """The `seq` of the last record within the bound; None when there are fewer records."""
     if status is TaskStatus.RUNNING:
-        # As many as there are slots: all of them can be looked at.
+        # The number of running tasks is limited by the workers' slots: all of them can be read.
         return None
     indexed = status if status in _INDEXES[table] else None
     sql = (
         f"SELECT seq FROM {_source(table, indexed)} WHERE seq < :before "
         f"{_condition(indexed)} ORDER BY seq DESC LIMIT 1 OFFSET :max_scanned - 1"
     )
-    found = db.execute(sql, given).fetchone()
+    found = db.execute(sql, parameters).fetchone()
     return None if found is None else found[0]
 
 
-def _places(status: TaskStatus | None) -> tuple[str, ...]:
+def _tables_for(status: TaskStatus | None) -> tuple[str, ...]:
     if status is None:
         return "omniq_live", "omniq_finished"
     return ("omniq_finished",) if status.is_final else ("omniq_live",)
@@ -89,11 +89,11 @@ def _statement(status: TaskStatus | None, by_queue: bool, by_function: bool) -> 
     joined = "CROSS JOIN omniq_tasks AS tasks USING (seq)" if by_queue or by_function else ""
     found = " UNION ALL ".join(
         f"SELECT seq FROM {_source(table, status)} {joined} "
-        f"WHERE seq >= :floor AND seq < :before {_condition(status)}"
+        f"WHERE seq >= :lowest_seq AND seq < :before {_condition(status)}"
         + (" AND expires_at > :now" if table == "omniq_finished" else "")
         + (" AND tasks.queue = :queue" if by_queue else "")
         + (" AND tasks.func_path = :func_path" if by_function else "")
-        for table in _places(status)
+        for table in _tables_for(status)
     )
     return tables.rows_statement("scan", union=True).replace("{found}", found)
 

@@ -1,8 +1,8 @@
-"""Tasks in one SQLite file that any number of processes on one machine share.
+"""Storage: tasks in one SQLite file that any number of processes on one machine share.
 
-Every write goes through one thread that takes all that has gathered into one transaction
-(`_sqlite.lane`); reads have a thread and a connection of their own, so that neither waits for the
-other. Leases live in a second file (`_sqlite.leases`).
+All writes go through one thread, which runs all waiting jobs in one transaction (`writer_thread`).
+Reads have a separate thread and connection, so that reads and writes do not wait for each other.
+Leases are in a second file (`leases`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.row_rules import FinishedRow, Row
 from omniq.storage.sqlite import checkpoints, finished, leases, queries, recovery, tables
 from omniq.storage.sqlite import enqueue as enqueueing
-from omniq.storage.sqlite.claim import Claimed, claim
+from omniq.storage.sqlite.claim import Claimed, claim_by_rules
 from omniq.storage.sqlite.connection import Connection, Database
-from omniq.storage.sqlite.record import KnownRows, Ledger, is_held, read_gates
+from omniq.storage.sqlite.record import KnownRows, Recorder, held_seq, read_gates
 from omniq.storage.sqlite.scan import scan
-from omniq.storage.sqlite.task_transaction import Transactions
+from omniq.storage.sqlite.task_transaction import TaskTransactions
 from omniq.storage.sqlite.user_transaction import enqueue_within
-from omniq.storage.sqlite.wakeups import Watch
-from omniq.storage.sqlite.writer_thread import Lane, WriteLane
+from omniq.storage.sqlite.wakeups import Wakeups
+from omniq.storage.sqlite.writer_thread import ConnectionThread, WriterThread
 from omniq.storage.types import Capabilities, Claim, Entry, GivenBack, Renewal
 
 _T = TypeVar("_T")
 
 _WAL_LIMIT = 4 * 1024 * 1024
 _LEASES_WAL_LIMIT = 256 * 1024
-_PURGED_AT_ONCE = 500
+_PURGE_BATCH = 500
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.025
-"""Seconds between two looks for another process's changes."""
+"""Seconds between two polls for commits of other processes."""
 
 
 class SQLiteStorage(BaseStorage):
@@ -105,7 +105,7 @@ class SQLiteStorage(BaseStorage):
             wal_limit=_WAL_LIMIT,
             random=self._clock.random,
         )
-        # A power cut ends every lease anyway: nothing here needs to survive one.
+        # A power cut ends every lease, so this database need not survive one.
         self._lease_database = Database(
             path.with_name(f"{path.name}-leases"),
             schema="leases",
@@ -113,19 +113,19 @@ class SQLiteStorage(BaseStorage):
             wal_limit=_LEASES_WAL_LIMIT,
             random=self._clock.random,
         )
-        self._writer = WriteLane("writer", self._database)
-        self._leases = WriteLane("leases", self._lease_database)
-        self._reader = Lane("reader", self._database, self._connect_reader)
-        # Counting takes longer than all else that is read, and must not hold that up.
-        self._counter = Lane("counter", self._database, self._connect_reader)
-        self._transactions = Transactions(self._database)
+        self._writer = WriterThread("writer", self._database)
+        self._leases = WriterThread("leases", self._lease_database)
+        self._reader = ConnectionThread("reader", self._database, self._connect_reader)
+        # Separate from the reader, because a count takes longer than other reads.
+        self._counter = ConnectionThread("counter", self._database, self._connect_reader)
+        self._task_transactions = TaskTransactions(self._database)
         try:
             self._database.create()
             self._lease_database.create()
             if not self._is_sibling:
                 await self._writer.connect()
             await self._leases.connect()
-            self._watch = Watch(self._database.connect(writes=False, any_thread=True))
+            self._wakeups = Wakeups(self._database.connect(writes=False, any_thread=True))
         except BaseException:
             await self._writer.close()
             await self._leases.close()
@@ -138,19 +138,19 @@ class SQLiteStorage(BaseStorage):
 
     async def close(self) -> None:
         if self._is_open and self._pid != os.getpid():
-            # After a fork everything here is the parent's. It is left alone, and so is what it holds.
+            # After a fork the connections and claims are the parent's: neither is touched.
             self._is_open = False
             self._held.clear()
             self._claim_ids.clear()
             return
         if self._is_open:
-            # Before anything else is written: whoever is in a transaction keeps all others waiting.
-            await self._transactions.close()
+            # Before any other write, because an open transaction blocks all writers.
+            await self._task_transactions.close()
         await super().close()
 
     async def _close(self) -> None:
         self._known_rows = KnownRows()
-        self._watch.close()
+        self._wakeups.close()
         await self._reader.close()
         await self._counter.close()
         await self._leases.close()
@@ -161,7 +161,7 @@ class SQLiteStorage(BaseStorage):
         if self._pid != os.getpid():
             raise StorageError(
                 f"SQLite database {self._path}: opened by process {self._pid}, and used in process "
-                f"{os.getpid()} after a fork; open a storage of its own in each process"
+                f"{os.getpid()} after a fork; open a separate storage in each process"
             )
 
     async def _write(self, work: Callable[[Connection], _T]) -> _T:
@@ -172,8 +172,8 @@ class SQLiteStorage(BaseStorage):
         self._check_open()
         return await self._reader.run(work)
 
-    def _ledger(self, db: Connection) -> Ledger:
-        return Ledger(db, self._clock.micros(), self._encode_finish)
+    def _recorder(self, db: Connection) -> Recorder:
+        return Recorder(db, self._clock.micros(), self._encode_finish)
 
     # Enqueue
 
@@ -195,21 +195,23 @@ class SQLiteStorage(BaseStorage):
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
         if claim is not None:
-            # Read before the claim: what others add from here on is news to `_wait_for_work`.
-            self._version_at_claim = self._watch.version()
+            # Read before the claim, so that `_wait_for_work` notices what others add from now on.
+            self._version_at_claim = self._wakeups.version()
             self._queues_claimed = claim.queues
         known = self._known_rows.of(owner, entries)
         recorded, claimed = await self._write(
-            lambda db: self._take_turn(db, owner, entries, claim, known)
+            lambda db: self._record_and_claim_in(db, owner, entries, claim, known)
         )
         while claimed.is_partial:
-            _, claimed = await self._write(lambda db: self._take_turn(db, owner, [], claim, {}))
+            _, claimed = await self._write(
+                lambda db: self._record_and_claim_in(db, owner, [], claim, {})
+            )
         self._known_rows.update(owner, entries, claimed.rows)
         if claimed.expired:
             self._local_wakeups.notify_results(claimed.expired)
         return recorded, claimed.rows
 
-    def _take_turn(
+    def _record_and_claim_in(
         self,
         db: Connection,
         owner: str,
@@ -217,14 +219,14 @@ class SQLiteStorage(BaseStorage):
         request: Claim | None,
         known: dict[str, Row],
     ) -> tuple[list[bool], Claimed]:
-        ledger = self._ledger(db)
+        recorder = self._recorder(db)
         if request is not None and recovery.is_fenced(db, owner):
             raise LeaseLost(owner)
         recorded: list[bool] = []
         if entries:
-            recorded = ledger.record(owner, entries, known)
-            ledger.flush()
-        return recorded, Claimed() if request is None else claim(ledger, owner, request)
+            recorded = recorder.record(owner, entries, known)
+            recorder.flush()
+        return recorded, Claimed() if request is None else claim_by_rules(recorder, owner, request)
 
     @asynccontextmanager
     async def _transaction(
@@ -234,16 +236,16 @@ class SQLiteStorage(BaseStorage):
 
         def record(db: Connection) -> None:
             token = entries[0].outcome.token
-            if is_held(db, owner, task_id, token) is None:
+            if held_seq(db, owner, task_id, token) is None:
                 raise StaleClaim(task_id, token)
-            self._take_turn(db, owner, entries, None, {})
+            self._record_and_claim_in(db, owner, entries, None, {})
 
         def finish() -> Callable[[Connection], None]:
             entries.append(success())
             return record
 
         lease = self._identity.lease or self._settings.lease
-        async with self._transactions.begin(lease / 3, finish) as connection:
+        async with self._task_transactions.transaction(lease / 3, finish) as connection:
             yield connection
         self._known_rows.update(owner, entries, [])
 
@@ -257,24 +259,22 @@ class SQLiteStorage(BaseStorage):
         return await self._read(lambda db: queries.read_renewal(db, info.id))
 
     async def _retire(self, owner: str) -> None:
-        await self._write(lambda db: recovery.release_all(self._ledger(db), owner))
+        await self._write(lambda db: recovery.release_all(self._recorder(db), owner))
         await self._leases.run(lambda db: leases.retire(db, owner, self._clock))
 
     async def _give_back(self, max_crashes: int) -> list[GivenBack]:
-        holders, is_needed = await self._read(
-            lambda db: recovery.look_for_the_dead(db, self._clock)
-        )
+        holders, is_needed = await self._read(lambda db: recovery.check_leases(db, self._clock))
         if not is_needed:
             return []
         dead, fenced = await self._leases.run(
-            lambda db: leases.fence_the_dead(db, holders, self._clock)
+            lambda db: leases.fence_expired(db, holders, self._clock)
         )
         hit("sqlite.after_fence")
         owners = list(dict.fromkeys([*dead, *fenced]))
         if not owners:
             return []
         return await self._write(
-            lambda db: recovery.take_back(self._ledger(db), owners, max_crashes)
+            lambda db: recovery.take_back(self._recorder(db), owners, max_crashes)
         )
 
     # Cancel
@@ -283,17 +283,17 @@ class SQLiteStorage(BaseStorage):
         return await self._write(lambda db: self._cancel_in(db, task_id, reason))
 
     def _cancel_in(self, db: Connection, task_id: str, reason: str) -> bool:
-        ledger = self._ledger(db)
-        ledger.load([task_id])
-        row = ledger.live(task_id)
+        recorder = self._recorder(db)
+        recorder.load([task_id])
+        row = recorder.live(task_id)
         if row is None:
             return False
         if row.owner is not None:
             row.cancel_requested = True
-            ledger.change(row)
+            recorder.change(row)
         else:
-            ledger.finish(row, row_rules.finish_cancelled(row, ledger.now, reason))
-        ledger.flush()
+            recorder.finish(row, row_rules.finish_cancelled(row, recorder.now, reason))
+        recorder.flush()
         return True
 
     # Waiting
@@ -301,19 +301,19 @@ class SQLiteStorage(BaseStorage):
     async def _wait_for_work(self, timeout: float) -> None:
         deadline = self._clock.monotonic() + timeout
         seen, pause = self._version_at_claim, _FIRST_PAUSE
-        next_due = self._watch.next_due()
-        with self._local_wakeups.listen_for_work() as hint:
+        next_due = self._wakeups.next_due()
+        with self._local_wakeups.listen_for_work() as notified:
             while True:
-                version = self._watch.version()
+                version = self._wakeups.version()
                 if version != seen:
                     seen = version
-                    if self._watch.has_work(self._queues_claimed):
+                    if self._wakeups.has_work(self._queues_claimed):
                         return
-                    next_due = self._watch.next_due()
+                    next_due = self._wakeups.next_due()
                 remaining = deadline - self._clock.monotonic()
                 if next_due is not None:
                     remaining = min(remaining, (next_due - self._clock.micros()) / 1_000_000)
-                if remaining <= 0 or await self._clock.wait(hint, min(pause, remaining)):
+                if remaining <= 0 or await self._clock.wait(notified, min(pause, remaining)):
                     return
                 pause = min(pause * 1.3, _LONGEST_PAUSE)
 
@@ -332,10 +332,10 @@ class SQLiteStorage(BaseStorage):
         )
 
     async def _in_parts(self, seqs: list[int], work: Callable[[Connection, list[int]], int]) -> int:
-        """Do it in transactions that are short enough for others to get their turn in between."""
+        """Run `work` in short transactions, so that other writers can run in between."""
         done = 0
-        for start in range(0, len(seqs), _PURGED_AT_ONCE):
-            part = seqs[start : start + _PURGED_AT_ONCE]
+        for start in range(0, len(seqs), _PURGE_BATCH):
+            part = seqs[start : start + _PURGE_BATCH]
             done += await self._write(lambda db, part=part: work(db, part))  # type: ignore[misc]
         return done
 
@@ -343,7 +343,7 @@ class SQLiteStorage(BaseStorage):
 
     async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
         return await self._write(
-            lambda db: enqueueing.revive(
+            lambda db: enqueueing.retry_dead(
                 db,
                 task_id,
                 self._clock.micros(),
@@ -364,7 +364,7 @@ class SQLiteStorage(BaseStorage):
 
     async def delete_dead(self, task_id: str) -> bool:
         def delete(db: Connection) -> bool:
-            return finished.bury(db, finished.find(db, "omniq_dead", "id = ?", task_id)) == 1
+            return finished.delete_dead(db, finished.find(db, "omniq_dead", "id = ?", task_id)) == 1
 
         return await self._write(delete)
 
@@ -372,7 +372,7 @@ class SQLiteStorage(BaseStorage):
         old = await self._read(
             lambda db: finished.find(db, "omniq_dead", "last_failure < ?", before)
         )
-        return await self._in_parts(old, partial(finished.bury, before=before))
+        return await self._in_parts(old, partial(finished.delete_dead, before=before))
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         return await self._read(lambda db: queries.list_dead(db, query))
@@ -431,7 +431,9 @@ class SQLiteStorage(BaseStorage):
             if version is None or version != schedule.version:
                 return False
             if row is not None:
-                enqueueing.enqueue_once(db, row, self._clock.micros(), self._max_pending)
+                enqueueing.enqueue_unless_duplicate(
+                    db, row, self._clock.micros(), self._max_pending
+                )
             queries.write_schedule(db, self._serializer, advanced, version + 1)
             return True
 
@@ -454,7 +456,7 @@ class SQLiteStorage(BaseStorage):
 
     async def paused_queues(self) -> frozenset[str]:
         sql = "SELECT json_group_array(queue) FROM omniq_paused"
-        return frozenset(await self._read(lambda db: tables.read_names(db, sql)))
+        return frozenset(await self._read(lambda db: tables.read_array(db, sql)))
 
     async def gates(self) -> dict[str, GateState]:
         return await self._read(read_gates)

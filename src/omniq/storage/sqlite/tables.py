@@ -1,8 +1,8 @@
-"""Rows in and out of the tables, many at a time.
+"""Tables: reads and writes rows, many at a time.
 
-Every step of a statement gives the interpreter to other threads, and a busy event loop takes
-milliseconds to give it back. So a batch is read by one statement that returns one line of JSON,
-and written by a few statements with many rows each, whatever its size.
+Every step of a statement releases the interpreter lock, and a busy event loop takes milliseconds to
+return it. So a batch is read by one statement that returns one line of JSON, and written by a few
+statements with many rows each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from omniq.gate_rules import Gate
 from omniq.models import Attempt, TaskStatus
 from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.sqlite.connection import Connection, Statements, statement
+from omniq.storage.sqlite.connection import Connection, StatementRunner, statement
 
 READY, SUSPECT, DELAYED, PARKED, HELD = range(5)
-"""Where a live row is: see schema.sql."""
+"""The values of the column `place` of `omniq_live`: see `schema.sql`."""
 
-_INLINE = 8_192
-"""Bytes of a body or a history that may travel inside the JSON; longer ones are fetched apart."""
+_INLINE_BYTES = 8_192
+"""Bytes of a body or a history that may be part of the JSON; longer ones are read separately."""
 
 _LARGEST_WRITE = 256
 
@@ -35,7 +35,7 @@ _decode_history = lenient_decoder(tuple[Attempt, ...], ())
 
 
 def place_of(row: Row, now: int) -> int:
-    """Where a claim is to look for the row."""
+    """The place in which a claim finds the row."""
     if row.owner is not None:
         return HELD
     if row.visible > now:
@@ -46,7 +46,7 @@ def place_of(row: Row, now: int) -> int:
 
 
 def json_text(value: Any) -> str:
-    """JSON for a parameter of `json_each`."""
+    """Encode a parameter of `json_each`."""
     return msgspec.json.encode(value).decode()
 
 
@@ -64,12 +64,15 @@ _LIVE_ONLY = {"owner", "parked", "attached"}
 
 
 def _blob(column: str) -> str:
-    """Hexadecimal, "" for nothing, NULL when it is too long to travel inside JSON."""
-    return f"CASE WHEN coalesce(length({column}), 0) <= {_INLINE} THEN hex({column}) END"
+    """SQL for a blob in hexadecimal: "" for NULL, and NULL when it is too long for the JSON."""
+    return f"CASE WHEN coalesce(length({column}), 0) <= {_INLINE_BYTES} THEN hex({column}) END"
 
 
 def _columns(*, body: bool, union: bool) -> str:
-    """What `_row` expects. `union`: the state is that of `live` or, where there is none, `finished`."""
+    """The columns that `_row` expects.
+
+    With `union` the state is that of `live` or, for a task that is not live, of `finished`.
+    """
 
     def state(column: str) -> str:
         if not union:
@@ -91,33 +94,35 @@ def _columns(*, body: bool, union: bool) -> str:
 
 @cache
 def rows_statement(name: str, *, body: bool = True, union: bool = False, place: int = 0) -> str:
-    """The SQL of that name, with the columns of a row filled in."""
+    """The SQL of that name, with the columns of a row and the place filled in."""
     columns = _columns(body=body, union=union)
     return statement(name).replace("{columns}", columns).replace("{place}", str(place))
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A row, and whether something is attached to it that has to go when it ends."""
+class StoredRow(msgspec.Struct, frozen=True):
+    """A row, and whether it may have side data that must be deleted when the task ends."""
 
     row: Row
     attached: bool
 
 
-def read_rows(db: Connection, sql: str, parameters: dict[str, Any]) -> list[Stored]:
+def read_rows(db: Connection, sql: str, parameters: dict[str, Any]) -> list[StoredRow]:
     """The rows that a statement made by `rows_statement` finds, in its order."""
     (text,) = db.execute(sql, parameters).fetchone()
     return [_row(db, values) for values in decode_json(text)]
 
 
-def read_names(db: Statements, sql: str, parameters: dict[str, Any] | None = None) -> list[Any]:
+def read_array(
+    db: StatementRunner, sql: str, parameters: dict[str, Any] | None = None
+) -> list[Any]:
     """The JSON array that a statement returns."""
     (text,) = db.execute(sql, parameters or {}).fetchone()
-    names: list[Any] = decode_json(text)
-    return names
+    array: list[Any] = decode_json(text)
+    return array
 
 
 def read_record(db: Connection, task_id: str, now: int) -> Row | FinishedRow | None:
-    """The record of the task, live or finished and not past its time."""
+    """Return the record of the task, live or finished and not expired; or None."""
     sql = rows_statement("find", union=True)
     found = db.execute(sql, {"id": task_id, "now": now}).fetchone()
     if found is None:
@@ -129,7 +134,7 @@ def read_record(db: Connection, task_id: str, now: int) -> Row | FinishedRow | N
     return FinishedRow(row=row, finished_at=finished_at, expires_at=expires_at, result=result)
 
 
-def _row(db: Connection, values: list[Any]) -> Stored:
+def _row(db: Connection, values: list[Any]) -> StoredRow:
     (
         seq, task_id, nonce, queue, priority, func_path, created_at, repeats, unique, expires, ttl,
         due, visible, status, attempts, crashes, releases, token, settled, owner, started_at,
@@ -147,7 +152,7 @@ def _row(db: Connection, values: list[Any]) -> Stored:
         queue=queue,
         priority=priority,
         func_path=func_path,
-        # A task whose limits are unknown must not run: without a body it cannot.
+        # A task whose limits cannot be decoded must not run: without a body it cannot.
         body=b"" if limits is None else bytes.fromhex(body),
         due=due,
         visible=visible,
@@ -169,7 +174,7 @@ def _row(db: Connection, values: list[Any]) -> Stored:
         parked=parked,
         history=_decode_history(bytes.fromhex(history)) if history else (),
     )
-    return Stored(row, attached == 1)
+    return StoredRow(row, attached == 1)
 
 
 def _fetch_history(db: Connection, seq: int) -> str:
@@ -184,7 +189,7 @@ def _fetch_history(db: Connection, seq: int) -> str:
 # Writing
 
 
-class Bulk:
+class BulkInsert:
     """An INSERT that writes any number of rows in a few statements, one for each power of two."""
 
     def __init__(self, table: str, columns: Sequence[str], suffix: str = "") -> None:
@@ -194,8 +199,8 @@ class Bulk:
         self._end = f" {suffix}"
         self._statements: dict[int, str] = {}
 
-    def write(self, db: Statements, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Write the rows; how many were written."""
+    def write(self, db: StatementRunner, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Write the rows; returns how many were written."""
         written = 0
         for size, part in _parts(rows):
             sql = self._statements.get(size)
@@ -225,20 +230,22 @@ _ENDED = (*(column for column in _STATE_COLUMNS if column not in _LIVE_ONLY), "h
 _LIVE = ("seq", "queue", "priority", "unique_key", *_CHANGING)
 _SAVE = "ON CONFLICT (seq) DO UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in _CHANGING)
 
-_INSERT_TASKS = Bulk(
+_INSERT_TASKS = BulkInsert(
     "omniq_tasks", [*_TASK_COLUMNS, "gates", "body"], "ON CONFLICT (id) DO NOTHING"
 )
-_INSERT_NEW = Bulk(
+_INSERT_NEW = BulkInsert(
     "omniq_live",
     ("seq", "queue", "priority", "unique_key", "place", "due", "visible", "attempts"),
 )
-_SAVE_LIVE = Bulk("omniq_live", _LIVE, _SAVE)
-_INSERT_FINISHED = Bulk("omniq_finished", ["seq", *_ENDED, "finished_at", "expires_at", "result"])
-_INSERT_DEAD = Bulk("omniq_dead", ["seq", "id", *_ENDED, "last_failure", "reason", "letter"])
+_SAVE_LIVE = BulkInsert("omniq_live", _LIVE, _SAVE)
+_INSERT_FINISHED = BulkInsert(
+    "omniq_finished", ["seq", *_ENDED, "finished_at", "expires_at", "result"]
+)
+_INSERT_DEAD = BulkInsert("omniq_dead", ["seq", "id", *_ENDED, "last_failure", "reason", "letter"])
 
 
-def insert_tasks(db: Statements, rows: Iterable[Row]) -> int:
-    """Write the part of new rows that does not change; fewer than given when an id is taken."""
+def insert_tasks(db: StatementRunner, rows: Iterable[Row]) -> int:
+    """Write the constant part of new rows; returns fewer than given when an id is taken."""
     return _INSERT_TASKS.write(
         db,
         [
@@ -252,7 +259,7 @@ def insert_tasks(db: Statements, rows: Iterable[Row]) -> int:
     )  # fmt: skip
 
 
-def insert_new(db: Statements, rows: Iterable[Row], now: int) -> None:
+def insert_new(db: StatementRunner, rows: Iterable[Row], now: int) -> None:
     """Write the state of rows that have never been claimed."""
     _INSERT_NEW.write(
         db,
@@ -266,8 +273,8 @@ def insert_new(db: Statements, rows: Iterable[Row], now: int) -> None:
     )  # fmt: skip
 
 
-def save_live(db: Connection, rows: Iterable[Stored], now: int) -> None:
-    """Write the state of live rows, whatever it was."""
+def save_live(db: Connection, rows: Iterable[StoredRow], now: int) -> None:
+    """Insert or update the state of live rows."""
     _SAVE_LIVE.write(db, [_live(stored.row, now, stored.attached) for stored in rows])
 
 
@@ -283,12 +290,12 @@ def insert_finished(db: Connection, ended: Iterable[FinishedRow]) -> None:
 
 
 def insert_dead(db: Connection, row: Row, *, last_failure: int, reason: str, letter: bytes) -> None:
-    """Write a dead letter and the state its task is to be revived from."""
+    """Write a dead letter, and the state from which its task can be retried."""
     _INSERT_DEAD.write(db, [(row.seq, row.id, *_ended(row), last_failure, reason, letter)])
 
 
-def delete(db: Statements, table: str, seqs: Iterable[int]) -> None:
-    """Delete the lines with these `seq`."""
+def delete(db: StatementRunner, table: str, seqs: Iterable[int]) -> None:
+    """Delete the rows with these `seq`."""
     db.execute(
         f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))",
         (json_text(list(seqs)),),
@@ -304,7 +311,7 @@ def _live(row: Row, now: int, attached: bool) -> tuple[Any, ...]:
 
 
 def _lot(row: Row) -> str | None:
-    # The name of a queue has no slash in it.
+    # The name of a queue contains no slash.
     return None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.parked}"
 
 

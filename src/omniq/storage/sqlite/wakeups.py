@@ -1,4 +1,4 @@
-"""Notices, without a thread or a lock, that another process has changed the store."""
+"""Wake-ups: notices that another process has changed the store, without a thread or a file lock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from omniq.storage.sqlite.claim import ready_queues
 from omniq.storage.sqlite.connection import Connection, DriverError
 
 
-class Watch:
-    """Reads of a few microseconds on a connection of its own, from whichever thread asks.
+class Wakeups:
+    """Reads of a few microseconds on a separate connection, for callers in any thread.
 
-    All of it is a hint: when the database cannot be asked just now, the answer is "maybe".
+    A wake-up is not needed for correctness: when the database cannot be read, the caller polls.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -21,7 +21,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def version(self) -> int:
-        """A number that changes with every commit of anybody else."""
+        """A number that changes with every commit on another connection; -1 when it is unknown."""
         try:
             with self._lock:
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
@@ -30,7 +30,7 @@ class Watch:
         return int(version)
 
     def has_work(self, queues: Sequence[str] | None) -> bool:
-        """Whether there is something to claim in these queues."""
+        """Whether there may be ready tasks in these queues."""
         try:
             with self._lock:
                 return bool(ready_queues(self._connection, tables.READY, queues))
@@ -38,7 +38,7 @@ class Watch:
             return True
 
     def next_due(self) -> int | None:
-        """When the next task that waits for its time comes due."""
+        """When the next delayed task is due; None when there is none or it is unknown."""
         try:
             with self._lock:
                 (due,) = self._connection.execute(

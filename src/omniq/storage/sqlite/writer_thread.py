@@ -1,8 +1,8 @@
-"""A thread that owns a connection and does everything that has gathered for it in one transaction.
+"""Writer thread: a thread that owns a connection, and runs all waiting jobs in one transaction.
 
-While one transaction is under way, jobs gather; the next one takes all of them. Nothing waits for a
-timer: an idle lane has the latency of a single write, a busy one has large batches and one wait
-for the disk for all of them.
+Jobs that arrive during a transaction wait, and the next transaction runs all of them. No timer
+delays a job: an idle thread has the latency of a single write, and a busy one runs large batches
+with one wait for the disk each. Readers use the base class, `ConnectionThread`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from omniq.storage.sqlite.connection import Connection, Database, DriverError
 
 _T = TypeVar("_T")
 
-_MOST_JOBS = 512
-"""Jobs of one transaction: enough to share the wait for the disk, and few enough to stay short."""
+_MAX_JOBS = 512
+"""The most jobs of one transaction: many share a wait for the disk, but it stays short."""
 
 
 class _Job:
-    """Something to do with the connection, and who waits for it."""
+    """A function to run with the connection, and the future of its result."""
 
     __slots__ = ("error", "future", "result", "work")
 
@@ -38,12 +38,12 @@ class _Job:
         self.error: BaseException | None = None
 
 
-class Lane:
-    """Runs jobs on one connection, in one thread, in the order they came.
+class ConnectionThread:
+    """Runs jobs on one connection, in one thread, in the order in which they were submitted.
 
-    The thread starts with the first job. A job's awaiter learns the result after the commit, never
-    before. A job that raises is undone alone; the others of its transaction stand. When the awaiter
-    is cancelled, the job may have been done or not.
+    The thread starts with the first job. A job's result is delivered after the commit. A job that
+    raises is rolled back alone; the other jobs of its transaction are committed. When the awaiter
+    is cancelled, the job may have been run or not.
     """
 
     def __init__(self, name: str, database: Database, connect: Callable[[], Connection]) -> None:
@@ -53,13 +53,13 @@ class Lane:
         self._jobs: queue.SimpleQueue[_Job | asyncio.Future[None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._is_closed = False
 
     async def run(self, work: Callable[[Connection], _T]) -> _T:
-        """What `work` returns, once its transaction is committed."""
+        """Run `work` in the thread; returns its result after the commit of its transaction."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise StorageClosed("the sqlite storage was closed")
             self._jobs.put(_Job(work, future))
             if self._thread is None:
@@ -67,13 +67,13 @@ class Lane:
         return await future
 
     async def connect(self) -> None:
-        """Raise what is wrong with the database now. Takes no lock once it exists."""
-        await self.run(_nothing)
+        """Connect, and raise errors of the database now. Takes no lock once the tables exist."""
+        await self.run(_connect_only)
 
     async def close(self) -> None:
-        """Finish what was asked for, close the connection and end the thread."""
+        """Finish the submitted jobs, close the connection and end the thread."""
         with self._lock:
-            thread, self._thread, self._closed = self._thread, None, True
+            thread, self._thread, self._is_closed = self._thread, None, True
         if thread is None:
             return
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,44 +82,44 @@ class Lane:
         thread.join()
 
     def _start(self) -> None:
-        # A daemon: a storage that nobody closed must not keep the process from ending.
+        # A daemon, so that a storage that was not closed does not keep the process alive.
         self._thread = threading.Thread(
-            target=self._serve, name=f"omniq-sqlite-{self._name}", daemon=True
+            target=self._run, name=f"omniq-sqlite-{self._name}", daemon=True
         )
         self._thread.start()
 
-    def _serve(self) -> None:
-        # The connection is this frame's own. After a fork the child has no such thread, so nothing
-        # there ever closes the parent's connection.
+    def _run(self) -> None:
+        # The connection is a local variable of the thread. A forked child has no such thread, so
+        # it never closes the parent's connection.
         connection: Connection | None = None
         ended: asyncio.Future[None] | None = None
         while ended is None:
-            jobs, ended = self._gather()
+            jobs, ended = self._collect()
             if jobs:
-                connection = self._serve_batch(connection, jobs)
-                _tell(jobs)
-                # Not kept until the next batch comes: a result may be large.
+                connection = self._run_batch(connection, jobs)
+                _deliver(jobs)
+                # So that large results are freed before the next batch arrives.
                 del jobs
                 if connection is not None:
-                    self._after(connection)
+                    self._after_batch(connection)
         if connection is not None:
-            self._end(connection)
-        _call(ended.get_loop(), partial(finish, ended))
+            self._close_connections(connection)
+        _call_soon(ended.get_loop(), partial(finish, ended))
 
-    def _gather(self) -> tuple[list[_Job], asyncio.Future[None] | None]:
-        """Wait for a job and take all that are there; and the future of who wants it to end."""
+    def _collect(self) -> tuple[list[_Job], asyncio.Future[None] | None]:
+        """Wait for a job and return all that are waiting; and the future of `close`, if called."""
         jobs: list[_Job] = []
         while True:
             job = self._jobs.get()
             if not isinstance(job, _Job):
                 return jobs, job
-            # When its awaiter has gone before anything was done, nothing is done.
+            # A job whose awaiter was cancelled already is not run.
             if not job.future.cancelled():
                 jobs.append(job)
-            if len(jobs) == _MOST_JOBS or self._jobs.empty():
+            if len(jobs) == _MAX_JOBS or self._jobs.empty():
                 return jobs, None
 
-    def _serve_batch(self, connection: Connection | None, jobs: list[_Job]) -> Connection | None:
+    def _run_batch(self, connection: Connection | None, jobs: list[_Job]) -> Connection | None:
         """Run the jobs in one transaction; every job has its result or its error afterwards."""
         try:
             connection = connection or self._connect()
@@ -128,8 +128,8 @@ class Lane:
         except StorageError as error:
             self._fail(jobs, error, error.__cause__)
         except Exception as error:
-            # Whoever waits must hear of it, and the thread must live for those who come next.
-            self._fail(jobs, self._database.explained(error), error)
+            # Every awaiter must get the error, and the thread must stay alive for later jobs.
+            self._fail(jobs, self._database.wrap_error(error), error)
         if connection is not None and connection.in_transaction:
             connection.rollback()
         return connection
@@ -142,33 +142,33 @@ class Lane:
     def _transact(self, connection: Connection, jobs: list[_Job]) -> None:
         connection.execute("BEGIN")
         for job in jobs:
-            self._attempt(connection, job)
+            self._run_job(connection, job)
         connection.execute("COMMIT")
 
-    def _attempt(self, connection: Connection, job: _Job) -> None:
+    def _run_job(self, connection: Connection, job: _Job) -> None:
         try:
             job.result = job.work(connection)
         except (DriverError, OSError) as error:
-            job.error = self._database.explained(error)
+            job.error = self._database.wrap_error(error)
             job.error.__cause__ = error
         except Exception as error:
-            # The awaiter's to handle, whatever it is.
+            # Raised to the awaiter, which handles it.
             job.error = error
 
-    def _after(self, connection: Connection) -> None:
-        """What is to be done when nobody waits."""
+    def _after_batch(self, connection: Connection) -> None:
+        """Called after each batch, when its results have been delivered."""
 
-    def _end(self, connection: Connection) -> None:
+    def _close_connections(self, connection: Connection) -> None:
         connection.close()
 
 
-class WriteLane(Lane):
-    """A lane whose transactions write. It also copies the write-ahead log back, now and then."""
+class WriterThread(ConnectionThread):
+    """A thread whose transactions write. It also runs checkpoints of the write-ahead log."""
 
     def __init__(self, name: str, database: Database) -> None:
         super().__init__(name, database, self._open)
-        self._copier: Connection | None = None
-        self._copy_at = database.wal_limit
+        self._checkpoint_connection: Connection | None = None
+        self._checkpoint_at = database.wal_limit
 
     def _open(self) -> Connection:
         connection = self._database.connect(writes=True)
@@ -180,86 +180,86 @@ class WriteLane(Lane):
         return connection
 
     def _transact(self, connection: Connection, jobs: list[_Job]) -> None:
-        jobs = [job for job in jobs if job.work is not _nothing]
+        jobs = [job for job in jobs if job.work is not _connect_only]
         if not jobs:
             return
-        self._database.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        self._database.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
         if len(jobs) == 1:
-            self._attempt(connection, jobs[0])
+            self._run_job(connection, jobs[0])
             if jobs[0].error is not None:
                 connection.rollback()
                 return
         else:
             for job in jobs:
-                self._attempt_apart(connection, job)
+                self._run_in_savepoint(connection, job)
         hit("sqlite.before_commit")
         connection.execute("COMMIT")
         hit("sqlite.after_commit")
 
-    def _attempt_apart(self, connection: Connection, job: _Job) -> None:
-        """Run one of many jobs such that its failure undoes nothing of the others."""
+    def _run_in_savepoint(self, connection: Connection, job: _Job) -> None:
+        """Run one of several jobs inside a savepoint, so that its failure affects no other job."""
         connection.execute("SAVEPOINT job")
-        self._attempt(connection, job)
+        self._run_job(connection, job)
         if not connection.in_transaction:
-            # SQLite itself has undone everything, as it does when the disk is full.
+            # SQLite itself has rolled back, as it does when the disk is full.
             raise (
                 job.error
                 if isinstance(job.error, StorageError)
                 else StorageError(
-                    f"SQLite database {self._database.path}: the transaction was undone"
+                    f"SQLite database {self._database.path}: SQLite has rolled the transaction back"
                 )
             )
         if job.error is not None:
             connection.execute("ROLLBACK TO job")
         connection.execute("RELEASE job")
 
-    def _after(self, connection: Connection) -> None:
+    def _after_batch(self, connection: Connection) -> None:
         try:
             size = self._database.wal_size()
             if size <= self._database.wal_limit:
-                self._copy_at = self._database.wal_limit
-            elif size > self._copy_at:
-                self._copy_at = size + self._database.wal_limit // 4
-                self._copy_log_back(connection)
+                self._checkpoint_at = self._database.wal_limit
+            elif size > self._checkpoint_at:
+                self._checkpoint_at = size + self._database.wal_limit // 4
+                self._checkpoint(connection)
         except (DriverError, OmniqError):
-            # The commit is done, and its awaiter told. Whatever is wrong here meets the next
-            # transaction, which has somebody to tell.
+            # The jobs are committed and their results delivered. If the error persists, the next
+            # transaction meets it and reports it to its awaiters.
             if connection.in_transaction:
                 connection.rollback()
 
-    def _copy_log_back(self, connection: Connection) -> None:
-        """A checkpoint, while this connection keeps every other writer out.
+    def _checkpoint(self, connection: Connection) -> None:
+        """Run a checkpoint while this connection holds the write lock.
 
         SQLite before 3.51.3 can corrupt a database when a checkpoint runs while another connection
-        starts the log anew; only a writer does that, and the write lock is held here.
+        restarts the log; only a writer does that, and the write lock is held here.
         """
-        self._database.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
-        if self._copier is None:
-            self._copier = self._database.connect(writes=True)
-        self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._database.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
+        if self._checkpoint_connection is None:
+            self._checkpoint_connection = self._database.connect(writes=True)
+        self._checkpoint_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         connection.execute("ROLLBACK")
 
-    def _end(self, connection: Connection) -> None:
-        if self._copier is not None:
-            self._copier.close()
+    def _close_connections(self, connection: Connection) -> None:
+        if self._checkpoint_connection is not None:
+            self._checkpoint_connection.close()
         connection.close()
 
 
-def _nothing(_: Connection) -> None:
-    """A job that only makes its lane connect."""
+def _connect_only(_: Connection) -> None:
+    """A job that only makes its thread connect."""
 
 
-def _tell(jobs: list[_Job]) -> None:
-    """Hand out the results, with one wake-up for each event loop."""
+def _deliver(jobs: list[_Job]) -> None:
+    """Deliver the results, with one call into each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
-    for loop, theirs in by_loop.items():
-        _call(loop, partial(_resolve, theirs))
+    for loop, loop_jobs in by_loop.items():
+        _call_soon(loop, partial(_resolve, loop_jobs))
 
 
-def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    # A loop that is closed has nobody who waits.
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    # A closed loop has no waiters.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 

@@ -1,8 +1,9 @@
-"""The contract suite: what every backend promises, as tests that any backend can run.
+"""The contract suite: the promises of every storage backend, as tests that any backend can run.
 
-Each test names the promises it checks (`E2`, `C4`, …), which are numbered in the docstrings of
-`omniq.storage.base` and `omniq.storage.inspection`. A backend's test file gives one fixture,
-`open_another`, that opens owners on one store, and inherits everything (`asyncio_mode = "auto"`):
+Each test names the promises it checks (`E2`, `C4`, …). They are numbered in the docstrings of
+`omniq.storage.base`, `omniq.storage.side_data` and `omniq.storage.inspection`. The test file of a
+backend defines one fixture, `open_another`, which opens owners on one store, and inherits the tests
+(`asyncio_mode = "auto"`):
 
     class TestMine(StorageContract):
         @pytest.fixture
@@ -13,13 +14,34 @@ Each test names the promises it checks (`E2`, `C4`, …), which are numbered in 
             async with opener(make) as open_another:
                 yield open_another
 
-The class may add tests and may not replace one. Where backends differ, tests go by `capabilities`;
-one that has transactions gives a second fixture, `user_connection` (see `UserConnection`).
+The class may add tests; replacing one raises `TypeError`. Where backends differ, a test reads
+`capabilities`. A backend with transactions defines a second fixture, `user_connection` (see
+`UserConnection`).
+
+- `lifecycle`: opening and closing.
+- `enqueue`: which tasks are stored and which are refused.
+- `values`: arguments and results are returned unchanged.
+- `claim`: which tasks a claim returns.
+- `order`: the order of claimed tasks.
+- `record`: what an outcome changes.
+- `verbs`: the eight single-task verbs.
+- `lease`: leases, recovery and paused workers.
+- `cancel`: cancellation in every status.
+- `reading`: lookups, lists, scans, counts and histories.
+- `retention`: how long records are stored, and purges.
+- `dead_letters`: listing, retrying and deleting dead letters.
+- `checkpoints`: the data that a task resumes from.
+- `progress`: progress reports of running tasks.
+- `schedules`: storing and firing schedules.
+- `queues_and_gates`: paused queues, limits, rates and circuit breakers.
+- `waiting`: waits for work and for results.
+- `transactions`: the user's transactions and those of tasks.
+- `_suite`: fixtures and helpers that all parts share.
 """
 
 from __future__ import annotations
 
-from omniq.testing.contract._suite import OpenAnother, Slice, opener, promise
+from omniq.testing.contract._suite import ContractPart, OpenAnother, opener, promise
 from omniq.testing.contract.cancel import CancelContract
 from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
@@ -60,13 +82,14 @@ class StorageContract(
     WaitingContract,
     TransactionContract,
 ):
-    """Everything a backend promises."""
+    """All parts of the contract."""
 
 
 __all__ = [
     "CancelContract",
     "CheckpointContract",
     "ClaimContract",
+    "ContractPart",
     "DeadLetterContract",
     "EnqueueContract",
     "GateContract",
@@ -79,7 +102,6 @@ __all__ = [
     "RecordContract",
     "RetentionContract",
     "ScheduleContract",
-    "Slice",
     "StorageContract",
     "TransactionContract",
     "UserConnection",

@@ -1,4 +1,4 @@
-"""What every slice of the contract suite stands on: its fixtures, and the numbers of promises."""
+"""Fixtures and helpers that all parts of the contract suite share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.testing.clock import ManualClock
 
-# Before any slice is imported: only then does pytest show the values in a failed assertion.
+# Before any part is imported: only then does pytest show the values in a failed assertion.
 pytest.register_assert_rewrite(
     *(f"{__package__}.{path.stem}" for path in Path(__file__).parent.glob("[a-z]*.py"))
 )
 
 LEASE = Settings().lease
-"""Seconds an owner's lease lasts, in storages opened without settings of their own."""
+"""Seconds that an owner's lease lasts in a storage that was opened without settings."""
 
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
 
 class OpenAnother(Protocol):
-    """Opens one more owner on the store under test; closed when the test ends."""
+    """Opens another owner on the store under test, which is closed when the test ends."""
 
     async def __call__(
         self,
@@ -40,9 +40,9 @@ class OpenAnother(Protocol):
 
 @asynccontextmanager
 async def opener(make: Callable[..., BaseStorage]) -> AsyncIterator[OpenAnother]:
-    """An `open_another` over a function that makes a storage; closes all it opened at the end.
+    """Yield an `open_another` that calls `make`, and close every storage that it opened.
 
-    `make` is called with those of `settings`, `max_pending` and `serializer` that a test gives.
+    `make` receives those of `settings`, `max_pending` and `serializer` that a test gives.
     """
     async with AsyncExitStack() as stack:
 
@@ -52,25 +52,25 @@ async def opener(make: Callable[..., BaseStorage]) -> AsyncIterator[OpenAnother]
             max_pending: int | None = None,
             serializer: Serializer | None = None,
         ) -> BaseStorage:
-            given = {"settings": settings, "max_pending": max_pending, "serializer": serializer}
-            chosen = {name: value for name, value in given.items() if value is not None}
-            return await stack.enter_async_context(make(**chosen))
+            options = {"settings": settings, "max_pending": max_pending, "serializer": serializer}
+            given_options = {name: value for name, value in options.items() if value is not None}
+            return await stack.enter_async_context(make(**given_options))
 
         yield open_another
 
 
 def promise(*numbers: str) -> Callable[[_Test], _Test]:
-    """Say which numbered promises of the contract a test checks."""
+    """Mark a test with the numbers of the promises that it checks."""
 
-    def keep(test: _Test) -> _Test:
+    def mark(test: _Test) -> _Test:
         test.__dict__["promises"] = numbers
         return test
 
-    return keep
+    return mark
 
 
-class Slice:
-    """A part of the contract. A backend's class may add tests to it, and replace none."""
+class ContractPart:
+    """A part of the contract. A subclass may add tests; replacing one raises `TypeError`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -91,43 +91,46 @@ class Slice:
 
 
 def ids(tasks: Iterable[Task]) -> list[str]:
-    """The ids, in order."""
+    """Return the ids of the tasks, in their order."""
     return [task.id for task in tasks]
 
 
 async def claim_one(storage: BaseStorage) -> Task:
-    """Claim the next task, which must be there."""
+    """Claim the next task. Fails if no task is due."""
     (task,) = await storage.reserve(1)
     return task
 
 
-async def claim_and_lose(
+async def claim_and_expire(
     open_another: OpenAnother, clock: ManualClock, limit: int = 1
 ) -> list[Task]:
-    """Claim as an owner that then says no more, until its lease has ended."""
-    lost = await open_another()
-    claimed = await lost.reserve(limit)
+    """Claim tasks as a new owner and advance the clock until its lease has expired."""
+    owner = await open_another()
+    claimed = await owner.reserve(limit)
     clock.advance(LEASE)
     return claimed
 
 
 async def status_of(storage: BaseStorage, task_id: str) -> TaskStatus | None:
-    """The task's status; None when there is no record of it."""
+    """Return the status of the task, or None if it has no record."""
     task = await storage.get_task(task_id)
     return None if task is None else task.status
 
 
-async def everything(storage: BaseStorage) -> dict[str, object]:
-    """All that a reader can see of tasks whatever the time is, for comparing before and after."""
+async def visible_state(storage: BaseStorage) -> dict[str, object]:
+    """Return what a reader can see of tasks, for comparison before and after a call.
+
+    Values that depend on the current time are left out.
+    """
     tasks = await storage.list_tasks(limit=1000)
-    letters = await storage.list_dead(limit=1000)
+    dead_letters = await storage.list_dead(limit=1000)
     counted = await storage.stats()
     return {
         "tasks": tasks,
         "results": [await storage.get_result(task.id) for task in tasks],
         "histories": [await storage.history(task.id) for task in tasks],
         "checkpoints": [await storage.load_checkpoint(task.id) for task in tasks],
-        "dead": letters,
+        "dead": dead_letters,
         "counts": (counted.by_status, counted.by_queue, counted.dead),
         "gates": await storage.gates(),
     }

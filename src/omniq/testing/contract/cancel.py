@@ -1,4 +1,4 @@
-"""Cancel: a stored fact, in whatever state the task is."""
+"""Cancel: a cancellation is stored, in every status that a task can have."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from omniq.testing.builders import (
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
-    everything,
     ids,
     promise,
     status_of,
+    visible_state,
 )
 
 
-class CancelContract(Slice):
+class CancelContract(ContractPart):
     """X1 to X3."""
 
     @promise("X1")
-    async def test_a_waiting_task_ends_at_once_and_never_runs(
+    async def test_a_cancelled_waiting_task_ends_at_once_and_never_runs(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
@@ -50,7 +50,7 @@ class CancelContract(Slice):
         assert await storage.get_dead("a") is None
 
     @promise("X1")
-    async def test_a_delayed_task_ends_at_once_and_never_runs(
+    async def test_a_cancelled_delayed_task_ends_at_once_and_never_runs(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", eta=clock.now() + timedelta(seconds=5)))
@@ -61,7 +61,7 @@ class CancelContract(Slice):
         assert await status_of(storage, "a") is TaskStatus.CANCELLED
 
     @promise("X1")
-    async def test_a_task_that_waits_for_its_retry_ends_at_once(
+    async def test_a_cancelled_task_that_waits_for_its_retry_ends_at_once(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -75,7 +75,7 @@ class CancelContract(Slice):
         assert (result.status, result.attempts) == (TaskStatus.CANCELLED, 1)
 
     @promise("X1", "G5")
-    async def test_a_parked_task_ends_at_once(self, storage: BaseStorage) -> None:
+    async def test_a_cancelled_parked_task_ends_at_once(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(some_tasks("abc", limits=(Limit(key="k", max_running=1),)))
         (running,) = await storage.reserve(5)
 
@@ -84,7 +84,7 @@ class CancelContract(Slice):
         assert ids(await storage.reserve(5)) == ["c"]
 
     @promise("X1")
-    async def test_a_repeating_task_between_two_runs_ends_at_once(
+    async def test_a_repeating_task_cancelled_between_two_runs_ends_at_once(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", interval=5))
@@ -98,7 +98,9 @@ class CancelContract(Slice):
         assert result.status is TaskStatus.CANCELLED
 
     @promise("X2")
-    async def test_a_running_task_is_told_and_goes_on(self, storage: BaseStorage) -> None:
+    async def test_a_cancelled_running_task_is_reported_at_renewal_and_keeps_running(
+        self, storage: BaseStorage
+    ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
         await storage.reserve(2)
 
@@ -110,7 +112,7 @@ class CancelContract(Slice):
         assert (task.status, task.cancel_requested) == (TaskStatus.RUNNING, True)
 
     @promise("X2")
-    async def test_a_running_task_that_finishes_all_the_same_has_its_result(
+    async def test_a_cancelled_running_task_that_finishes_has_its_result(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -123,7 +125,7 @@ class CancelContract(Slice):
         assert (result.status, result.result) == (TaskStatus.SUCCESS, "done")
 
     @promise("X2", "R8")
-    async def test_a_running_task_that_would_come_back_ends_as_cancelled(
+    async def test_a_cancelled_running_task_that_would_run_again_ends_as_cancelled(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", unique="key"))
@@ -179,40 +181,38 @@ class CancelContract(Slice):
 
     @promise("X3")
     @pytest.mark.parametrize("kind", FINAL_KINDS)
-    async def test_a_task_that_has_ended_is_not_touched(
+    async def test_cancelling_a_task_that_has_ended_changes_nothing(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a"))
         await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
-        before = await everything(storage)
+        before = await visible_state(storage)
 
         assert not await storage.cancel("a")
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
-    async def test_a_listener_hears_of_what_is_cancelled_through_this_object(
+    async def test_a_listener_is_notified_of_cancellations_through_this_object(
         self, storage: BaseStorage
     ) -> None:
-        heard: list[str] = []
-        forget = storage.on_cancel(heard.append)
+        notified: list[str] = []
+        unsubscribe = storage.on_cancel(notified.append)
         await storage.enqueue_many(some_tasks("abc"))
         await storage.reserve(1)
         for task_id in ("a", "b", "unknown"):
             await storage.cancel(task_id)
-        forget()
+        unsubscribe()
         await storage.cancel("c")
 
-        assert heard == ["a", "b"]
+        assert notified == ["a", "b"]
 
     @promise("X3")
-    async def test_cancelling_twice_is_true_once(self, storage: BaseStorage) -> None:
+    async def test_a_second_cancel_returns_false(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
 
         assert [await storage.cancel("a"), await storage.cancel("a")] == [True, False]
 
     @promise("X3")
-    async def test_a_task_that_is_not_on_record_is_not_cancelled(
-        self, storage: BaseStorage
-    ) -> None:
+    async def test_an_unknown_task_is_not_cancelled(self, storage: BaseStorage) -> None:
         assert not await storage.cancel("unknown")
         with pytest.raises(InvalidTask):
             await storage.cancel("../etc/passwd")

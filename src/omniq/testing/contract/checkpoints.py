@@ -1,4 +1,4 @@
-"""Checkpoints: what a task needs to resume stays as long as it may resume."""
+"""Checkpoints: the data that a task resumes from is stored as long as the task may resume."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from omniq.testing.builders import (
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
     promise,
     status_of,
@@ -36,11 +36,11 @@ async def _claim_with_checkpoint(storage: BaseStorage, **fields: object) -> None
     await storage.save_checkpoint("a", task.token, b"\0step 3\xff")
 
 
-class CheckpointContract(Slice):
+class CheckpointContract(ContractPart):
     """K1 to K4."""
 
     @promise("K1")
-    async def test_the_current_claim_saves_and_the_newest_is_kept(
+    async def test_the_current_claim_saves_checkpoints_and_the_newest_is_stored(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         reader = await open_another()
@@ -53,7 +53,7 @@ class CheckpointContract(Slice):
             assert await reader.load_checkpoint("a") == checkpoint
 
     @promise("K1")
-    async def test_another_claim_may_not_save(
+    async def test_another_claim_may_not_save_a_checkpoint(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -74,7 +74,7 @@ class CheckpointContract(Slice):
 
     @promise("K2")
     @pytest.mark.parametrize("kind", [*RELEASING_KINDS, "held"])
-    async def test_it_survives_what_the_task_survives(
+    async def test_a_checkpoint_survives_every_outcome_after_which_the_task_runs_again(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await _claim_with_checkpoint(storage)
@@ -85,7 +85,7 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("a") == b"\0step 3\xff"
 
     @promise("K2")
-    async def test_it_survives_the_loss_of_its_owner(
+    async def test_a_checkpoint_survives_the_loss_of_its_owner(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -100,7 +100,7 @@ class CheckpointContract(Slice):
 
     @promise("K2")
     @pytest.mark.parametrize("kind", ["succeeded", "cancelled"])
-    async def test_it_goes_when_the_task_ends_well(
+    async def test_a_checkpoint_is_deleted_when_the_task_succeeds_or_is_cancelled(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await _claim_with_checkpoint(storage)
@@ -111,7 +111,7 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("a") is None
 
     @promise("K2")
-    async def test_it_goes_when_a_run_of_a_repeating_task_succeeds(
+    async def test_a_checkpoint_is_deleted_when_a_run_of_a_repeating_task_succeeds(
         self, storage: BaseStorage
     ) -> None:
         await _claim_with_checkpoint(storage, interval=60)
@@ -122,21 +122,21 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("a") is None
 
     @promise("K3")
-    async def test_it_stays_with_a_dead_letter_and_is_there_when_that_is_retried(
+    async def test_a_checkpoint_stays_with_a_dead_letter_and_is_loaded_after_its_retry(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await _claim_with_checkpoint(storage)
         await storage.record([Failed("a", 1, an_error())])
         await storage.purge_results(clock.now() + timedelta(days=1))
-        letter = await storage.get_dead("a")
+        dead_letter = await storage.get_dead("a")
 
-        assert letter is not None
-        assert letter.checkpoint == b"\0step 3\xff"
+        assert dead_letter is not None
+        assert dead_letter.checkpoint == b"\0step 3\xff"
         await storage.retry_dead("a")
         assert await storage.load_checkpoint("a") == b"\0step 3\xff"
 
     @promise("K3")
-    async def test_a_dead_letter_retried_from_the_start_has_none(
+    async def test_a_dead_letter_retried_from_the_start_has_no_checkpoint(
         self, storage: BaseStorage
     ) -> None:
         await _claim_with_checkpoint(storage)
@@ -146,7 +146,7 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("a") is None
 
     @promise("K3", "D4")
-    async def test_it_goes_with_its_dead_letter(self, storage: BaseStorage) -> None:
+    async def test_a_checkpoint_is_deleted_with_its_dead_letter(self, storage: BaseStorage) -> None:
         await _claim_with_checkpoint(storage)
         await storage.record([Failed("a", 1, an_error())])
         await storage.delete_dead("a")
@@ -154,7 +154,7 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("a") is None
 
     @promise("K4")
-    async def test_a_purge_leaves_those_of_live_tasks_and_dead_letters(
+    async def test_a_purge_keeps_checkpoints_of_live_tasks_and_dead_letters(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await _claim_with_checkpoint(storage)
@@ -169,7 +169,9 @@ class CheckpointContract(Slice):
         assert await storage.load_checkpoint("b") == b"b"
 
     @promise("K1")
-    async def test_one_larger_than_a_payload_is_refused(self, open_another: OpenAnother) -> None:
+    async def test_a_checkpoint_over_the_payload_limit_is_refused(
+        self, open_another: OpenAnother
+    ) -> None:
         storage = await open_another(settings=Settings(max_payload=1000))
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)

@@ -1,4 +1,4 @@
-"""Claim: which tasks a claim gives, and to whom. Their order is in `order`."""
+"""Claim: which tasks a claim returns, and to which owner. `order` tests their order."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from omniq.testing.builders import (
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
-    claim_and_lose,
+    claim_and_expire,
     claim_one,
     ids,
     promise,
     status_of,
 )
 
-POISON = ("poison",)
+UNDECODABLE_ARGS = ("poison",)
+"""Arguments of a task that `FailingSerializer` cannot decode."""
 
 
-class Forgetful(MsgspecSerializer):
-    """Cannot read back tasks with certain arguments, as if their bytes were damaged."""
+class FailingSerializer(MsgspecSerializer):
+    """Fails to decode tasks with `UNDECODABLE_ARGS`, as if their bytes were damaged."""
 
     def decode_task(self, data: bytes) -> Task:
         task = super().decode_task(data)
-        if task.args == POISON:
+        if task.args == UNDECODABLE_ARGS:
             raise SerializationError("not a valid record: damaged")
         return task
 
 
-class ClaimContract(Slice):
-    """C1 to C12, but for the order."""
+class ClaimContract(ContractPart):
+    """C1 to C12, except C4."""
 
     @promise("C1")
     async def test_a_claimed_task_is_running_with_its_owner_and_a_token(
@@ -81,7 +82,7 @@ class ClaimContract(Slice):
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
-        (lost,) = await claim_and_lose(open_another, clock)
+        (lost,) = await claim_and_expire(open_another, clock)
         await storage.give_back_abandoned()
         claimed = await claim_one(storage)
 
@@ -99,7 +100,7 @@ class ClaimContract(Slice):
         assert (await claim_one(storage)).token == 2
 
     @promise("C2")
-    async def test_of_many_that_claim_at_once_each_task_goes_to_one(
+    async def test_concurrent_claims_give_each_task_to_one_owner(
         self, open_another: OpenAnother
     ) -> None:
         owners = [await open_another() for _ in range(5)]
@@ -114,7 +115,7 @@ class ClaimContract(Slice):
             assert await owner.held_by(owner.owner) == mine
 
     @promise("C2")
-    async def test_more_claims_than_tasks_leave_some_with_nothing(
+    async def test_with_more_claims_than_tasks_some_claims_are_empty(
         self, open_another: OpenAnother
     ) -> None:
         owners = [await open_another() for _ in range(4)]
@@ -124,7 +125,7 @@ class ClaimContract(Slice):
         assert sorted(ids(task for claim in claims for task in claim)) == ["a", "b", "c"]
 
     @promise("C3")
-    async def test_nothing_is_claimed_before_its_eta_on_the_stores_clock(
+    async def test_no_task_is_claimed_before_its_eta_on_the_clock_of_the_store(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", eta=clock.now() + timedelta(seconds=10)))
@@ -147,7 +148,7 @@ class ClaimContract(Slice):
         assert ids(await storage.reserve(1, eta)) == ["a"]
 
     @promise("C3")
-    async def test_a_given_now_in_the_past_hides_what_is_due_later(
+    async def test_a_given_now_in_the_past_excludes_tasks_that_are_due_later(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", eta=clock.now()))
@@ -157,7 +158,7 @@ class ClaimContract(Slice):
         assert ids(await storage.reserve(1)) == ["a"]
 
     @promise("C3")
-    async def test_what_a_future_now_has_shown_stays_hidden_from_the_present(
+    async def test_a_claim_with_a_future_now_does_not_make_delayed_tasks_due_now(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         later = clock.now() + timedelta(hours=1)
@@ -170,7 +171,7 @@ class ClaimContract(Slice):
         assert ids(await storage.reserve(5, later)) == ["a", "b"]
 
     @promise("C3")
-    async def test_a_task_without_an_eta_is_due_whatever_time_the_caller_says(
+    async def test_a_task_without_an_eta_is_due_at_any_given_now(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -178,7 +179,7 @@ class ClaimContract(Slice):
         assert ids(await storage.reserve(1, clock.now() - timedelta(days=365))) == ["a"]
 
     @promise("C3")
-    async def test_a_now_without_a_zone_is_refused(
+    async def test_a_now_without_a_time_zone_is_refused(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         with pytest.raises(InvalidTask, match="has no time zone"):
@@ -195,12 +196,12 @@ class ClaimContract(Slice):
         await storage.reserve(1)
         clock.advance(LEASE * 100)
 
-        # Not even after its lease: giving back is a step of its own.
+        # Not even after its lease has expired: `give_back_abandoned` is a separate step.
         assert await other.reserve(1) == []
         assert await storage.reserve(1) == []
 
     @promise("C5")
-    async def test_a_task_that_failed_and_was_kept_is_not_claimed_until_it_is_rescheduled(
+    async def test_a_failed_task_that_is_held_is_not_claimed_until_it_is_rescheduled(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -218,12 +219,12 @@ class ClaimContract(Slice):
             await storage.enqueue(a_task(task_id, queue=queue))
 
         assert await storage.reserve(10, queues=[]) == []
-        assert await storage.reserve(10, queues=["nobody-uses-this"]) == []
+        assert await storage.reserve(10, queues=["unused"]) == []
         assert ids(await storage.reserve(10, queues=["x", "z", "x"])) == ["a", "c", "d"]
         assert ids(await storage.reserve(10)) == ["b"]
 
     @promise("C6")
-    async def test_a_claim_leaves_paused_queues_alone(self, storage: BaseStorage) -> None:
+    async def test_a_claim_skips_paused_queues(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a", queue="x"))
         await storage.enqueue(a_task("b", queue="y"))
         await storage.pause_queue("x")
@@ -232,7 +233,7 @@ class ClaimContract(Slice):
         assert ids(await storage.reserve(10)) == ["b"]
 
     @promise("C7")
-    async def test_a_repeated_claim_gives_the_same_tasks(self, storage: BaseStorage) -> None:
+    async def test_a_repeated_claim_returns_the_same_tasks(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(some_tasks("abcd"))
         first = await storage.reserve(2, claim_id="claim-1")
         other = await storage.reserve(1, claim_id="claim-2")
@@ -242,9 +243,7 @@ class ClaimContract(Slice):
         assert (ids(again), ids(other)) == (["a", "b"], ["c"])
 
     @promise("C7")
-    async def test_a_repeated_claim_leaves_out_what_has_ended_meanwhile(
-        self, storage: BaseStorage
-    ) -> None:
+    async def test_a_repeated_claim_omits_tasks_that_have_ended(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(some_tasks("abc"))
         first, _ = await storage.reserve(2, claim_id="claim-1")
         await storage.record([Succeeded(first.id, first.token, a_result(first))])
@@ -252,7 +251,7 @@ class ClaimContract(Slice):
         assert ids(await storage.reserve(2, claim_id="claim-1")) == ["b"]
 
     @promise("C7", "C11")
-    async def test_a_repeated_claim_gives_nothing_that_another_owner_has_now(
+    async def test_a_repeated_claim_returns_no_task_that_another_owner_holds(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -307,23 +306,23 @@ class ClaimContract(Slice):
     async def test_a_task_that_cannot_be_decoded_becomes_a_dead_letter(
         self, open_another: OpenAnother
     ) -> None:
-        storage = await open_another(serializer=Forgetful())
-        await storage.enqueue_many([a_task("a", args=POISON), a_task("b")])
+        storage = await open_another(serializer=FailingSerializer())
+        await storage.enqueue_many([a_task("a", args=UNDECODABLE_ARGS), a_task("b")])
 
         claimed = ids(await storage.reserve(1)) + ids(await storage.reserve(1))
         assert claimed == ["b"]
-        letter = await storage.get_dead("a")
-        assert letter is not None
-        assert (letter.failure_reason, letter.task_type) == ("undecodable", "tasks.work")
-        assert "damaged" in letter.error_details
+        dead_letter = await storage.get_dead("a")
+        assert dead_letter is not None
+        assert (dead_letter.failure_reason, dead_letter.func_path) == ("undecodable", "tasks.work")
+        assert "damaged" in dead_letter.error_details
         assert await storage.held_by(storage.owner) == {"b": 1}
 
     @promise("C9")
-    async def test_a_task_that_cannot_be_decoded_is_still_shown(
+    async def test_a_task_that_cannot_be_decoded_is_still_listed(
         self, open_another: OpenAnother
     ) -> None:
-        storage = await open_another(serializer=Forgetful())
-        await storage.enqueue(a_task("a", args=POISON, queue="q", priority=3))
+        storage = await open_another(serializer=FailingSerializer())
+        await storage.enqueue(a_task("a", args=UNDECODABLE_ARGS, queue="q", priority=3))
         (task,) = await storage.list_tasks()
 
         assert (task.id, task.func_path) == ("a", "tasks.work")
@@ -336,7 +335,7 @@ class ClaimContract(Slice):
     ) -> None:
         first, second = await open_another(), await open_another()
         await first.enqueue_many(some_tasks("abc"))
-        await claim_and_lose(open_another, clock, limit=3)
+        await claim_and_expire(open_another, clock, limit=3)
         await first.give_back_abandoned()
         await first.enqueue(a_task("d"))
 
@@ -348,7 +347,7 @@ class ClaimContract(Slice):
         assert [task.crashes for task in await first.reserve(10)] == [1]
 
     @promise("C11", "L6")
-    async def test_a_fenced_owner_is_refused_and_is_somebody_else_afterwards(
+    async def test_a_fenced_owner_cannot_claim_and_has_a_new_id_afterwards(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -365,7 +364,7 @@ class ClaimContract(Slice):
         assert await storage.held_by(before) == {}
 
     @promise("C12")
-    async def test_claiming_takes_a_lease_and_the_claim_holds_as_long_as_that(
+    async def test_claiming_takes_a_lease_and_the_claim_is_valid_as_long_as_the_lease(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -381,7 +380,7 @@ class ClaimContract(Slice):
         assert [back.task_id for back in await other.give_back_abandoned()] == ["a"]
 
     @promise("C12")
-    async def test_claiming_on_keeps_the_lease(
+    async def test_continued_claiming_renews_the_lease(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -395,7 +394,7 @@ class ClaimContract(Slice):
 
         assert await other.give_back_abandoned() == []
 
-    async def test_a_limit_of_nothing_claims_nothing(self, storage: BaseStorage) -> None:
+    async def test_a_limit_of_0_claims_nothing(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
 
         assert await storage.reserve(0) == []

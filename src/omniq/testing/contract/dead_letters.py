@@ -1,4 +1,4 @@
-"""Dead letters: kept until somebody retries or deletes them, and retried in one step."""
+"""Dead letters: stored until they are retried or deleted, and retried in one step."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
-    everything,
     ids,
     promise,
     status_of,
+    visible_state,
 )
-from omniq.testing.contract.claim import POISON, Forgetful
+from omniq.testing.contract.claim import UNDECODABLE_ARGS, FailingSerializer
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
-async def _bury(storage: BaseStorage, task_id: str, reason: str = "exhausted") -> None:
-    """Let the next task, which must be that one, fail for good."""
+async def _make_dead_letter(storage: BaseStorage, task_id: str, reason: str = "exhausted") -> None:
+    """Claim the next task, which must have this id, and record its final failure."""
     task = await claim_one(storage)
     assert task.id == task_id
     await storage.record([Failed(task_id, task.token, an_error(), reason)])
 
 
-class DeadLetterContract(Slice):
+class DeadLetterContract(ContractPart):
     """D1 to D4."""
 
     @promise("D1")
-    async def test_a_retried_dead_letter_is_the_same_task_anew(
+    async def test_a_retried_dead_letter_is_the_same_task_without_attempts_or_history(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", args=(1,), attempts=2, queue="mail"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         clock.advance(5)
 
         assert await storage.retry_dead("a")
@@ -59,7 +59,7 @@ class DeadLetterContract(Slice):
     @promise("D1")
     async def test_a_retried_dead_letter_is_counted_as_waiting(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         await storage.retry_dead("a")
         stats = await storage.stats()
 
@@ -71,19 +71,19 @@ class DeadLetterContract(Slice):
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", args=("kept",)))
-        await _bury(storage, "a")
-        await storage.purge_results(clock.now() + _MOMENT)
+        await _make_dead_letter(storage, "a")
+        await storage.purge_results(clock.now() + _MICROSECOND)
 
         assert await storage.retry_dead("a")
         assert (await claim_one(storage)).args == ("kept",)
 
     @promise("D1")
-    async def test_a_task_may_die_and_be_retried_again_and_again(
+    async def test_a_task_may_become_a_dead_letter_and_be_retried_repeatedly(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a"))
         for _ in range(3):
-            await _bury(storage, "a")
+            await _make_dead_letter(storage, "a")
             assert await storage.retry_dead("a")
         task = await claim_one(storage)
         await storage.record([Succeeded("a", task.token, a_result(task))])
@@ -97,7 +97,7 @@ class DeadLetterContract(Slice):
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a", args=(1,), kwargs={"k": 1}))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         edited = a_task("a", args=(2,), kwargs={"k": 2})
 
         assert await storage.retry_dead("a", task=edited)
@@ -106,23 +106,23 @@ class DeadLetterContract(Slice):
         assert not await storage.retry_dead("a", task=edited)
 
     @promise("D1", "C9")
-    async def test_what_could_not_be_decoded_is_retried_with_arguments_that_can(
+    async def test_an_undecodable_task_is_retried_with_arguments_that_can_be_decoded(
         self, open_another: OpenAnother
     ) -> None:
-        storage = await open_another(serializer=Forgetful())
-        await storage.enqueue(a_task("a", args=POISON))
+        storage = await open_another(serializer=FailingSerializer())
+        await storage.enqueue(a_task("a", args=UNDECODABLE_ARGS))
         await storage.reserve(1)
 
         assert await storage.retry_dead("a", task=a_task("a", args=("whole",)))
         assert (await claim_one(storage)).args == ("whole",)
 
     @promise("D1")
-    async def test_a_bad_replacement_is_refused_and_the_letter_stays(
+    async def test_a_bad_replacement_is_refused_and_the_dead_letter_stays(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a"))
-        await _bury(storage, "a")
-        before = await everything(storage)
+        await _make_dead_letter(storage, "a")
+        before = await visible_state(storage)
 
         with pytest.raises(InvalidTask, match="cannot replace task a"):
             await storage.retry_dead("a", task=a_task("b"))
@@ -132,7 +132,7 @@ class DeadLetterContract(Slice):
             await storage.retry_dead("a", task=a_task("a", args=(object(),)))
         with pytest.raises(InvalidTask):
             await storage.retry_dead("a", task=a_task("a", max_retries=-1))
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
     @promise("D1")
     async def test_the_task_of_a_dead_letter_is_found_after_its_result_was_purged(
@@ -140,8 +140,8 @@ class DeadLetterContract(Slice):
     ) -> None:
         await storage.enqueue(a_task("a", args=("kept",)))
         assert await storage.get_dead_task("a") is None
-        await _bury(storage, "a")
-        await storage.purge_results(clock.now() + _MOMENT)
+        await _make_dead_letter(storage, "a")
+        await storage.purge_results(clock.now() + _MICROSECOND)
         task = await storage.get_dead_task("a")
 
         assert task is not None
@@ -164,26 +164,28 @@ class DeadLetterContract(Slice):
         assert await status_of(storage, "a") is TaskStatus.PENDING
 
     @promise("D2")
-    async def test_retrying_twice_is_true_once(self, storage: BaseStorage) -> None:
+    async def test_a_second_retry_of_a_dead_letter_returns_false(
+        self, storage: BaseStorage
+    ) -> None:
         await storage.enqueue(a_task("a"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
 
         assert [await storage.retry_dead("a"), await storage.retry_dead("a")] == [True, False]
 
     @promise("D2")
-    async def test_of_many_that_retry_at_once_one_gets_true(
+    async def test_one_of_many_concurrent_retries_of_a_dead_letter_returns_true(
         self, open_another: OpenAnother
     ) -> None:
         owners = [await open_another() for _ in range(4)]
         await owners[0].enqueue(a_task("a"))
-        await _bury(owners[0], "a")
+        await _make_dead_letter(owners[0], "a")
         replies = await asyncio.gather(*(owner.retry_dead("a") for owner in owners * 2))
 
         assert replies.count(True) == 1
         assert ids(await owners[0].reserve(10)) == ["a"]
 
     @promise("D2")
-    async def test_what_is_no_dead_letter_is_not_retried(self, storage: BaseStorage) -> None:
+    async def test_only_a_dead_letter_is_retried(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
 
         assert not await storage.retry_dead("a")
@@ -194,11 +196,11 @@ class DeadLetterContract(Slice):
             await storage.retry_dead("../x")
 
     @promise("D3", "E3")
-    async def test_the_letter_stays_when_its_unique_key_is_taken(
+    async def test_a_dead_letter_stays_when_its_unique_key_is_taken(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a", unique="key"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         await storage.enqueue(a_task("b", unique="key"))
 
         with pytest.raises(DuplicateTask) as refused:
@@ -211,10 +213,12 @@ class DeadLetterContract(Slice):
         assert await storage.enqueue(a_task("c", unique="key")) == "a"
 
     @promise("D3", "E5")
-    async def test_the_letter_stays_when_the_queue_is_full(self, open_another: OpenAnother) -> None:
+    async def test_a_dead_letter_stays_when_the_queue_is_full(
+        self, open_another: OpenAnother
+    ) -> None:
         storage = await open_another(max_pending=1)
         await storage.enqueue(a_task("a"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         await storage.enqueue(a_task("b"))
 
         with pytest.raises(QueueFull):
@@ -224,11 +228,11 @@ class DeadLetterContract(Slice):
         assert await storage.retry_dead("a")
 
     @promise("D4")
-    async def test_a_deleted_letter_is_gone_and_its_result_stays(
+    async def test_a_deleted_dead_letter_is_gone_and_its_result_stays(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
 
         assert await storage.delete_dead("a")
         assert not await storage.delete_dead("a")
@@ -236,45 +240,47 @@ class DeadLetterContract(Slice):
         assert await status_of(storage, "a") is TaskStatus.FAILED
         with pytest.raises(DuplicateTask):
             await storage.enqueue(a_task("a"))
-        await storage.purge_results(clock.now() + _MOMENT)
+        await storage.purge_results(clock.now() + _MICROSECOND)
         assert await storage.enqueue(a_task("a")) == "a"
 
-    async def test_a_purge_takes_letters_whose_last_failure_was_before_that_instant(
+    async def test_a_purge_deletes_dead_letters_whose_last_failure_was_before_the_instant(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         clock.advance(5)
-        await _bury(storage, "b")
+        await _make_dead_letter(storage, "b")
 
         assert await storage.purge_dead(clock.now() - timedelta(seconds=5)) == 0
         assert await storage.purge_dead(clock.now()) == 1
-        assert [letter.task_id for letter in await storage.list_dead()] == ["b"]
+        assert [dead_letter.task_id for dead_letter in await storage.list_dead()] == ["b"]
 
-    async def test_letters_are_listed_in_pages_and_by_kind(self, storage: BaseStorage) -> None:
+    async def test_dead_letters_are_listed_in_pages_by_function_and_by_reason(
+        self, storage: BaseStorage
+    ) -> None:
         for number in range(12):
             task_id = f"t{number:02}"
             await storage.enqueue(a_task(task_id, func_path=f"tasks.f{number % 2}"))
-            await _bury(storage, task_id, reason=f"reason {number % 3}")
-        everybody = [letter.task_id for letter in await storage.list_dead()]
+            await _make_dead_letter(storage, task_id, reason=f"reason {number % 3}")
+        every_id = [dead_letter.task_id for dead_letter in await storage.list_dead()]
         first = await storage.list_dead(limit=5)
         rest = await storage.list_dead(after=first[-1].task_id)
-        some = await storage.list_dead(task_type="tasks.f1", reason="reason 2")
+        filtered = await storage.list_dead(func_path="tasks.f1", reason="reason 2")
 
-        assert everybody == [f"t{number:02}" for number in range(12)]
-        assert [letter.task_id for letter in [*first, *rest]] == everybody
-        assert [letter.task_id for letter in some] == ["t05", "t11"]
+        assert every_id == [f"t{number:02}" for number in range(12)]
+        assert [dead_letter.task_id for dead_letter in [*first, *rest]] == every_id
+        assert [dead_letter.task_id for dead_letter in filtered] == ["t05", "t11"]
         assert await storage.list_dead(limit=0) == []
         with pytest.raises(InvalidValue):
             await storage.list_dead(limit=-1)
 
-    async def test_letters_are_listed_by_the_time_of_their_last_failure(
+    async def test_dead_letters_are_listed_by_the_time_of_their_last_failure(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         began = clock.now()
         for number in range(6):
             await storage.enqueue(a_task(f"t{number}"))
-            await _bury(storage, f"t{number}")
+            await _make_dead_letter(storage, f"t{number}")
             clock.advance(10)
         at = [began + timedelta(seconds=10 * number) for number in range(6)]
         later = await storage.list_dead(since=at[2])
@@ -282,23 +288,23 @@ class DeadLetterContract(Slice):
         between = await storage.list_dead(since=at[1], until=at[5], limit=2)
         rest = await storage.list_dead(since=at[1], until=at[5], after=between[-1].task_id)
 
-        assert [letter.task_id for letter in later] == ["t2", "t3", "t4", "t5"]
-        assert [letter.task_id for letter in earlier] == ["t0", "t1"]
-        assert [letter.task_id for letter in between] == ["t1", "t2"]
-        assert [letter.task_id for letter in rest] == ["t3", "t4"]
+        assert [dead_letter.task_id for dead_letter in later] == ["t2", "t3", "t4", "t5"]
+        assert [dead_letter.task_id for dead_letter in earlier] == ["t0", "t1"]
+        assert [dead_letter.task_id for dead_letter in between] == ["t1", "t2"]
+        assert [dead_letter.task_id for dead_letter in rest] == ["t3", "t4"]
         with pytest.raises(InvalidValue):
             await storage.list_dead(since=clock.now().replace(tzinfo=None))
 
     @promise("Q6", "T4")
     @pytest.mark.parametrize("result_ttl", [0, 60])
-    async def test_a_dead_letter_keeps_its_history_when_its_result_has_gone(
+    async def test_a_dead_letter_keeps_its_history_when_its_result_is_gone(
         self, storage: BaseStorage, clock: ManualClock, result_ttl: float
     ) -> None:
         await storage.enqueue(a_task("a", result_ttl=result_ttl))
         task = await claim_one(storage)
         first = an_error("first", traceback="first traceback")
         await storage.record([Retried("a", task.token, first, clock.now())])
-        await _bury(storage, "a")
+        await _make_dead_letter(storage, "a")
         clock.advance(61)
         await storage.purge_expired()
         history = await storage.history("a")
@@ -310,7 +316,7 @@ class DeadLetterContract(Slice):
         assert await storage.history("a") == []
 
     @promise("R2")
-    async def test_a_late_finisher_is_refused_after_the_letter_was_retried(
+    async def test_a_late_outcome_is_refused_after_the_dead_letter_was_retried(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         late = await open_another()

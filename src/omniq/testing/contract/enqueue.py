@@ -1,4 +1,4 @@
-"""Enqueue: what is kept, what is refused, and that nothing is written when it is refused."""
+"""Enqueue: which tasks are stored, which are refused, and that a refusal writes nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ from omniq.testing.builders import (
     some_tasks,
 )
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, ids, promise, status_of
+from omniq.testing.contract._suite import (
+    ContractPart,
+    OpenAnother,
+    claim_one,
+    ids,
+    promise,
+    status_of,
+)
 
-_NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 - a naive datetime is what is to be refused
+_NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 - the tests need a naive datetime that is refused
 _BAD_ID = "use 1 to 128 of the characters A-Z a-z 0-9 . _ - and do not begin with a dot"
 _NOT_FINITE = "must be a finite number of seconds"
 
@@ -106,26 +113,26 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "breaker without a name": ({"breakers": (BreakerRule(name=""),)}, "breaker name ''"),
     "breaker of 0": ({"breakers": (BreakerRule(name="b", max_failures=0),)}, "max_failures 0"),
 }
-"""What may not be enqueued, and what the refusal says, word for word on every backend."""
+"""Fields that are refused, with a part of the error message, which is the same on every backend."""
 
 _MANY = 600
-"""More than a backend may want to keep in one go."""
+"""More tasks than a backend may write in one statement."""
 
 
-def _many() -> list[str]:
+def _many_ids() -> list[str]:
     return [f"n{number}" for number in range(_MANY)]
 
 
-async def _is_untouched(storage: BaseStorage) -> bool:
+async def _is_empty(storage: BaseStorage) -> bool:
     counted = await storage.stats()
     return await storage.list_tasks() == [] and sum(counted.by_status.values()) == 0
 
 
-class EnqueueContract(Slice):
+class EnqueueContract(ContractPart):
     """E1 to E9."""
 
     @promise("E1", "Q1")
-    async def test_an_acknowledged_task_is_there_for_whoever_opens_the_store_next(
+    async def test_an_acknowledged_task_exists_when_another_owner_opens_the_store(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -142,7 +149,7 @@ class EnqueueContract(Slice):
         assert await status_of(storage, task.id) is TaskStatus.PENDING
 
     @promise("E2")
-    async def test_an_id_that_waits_is_taken(self, storage: BaseStorage) -> None:
+    async def test_the_id_of_a_waiting_task_is_taken(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
 
         with pytest.raises(DuplicateTask) as refused:
@@ -151,7 +158,7 @@ class EnqueueContract(Slice):
         assert [task.priority for task in await storage.list_tasks()] == [0]
 
     @promise("E2")
-    async def test_an_id_that_runs_is_taken(self, storage: BaseStorage) -> None:
+    async def test_the_id_of_a_running_task_is_taken(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))
         await storage.reserve(1)
 
@@ -160,7 +167,7 @@ class EnqueueContract(Slice):
 
     @promise("E2")
     @pytest.mark.parametrize("kind", FINAL_KINDS)
-    async def test_an_id_whose_record_is_kept_is_taken(
+    async def test_the_id_of_a_finished_task_with_a_record_is_taken(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -170,7 +177,7 @@ class EnqueueContract(Slice):
             await storage.enqueue(a_task("a"))
 
     @promise("E2")
-    async def test_of_many_that_enqueue_one_id_at_once_one_succeeds(
+    async def test_one_of_many_concurrent_enqueues_of_an_id_succeeds(
         self, open_another: OpenAnother
     ) -> None:
         owners = [await open_another() for _ in range(4)]
@@ -181,7 +188,9 @@ class EnqueueContract(Slice):
         assert sum(isinstance(reply, DuplicateTask) for reply in replies) == 11
 
     @promise("E3")
-    async def test_a_unique_key_that_is_held_gives_the_holder(self, storage: BaseStorage) -> None:
+    async def test_a_unique_key_that_is_held_returns_the_id_of_its_holder(
+        self, storage: BaseStorage
+    ) -> None:
         first = await storage.enqueue(a_task("a", unique="key"))
         second = await storage.enqueue(a_task("b", unique="key"))
         other = await storage.enqueue(a_task("c", unique="other"))
@@ -197,7 +206,7 @@ class EnqueueContract(Slice):
         assert ids(await storage.list_tasks()) == ["a"]
 
     @promise("E3")
-    async def test_of_many_that_enqueue_one_unique_key_at_once_one_is_added(
+    async def test_one_of_many_concurrent_enqueues_of_a_unique_key_adds_a_task(
         self, open_another: OpenAnother
     ) -> None:
         owners = [await open_another() for _ in range(4)]
@@ -243,7 +252,7 @@ class EnqueueContract(Slice):
         assert await storage.enqueue(a_task("b", unique="key")) == "b"
 
     @promise("E3")
-    async def test_a_unique_key_is_any_text(self, storage: BaseStorage) -> None:
+    async def test_a_unique_key_may_be_any_text(self, storage: BaseStorage) -> None:
         key = "user/7: ünïcode 🦊 ../'\";--%"
 
         assert await storage.enqueue(a_task("a", unique=key)) == "a"
@@ -264,7 +273,7 @@ class EnqueueContract(Slice):
 
         assert message in str(refused.value)
         assert len(str(refused.value)) < 400
-        assert await _is_untouched(storage)
+        assert await _is_empty(storage)
 
     @promise("E4")
     async def test_a_payload_over_the_limit_is_refused_before_anything_is_written(
@@ -275,7 +284,7 @@ class EnqueueContract(Slice):
             await storage.enqueue(a_task("a", args=("x" * 1000,)))
 
         assert "task a takes" in str(refused.value)
-        assert await _is_untouched(storage)
+        assert await _is_empty(storage)
         assert await storage.enqueue(a_task("a", args=("x" * 500,))) == "a"
 
     @promise("E5")
@@ -302,7 +311,7 @@ class EnqueueContract(Slice):
             await storage.enqueue(a_task("c"))
 
     @promise("E5", "E3")
-    async def test_a_full_queue_still_names_the_holder_of_a_unique_key(
+    async def test_a_full_queue_still_returns_the_holder_of_a_unique_key(
         self, open_another: OpenAnother
     ) -> None:
         storage = await open_another(max_pending=1)
@@ -331,7 +340,7 @@ class EnqueueContract(Slice):
 
         with pytest.raises(QueueFull):
             await storage.enqueue_many(some_tasks("abc"))
-        assert await _is_untouched(storage)
+        assert await _is_empty(storage)
         assert await storage.enqueue_many(some_tasks("ab")) == ["a", "b"]
 
     @promise("E7")
@@ -341,7 +350,7 @@ class EnqueueContract(Slice):
         with pytest.raises(InvalidTask):
             await storage.enqueue_many([a_task("a"), a_task("b", max_retries=-1), a_task("c")])
 
-        assert await _is_untouched(storage)
+        assert await _is_empty(storage)
 
     @promise("E7")
     async def test_a_batch_with_a_task_that_cannot_be_encoded_is_refused_as_a_whole(
@@ -350,7 +359,7 @@ class EnqueueContract(Slice):
         with pytest.raises(SerializationError):
             await storage.enqueue_many([a_task("a"), a_task("b", args=(object(),))])
 
-        assert await _is_untouched(storage)
+        assert await _is_empty(storage)
 
     @promise("E7")
     async def test_a_batch_with_a_taken_id_is_refused_as_a_whole(
@@ -370,7 +379,7 @@ class EnqueueContract(Slice):
         with pytest.raises(DuplicateTask):
             await storage.enqueue_many(some_tasks("aba"))
 
-        assert await _is_untouched(storage)
+        assert await _is_empty(storage)
 
     @promise("E7")
     @pytest.mark.parametrize(
@@ -389,7 +398,7 @@ class EnqueueContract(Slice):
         await storage.enqueue(a_task("taken"))
 
         with pytest.raises(error):
-            await storage.enqueue_many([*some_tasks(_many()), a_task(**last)])
+            await storage.enqueue_many([*some_tasks(_many_ids()), a_task(**last)])
         assert ids(await storage.list_tasks()) == ["taken"]
         assert await storage.enqueue(a_task("n0")) == "n0"
 
@@ -400,20 +409,24 @@ class EnqueueContract(Slice):
         storage = await open_another(max_pending=_MANY)
 
         with pytest.raises(QueueFull):
-            await storage.enqueue_many(some_tasks([*_many(), "one-too-many"]))
-        assert await _is_untouched(storage)
-        assert await storage.enqueue_many(some_tasks(_many())) == _many()
+            await storage.enqueue_many(some_tasks([*_many_ids(), "one-too-many"]))
+        assert await _is_empty(storage)
+        assert await storage.enqueue_many(some_tasks(_many_ids())) == _many_ids()
 
     @promise("E9", "E3")
     async def test_a_large_batch_is_claimed_in_its_order_and_takes_a_unique_key_once(
         self, storage: BaseStorage
     ) -> None:
-        tasks = [a_task("first", unique="key"), *some_tasks(_many()), a_task("last", unique="key")]
+        tasks = [
+            a_task("first", unique="key"),
+            *some_tasks(_many_ids()),
+            a_task("last", unique="key"),
+        ]
 
-        assert await storage.enqueue_many(tasks) == ["first", *_many(), "first"]
-        assert ids(await storage.reserve(_MANY + 2)) == ["first", *_many()]
+        assert await storage.enqueue_many(tasks) == ["first", *_many_ids(), "first"]
+        assert ids(await storage.reserve(_MANY + 2)) == ["first", *_many_ids()]
 
-    async def test_an_empty_batch_is_nothing(self, storage: BaseStorage) -> None:
+    async def test_an_empty_batch_has_no_effect(self, storage: BaseStorage) -> None:
         assert await storage.enqueue_many([]) == []
 
     @promise("E8")
@@ -444,7 +457,7 @@ class EnqueueContract(Slice):
         assert await storage.enqueue_many(some_tasks("a", unique="key"), nonce="call-1") == ["a"]
 
     @promise("E8")
-    async def test_another_nonce_is_another_call(self, storage: BaseStorage) -> None:
+    async def test_a_call_with_another_nonce_is_a_new_call(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(some_tasks("a"), nonce="call-1")
 
         with pytest.raises(DuplicateTask):
@@ -457,7 +470,7 @@ class EnqueueContract(Slice):
 
         assert ids(await storage.reserve(10)) == ["z", "b", "y", "a", "x", "c"]
 
-    async def test_times_of_any_zone_are_the_same_instant(
+    async def test_a_time_in_any_time_zone_is_the_same_instant(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         eta = (clock.now() + timedelta(seconds=1)).astimezone(timezone(timedelta(hours=14)))

@@ -1,4 +1,4 @@
-"""Leases and recovery: an owner keeps what it holds while its lease lasts, and nothing longer."""
+"""Leases and recovery: an owner keeps its claims while its lease lasts, and no longer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
-    claim_and_lose,
+    claim_and_expire,
     claim_one,
     ids,
     promise,
@@ -26,11 +26,11 @@ from omniq.testing.contract._suite import (
 )
 
 
-class LeaseContract(Slice):
+class LeaseContract(ContractPart):
     """L1 to L12, V1 and V2."""
 
     @promise("L1")
-    async def test_an_owner_that_renews_keeps_what_it_holds(
+    async def test_an_owner_that_renews_keeps_its_tasks(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -45,14 +45,14 @@ class LeaseContract(Slice):
         await storage.mark_done("a", a_result(task))
 
     @promise("L1")
-    async def test_a_wall_clock_that_is_set_ends_no_lease(
+    async def test_setting_the_wall_clock_ends_no_lease(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
         await storage.enqueue(a_task("a"))
         await storage.reserve(1)
         if storage.capabilities.reach == "fleet":
-            pytest.skip("the leases of a fleet go by the clock of its server")
+            pytest.skip("the leases of a fleet use the clock of its server")
         clock.jump(timedelta(days=400))
         assert await other.give_back_abandoned() == []
         clock.jump(timedelta(days=-800))
@@ -62,11 +62,13 @@ class LeaseContract(Slice):
         assert len(await other.give_back_abandoned()) == 1
 
     @promise("L1", "L11")
-    async def test_a_lease_of_before_a_restart_of_the_machine_has_ended(
+    async def test_a_lease_from_before_a_reboot_has_expired(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         if storage.capabilities.reach != "machine":
-            pytest.skip("what one process or a fleet holds does not go by this machine's start")
+            pytest.skip(
+                "leases of one process or of a fleet do not depend on a reboot of this machine"
+            )
         await storage.enqueue(a_task("a"))
         await storage.reserve(1)
         clock.reboot()
@@ -89,7 +91,7 @@ class LeaseContract(Slice):
         assert len(await other.give_back_abandoned()) == 1
 
     @promise("L1")
-    async def test_a_renewal_may_ask_for_another_length_and_it_stays(
+    async def test_a_lease_length_given_to_a_renewal_is_used_from_then_on(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -104,7 +106,7 @@ class LeaseContract(Slice):
         assert len(await other.give_back_abandoned()) == 1
 
     @promise("L2", "L4")
-    async def test_renewing_twice_is_renewing(
+    async def test_renewing_twice_has_the_same_effect_as_once(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -117,7 +119,7 @@ class LeaseContract(Slice):
         assert len(await storage.workers()) == 1
 
     @promise("L3", "L6")
-    async def test_a_fenced_owner_cannot_renew_and_is_somebody_else_afterwards(
+    async def test_a_fenced_owner_cannot_renew_and_has_a_new_id_afterwards(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -133,7 +135,7 @@ class LeaseContract(Slice):
         assert [worker.id for worker in await other.workers()] == [storage.owner]
 
     @promise("L3")
-    async def test_an_owner_whose_lease_has_ended_may_renew_while_nobody_has_noticed(
+    async def test_an_owner_with_an_expired_lease_may_renew_until_its_tasks_are_given_back(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -146,7 +148,7 @@ class LeaseContract(Slice):
         await storage.mark_done("a", a_result(task))
 
     @promise("L4", "X2")
-    async def test_a_renewal_says_what_is_held_and_what_was_cancelled(
+    async def test_a_renewal_returns_the_held_and_the_cancelled_tasks(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         other = await open_another()
@@ -161,7 +163,7 @@ class LeaseContract(Slice):
         assert await other.held_by(storage.owner) == renewal.held
 
     @promise("L5")
-    async def test_a_worker_is_listed_with_what_it_holds_while_its_lease_lasts(
+    async def test_a_worker_is_listed_with_the_tasks_it_holds_while_its_lease_lasts(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -210,7 +212,7 @@ class LeaseContract(Slice):
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", func_path="tasks.big", eta=clock.now()))
-        (lost,) = await claim_and_lose(open_another, clock)
+        (lost,) = await claim_and_expire(open_another, clock)
         (back,) = await storage.give_back_abandoned()
 
         assert (back.task_id, back.func_path) == ("a", "tasks.big")
@@ -228,7 +230,7 @@ class LeaseContract(Slice):
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", unique="key"))
-        await claim_and_lose(open_another, clock)
+        await claim_and_expire(open_another, clock)
         await storage.give_back_abandoned()
 
         assert await storage.enqueue(a_task("b", unique="key")) == "a"
@@ -238,21 +240,21 @@ class LeaseContract(Slice):
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
-        await claim_and_lose(open_another, clock)
+        await claim_and_expire(open_another, clock)
 
         assert len(await storage.give_back_abandoned()) == 1
         assert await storage.give_back_abandoned() == []
         assert (await claim_one(storage)).crashes == 1
 
     @promise("L8", "C10")
-    async def test_when_the_owner_held_a_suspect_only_that_one_is_charged(
+    async def test_when_a_lost_owner_held_a_suspect_only_the_suspect_is_charged(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("killer"))
-        await claim_and_lose(open_another, clock)
+        await claim_and_expire(open_another, clock)
         await storage.give_back_abandoned()
         await storage.enqueue_many(some_tasks(["x", "y"]))
-        claimed = await claim_and_lose(open_another, clock, limit=3)
+        claimed = await claim_and_expire(open_another, clock, limit=3)
         await storage.give_back_abandoned()
 
         assert sorted(ids(claimed)) == ["killer", "x", "y"]
@@ -262,29 +264,29 @@ class LeaseContract(Slice):
         assert await storage.history("x") == []
 
     @promise("L9", "R6")
-    async def test_a_task_is_a_dead_letter_after_exactly_so_many_crashes(
+    async def test_a_task_becomes_a_dead_letter_after_exactly_three_crashes(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("killer", max_retries=0, unique="key"))
         statuses = []
         for _ in range(3):
-            await claim_and_lose(open_another, clock)
+            await claim_and_expire(open_another, clock)
             (back,) = await storage.give_back_abandoned()
             statuses.append(back.status)
 
         assert statuses == [TaskStatus.RETRYING, TaskStatus.RETRYING, TaskStatus.FAILED]
-        letter = await storage.get_dead("killer")
-        assert letter is not None
-        assert (letter.failure_reason, letter.attempt_count) == ("crashed", 3)
+        dead_letter = await storage.get_dead("killer")
+        assert dead_letter is not None
+        assert (dead_letter.failure_reason, dead_letter.attempt_count) == ("crashed", 3)
         assert await storage.reserve(1) == []
         assert await storage.enqueue(a_task("next", unique="key")) == "next"
 
     @promise("L9")
-    async def test_the_caller_may_say_how_many_crashes_are_too_many(
+    async def test_the_caller_may_set_the_maximum_number_of_crashes(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
-        await claim_and_lose(open_another, clock)
+        await claim_and_expire(open_another, clock)
 
         (back,) = await storage.give_back_abandoned(max_crashes=1)
         assert back.status is TaskStatus.FAILED
@@ -292,7 +294,7 @@ class LeaseContract(Slice):
             await storage.give_back_abandoned(max_crashes=0)
 
     @promise("L8", "L9", "C10")
-    async def test_a_killer_ends_as_a_dead_letter_and_its_neighbours_finish(
+    async def test_a_task_that_kills_its_workers_becomes_a_dead_letter_and_other_tasks_finish(
         self, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         watcher = await open_another()
@@ -311,7 +313,7 @@ class LeaseContract(Slice):
         assert max(crashes.values()) <= 1
 
     @promise("L10", "M3")
-    async def test_a_failure_that_was_still_held_comes_back_without_a_further_charge(
+    async def test_a_held_failure_is_given_back_without_a_second_charge(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         lost = await open_another()
@@ -327,7 +329,7 @@ class LeaseContract(Slice):
         assert len(await storage.history("a")) == 1
 
     @promise("L11")
-    async def test_what_a_closed_owner_left_is_not_given_back_a_second_time(
+    async def test_tasks_of_a_closed_owner_are_not_given_back_twice(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         closing = await open_another()
@@ -340,12 +342,12 @@ class LeaseContract(Slice):
         assert (await claim_one(storage)).crashes == 0
 
     @promise("L12")
-    async def test_of_many_that_recover_at_once_each_task_is_taken_once(
+    async def test_owners_that_recover_at_once_give_each_task_back_once(
         self, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         owners = [await open_another() for _ in range(4)]
         await owners[0].enqueue_many([a_task(f"t{n}") for n in range(9)])
-        await claim_and_lose(open_another, clock, limit=9)
+        await claim_and_expire(open_another, clock, limit=9)
         taken = await asyncio.gather(*(owner.give_back_abandoned() for owner in owners * 2))
 
         given_back = [back.task_id for backs in taken for back in backs]
@@ -353,14 +355,14 @@ class LeaseContract(Slice):
         assert {task.crashes for task in await owners[0].list_tasks()} == {1}
 
     @promise("L8")
-    async def test_a_task_that_came_back_uncharged_keeps_its_place(
+    async def test_a_task_given_back_without_a_charge_keeps_its_place(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("killer"))
-        await claim_and_lose(open_another, clock)
+        await claim_and_expire(open_another, clock)
         await storage.give_back_abandoned()
         await storage.enqueue(a_task("x"))
-        await claim_and_lose(open_another, clock, limit=2)
+        await claim_and_expire(open_another, clock, limit=2)
         await storage.enqueue(a_task("y"))
         await storage.give_back_abandoned()
 
@@ -368,11 +370,11 @@ class LeaseContract(Slice):
         assert order.index("x") < order.index("y")
 
     @promise("L6")
-    async def test_an_owner_with_a_lease_keeps_its_claims_when_another_is_lost(
+    async def test_an_owner_with_a_lease_keeps_its_claims_when_another_owner_is_lost(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
-        await claim_and_lose(open_another, clock)
+        await claim_and_expire(open_another, clock)
         mine = await claim_one(storage)
         given_back = await storage.give_back_abandoned()
 
@@ -380,7 +382,7 @@ class LeaseContract(Slice):
         assert await storage.record([Failed("b", mine.token, an_error())]) == [True]
 
     @promise("V1")
-    async def test_a_paused_worker_is_told_at_every_renewal_until_it_is_resumed(
+    async def test_every_renewal_of_a_paused_worker_reports_the_pause_until_it_is_resumed(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         operator, other = await open_another(), await open_another()
@@ -402,12 +404,12 @@ class LeaseContract(Slice):
         assert not any(worker.paused for worker in await operator.workers())
 
     @promise("V1")
-    async def test_nobody_is_paused_who_has_no_lease(
+    async def test_a_worker_without_a_lease_cannot_be_paused(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         worker = await open_another()
         assert not await storage.pause_worker(worker.owner)
-        assert not await storage.resume_worker("nobody")
+        assert not await storage.resume_worker("unknown")
         await worker.renew()
         clock.advance(LEASE + 1)
         assert not await storage.pause_worker(worker.owner)
@@ -429,7 +431,7 @@ class LeaseContract(Slice):
 
 
 async def _work_until_killed(worker: BaseStorage) -> None:
-    """Finish what comes, and stop without a word as soon as the killer is among it."""
+    """Finish tasks until a claim includes the killer, then return without an outcome."""
     while tasks := await worker.reserve(3):
         if "killer" in ids(tasks):
             return

@@ -1,4 +1,4 @@
-"""Opening and closing: who a storage object is, and what it leaves behind."""
+"""Opening and closing: the owner that a storage object is, and what happens to its tasks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import START, ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
     ids,
     promise,
@@ -29,7 +29,7 @@ from omniq.testing.contract._suite import (
 
 _SCHEDULE = Schedule(id="s", task=a_task("t"), interval=5.0)
 
-EVERY_USE: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
+EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "enqueue": lambda s: s.enqueue(a_task()),
     "enqueue_many": lambda s: s.enqueue_many([]),
     "dequeue": lambda s: s.dequeue(START),
@@ -78,30 +78,32 @@ EVERY_USE: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
 }
 
 
-class LifecycleContract(Slice):
+class LifecycleContract(ContractPart):
     """O1 to O4."""
 
     @promise("O1")
-    async def test_a_storage_that_is_not_open_refuses_every_use(self, storage: BaseStorage) -> None:
+    async def test_a_storage_that_is_not_open_refuses_every_call(
+        self, storage: BaseStorage
+    ) -> None:
         sibling = storage.sibling()
         await storage.close()
 
-        assert await _refused_by(storage) == list(EVERY_USE)
-        assert await _refused_by(sibling) == list(EVERY_USE)
+        assert await _refused_calls(storage) == list(EVERY_CALL)
+        assert await _refused_calls(sibling) == list(EVERY_CALL)
 
     @promise("O1")
-    async def test_what_is_under_way_when_it_is_closed_is_done_or_refused(
+    async def test_a_call_in_progress_when_the_storage_closes_completes_or_is_refused(
         self, storage: BaseStorage
     ) -> None:
         unexpected: list[Exception] = []
-        for turns in range(20):
-            uses = [asyncio.create_task(_error_of(use(storage))) for use in EVERY_USE.values()]
-            for _ in range(turns):
+        for iterations in range(20):
+            calls = [asyncio.create_task(_error_of(call(storage))) for call in EVERY_CALL.values()]
+            for _ in range(iterations):
                 await asyncio.sleep(0)
             await storage.close()
-            unexpected += filter(None, await asyncio.gather(*uses))
+            unexpected += filter(None, await asyncio.gather(*calls))
             await storage.open()
-        # What was left open is complained of here, and not in whichever test comes next.
+        # Python warns about unclosed resources when it collects them: in this test, not in the next.
         gc.collect()
 
         assert unexpected == []
@@ -130,7 +132,7 @@ class LifecycleContract(Slice):
         assert (await claim_one(storage)).token == task.token + 1
 
     @promise("O3", "R7")
-    async def test_closing_gives_back_what_was_held_and_charges_nothing(
+    async def test_closing_gives_held_tasks_back_without_a_charge(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         closing = await open_another()
@@ -145,7 +147,7 @@ class LifecycleContract(Slice):
         assert await storage.give_back_abandoned() == []
 
     @promise("O3", "M3")
-    async def test_closing_gives_back_a_held_retry_as_it_is(
+    async def test_closing_gives_a_held_retry_back_without_a_second_charge(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         closing = await open_another()
@@ -159,7 +161,7 @@ class LifecycleContract(Slice):
         assert (task.attempts, task.crashes) == (1, 0)
 
     @promise("O3")
-    async def test_closing_twice_and_closing_what_was_never_opened_is_harmless(
+    async def test_closing_twice_or_before_opening_has_no_effect(
         self, storage: BaseStorage
     ) -> None:
         sibling = storage.sibling()
@@ -168,7 +170,7 @@ class LifecycleContract(Slice):
         await storage.close()
 
     @promise("O3")
-    async def test_a_fenced_owner_closes_without_touching_its_successors_claim(
+    async def test_closing_a_fenced_owner_does_not_change_the_new_owners_claim(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         fenced = await open_another()
@@ -182,7 +184,7 @@ class LifecycleContract(Slice):
         assert await storage.get_task("a") == current
 
     @promise("O4", "L1")
-    async def test_a_twin_renews_from_another_thread_and_gives_nothing_back(
+    async def test_a_sibling_renews_from_another_thread_and_gives_nothing_back(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -190,13 +192,13 @@ class LifecycleContract(Slice):
         task = await claim_one(storage)
         sibling = storage.sibling()
 
-        async def beat() -> tuple[str, dict[str, int]]:
+        async def renew() -> tuple[str, dict[str, int]]:
             async with sibling:
                 return sibling.owner, (await sibling.renew()).held
 
         for _ in range(3):
             clock.advance(LEASE - 1)
-            assert await asyncio.to_thread(asyncio.run, beat()) == (storage.owner, {"a": 1})
+            assert await asyncio.to_thread(asyncio.run, renew()) == (storage.owner, {"a": 1})
             assert await other.give_back_abandoned() == []
 
         assert storage.lease_remaining == LEASE
@@ -204,7 +206,7 @@ class LifecycleContract(Slice):
         await storage.mark_done("a", a_result(task))
 
     @promise("O4")
-    async def test_a_twin_opened_first_changes_nothing_about_the_owner(
+    async def test_opening_and_closing_a_sibling_does_not_change_the_owner(
         self, storage: BaseStorage
     ) -> None:
         before = storage.owner
@@ -216,7 +218,7 @@ class LifecycleContract(Slice):
         assert ids(await storage.reserve(1)) == ["a"]
 
     @promise("O3", "O4", "L3")
-    async def test_a_twin_cannot_renew_for_an_owner_that_has_closed(
+    async def test_a_sibling_cannot_renew_for_an_owner_that_has_closed(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         other = await open_another()
@@ -228,7 +230,7 @@ class LifecycleContract(Slice):
 
         assert await other.workers() == []
 
-    async def test_it_says_what_it_promises(self, storage: BaseStorage) -> None:
+    async def test_a_storage_states_its_capabilities(self, storage: BaseStorage) -> None:
         promised = storage.capabilities
 
         assert promised.name
@@ -250,10 +252,10 @@ class LifecycleContract(Slice):
         assert ids(await storage.list_tasks()) == ["t0", "t1", "t2"]
 
 
-async def _error_of(use: Awaitable[Any]) -> Exception | None:
-    """The error that it ends with, unless the storage is closed or has never heard of the claim."""
+async def _error_of(call: Awaitable[Any]) -> Exception | None:
+    """Return the error of the call, except a closed storage, a lost lease or an unknown claim."""
     try:
-        await use
+        await call
     except (StorageClosed, LeaseLost, StaleClaim):
         return None
     except Exception as error:
@@ -261,12 +263,12 @@ async def _error_of(use: Awaitable[Any]) -> Exception | None:
     return None
 
 
-async def _refused_by(storage: BaseStorage) -> list[str]:
-    """The uses that are refused because the storage is closed."""
+async def _refused_calls(storage: BaseStorage) -> list[str]:
+    """Return the names of the calls that are refused because the storage is closed."""
     refused = []
-    for name, use in EVERY_USE.items():
+    for name, call in EVERY_CALL.items():
         with suppress(StorageClosed):
-            await use(storage)
+            await call(storage)
             continue
         refused.append(name)
     return refused

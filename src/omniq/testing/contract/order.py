@@ -1,4 +1,4 @@
-"""Order: which of the due tasks a claim gives first."""
+"""Order: which of the due tasks a claim returns first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from omniq.outcomes import Released, Retried
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, ids, promise
+from omniq.testing.contract._suite import ContractPart, OpenAnother, claim_one, ids, promise
 
 
-class OrderContract(Slice):
+class OrderContract(ContractPart):
     """C4."""
 
     @promise("C4")
@@ -36,14 +36,14 @@ class OrderContract(Slice):
         assert ids(await storage.reserve(4)) == ["e", "f", "g"]
 
     @promise("C4")
-    async def test_order_is_kept_by_claims_of_one(self, storage: BaseStorage) -> None:
+    async def test_claims_of_one_task_each_follow_the_order(self, storage: BaseStorage) -> None:
         priorities = {"a": 1, "b": 3, "c": 3, "d": 2}
         await storage.enqueue_many([a_task(x, priority=p) for x, p in priorities.items()])
 
         assert [(await claim_one(storage)).id for _ in range(4)] == ["b", "c", "d", "a"]
 
     @promise("C4")
-    async def test_order_is_kept_across_queues(self, storage: BaseStorage) -> None:
+    async def test_the_order_holds_across_queues(self, storage: BaseStorage) -> None:
         for task_id, queue, priority in [
             ("a", "x", 1),
             ("b", "y", 2),
@@ -55,7 +55,7 @@ class OrderContract(Slice):
         assert ids(await storage.reserve(10)) == ["c", "b", "d", "a"]
 
     @promise("C4")
-    async def test_a_retried_task_takes_its_place_by_its_new_eta(
+    async def test_a_retried_task_is_ordered_by_its_new_eta(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
@@ -83,7 +83,7 @@ class OrderContract(Slice):
         assert ids(await storage.reserve(10)) == ["a", "b"]
 
     @promise("C4")
-    async def test_order_of_enqueue_is_one_for_all_owners(self, open_another: OpenAnother) -> None:
+    async def test_all_owners_share_one_order_of_enqueue(self, open_another: OpenAnother) -> None:
         owners = [await open_another() for _ in range(3)]
         for number, task_id in enumerate("zaybxc"):
             await owners[number % 3].enqueue(a_task(task_id))
@@ -91,7 +91,7 @@ class OrderContract(Slice):
         assert ids(await owners[0].reserve(10)) == ["z", "a", "y", "b", "x", "c"]
 
     @promise("C4")
-    async def test_tasks_retried_for_the_same_eta_come_in_their_order_of_enqueue(
+    async def test_tasks_retried_for_the_same_eta_are_claimed_in_order_of_enqueue(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("cab"))
@@ -114,7 +114,7 @@ class OrderContract(Slice):
         assert ids(await storage.reserve(10)) == ["a", "b", "c"]
 
     @promise("C4")
-    async def test_delayed_tasks_come_in_the_order_of_their_eta_when_they_are_due(
+    async def test_delayed_tasks_that_are_due_are_claimed_in_the_order_of_their_eta(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         for task_id, seconds in [("c", 3), ("a", 1), ("d", 3), ("b", 2)]:

@@ -1,4 +1,4 @@
-"""Progress: the newest report of a running task, from whoever runs it."""
+"""Progress: the newest report of a running task, accepted only from its current claim."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from omniq.models import Progress
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import FINAL_KINDS, OutcomeKind, a_task, an_outcome, some_tasks
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import LEASE, OpenAnother, Slice, claim_one, promise
+from omniq.testing.contract._suite import LEASE, ContractPart, OpenAnother, claim_one, promise
 
 
-class ProgressContract(Slice):
+class ProgressContract(ContractPart):
     """P1 and P2."""
 
     @promise("P1")
-    async def test_the_newest_report_is_kept(
+    async def test_the_newest_progress_report_is_stored(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         reader = await open_another()
@@ -30,7 +30,7 @@ class ProgressContract(Slice):
         assert await reader.get_progress("unknown") is None
 
     @promise("P1")
-    async def test_a_report_of_another_claim_is_dropped(
+    async def test_a_progress_report_of_another_claim_is_dropped(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -49,7 +49,7 @@ class ProgressContract(Slice):
 
     @promise("P2")
     @pytest.mark.parametrize("kind", FINAL_KINDS)
-    async def test_it_goes_when_the_task_ends(
+    async def test_progress_is_deleted_when_the_task_ends(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -59,5 +59,5 @@ class ProgressContract(Slice):
 
         assert await storage.get_progress("a") is None
 
-    async def test_reporting_nothing_is_nothing(self, storage: BaseStorage) -> None:
+    async def test_an_empty_progress_report_has_no_effect(self, storage: BaseStorage) -> None:
         await storage.report_progress([])

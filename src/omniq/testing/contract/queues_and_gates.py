@@ -1,4 +1,4 @@
-"""Paused queues and gates: what holds a due task back, fleet-wide, and when it is let through."""
+"""Paused queues and gates: what stops a due task from being claimed, in the whole fleet."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from omniq.testing.builders import (
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
     ids,
     promise,
 )
 
 RESET = 100.0
-"""Longer than a lease, so that the two do not end together."""
+"""Seconds; longer than a lease, so that the two do not end together."""
 
 SMTP = (BreakerRule(name="smtp", max_failures=2, reset_timeout=RESET),)
 
@@ -48,7 +48,7 @@ async def _succeed(storage: BaseStorage, *tasks: Task) -> None:
 
 
 async def _open_breaker(storage: BaseStorage) -> None:
-    """Let two tasks fail: the breaker opens."""
+    """Open the breaker: two of its tasks fail."""
     await storage.enqueue_many(some_tasks(["f1", "f2"], breakers=SMTP, priority=99))
     for task in await storage.reserve(2):
         await storage.record([Failed(task.id, task.token, an_error("down"))])
@@ -59,11 +59,11 @@ async def _breaker(storage: BaseStorage) -> BreakerState:
     return (await storage.gates())["breaker:smtp"].breaker
 
 
-class GateContract(Slice):
+class GateContract(ContractPart):
     """G1 to G5."""
 
     @promise("G1", "C6")
-    async def test_a_paused_queue_takes_tasks_and_hands_none_out(
+    async def test_a_paused_queue_accepts_tasks_and_none_is_claimed_from_it(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         other = await open_another()
@@ -81,7 +81,9 @@ class GateContract(Slice):
         assert await other.paused_queues() == frozenset()
 
     @promise("G1")
-    async def test_pausing_and_resuming_twice_is_doing_it_once(self, storage: BaseStorage) -> None:
+    async def test_pausing_and_resuming_twice_has_the_same_effect_as_once(
+        self, storage: BaseStorage
+    ) -> None:
         await storage.pause_queue("a")
         await storage.pause_queue("a")
         await storage.pause_queue("never-used")
@@ -93,7 +95,7 @@ class GateContract(Slice):
             await storage.pause_queue("../x")
 
     @promise("G2")
-    async def test_no_more_run_at_once_than_the_key_allows(
+    async def test_no_more_tasks_run_at_once_than_the_limit_allows(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         other = await open_another()
@@ -108,7 +110,7 @@ class GateContract(Slice):
 
     @promise("G2")
     @pytest.mark.parametrize("kind", [*FINAL_KINDS, *RELEASING_KINDS])
-    async def test_every_outcome_makes_room(
+    async def test_every_outcome_frees_the_running_limit(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a", limits=_at_most(1)))
@@ -146,7 +148,7 @@ class GateContract(Slice):
         assert sum(map(len, claims)) == 3
 
     @promise("G2", "O3")
-    async def test_closing_makes_room(
+    async def test_closing_frees_the_running_limit(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
         closing = await open_another()
@@ -157,7 +159,7 @@ class GateContract(Slice):
         assert ids(await storage.reserve(5)) == ["a"]
 
     @promise("G2", "G5")
-    async def test_a_task_with_two_limits_needs_room_in_both(self, storage: BaseStorage) -> None:
+    async def test_a_task_with_two_limits_must_pass_both(self, storage: BaseStorage) -> None:
         x, y = Limit(key="x", max_running=1), Limit(key="y", max_running=1)
         await storage.enqueue(a_task("x1", limits=(x,)))
         await storage.enqueue(a_task("y1", limits=(y,)))
@@ -194,7 +196,7 @@ class GateContract(Slice):
         assert len(starts) >= 18
 
     @promise("G3")
-    async def test_the_rate_is_used_up_to_the_full_as_soon_as_the_span_is_over(
+    async def test_the_full_rate_is_available_again_as_soon_as_the_period_ends(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         limits = (Limit(key="k", rate=2, per=10.0),)
@@ -208,7 +210,7 @@ class GateContract(Slice):
         assert ids(await storage.reserve(10)) == ["c", "d"]
 
     @promise("G3")
-    async def test_the_rate_counts_starts_whatever_became_of_them(
+    async def test_the_rate_counts_every_start_regardless_of_its_outcome(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         limits = (Limit(key="k", rate=1, per=10.0),)
@@ -245,7 +247,7 @@ class GateContract(Slice):
         assert (gate.failures, gate.reason) == (2, "ValueError")
 
     @promise("G4")
-    async def test_after_its_time_one_probe_is_let_through_and_its_success_closes_the_breaker(
+    async def test_after_the_reset_timeout_one_probe_is_claimed_and_its_success_closes_the_breaker(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -264,7 +266,7 @@ class GateContract(Slice):
         assert ids(await other.reserve(10)) == ["b", "c"]
 
     @promise("G4")
-    async def test_a_probe_that_fails_opens_the_breaker_for_another_while(
+    async def test_a_failed_probe_opens_the_breaker_for_another_reset_timeout(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await _open_breaker(storage)
@@ -282,7 +284,7 @@ class GateContract(Slice):
         assert ids(await storage.reserve(10)) == ["b"]
 
     @promise("G4")
-    async def test_a_probe_that_is_lost_lets_another_one_try(
+    async def test_a_lost_probe_is_followed_by_another_probe(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         watcher = await open_another()
@@ -297,7 +299,7 @@ class GateContract(Slice):
         assert await _breaker(watcher) is BreakerState.HALF_OPEN
 
     @promise("G4")
-    async def test_a_probe_that_comes_back_without_an_answer_lets_another_one_try(
+    async def test_a_snoozed_probe_is_followed_by_another_probe(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await _open_breaker(storage)
@@ -309,7 +311,9 @@ class GateContract(Slice):
         assert ids(await storage.reserve(10)) == ["b"]
 
     @promise("G4")
-    async def test_a_success_forgets_the_failures_before_it(self, storage: BaseStorage) -> None:
+    async def test_a_success_resets_the_failure_count_of_its_breaker(
+        self, storage: BaseStorage
+    ) -> None:
         await storage.enqueue_many(some_tasks("abcd", breakers=SMTP))
         a, b, c, _ = await storage.reserve(10)
         await storage.record([Failed("a", a.token, an_error())])
@@ -319,7 +323,7 @@ class GateContract(Slice):
         assert await _breaker(storage) is BreakerState.CLOSED
 
     @promise("G4")
-    async def test_failures_of_tasks_that_started_before_it_opened_do_not_keep_it_open(
+    async def test_failures_of_tasks_started_before_the_breaker_opened_do_not_keep_it_open(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("abcx", breakers=SMTP))
@@ -333,12 +337,12 @@ class GateContract(Slice):
         assert ids(await storage.reserve(10)) == ["d"]
 
     @promise("G4", "R3")
-    async def test_a_failure_told_twice_counts_once(self, storage: BaseStorage) -> None:
+    async def test_a_failure_recorded_twice_counts_once(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a", breakers=SMTP))
         task = await claim_one(storage)
-        kept = Retried("a", task.token, an_error())
-        await storage.record([kept])
-        await storage.record([kept])
+        failure = Retried("a", task.token, an_error())
+        await storage.record([failure])
+        await storage.record([failure])
         await storage.mark_failed("a", an_error(), will_retry=False)
 
         assert (await storage.gates())["breaker:smtp"].failures == 1
@@ -361,14 +365,14 @@ class GateContract(Slice):
         assert order == ["urgent", "b", "c", "d"]
 
     @promise("G5")
-    async def test_parked_tasks_do_not_hold_up_others(self, storage: BaseStorage) -> None:
+    async def test_parked_tasks_do_not_block_other_tasks(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(some_tasks([f"p{n:02}" for n in range(50)], limits=_at_most(1)))
         await storage.enqueue_many(some_tasks("xy", priority=-1))
 
         assert ids(await storage.reserve(3)) == ["p00", "x", "y"]
 
     @promise("G5")
-    async def test_parked_tasks_of_a_paused_queue_do_not_take_the_room_of_others(
+    async def test_parked_tasks_of_a_paused_queue_do_not_block_tasks_of_other_queues(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("first", limits=_at_most(1)))

@@ -1,4 +1,4 @@
-"""Reading: what a reader is shown is what there is, and reading changes nothing."""
+"""Reading: a reader sees what the store holds, and reading changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from omniq.testing.builders import (
     some_tasks,
 )
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, everything, ids, promise
+from omniq.testing.contract._suite import (
+    ContractPart,
+    OpenAnother,
+    claim_one,
+    ids,
+    promise,
+    visible_state,
+)
 
 FILTERS: dict[str, dict[str, Any]] = {
     "all": {},
@@ -40,8 +47,8 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
-    """30 tasks over two queues and three functions, in every status."""
+async def _fill_store(storage: BaseStorage, clock: ManualClock) -> None:
+    """Store 30 tasks over two queues and three functions, in every status."""
     tasks = [a_task(f"t{n:02}", queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}") for n in range(30)]
     await storage.enqueue_many(tasks[::-1])
     kinds: tuple[OutcomeKind, ...] = ("succeeded", "failed", "cancelled", "retried", "held")
@@ -51,8 +58,8 @@ async def _a_busy_store(storage: BaseStorage, clock: ManualClock) -> None:
     await storage.reserve(5)
 
 
-async def _a_life_long_store(storage: BaseStorage, clock: ManualClock) -> None:
-    """30 tasks as above, with ids that omniq makes, enqueued one after the other."""
+async def _fill_store_one_by_one(storage: BaseStorage, clock: ManualClock) -> None:
+    """Store 30 tasks as above, with generated ids, enqueued one second apart."""
     for n in range(30):
         clock.advance(1)
         task = a_task(clock.new_id(), queue=f"q{n % 2}", func_path=f"tasks.f{n % 3}")
@@ -64,7 +71,7 @@ async def _a_life_long_store(storage: BaseStorage, clock: ManualClock) -> None:
     await storage.reserve(5)
 
 
-async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
+async def _list_all(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
     found: list[str] = []
     while page := await storage.list_tasks(
         limit=size, after=found[-1] if found else None, **filters
@@ -74,8 +81,8 @@ async def _pages(storage: BaseStorage, size: int, **filters: Any) -> list[str]:
     return found
 
 
-async def _scans(storage: BaseStorage, size: int, most: int, **filters: Any) -> list[str]:
-    """Everything that scans find, each going on where the last has stopped."""
+async def _scan_all(storage: BaseStorage, size: int, most: int, **filters: Any) -> list[str]:
+    """Return the ids that a series of scans finds, each from the cursor of the last."""
     scan = await storage.scan_tasks(limit=size, max_scanned=most, **filters)
     found = ids(scan.tasks)
     while scan.cursor is not None:
@@ -85,32 +92,32 @@ async def _scans(storage: BaseStorage, size: int, most: int, **filters: Any) -> 
     return found
 
 
-class ReadingContract(Slice):
+class ReadingContract(ContractPart):
     """Q1 to Q8."""
 
     @promise("Q1")
-    async def test_a_task_is_found_by_its_id_through_its_whole_life(
+    async def test_a_task_is_found_by_its_id_in_every_status(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         reader = await open_another()
         statuses = []
 
-        async def look() -> None:
+        async def read_status() -> None:
             task = await reader.get_task("a")
             statuses.append(task and task.status)
 
-        await look()
+        await read_status()
         await storage.enqueue(a_task("a"))
-        await look()
+        await read_status()
         task = await claim_one(storage)
-        await look()
+        await read_status()
         await storage.record([Retried("a", task.token, an_error(), clock.now())])
-        await look()
+        await read_status()
         task = await claim_one(storage)
         await storage.record([Succeeded("a", task.token, a_result(task))])
-        await look()
+        await read_status()
         await storage.purge_results(clock.now() + timedelta(seconds=1))
-        await look()
+        await read_status()
 
         assert statuses == [
             None,
@@ -133,10 +140,10 @@ class ReadingContract(Slice):
 
     @promise("Q2")
     @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
-    async def test_pages_cover_everything_once_in_the_order_of_ids(
+    async def test_pages_cover_all_tasks_once_in_the_order_of_ids(
         self, storage: BaseStorage, clock: ManualClock, filters: dict[str, Any]
     ) -> None:
-        await _a_busy_store(storage, clock)
+        await _fill_store(storage, clock)
         tasks = await storage.list_tasks(limit=1000)
         expected = [
             task.id
@@ -146,19 +153,19 @@ class ReadingContract(Slice):
 
         assert ids(tasks) == [f"t{n:02}" for n in range(30)]
         for size in (1, 4, 100):
-            assert await _pages(storage, size, **filters) == expected
+            assert await _list_all(storage, size, **filters) == expected
 
     @promise("Q2")
-    async def test_a_listed_task_is_what_get_task_gives(
+    async def test_a_listed_task_equals_the_task_that_get_task_returns(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
-        await _a_busy_store(storage, clock)
+        await _fill_store(storage, clock)
 
         for task in await storage.list_tasks():
             assert task == await storage.get_task(task.id)
 
     @promise("Q2")
-    async def test_pages_hold_what_was_there_throughout_while_others_come_and_go(
+    async def test_pages_include_all_tasks_that_exist_throughout_while_others_come_and_go(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("bdfhjl"))
@@ -185,7 +192,7 @@ class ReadingContract(Slice):
                 await storage.list_tasks(limit=limit)  # type: ignore[arg-type]
 
     @promise("Q3")
-    async def test_an_empty_store_counts_nothing(self, storage: BaseStorage) -> None:
+    async def test_the_counts_of_an_empty_store_are_0(self, storage: BaseStorage) -> None:
         stats = await storage.stats()
 
         assert stats.by_status == dict.fromkeys(TaskStatus, 0)
@@ -195,7 +202,7 @@ class ReadingContract(Slice):
     async def test_each_task_is_counted_once_under_its_status(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
-        await _a_busy_store(storage, clock)
+        await _fill_store(storage, clock)
         stats = await storage.stats()
         tasks = await storage.list_tasks()
 
@@ -212,7 +219,7 @@ class ReadingContract(Slice):
         assert await storage.count_waiting() == len(waiting)
 
     @promise("Q3")
-    async def test_the_oldest_due_task_is_as_old_as_it_has_been_due(
+    async def test_the_age_of_the_oldest_due_task_counts_from_its_eta(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", eta=clock.now() + timedelta(seconds=10)))
@@ -226,7 +233,7 @@ class ReadingContract(Slice):
         assert (await storage.stats()).oldest_due_age == 0.0
 
     @promise("Q4")
-    async def test_a_result_that_is_not_final_says_so(
+    async def test_a_result_before_the_task_has_ended_has_a_status_that_is_not_final(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -243,7 +250,7 @@ class ReadingContract(Slice):
         assert await storage.get_result("unknown") is None
 
     @promise("Q5")
-    async def test_what_a_reader_does_with_a_task_changes_nothing(
+    async def test_changing_a_task_that_was_read_does_not_change_the_store(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a", args=([1],), kwargs={"k": []}, metadata={"m": {}}))
@@ -263,7 +270,7 @@ class ReadingContract(Slice):
         assert again.args == ([1],)
 
     @promise("Q5")
-    async def test_what_a_reader_does_with_a_result_changes_nothing(
+    async def test_changing_a_result_that_was_read_does_not_change_the_store(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -282,17 +289,17 @@ class ReadingContract(Slice):
     async def test_reading_changes_nothing(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
-        await _a_busy_store(storage, clock)
+        await _fill_store(storage, clock)
         reader = await open_another()
-        before = await everything(storage)
-        await everything(reader)
+        before = await visible_state(storage)
+        await visible_state(reader)
         await reader.workers()
         await reader.held_by(storage.owner)
         await reader.paused_queues()
         await reader.list_schedules()
         await reader.get_progress("t00")
 
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
     @promise("Q6", "R4")
     async def test_the_history_has_the_first_failure_and_the_newest_ones_in_order(
@@ -306,10 +313,10 @@ class ReadingContract(Slice):
             await storage.record([Retried("a", task.token, error, clock.now())])
         history = await storage.history("a")
 
-        kept = [1, *range(31 - (len(history) - 1), 31)]
-        assert [attempt.number for attempt in history] == kept
+        expected = [1, *range(31 - (len(history) - 1), 31)]
+        assert [attempt.number for attempt in history] == expected
         assert [attempt.error and attempt.error.message for attempt in history] == [
-            f"failure {number}" for number in kept
+            f"failure {number}" for number in expected
         ]
         assert len(history) >= 10
         times = [attempt.finished_at for attempt in history]
@@ -330,7 +337,7 @@ class ReadingContract(Slice):
         assert errors == ["one", "two"]
         assert await storage.history("unknown") == []
 
-    async def test_an_id_that_cannot_be_one_is_refused(self, storage: BaseStorage) -> None:
+    async def test_an_invalid_id_is_refused(self, storage: BaseStorage) -> None:
         for bad in ("", "../x", "a/b", 7, None):
             with pytest.raises(InvalidTask):
                 await storage.get_task(bad)  # type: ignore[arg-type]
@@ -341,10 +348,10 @@ class ReadingContract(Slice):
 
     @promise("Q7")
     @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
-    async def test_scans_cover_everything_once_the_newest_first(
+    async def test_scans_cover_all_tasks_once_newest_first(
         self, storage: BaseStorage, clock: ManualClock, filters: dict[str, Any]
     ) -> None:
-        await _a_life_long_store(storage, clock)
+        await _fill_store_one_by_one(storage, clock)
         tasks = await storage.list_tasks(limit=1000)
         expected = [
             task.id
@@ -354,13 +361,13 @@ class ReadingContract(Slice):
 
         assert len(tasks) == 30
         for size, most in ((1, 1000), (4, 3), (100, 7), (100, 1000)):
-            assert await _scans(storage, size, most, **filters) == expected
+            assert await _scan_all(storage, size, most, **filters) == expected
 
     @promise("Q7")
-    async def test_a_scan_goes_on_after_any_of_its_tasks(
+    async def test_a_scan_continues_from_the_cursor_of_any_task(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
-        await _a_life_long_store(storage, clock)
+        await _fill_store_one_by_one(storage, clock)
         whole = await storage.scan_tasks(limit=100)
         rest = await storage.scan_tasks(limit=100, cursor=whole.cursors[11])
 
@@ -368,7 +375,7 @@ class ReadingContract(Slice):
         assert whole.cursor is None
 
     @promise("Q7")
-    async def test_a_scan_stops_after_so_many_records_and_leads_on(
+    async def test_a_scan_stops_after_max_scanned_records_and_returns_a_cursor(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task(clock.new_id(), queue="rare"))
@@ -378,10 +385,12 @@ class ReadingContract(Slice):
         scan = await storage.scan_tasks(queue="rare", max_scanned=5)
         assert scan.tasks == ()
         assert scan.cursor is not None
-        assert len(await _scans(storage, 10, 5, queue="rare")) == 1
+        assert len(await _scan_all(storage, 10, 5, queue="rare")) == 1
 
     @promise("Q7")
-    async def test_a_scan_begins_at_a_time(self, storage: BaseStorage, clock: ManualClock) -> None:
+    async def test_a_scan_starts_at_a_given_time(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
         made = []
         for _ in range(5):
             clock.advance(60)
@@ -392,7 +401,7 @@ class ReadingContract(Slice):
         assert ids(scan.tasks) == [made[2], made[1], made[0]]
 
     @promise("Q7")
-    async def test_a_scan_shows_tasks_with_ids_of_ones_own_where_they_belong(
+    async def test_a_scan_orders_tasks_with_custom_ids_by_their_creation(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         made = [clock.new_id(), "mine", "nightly-2026", ""]
@@ -402,16 +411,16 @@ class ReadingContract(Slice):
             await storage.enqueue(a_task(made[number], created_at=clock.now()))
 
         for size in (1, 3, 10):
-            assert await _scans(storage, size, 1000) == made[::-1]
+            assert await _scan_all(storage, size, 1000) == made[::-1]
 
     @promise("Q7")
-    async def test_a_cursor_that_no_scan_gave_is_refused(self, storage: BaseStorage) -> None:
+    async def test_a_cursor_that_no_scan_returned_is_refused(self, storage: BaseStorage) -> None:
         for cursor in ("", "~", "-1", "9" * 30, "a~b~c"):
             with pytest.raises(InvalidValue, match="cursor"):
                 await storage.scan_tasks(cursor=cursor)
 
     @promise("Q8")
-    async def test_the_age_of_each_queue_is_that_of_its_first_due_task(
+    async def test_the_age_of_each_queue_is_the_age_of_its_oldest_due_task(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         later = clock.now() + timedelta(seconds=20)

@@ -1,4 +1,4 @@
-"""Record: what an outcome does to its task, once, and only while its claim is the current one."""
+"""Record: an outcome changes its task once, and only while its claim is the current one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from omniq.testing.builders import (
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
-    everything,
     ids,
     promise,
     status_of,
+    visible_state,
 )
 
 ALL_KINDS: tuple[OutcomeKind, ...] = (*FINAL_KINDS, *RELEASING_KINDS, "held")
@@ -55,12 +55,12 @@ AFTERWARDS: dict[OutcomeKind, TaskStatus] = {
 }
 
 
-class RecordContract(Slice):
+class RecordContract(ContractPart):
     """R1 to R9."""
 
     @promise("R1")
     @pytest.mark.parametrize("kind", ALL_KINDS)
-    async def test_an_outcome_gives_the_task_its_next_status(
+    async def test_an_outcome_sets_the_next_status_of_the_task(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -72,7 +72,7 @@ class RecordContract(Slice):
         assert is_held == (kind == "held")
 
     @promise("R1", "R2")
-    async def test_each_outcome_of_a_batch_stands_for_itself(
+    async def test_each_outcome_of_a_batch_is_recorded_or_refused_separately(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("abc"))
@@ -92,12 +92,12 @@ class RecordContract(Slice):
         assert await status_of(storage, "b") is TaskStatus.RUNNING
         assert await status_of(storage, "c") is TaskStatus.RETRYING
 
-    async def test_recording_nothing_is_nothing(self, storage: BaseStorage) -> None:
+    async def test_recording_no_outcomes_has_no_effect(self, storage: BaseStorage) -> None:
         assert await storage.record([]) == []
 
     @promise("R2", "L6")
     @pytest.mark.parametrize("kind", ALL_KINDS)
-    async def test_a_late_finisher_is_refused_after_its_task_was_given_back(
+    async def test_a_late_outcome_is_refused_after_its_task_was_given_back(
         self,
         storage: BaseStorage,
         open_another: OpenAnother,
@@ -109,14 +109,14 @@ class RecordContract(Slice):
         task = await claim_one(late)
         clock.advance(LEASE)
         await storage.give_back_abandoned()
-        before = await everything(storage)
+        before = await visible_state(storage)
 
         assert await late.record([an_outcome(kind, task, clock.now())]) == [False]
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
     @promise("R2")
     @pytest.mark.parametrize("kind", ALL_KINDS)
-    async def test_a_late_finisher_is_refused_after_another_claim(
+    async def test_a_late_outcome_is_refused_after_another_claim(
         self,
         storage: BaseStorage,
         open_another: OpenAnother,
@@ -129,14 +129,14 @@ class RecordContract(Slice):
         clock.advance(LEASE)
         await storage.give_back_abandoned()
         current = await claim_one(storage)
-        before = await everything(storage)
+        before = await visible_state(storage)
 
         assert await late.record([an_outcome(kind, task, clock.now())]) == [False]
         assert await late.record([an_outcome(kind, current, clock.now())]) == [False]
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
     @promise("R2")
-    async def test_a_late_finisher_is_refused_after_another_has_finished(
+    async def test_a_late_outcome_is_refused_after_another_owner_has_finished_the_task(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         late = await open_another()
@@ -153,7 +153,7 @@ class RecordContract(Slice):
         assert result.result == "second"
 
     @promise("R2")
-    async def test_the_own_earlier_claim_is_refused_too(
+    async def test_an_outcome_of_an_earlier_claim_of_the_same_owner_is_refused(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -166,7 +166,7 @@ class RecordContract(Slice):
 
     @promise("R3")
     @pytest.mark.parametrize("kind", ALL_KINDS)
-    async def test_a_repeated_outcome_is_true_and_changes_nothing(
+    async def test_a_repeated_outcome_returns_true_and_changes_nothing(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(
@@ -180,11 +180,11 @@ class RecordContract(Slice):
         await storage.save_checkpoint("a", task.token, b"half way")
         outcome = an_outcome(kind, task, clock.now() + timedelta(seconds=5))
         await storage.record([outcome])
-        before = await everything(storage)
+        before = await visible_state(storage)
         clock.advance(1)
 
         assert await storage.record([outcome]) == [True]
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
     @promise("R3")
     async def test_a_repeated_success_of_a_repeating_task_changes_nothing(
@@ -194,10 +194,10 @@ class RecordContract(Slice):
         task = await claim_one(storage)
         outcome = Succeeded("a", task.token, a_result(task, 1), clock.now() + timedelta(seconds=60))
         await storage.record([outcome])
-        before = await everything(storage)
+        before = await visible_state(storage)
 
         assert await storage.record([outcome]) == [True]
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
 
     @promise("R3")
     async def test_a_repeat_within_one_batch_counts_once(
@@ -211,7 +211,7 @@ class RecordContract(Slice):
         assert (await claim_one(storage)).attempts == 1
 
     @promise("R4")
-    async def test_a_failed_run_is_charged_once_and_kept_in_the_history(
+    async def test_a_failed_run_is_charged_once_and_stored_in_the_history(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -229,7 +229,7 @@ class RecordContract(Slice):
 
     @promise("R4", "R7")
     @pytest.mark.parametrize("kind", ["rescheduled", "snoozed", "released"])
-    async def test_coming_back_unfailed_is_not_charged(
+    async def test_a_task_released_without_a_failure_is_not_charged(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a", attempts=1))
@@ -241,7 +241,7 @@ class RecordContract(Slice):
         assert await storage.history("a") == []
 
     @promise("R7")
-    async def test_a_snoozed_task_comes_back_at_its_time(
+    async def test_a_snoozed_task_is_due_again_at_its_eta(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -254,7 +254,7 @@ class RecordContract(Slice):
         assert ids(await storage.reserve(1)) == ["a"]
 
     @promise("R7")
-    async def test_a_release_may_say_when_the_task_comes_back(
+    async def test_a_release_may_set_the_next_eta(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -278,7 +278,7 @@ class RecordContract(Slice):
         assert (await claim_one(storage)).releases == 2
 
     @promise("R5", "Q1")
-    async def test_a_success_keeps_its_result(
+    async def test_the_result_of_a_success_is_stored(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -295,9 +295,9 @@ class RecordContract(Slice):
         await storage.record([Succeeded("a", task.token, result)])
 
         assert await storage.get_result("a") == result
-        kept = await storage.get_task("a")
-        assert kept is not None
-        assert (kept.status, kept.owner, kept.token) == (TaskStatus.SUCCESS, None, 1)
+        stored = await storage.get_task("a")
+        assert stored is not None
+        assert (stored.status, stored.owner, stored.token) == (TaskStatus.SUCCESS, None, 1)
         assert await storage.get_dead("a") is None
 
     @promise("R6", "R5")
@@ -316,15 +316,19 @@ class RecordContract(Slice):
         assert result is not None
         assert (result.status, result.error) == (TaskStatus.FAILED, an_error("second"))
         assert (result.attempts, result.reason) == (2, "permanent")
-        letter = await storage.get_dead("a")
-        assert letter is not None
-        assert (letter.task_id, letter.task_type, letter.queue) == ("a", "tasks.work", "mail")
-        assert (letter.failure_reason, letter.attempt_count) == ("permanent", 2)
-        assert (letter.first_failure, letter.last_failure) == (first_failure, clock.now())
-        assert letter.error_details == "ValueError: second"
+        dead_letter = await storage.get_dead("a")
+        assert dead_letter is not None
+        assert (dead_letter.task_id, dead_letter.func_path, dead_letter.queue) == (
+            "a",
+            "tasks.work",
+            "mail",
+        )
+        assert (dead_letter.failure_reason, dead_letter.attempt_count) == ("permanent", 2)
+        assert (dead_letter.first_failure, dead_letter.last_failure) == (first_failure, clock.now())
+        assert dead_letter.error_details == "ValueError: second"
 
     @promise("R5")
-    async def test_a_cancelled_run_keeps_its_reason(
+    async def test_the_reason_of_a_cancelled_run_is_stored(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -357,7 +361,7 @@ class RecordContract(Slice):
         assert await storage.held_by(storage.owner) == {}
 
     @promise("R9")
-    async def test_recording_and_claiming_in_one_step_is_as_if_one_followed_the_other(
+    async def test_recording_and_claiming_in_one_step_equals_one_after_the_other(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many([a_task("a", priority=9), a_task("b"), a_task("c")])
@@ -373,7 +377,7 @@ class RecordContract(Slice):
         ]
 
     @promise("R9", "G2")
-    async def test_what_is_recorded_makes_room_for_what_is_claimed(
+    async def test_a_recorded_outcome_frees_its_limit_for_the_claim_of_the_same_step(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
@@ -392,7 +396,7 @@ class RecordContract(Slice):
         assert (recorded, ids(claimed)) == ([False], ["a"])
 
     @promise("R1")
-    async def test_a_time_without_a_zone_is_refused_and_nothing_is_recorded(
+    async def test_a_time_without_a_time_zone_is_refused_and_nothing_is_recorded(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
@@ -406,7 +410,7 @@ class RecordContract(Slice):
         assert await _statuses(storage) == [TaskStatus.RUNNING, TaskStatus.RUNNING]
 
     @promise("R5")
-    async def test_an_error_larger_than_a_payload_is_kept_in_brief(
+    async def test_an_error_over_the_payload_limit_is_stored_shortened(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a"))

@@ -1,4 +1,4 @@
-"""Retention: how long what has ended is kept, and what a purge takes."""
+"""Retention: how long records of finished tasks are stored, and what a purge deletes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ from omniq.testing.builders import (
     some_tasks,
 )
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, ids, promise, status_of
+from omniq.testing.contract._suite import (
+    ContractPart,
+    OpenAnother,
+    claim_one,
+    ids,
+    promise,
+    status_of,
+)
 
-_MOMENT = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
-class RetentionContract(Slice):
+class RetentionContract(ContractPart):
     """T1 to T5."""
 
     @promise("T1")
-    async def test_a_purge_takes_what_finished_before_that_instant(
+    async def test_a_purge_deletes_tasks_that_finished_before_the_instant(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -38,13 +45,13 @@ class RetentionContract(Slice):
 
         assert await storage.purge_results(clock.now()) == 0
         assert await status_of(storage, "a") is TaskStatus.SUCCESS
-        assert await storage.purge_results(clock.now() + _MOMENT) == 1
+        assert await storage.purge_results(clock.now() + _MICROSECOND) == 1
         assert await storage.get_task("a") is None
         assert await storage.get_result("a") is None
-        assert await storage.purge_results(clock.now() + _MOMENT) == 0
+        assert await storage.purge_results(clock.now() + _MICROSECOND) == 0
 
     @promise("T1")
-    async def test_a_purge_leaves_alone_what_waits_or_runs(
+    async def test_a_purge_keeps_tasks_that_have_not_ended(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks(["running", "retrying", "held"]))
@@ -65,13 +72,13 @@ class RetentionContract(Slice):
         await storage.mark_done("running", a_result(running))
 
     @promise("T1")
-    async def test_a_purge_leaves_dead_letters(
+    async def test_a_purge_of_results_keeps_dead_letters(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
         await storage.record([an_outcome("failed", await claim_one(storage), clock.now())])
 
-        assert await storage.purge_results(clock.now() + _MOMENT) == 1
+        assert await storage.purge_results(clock.now() + _MICROSECOND) == 1
         assert await storage.get_task("a") is None
         assert await storage.get_dead("a") is not None
         assert (await storage.stats()).dead == 1
@@ -83,7 +90,7 @@ class RetentionContract(Slice):
     ) -> None:
         await storage.enqueue(a_task("a"))
         await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
-        await storage.purge_results(clock.now() + _MOMENT)
+        await storage.purge_results(clock.now() + _MICROSECOND)
 
         assert await storage.enqueue(a_task("a")) == "a"
         assert ids(await storage.reserve(1)) == ["a"]
@@ -94,23 +101,23 @@ class RetentionContract(Slice):
     ) -> None:
         await storage.enqueue(a_task("a"))
         await storage.record([an_outcome("failed", await claim_one(storage), clock.now())])
-        await storage.purge_results(clock.now() + _MOMENT)
+        await storage.purge_results(clock.now() + _MICROSECOND)
 
         with pytest.raises(DuplicateTask):
             await storage.enqueue(a_task("a"))
 
     @promise("T3", "R5")
     @pytest.mark.parametrize("kind", FINAL_KINDS)
-    async def test_a_record_is_kept_for_its_result_ttl_and_not_given_out_after_it(
+    async def test_a_record_is_readable_until_its_result_ttl_and_not_after_it(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a", result_ttl=10))
         clock.advance(100)
         await storage.record([an_outcome(kind, await claim_one(storage), clock.now())])
-        clock.advance(timedelta(seconds=10) - _MOMENT)
+        clock.advance(timedelta(seconds=10) - _MICROSECOND)
         assert await storage.get_result("a") is not None
         assert ids(await storage.list_tasks()) == ["a"]
-        clock.advance(_MOMENT)
+        clock.advance(_MICROSECOND)
 
         assert await storage.get_result("a") is None
         assert await storage.get_task("a") is None
@@ -146,7 +153,7 @@ class RetentionContract(Slice):
         assert ids(await storage.list_tasks()) == ["b"]
 
     @promise("T3")
-    async def test_without_a_ttl_of_its_own_a_task_has_that_of_the_settings(
+    async def test_a_task_without_a_result_ttl_uses_that_of_the_settings(
         self, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         storage = await open_another(settings=Settings(result_ttl=7))
@@ -160,7 +167,7 @@ class RetentionContract(Slice):
 
     @promise("T4")
     @pytest.mark.parametrize("kind", FINAL_KINDS)
-    async def test_a_ttl_of_0_keeps_nothing_but_the_dead_letter(
+    async def test_a_result_ttl_of_0_stores_only_the_dead_letter(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue(a_task("a", result_ttl=0))
@@ -174,7 +181,7 @@ class RetentionContract(Slice):
             assert await storage.enqueue(a_task("a")) == "a"
 
     @promise("T4")
-    async def test_a_ttl_of_0_keeps_nothing_of_a_waiting_task_that_was_cancelled(
+    async def test_a_result_ttl_of_0_stores_nothing_of_a_cancelled_waiting_task(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a", result_ttl=0))
@@ -182,7 +189,7 @@ class RetentionContract(Slice):
         assert await storage.cancel("a")
         assert await storage.get_task("a") is None
 
-    async def test_an_instant_without_a_zone_is_refused(
+    async def test_an_instant_without_a_time_zone_is_refused(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         naive = clock.now().replace(tzinfo=None)
@@ -193,13 +200,13 @@ class RetentionContract(Slice):
 
     @promise("T5")
     @pytest.mark.parametrize("kind", FINAL_KINDS)
-    async def test_a_finished_task_can_be_deleted_and_its_neighbours_stay(
+    async def test_a_finished_task_can_be_deleted_and_other_tasks_stay(
         self, storage: BaseStorage, clock: ManualClock, kind: OutcomeKind
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
         for task in await storage.reserve(2):
             await storage.record([an_outcome(kind, task, clock.now())])
-        letters = await storage.list_dead()
+        dead_letters = await storage.list_dead()
 
         assert await storage.delete_task("a")
         assert not await storage.delete_task("a")
@@ -207,7 +214,7 @@ class RetentionContract(Slice):
         assert await storage.get_result("a") is None
         assert ids(await storage.list_tasks()) == ["b"]
         assert sum((await storage.stats()).by_status.values()) == 1
-        assert await storage.list_dead() == letters
+        assert await storage.list_dead() == dead_letters
 
     @promise("T5", "T2")
     async def test_the_id_of_a_deleted_task_is_free_again(self, storage: BaseStorage) -> None:
@@ -231,7 +238,7 @@ class RetentionContract(Slice):
         assert await status_of(storage, "a") is TaskStatus.PENDING
 
     @promise("T5")
-    async def test_what_has_not_ended_cannot_be_deleted(
+    async def test_a_task_that_has_not_ended_cannot_be_deleted(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks(["running", "retrying", "held"]))
@@ -243,5 +250,5 @@ class RetentionContract(Slice):
 
         for task in before:
             assert not await storage.delete_task(task.id)
-        assert not await storage.delete_task("nobody")
+        assert not await storage.delete_task("unknown")
         assert await storage.list_tasks() == before

@@ -1,4 +1,4 @@
-"""Schedules: each nominal time is fired once, however many workers look at the same schedule."""
+"""Schedules: each nominal time is fired once, however many workers read the same schedule."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from omniq.models import Schedule
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import OpenAnother, Slice, claim_one, ids, promise
+from omniq.testing.contract._suite import ContractPart, OpenAnother, claim_one, ids, promise
 
 
 async def _put(storage: BaseStorage, clock: ManualClock, schedule_id: str = "nightly") -> Schedule:
-    """Keep a schedule, and read it as a worker does that is about to fire it."""
+    """Store a schedule and return it as a worker reads it before firing."""
     task = a_task("template", args=(1, (2, "x")), kwargs={"k": {3}})
     await storage.put_schedule(
         Schedule(id=schedule_id, task=task, interval=60.0, next_at=clock.now())
     )
-    kept = await storage.get_schedule(schedule_id)
-    assert kept is not None
-    return kept
+    stored = await storage.get_schedule(schedule_id)
+    assert stored is not None
+    return stored
 
 
 def _advanced(schedule: Schedule) -> Schedule:
@@ -34,11 +34,11 @@ def _advanced(schedule: Schedule) -> Schedule:
     )
 
 
-class ScheduleContract(Slice):
+class ScheduleContract(ContractPart):
     """S1 to S4."""
 
     @promise("S1", "E6")
-    async def test_a_schedule_comes_back_as_it_was_put(
+    async def test_a_stored_schedule_is_returned_unchanged(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         schedule = Schedule(
@@ -58,14 +58,14 @@ class ScheduleContract(Slice):
             declared=True,
         )
         await storage.put_schedule(schedule)
-        kept = await (await open_another()).get_schedule("nightly")
+        stored = await (await open_another()).get_schedule("nightly")
 
-        assert kept is not None
-        assert msgspec.structs.replace(kept, version=0) == schedule
-        assert kept.task.args == (1, (2, b"x"))
+        assert stored is not None
+        assert msgspec.structs.replace(stored, version=0) == schedule
+        assert stored.task.args == (1, (2, b"x"))
 
     @promise("S1")
-    async def test_every_change_raises_the_version(
+    async def test_every_change_increases_the_version(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         first = await _put(storage, clock)
@@ -100,9 +100,9 @@ class ScheduleContract(Slice):
         schedule = await _put(storage, clock)
 
         assert await storage.fire_schedule(schedule, _advanced(schedule), a_task("n-1", args=(7,)))
-        kept = await storage.get_schedule("nightly")
-        assert kept is not None
-        assert (kept.last_at, kept.next_at) == (
+        stored = await storage.get_schedule("nightly")
+        assert stored is not None
+        assert (stored.last_at, stored.next_at) == (
             schedule.next_at,
             clock.now() + timedelta(seconds=60),
         )
@@ -110,12 +110,12 @@ class ScheduleContract(Slice):
         assert (task.id, task.args) == ("n-1", (7,))
 
     @promise("S2")
-    async def test_of_two_that_fire_the_same_reading_one_gets_true(
+    async def test_one_of_many_that_fire_the_same_version_of_a_schedule_returns_true(
         self, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         owners = [await open_another() for _ in range(4)]
         schedule = await _put(owners[0], clock)
-        # The id names the nominal time, so all that fire it at once name the same task.
+        # The task id contains the nominal time, so concurrent workers fire the same task id.
         task = a_task("nightly-1")
         fired = await asyncio.gather(
             *(owner.fire_schedule(schedule, _advanced(schedule), task) for owner in owners)
@@ -132,31 +132,31 @@ class ScheduleContract(Slice):
         await storage.put_schedule(msgspec.structs.replace(schedule, paused=True))
 
         assert not await storage.fire_schedule(schedule, _advanced(schedule), a_task())
-        kept = await storage.get_schedule("nightly")
-        assert kept is not None
-        assert kept.paused
+        stored = await storage.get_schedule("nightly")
+        assert stored is not None
+        assert stored.paused
         await storage.delete_schedule("nightly")
-        assert not await storage.fire_schedule(kept, _advanced(kept), a_task())
+        assert not await storage.fire_schedule(stored, _advanced(stored), a_task())
         assert await storage.list_tasks() == []
         assert await storage.get_schedule("nightly") is None
 
     @promise("S4")
-    async def test_what_was_read_of_a_deleted_schedule_cannot_be_fired_at_the_next_one_of_its_id(
+    async def test_a_deleted_schedule_cannot_be_fired_when_a_new_one_has_its_id(
         self, open_another: OpenAnother, clock: ManualClock
     ) -> None:
-        storage, asleep = await open_another(), await open_another()
+        storage, stale = await open_another(), await open_another()
         await _put(storage, clock)
-        read = await asleep.get_schedule("nightly")
+        read = await stale.get_schedule("nightly")
         assert read is not None
         await storage.delete_schedule("nightly")
         fresh = await _put(storage, clock)
 
-        assert not await asleep.fire_schedule(read, _advanced(read), a_task("n-1"))
+        assert not await stale.fire_schedule(read, _advanced(read), a_task("n-1"))
         assert await storage.list_tasks() == []
         assert await storage.get_schedule("nightly") == fresh
 
     @promise("S3")
-    async def test_a_nominal_time_whose_task_is_on_record_only_advances(
+    async def test_firing_a_nominal_time_whose_task_exists_only_advances_the_schedule(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         schedule = await _put(storage, clock)
@@ -165,12 +165,12 @@ class ScheduleContract(Slice):
 
         assert await storage.fire_schedule(schedule, _advanced(schedule), a_task("n-1"))
         assert await storage.reserve(1) == []
-        kept = await storage.get_schedule("nightly")
-        assert kept is not None
-        assert kept.last_at == schedule.next_at
+        stored = await storage.get_schedule("nightly")
+        assert stored is not None
+        assert stored.last_at == schedule.next_at
 
     @promise("S3", "E3")
-    async def test_a_unique_key_that_is_held_is_not_enqueued_again_by_a_schedule(
+    async def test_a_schedule_enqueues_nothing_while_its_unique_key_is_held(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         schedule = await _put(storage, clock)
@@ -181,7 +181,7 @@ class ScheduleContract(Slice):
         assert await storage.enqueue(a_task("c", unique="key")) == "a"
 
     @promise("S3", "E5")
-    async def test_a_full_queue_fires_nothing_and_leaves_the_schedule(
+    async def test_firing_into_a_full_queue_is_refused_and_the_schedule_stays_unchanged(
         self, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         storage = await open_another(max_pending=1)
@@ -203,7 +203,7 @@ class ScheduleContract(Slice):
         assert await storage.list_tasks() == []
 
     @promise("Q5")
-    async def test_what_a_reader_does_with_a_schedule_changes_nothing(
+    async def test_changing_a_schedule_that_was_read_does_not_change_the_store(
         self, storage: BaseStorage
     ) -> None:
         items = [1]

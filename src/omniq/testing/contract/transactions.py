@@ -1,4 +1,4 @@
-"""Transactions: tasks enqueued inside a user's own, and outcomes recorded inside the task's own."""
+"""Transactions: tasks enqueued in a user's transaction, and successes recorded in a task's."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from omniq.testing.builders import OutcomeKind, a_result, a_task, an_outcome, so
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
-    everything,
     ids,
     promise,
     status_of,
+    visible_state,
 )
 
 
 class UserConnection(Protocol):
-    """A user's own way to the database of the store under test, and notes that they keep there.
+    """A user's connection to the database of the store under test, with a table of notes.
 
-    A backend that has transactions gives one as the fixture `user_connection`.
+    A backend with transactions provides one as the fixture `user_connection`.
     """
 
     @property
     def connection(self) -> object:
-        """What `enqueue_within` is given."""
+        """The connection that a test passes to `enqueue_within`."""
         ...
 
     async def begin(self) -> None: ...
@@ -45,33 +45,33 @@ class UserConnection(Protocol):
     async def roll_back(self) -> None: ...
 
     async def write(self, note: str, connection: Any = None) -> None:
-        """Keep a note, through the user's connection or one that `transaction` gave."""
+        """Insert a note, through the user's connection or one that `transaction` yielded."""
         ...
 
     def write_blocking(self, note: str, connection: Any) -> None:
-        """The same through a connection that `transaction(blocking=True)` gave, from a thread."""
+        """The same from a thread, through a connection of `transaction(blocking=True)`."""
         ...
 
     async def notes(self) -> list[str]:
-        """The notes that are kept for good, as others see them, in order of their text."""
+        """Return the committed notes as other connections see them, in alphabetical order."""
         ...
 
-    async def in_autocommit(self) -> object:
-        """A connection to the same database that would commit each statement by itself."""
+    async def autocommit_connection(self) -> object:
+        """Return a connection to the same database in autocommit mode."""
         ...
 
-    async def elsewhere(self) -> object:
-        """A connection, in a transaction, to a database where this store is not."""
+    async def other_database_connection(self) -> object:
+        """Return a connection, in a transaction, to a database without this store."""
         ...
 
 
-def a_success(task: Task, value: object = "done", **fields: Any) -> Callable[[], Succeeded]:
-    """What a transaction is to record of the claim."""
+def success_of(task: Task, value: object = "done", **fields: Any) -> Callable[[], Succeeded]:
+    """Return a function that makes the success of the claim, for `transaction`."""
     return lambda: Succeeded(task.id, task.token, a_result(task, value), **fields)
 
 
-class TransactionContract(Slice):
-    """N1 to N6. Backends without transactions refuse, and that is all."""
+class TransactionContract(ContractPart):
+    """N1 to N6. For backends without transactions only the refusal is tested."""
 
     @pytest.fixture
     async def user_connection(self) -> UserConnection | None:
@@ -83,13 +83,13 @@ class TransactionContract(Slice):
     ) -> UserConnection:
         if not storage.capabilities.transactions:
             pytest.skip(f"{storage.capabilities.name} has no transactions")
-        assert user_connection is not None, "give a fixture `user_connection`"
+        assert user_connection is not None, "define a fixture `user_connection`"
         return user_connection
 
     # Enqueue
 
     @promise("N1")
-    async def test_what_is_enqueued_within_a_transaction_is_there_with_its_commit(
+    async def test_tasks_enqueued_within_a_transaction_appear_with_its_commit(
         self, storage: BaseStorage, open_another: OpenAnother, user: UserConnection
     ) -> None:
         other = await open_another()
@@ -105,21 +105,21 @@ class TransactionContract(Slice):
         assert ids(await other.reserve(5)) == ["a", "b"]
 
     @promise("N1")
-    async def test_what_is_enqueued_within_a_transaction_goes_with_its_rollback(
+    async def test_tasks_enqueued_within_a_transaction_disappear_with_its_rollback(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
-        before = await everything(storage)
+        before = await visible_state(storage)
         await user.begin()
         await user.write("order")
         await storage.enqueue_within(user.connection, [a_task("a", unique="k")])
         await user.roll_back()
 
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
         assert await user.notes() == []
         assert await storage.enqueue(a_task("a", unique="k")) == "a"
 
     @promise("N1")
-    async def test_one_transaction_may_enqueue_again_and_again(
+    async def test_one_transaction_may_enqueue_repeatedly(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("0"))
@@ -131,7 +131,7 @@ class TransactionContract(Slice):
         assert ids(await storage.reserve(9)) == ["0", "a", "b", "c"]
 
     @promise("N1")
-    async def test_a_large_batch_of_every_shape_comes_back_as_it_went_in(
+    async def test_a_large_batch_within_a_transaction_is_returned_unchanged(
         self, storage: BaseStorage, clock: ManualClock, user: UserConnection
     ) -> None:
         later = clock.now() + timedelta(minutes=1)
@@ -150,7 +150,7 @@ class TransactionContract(Slice):
         assert {task.id: task.args for task in claimed} == {task.id: task.args for task in tasks}
 
     @promise("N2")
-    async def test_an_id_that_is_taken_is_refused_and_the_transaction_goes_on(
+    async def test_a_taken_id_is_refused_and_the_transaction_continues(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -165,7 +165,7 @@ class TransactionContract(Slice):
         assert await user.notes() == ["order"]
 
     @promise("N2")
-    async def test_what_is_refused_first_in_a_transaction_leaves_it_as_it_was(
+    async def test_a_refusal_as_the_first_call_leaves_the_transaction_unchanged(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -179,7 +179,7 @@ class TransactionContract(Slice):
         assert ids(await storage.list_tasks()) == ["a"]
 
     @promise("N2")
-    async def test_a_full_store_refuses_within_a_transaction_too(
+    async def test_a_full_queue_refuses_tasks_within_a_transaction(
         self, open_another: OpenAnother, user: UserConnection
     ) -> None:
         bounded = await open_another(max_pending=2)
@@ -193,7 +193,7 @@ class TransactionContract(Slice):
         assert ids(await bounded.list_tasks()) == ["a", "b"]
 
     @promise("N2")
-    async def test_a_unique_key_that_is_held_gives_its_holder_within_a_transaction_too(
+    async def test_a_unique_key_that_is_held_returns_the_id_of_its_holder_within_a_transaction(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a", unique="k"))
@@ -206,7 +206,7 @@ class TransactionContract(Slice):
         assert ids(await storage.list_tasks()) == ["a", "c"]
 
     @promise("N2")
-    async def test_a_repeat_with_the_same_nonce_counts_as_done_within_a_transaction_too(
+    async def test_a_repeat_with_the_same_nonce_counts_as_done_within_a_transaction(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await user.begin()
@@ -218,7 +218,7 @@ class TransactionContract(Slice):
         assert ids(await storage.list_tasks()) == ["a"]
 
     @promise("N2")
-    async def test_bad_values_are_refused_before_the_connection_is_touched(
+    async def test_bad_values_are_refused_before_the_connection_is_used(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await user.begin()
@@ -242,11 +242,11 @@ class TransactionContract(Slice):
         assert await storage.list_tasks() == []
 
     @promise("N3")
-    async def test_a_connection_that_would_commit_by_itself_is_refused(
+    async def test_a_connection_in_autocommit_mode_is_refused(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         with pytest.raises(InvalidTask):
-            await storage.enqueue_within(await user.in_autocommit(), [a_task("a")])
+            await storage.enqueue_within(await user.autocommit_connection(), [a_task("a")])
 
         assert await storage.list_tasks() == []
 
@@ -255,12 +255,12 @@ class TransactionContract(Slice):
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         with pytest.raises(InvalidTask):
-            await storage.enqueue_within(await user.elsewhere(), [a_task("a")])
+            await storage.enqueue_within(await user.other_database_connection(), [a_task("a")])
 
         assert await storage.list_tasks() == []
 
     @promise("N3")
-    async def test_a_backend_without_transactions_says_so(self, storage: BaseStorage) -> None:
+    async def test_a_backend_without_transactions_refuses_them(self, storage: BaseStorage) -> None:
         if storage.capabilities.transactions:
             return
         await storage.enqueue(a_task("a"))
@@ -268,16 +268,16 @@ class TransactionContract(Slice):
         with pytest.raises(InvalidTask, match="has no transactions"):
             await storage.enqueue_within(object(), [a_task("b")])
         with pytest.raises(InvalidTask, match="has no transactions"):
-            async with storage.transaction("a", task.token, a_success(task)):
-                pytest.fail("there is no transaction to be in")
+            async with storage.transaction("a", task.token, success_of(task)):
+                pytest.fail("a backend without transactions opened one")
 
         assert await storage.held_by(storage.owner) == {"a": 1}
 
-    # Complete
+    # Complete a task
 
     @promise("N4")
     @pytest.mark.parametrize("blocking", [False, True])
-    async def test_leaving_the_block_commits_what_was_written_and_the_success(
+    async def test_leaving_the_block_commits_the_users_rows_and_the_success(
         self,
         storage: BaseStorage,
         open_another: OpenAnother,
@@ -287,7 +287,7 @@ class TransactionContract(Slice):
         other = await open_another()
         await storage.enqueue(a_task("a", unique="k"))
         task = await claim_one(storage)
-        success = a_success(task, {"sum": 3})
+        success = success_of(task, {"sum": 3})
         async with storage.transaction("a", task.token, success, blocking=blocking) as connection:
             if blocking:
                 await asyncio.to_thread(user.write_blocking, "paid", connection)
@@ -304,37 +304,37 @@ class TransactionContract(Slice):
         assert await other.enqueue(a_task("b", unique="k")) == "b"
 
     @promise("N4")
-    async def test_an_exception_rolls_both_back_and_the_claim_stands(
+    async def test_an_exception_rolls_both_back_and_the_claim_stays_valid(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
-        before = await everything(storage)
+        before = await visible_state(storage)
 
         async def write_and_fail() -> None:
-            async with storage.transaction("a", 1, a_success(task)) as connection:
+            async with storage.transaction("a", 1, success_of(task)) as connection:
                 await user.write("paid", connection)
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             await write_and_fail()
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
         assert await user.notes() == []
 
-        async with storage.transaction("a", 1, a_success(task)) as connection:
+        async with storage.transaction("a", 1, success_of(task)) as connection:
             await user.write("paid again", connection)
 
         assert await status_of(storage, "a") is TaskStatus.SUCCESS
         assert await user.notes() == ["paid again"]
 
     @promise("N4")
-    async def test_a_success_that_cannot_be_made_rolls_both_back(
+    async def test_a_success_that_cannot_be_encoded_rolls_both_back(
         self, storage: BaseStorage, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
         with pytest.raises(SerializationError):
-            async with storage.transaction("a", 1, a_success(task, object())) as connection:
+            async with storage.transaction("a", 1, success_of(task, object())) as connection:
                 await user.write("paid", connection)
 
         assert await user.notes() == []
@@ -342,13 +342,13 @@ class TransactionContract(Slice):
         assert await storage.record([an_outcome("released", task, storage.clock.now())]) == [True]
 
     @promise("N4")
-    async def test_a_task_that_repeats_waits_for_its_next_run(
+    async def test_a_repeating_task_completed_in_a_transaction_waits_for_its_next_run(
         self, storage: BaseStorage, clock: ManualClock, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a", interval=60.0))
         task = await claim_one(storage)
         later = clock.now() + timedelta(seconds=60)
-        async with storage.transaction("a", 1, a_success(task, 1, next_eta=later)) as connection:
+        async with storage.transaction("a", 1, success_of(task, 1, next_eta=later)) as connection:
             await user.write("tick", connection)
         result = await storage.get_result("a")
         assert result is not None
@@ -359,7 +359,7 @@ class TransactionContract(Slice):
         assert (await claim_one(storage)).token == 2
 
     @promise("N5")
-    async def test_nothing_is_committed_when_the_claim_was_given_to_another(
+    async def test_nothing_is_committed_when_another_owner_has_claimed_the_task(
         self,
         storage: BaseStorage,
         open_another: OpenAnother,
@@ -372,12 +372,12 @@ class TransactionContract(Slice):
         clock.advance(LEASE)
         await other.give_back_abandoned()
         await claim_one(other)
-        before = await everything(other)
+        before = await visible_state(other)
         with pytest.raises(StaleClaim):
-            async with storage.transaction("a", task.token, a_success(task)) as connection:
+            async with storage.transaction("a", task.token, success_of(task)) as connection:
                 await user.write("paid", connection)
 
-        assert await everything(other) == before
+        assert await visible_state(other) == before
         assert await user.notes() == []
 
     @promise("N5")
@@ -390,18 +390,18 @@ class TransactionContract(Slice):
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
         await storage.record([an_outcome(kind, task, clock.now())])
-        before = await everything(storage)
+        before = await visible_state(storage)
         with pytest.raises(StaleClaim):
-            async with storage.transaction("a", task.token, a_success(task)) as connection:
+            async with storage.transaction("a", task.token, success_of(task)) as connection:
                 await user.write("paid", connection)
 
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
         assert await user.notes() == []
 
     @promise("N6")
     @pytest.mark.parametrize("ttl", [None, 0.0])
     @pytest.mark.parametrize("kind", get_args(OutcomeKind))
-    async def test_whatever_is_recorded_after_the_commit_changes_nothing(
+    async def test_an_outcome_recorded_after_the_commit_changes_nothing(
         self,
         storage: BaseStorage,
         clock: ManualClock,
@@ -411,23 +411,23 @@ class TransactionContract(Slice):
     ) -> None:
         await storage.enqueue(a_task("a", result_ttl=ttl))
         task = await claim_one(storage)
-        async with storage.transaction("a", 1, a_success(task)) as connection:
+        async with storage.transaction("a", 1, success_of(task)) as connection:
             await user.write("paid", connection)
-        before = await everything(storage)
+        before = await visible_state(storage)
         late = an_outcome(kind, task, clock.now())
         assert storage.claims == {"a": 1}
 
         assert await storage.record([late]) == [True]
-        assert await everything(storage) == before
+        assert await visible_state(storage) == before
         assert storage.claims == {}
 
     @promise("N6")
-    async def test_what_else_is_recorded_and_claimed_in_the_same_turn_is_as_ever(
+    async def test_other_outcomes_and_claims_of_the_same_call_are_unaffected_by_the_commit(
         self, storage: BaseStorage, clock: ManualClock, user: UserConnection
     ) -> None:
         await storage.enqueue_many(some_tasks("abcd"))
         a, b, c = await storage.reserve(3)
-        async with storage.transaction("b", 1, a_success(b)) as connection:
+        async with storage.transaction("b", 1, success_of(b)) as connection:
             await user.write("paid", connection)
         outcomes = [an_outcome("failed", task, clock.now()) for task in (a, b, c)]
         recorded, claimed = await storage.record_and_reserve(outcomes, 5)
@@ -438,13 +438,13 @@ class TransactionContract(Slice):
         assert ids(await storage.list_tasks(status=TaskStatus.SUCCESS)) == ["b"]
 
     @promise("N6")
-    async def test_the_next_run_of_a_task_is_not_taken_for_the_completed_one(
+    async def test_the_outcome_of_the_next_run_is_recorded_after_a_completed_run(
         self, storage: BaseStorage, clock: ManualClock, user: UserConnection
     ) -> None:
         await storage.enqueue(a_task("a", interval=60.0))
         task = await claim_one(storage)
         later = clock.now() + timedelta(seconds=60)
-        async with storage.transaction("a", 1, a_success(task, next_eta=later)) as connection:
+        async with storage.transaction("a", 1, success_of(task, next_eta=later)) as connection:
             await user.write("tick", connection)
         clock.advance(60)
         again = await claim_one(storage)

@@ -1,4 +1,4 @@
-"""Values: what comes back equals what went in, and what cannot be carried is refused by its path."""
+"""Values: a value is returned unchanged, or refused with the path of what cannot be encoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omniq.retry import LinearBackoff
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task
 from omniq.testing.clock import ManualClock
-from omniq.testing.contract._suite import Slice, claim_one, promise, status_of
+from omniq.testing.contract._suite import ContractPart, claim_one, promise, status_of
 
 
 def _nested(depth: int) -> list[Any]:
@@ -80,7 +80,7 @@ VALUES: dict[str, Any] = {
     "datetime of another zone": datetime(
         2026, 7, 1, tzinfo=timezone(timedelta(hours=-9, minutes=30))
     ),
-    "naive datetime": datetime(2026, 10, 25, 2, 30, fold=1),  # noqa: DTZ001 - as a value it is fine
+    "naive datetime": datetime(2026, 10, 25, 2, 30, fold=1),  # noqa: DTZ001 - a naive datetime is a valid argument
     "date": date(2026, 2, 28),
     "time": time(23, 59, 59, 999_999),
     "timedelta": timedelta(days=-1, microseconds=1),
@@ -92,22 +92,22 @@ VALUES: dict[str, Any] = {
 }
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "function": (lambda: None, "args[0]: a value of type function cannot be carried"),
-    "object": (object(), "args[0]: a value of type object cannot be carried"),
-    "class": (int, "args[0]: a value of type type cannot be carried"),
-    "generator": (_generator(), "args[0]: a value of type generator cannot be carried"),
-    "bytearray": (bytearray(b"x"), "args[0]: a value of type bytearray cannot be carried"),
+    "function": (lambda: None, "args[0]: a value of type function cannot be encoded"),
+    "object": (object(), "args[0]: a value of type object cannot be encoded"),
+    "class": (int, "args[0]: a value of type type cannot be encoded"),
+    "generator": (_generator(), "args[0]: a value of type generator cannot be encoded"),
+    "bytearray": (bytearray(b"x"), "args[0]: a value of type bytearray cannot be encoded"),
     "enum": (
         TaskStatus.SUCCESS,
-        "args[0]: a value of type omniq.models.TaskStatus cannot be carried",
+        "args[0]: a value of type omniq.models.TaskStatus cannot be encoded",
     ),
-    "in a list": ([1, [object()]], "args[0][1][0]: a value of type object cannot be carried"),
+    "in a list": ([1, [object()]], "args[0][1][0]: a value of type object cannot be encoded"),
     "in a dict": (
         {"a": {"b": object()}},
-        "args[0]['a']['b']: a value of type object cannot be carried",
+        "args[0]['a']['b']: a value of type object cannot be encoded",
     ),
-    "in a tuple": ((1, (2, object())), "args[0][1][1]: a value of type object cannot be carried"),
-    "in a set": ({object}, "args[0][0]: a value of type type cannot be carried"),
+    "in a tuple": ((1, (2, object())), "args[0][1][1]: a value of type object cannot be encoded"),
+    "in a set": ({object}, "args[0][0]: a value of type type cannot be encoded"),
     "tuple as a key": ({(1, 2): 3}, "args[0]: dictionary key of type tuple"),
     "NaN as a key": ({math.nan: 3}, "args[0]: NaN cannot be a dictionary key"),
     "lone surrogate": (["\ud83e"], "args[0][0]: text is not valid Unicode"),
@@ -120,15 +120,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-class ValueContract(Slice):
+class ValueContract(ContractPart):
     """E6, for every kind of value.
 
-    Representations are compared: they tell -0.0 from 0.0 and (1,) from [1], and find NaN equal.
+    The tests compare representations: these differ for -0.0 and 0.0, and for (1,) and [1], and are
+    equal for NaN.
     """
 
     @promise("E6")
     @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
-    async def test_a_value_comes_back_as_it_was(
+    async def test_a_value_is_returned_unchanged(
         self, storage: BaseStorage, clock: ManualClock, value: Any
     ) -> None:
         await storage.enqueue(
@@ -144,7 +145,7 @@ class ValueContract(Slice):
         assert repr(result.result) == repr({"r": (value,)})
 
     @promise("E6")
-    async def test_every_field_comes_back_as_it_was(
+    async def test_every_field_is_returned_unchanged(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         hour = timedelta(hours=1)
@@ -188,7 +189,7 @@ class ValueContract(Slice):
         assert (await claim_one(storage)).eta == clock.now()
 
     @promise("E6")
-    async def test_a_caller_who_changes_the_arguments_afterwards_changes_nothing(
+    async def test_changing_the_arguments_after_enqueue_does_not_change_the_task(
         self, storage: BaseStorage
     ) -> None:
         items = [1]
@@ -199,7 +200,7 @@ class ValueContract(Slice):
 
     @promise("E4")
     @pytest.mark.parametrize(("value", "message"), REFUSED.values(), ids=list(REFUSED))
-    async def test_a_value_that_cannot_be_carried_is_refused_by_its_path(
+    async def test_a_value_that_cannot_be_encoded_is_refused_with_its_path(
         self, storage: BaseStorage, value: Any, message: str
     ) -> None:
         with pytest.raises(SerializationError) as refused:
@@ -209,7 +210,7 @@ class ValueContract(Slice):
         assert await storage.list_tasks() == []
 
     @promise("E4")
-    async def test_keyword_arguments_and_metadata_are_refused_by_their_path(
+    async def test_keyword_arguments_and_metadata_are_refused_with_their_path(
         self, storage: BaseStorage
     ) -> None:
         with pytest.raises(
@@ -224,7 +225,7 @@ class ValueContract(Slice):
         assert await storage.list_tasks() == []
 
     @promise("R1")
-    async def test_a_result_that_cannot_be_carried_is_refused_and_the_claim_stays(
+    async def test_a_result_that_cannot_be_encoded_is_refused_and_the_claim_stays(
         self, storage: BaseStorage
     ) -> None:
         await storage.enqueue(a_task("a"))

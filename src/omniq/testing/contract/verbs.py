@@ -1,4 +1,4 @@
-"""The eight verbs of the seeds: what each does, and that they equal the batch verbs."""
+"""The eight single-task verbs: what each does, and that it equals its batch verb."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
+    ContractPart,
     OpenAnother,
-    Slice,
     claim_one,
     ids,
     promise,
@@ -25,24 +25,24 @@ from omniq.testing.contract._suite import (
 )
 
 
-async def _view(storage: BaseStorage, task_id: str) -> dict[str, Any]:
-    """All that is kept of a task, without its id."""
+async def _stored_state(storage: BaseStorage, task_id: str) -> dict[str, Any]:
+    """Return what the storage has stored about a task, without its id."""
     task = await storage.get_task(task_id)
     result = await storage.get_result(task_id)
-    letter = await storage.get_dead(task_id)
+    dead_letter = await storage.get_dead(task_id)
     return {
         "task": task and msgspec.structs.replace(task, id="x", created_at=task.eta),
         "result": result and msgspec.structs.replace(result, task_id="x"),
-        "letter": letter and msgspec.structs.replace(letter, task_id="x"),
+        "dead_letter": dead_letter and msgspec.structs.replace(dead_letter, task_id="x"),
         "history": await storage.history(task_id),
         "held": task_id in await storage.held_by(storage.owner),
     }
 
 
-class VerbContract(Slice):
+class VerbContract(ContractPart):
     """M1 to M5."""
 
-    async def test_dequeue_is_reserve_of_one(
+    async def test_dequeue_equals_reserve_of_one_task(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue_many(some_tasks("ab"))
@@ -54,7 +54,7 @@ class VerbContract(Slice):
         assert msgspec.structs.replace(one, id="b", created_at=other.created_at) == other
         assert await storage.dequeue(clock.now()) is None
 
-    async def test_dequeue_gives_at_most_one_task_whose_eta_has_come(
+    async def test_dequeue_returns_at_most_one_task_that_is_due(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         now = clock.now()
@@ -66,7 +66,7 @@ class VerbContract(Slice):
         assert first.id == "due"
         assert await storage.dequeue(now) is None
 
-    async def test_dequeue_gives_the_earliest_eta_first_and_equal_ones_in_order(
+    async def test_dequeue_returns_the_earliest_eta_first_and_equal_etas_in_order_of_enqueue(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         now = clock.now()
@@ -87,9 +87,9 @@ class VerbContract(Slice):
         )
         await storage.record([Succeeded("b", b.token, complete)])
 
-        assert await _view(storage, "a") == await _view(storage, "b")
+        assert await _stored_state(storage, "a") == await _stored_state(storage, "b")
 
-    async def test_mark_failed_for_good_equals_recording_a_failure(
+    async def test_mark_failed_without_a_retry_equals_recording_a_failure(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         _, b = await _claim_two(storage)
@@ -97,16 +97,16 @@ class VerbContract(Slice):
         await storage.mark_failed("a", an_error(), will_retry=False)
         await storage.record([Failed("b", b.token, an_error(timestamp=clock.now()))])
 
-        assert await _view(storage, "a") == await _view(storage, "b")
+        assert await _stored_state(storage, "a") == await _stored_state(storage, "b")
 
-    async def test_mark_failed_to_retry_equals_recording_a_kept_retry(
+    async def test_mark_failed_with_a_retry_equals_recording_a_held_retry(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         _, b = await _claim_two(storage)
         await storage.mark_failed("a", an_error(), will_retry=True)
         await storage.record([Retried("b", b.token, an_error(timestamp=clock.now()))])
 
-        assert await _view(storage, "a") == await _view(storage, "b")
+        assert await _stored_state(storage, "a") == await _stored_state(storage, "b")
 
     async def test_mark_failed_and_reschedule_equal_recording_a_retry_in_one_step(
         self, storage: BaseStorage, clock: ManualClock
@@ -117,10 +117,10 @@ class VerbContract(Slice):
         await storage.reschedule("a", eta)
         await storage.record([Retried("b", b.token, an_error(timestamp=clock.now()), eta)])
 
-        assert await _view(storage, "a") == await _view(storage, "b")
+        assert await _stored_state(storage, "a") == await _stored_state(storage, "b")
         assert ids(await storage.reserve(5, eta)) == ["a", "b"]
 
-    async def test_reschedule_equals_recording_it(
+    async def test_reschedule_equals_recording_a_reschedule(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         _, b = await _claim_two(storage)
@@ -128,7 +128,7 @@ class VerbContract(Slice):
         await storage.reschedule("a", eta)
         await storage.record([Rescheduled("b", b.token, eta)])
 
-        assert await _view(storage, "a") == await _view(storage, "b")
+        assert await _stored_state(storage, "a") == await _stored_state(storage, "b")
         assert await status_of(storage, "a") is TaskStatus.PENDING
 
     @promise("M1")
@@ -140,7 +140,7 @@ class VerbContract(Slice):
         assert await storage.get_task("a") == claimed
 
     @promise("M1")
-    async def test_without_a_claim_of_ones_own_every_verb_is_refused(
+    async def test_every_verb_is_refused_to_an_object_without_the_claim(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()
@@ -189,7 +189,9 @@ class VerbContract(Slice):
         assert result is not None
         assert result.result == "first"
 
-    async def test_mark_done_takes_only_the_tasks_own_success(self, storage: BaseStorage) -> None:
+    async def test_mark_done_accepts_only_a_successful_result_of_the_same_task(
+        self, storage: BaseStorage
+    ) -> None:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
 
@@ -221,7 +223,7 @@ class VerbContract(Slice):
         assert (await claim_one(storage)).token == 3
 
     @promise("M2")
-    async def test_a_cron_task_is_pending_again_at_the_next_time_it_names(
+    async def test_a_cron_task_is_pending_again_at_its_next_cron_time(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", cron="30 12 * * *", tz="UTC"))
@@ -287,7 +289,7 @@ class VerbContract(Slice):
         assert len(await storage.history("a")) == 1
 
     @promise("M4")
-    async def test_a_failure_for_good_keeps_its_error(
+    async def test_the_error_of_a_final_failure_is_stored(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a"))
@@ -317,7 +319,7 @@ class VerbContract(Slice):
         assert ids(await storage.reserve(1)) == ["a"]
 
     @promise("M5")
-    async def test_a_repeating_task_can_be_put_off_after_it_was_done(
+    async def test_a_repeating_task_can_be_postponed_after_it_was_done(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
         await storage.enqueue(a_task("a", interval=60))
@@ -330,7 +332,7 @@ class VerbContract(Slice):
         assert ids(await storage.reserve(1)) == ["a"]
 
     @promise("M5", "R2")
-    async def test_a_repeating_task_that_somebody_claimed_meanwhile_is_not_rescheduled(
+    async def test_a_repeating_task_that_another_owner_has_claimed_is_not_rescheduled(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
     ) -> None:
         other = await open_another()

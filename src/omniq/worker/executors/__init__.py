@@ -1,1 +1,9 @@
-"""Runs one claimed task: finds its function, calls it where it belongs, says what it came to."""
+"""Runs one claimed task where its function belongs, and turns its end into an outcome.
+
+- `execution`: finds the function, calls it, and makes one `Outcome` of what happened.
+- `thread_executor`: the threads for sync functions.
+- `process_executor`: the child processes for functions with `executor="process"`.
+- `process_protocol`: the messages between a worker and its child processes.
+- `process_child`: the program of a child process.
+- `die_with_parent`: ends a child process when its parent has ended.
+"""

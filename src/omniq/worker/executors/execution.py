@@ -1,7 +1,7 @@
-"""Runs one claimed task and says what it came to. Knows nothing of storages.
+"""Runs one claimed task and returns its outcome. Knows nothing of storages.
 
-A pipe of named steps: find the function, call it where it belongs (the loop, a thread, a process),
-and turn whatever happened, every `BaseException` included, into one `Outcome`.
+The steps: find the function, call it where it belongs (the event loop, a thread, a process), and
+turn what happened, every `BaseException` included, into one `Outcome`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from omniq.retry import ExponentialBackoff, may_retry, next_delay
 from omniq.serialization import Serializer
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Discard, Retry, Signal, Snooze
-from omniq.tasks.error_rules import ErrorRules, explain, step_of
+from omniq.tasks.error_rules import ErrorRules, explain, failed_step_of
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
-from omniq.worker.executors.process_executor import ProcessSlots
+from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
-from omniq.worker.executors.thread_executor import ThreadSlots
+from omniq.worker.executors.thread_executor import ThreadExecutor
 
 MAX_UNKNOWN_RELEASES = 20
-"""How often a task is handed on for want of its function before it is a dead letter."""
+"""How often a task is released because its function is missing before it is a dead letter."""
 
 _RELEASE_DELAY = 5.0
 _MAX_REASON = 1000
 
 _CLOSE_TRIES = 3
-"""How often a coroutine that is given up is told to end; each `await` in a `finally` takes one."""
+"""How often an abandoned coroutine is closed; each `await` in a `finally` uses one."""
 
 StopReason = Literal["timeout", "cancelled", "shutdown", "lease"]
 
 
 class Run:
-    """One attempt that is under way. `stop_reason` is why the worker wants it to end."""
+    """One running attempt. `stop_reason` is why the worker stops it."""
 
     __slots__ = ("context", "deadline", "job", "started", "stop_reason", "stops", "task")
 
@@ -58,13 +58,13 @@ class Run:
 
     @property
     def completed(self) -> Succeeded | None:
-        """What the run has come to by a transaction of its own, whatever happens to it yet."""
+        """The success that a transaction of the run has recorded, whatever happens to it later."""
         return None if self.context is None else self.context.completed
 
     def give_up(self) -> None:
-        """End a run that is deaf to being cancelled, as far as Python can.
+        """End a run that ignores its cancellation, as far as Python can.
 
-        Its outcome has been decided without it. Left as it is, it would go on beside its own next
+        Its outcome has been decided without it. If it continued, it would run beside its next
         attempt, and `asyncio.run` would wait for it for ever.
         """
         job = self.job
@@ -74,15 +74,16 @@ class Run:
         job.cancel()
         coroutine = job.get_coro()
         for _ in range(_CLOSE_TRIES if self.context is not None else 0):
-            # GeneratorExit, which code that swallows CancelledError seldom catches too. Raises
-            # when the code awaits something after that: told again, it is one `await` further.
+            # Raises GeneratorExit in it, which code that swallows CancelledError seldom catches too.
+            # `close` fails when the code awaits something after that; closed again, it is one
+            # `await` further.
             with suppress(Exception):
                 coroutine.close()
                 return
 
 
 class Execution:
-    """Everything needed to run tasks of one worker."""
+    """Runs the tasks of one worker."""
 
     def __init__(
         self,
@@ -92,8 +93,8 @@ class Execution:
         serializer: Serializer,
         base_retry_delay: float,
         errors: ErrorRules | None,
-        threads: ThreadSlots,
-        processes: ProcessSlots,
+        threads: ThreadExecutor,
+        processes: ProcessExecutor,
     ) -> None:
         self._functions = functions
         self._clock = clock
@@ -105,10 +106,10 @@ class Execution:
         self._callees: dict[str, Callee] = {}
 
     async def run(self, run: Run, task_context: TaskContext) -> Outcome:
-        """Run the task to its end. Never raises; cancelling it is how the worker stops a run.
+        """Run the task to its end. Never raises; the worker stops a run by cancelling this.
 
-        What a function returns counts, also after it was told to stop, unless it was cancelled: one
-        that saw `ctx.cancelled` and came back has not done its work.
+        What a function returns counts, also after it was stopped, unless a caller cancelled it: one
+        that saw `ctx.cancelled` and returned has not done its work.
         """
         task = run.task
         run.context = task_context
@@ -124,23 +125,23 @@ class Execution:
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
             if isinstance(error, asyncio.CancelledError):
-                # A thread that was left to itself: nothing that it does counts any more.
+                # An abandoned thread: nothing that it does counts any more.
                 task_context.cancelled = True
             if run.stop_reason not in ("lease", "cancelled"):
-                await _save_what_is_done(task_context)
+                await _save_checkpoint(task_context)
             return self._failure(run, error, callee.rules)
         if run.stop_reason == "cancelled" or task_context.has_seen_stop:
             return self.failure_of(run)
         return self._success(task, value, task_context.warnings)
 
     def failure_of(self, run: Run) -> Outcome:
-        """What a run comes to that was told to stop and never began, or does not end."""
+        """The outcome of a run that was stopped and never started, or does not end."""
         return self._failure(run, asyncio.CancelledError())
 
     def success_of(self, task: Task, task_context: TaskContext) -> Succeeded:
-        """The success that a transaction of the task is to record.
+        """The success that a transaction of the task will record.
 
-        Raises `PermanentError` when its result cannot be kept.
+        Raises `PermanentError` when its result cannot be stored.
         """
         outcome = self._success(task, task_context.result, task_context.warnings)
         if isinstance(outcome, Succeeded):
@@ -161,14 +162,14 @@ class Execution:
                     return await callee.func(*args, **task.kwargs)
                 value = callee.func(*args, **task.kwargs)
             case "thread":
-                func = _driven(callee.func) if callee.is_chosen else callee.func
+                func = _with_event_loop(callee.func) if callee.is_chosen else callee.func
                 value = await self._threads.call(
                     partial(func, *args, **task.kwargs),
                     explain=lambda error: self._explain(task, error, callee.rules),
                 )
             case "process":
                 return await self._processes.call(task, task_context)
-        # A plain function may hand back a coroutine; it belongs on the loop.
+        # A plain function may return a coroutine; it belongs on the event loop.
         return await value if inspect.isawaitable(value) else value
 
     def _success(self, task: Task, value: Any, warnings: tuple[str, ...]) -> Outcome:
@@ -185,13 +186,13 @@ class Execution:
         try:
             encoded = self._serializer.encode_result(result)
         except BaseException as error:
-            # Also SystemExit: pickling runs the value's own methods. The work is done; running it
+            # Also SystemExit: pickling runs the methods of the value. The work is done; running it
             # again would only do it twice.
             return Failed(task.id, task.token, self._record_of(error), "unserialisable")
         try:
             again = _next_run(task, now)
         except Exception as error:
-            # A schedule that some other program has stored.
+            # A schedule that another program has stored.
             return Failed(task.id, task.token, self._record_of(error), "unschedulable")
         return Succeeded(task.id, task.token, result, again, encoded)
 
@@ -199,12 +200,12 @@ class Execution:
         self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...] = ()
     ) -> Outcome:
         try:
-            return self._judge(run, as_raised(error), rules)
+            return self._outcome_of(run, as_raised(error), rules)
         except Exception as broken:
-            # The exception is the user's own class, and its attributes may be anything.
+            # The exception is the user's class, and its attributes may be anything.
             return self._retry_or_fail(run.task, self._record_of(broken), None)
 
-    def _judge(self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...]) -> Outcome:
+    def _outcome_of(self, run: Run, error: BaseException, rules: tuple[ErrorRules, ...]) -> Outcome:
         task = run.task
         match run.stop_reason:
             case "cancelled":
@@ -230,12 +231,12 @@ class Execution:
             error_type="TaskTimeout",
             timestamp=self._clock.now(),
         )
-        step = step_of(error, (run.task.id, run.task.token))
+        step = failed_step_of(error, (run.task.id, run.task.token))
         if step is None and run.context is not None:
-            # A thread that goes on.
-            step = run.context.step_under_way()
+            # A thread that still runs.
+            step = run.context.running_step()
         if step is not None:
-            step.tell(record)
+            step.add_to(record)
         return record
 
     def _without_function(self, task: Task, error: FunctionNotFound) -> Outcome:
@@ -260,9 +261,9 @@ class Execution:
         if not may_retry(task.attempts, task.max_retries):
             return Failed(task.id, task.token, error, "exhausted")
         if delay is None:
-            chance = self._clock.random()
+            jitter = self._clock.random()
             delay = next_delay(
-                task.retry or self._backoff, task.attempts, error.retry_after, chance
+                task.retry or self._backoff, task.attempts, error.retry_after, jitter
             )
         later = self._clock.now() + timedelta(seconds=delay)
         return Retried(task.id, task.token, error, later)
@@ -277,8 +278,8 @@ class Execution:
         return TaskError.from_exception(error, timestamp=self._clock.now())
 
 
-async def _save_what_is_done(task_context: TaskContext) -> None:
-    """Keep how far the run came, as far as that is possible: the next one goes on from there."""
+async def _save_checkpoint(task_context: TaskContext) -> None:
+    """Store the progress of the run, as far as that is possible: the next run continues there."""
     # A second cancellation too: the outcome must be decided now.
     with suppress(Exception, asyncio.CancelledError):
         await task_context.flush()
@@ -290,8 +291,8 @@ def _next_run(task: Task, now: datetime) -> datetime | None:
     return next_run(interval=task.interval, cron=task.cron, tz=task.tz, after=now)
 
 
-def _driven(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with an event loop of its own for the coroutine it may return."""
+def _with_event_loop(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a new event loop for the coroutine it may return."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         value = func(*args, **kwargs)
@@ -305,6 +306,6 @@ async def _wait_for(value: Awaitable[Any]) -> Any:
 
 
 def _retrieve(job: asyncio.Task[None]) -> None:
-    """Look at how it ended, so that nobody is told that nobody did."""
+    """Retrieve its exception, so that asyncio does not log that it was never retrieved."""
     if not job.cancelled():
         job.exception()

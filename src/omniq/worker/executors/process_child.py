@@ -1,4 +1,4 @@
-"""The other end of `processes`: a process that runs one task after the other for its parent."""
+"""The program of a child process: it runs one task after the other for its parent."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from omniq.tasks.control import Signal
 from omniq.tasks.error_rules import ErrorRules, explain
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
-from omniq.tasks.steps import driven
+from omniq.tasks.steps import run_without_loop
 from omniq.worker.executors.process_protocol import (
     HEADER,
-    Answer,
-    Ask,
-    Order,
+    CheckpointReply,
+    CheckpointRequest,
     Reply,
+    RunRequest,
     SignalRecord,
     Skipped,
-    decode_answer,
-    decode_order,
-    decode_welcome,
+    decode_checkpoint_reply,
+    decode_config,
+    decode_request,
 )
 
 _T = TypeVar("_T")
 
 
 class Parent:
-    """The socket to the worker. The task's own threads may report and ask at the same time."""
+    """The socket to the worker. Threads of the task may report and ask at the same time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -52,7 +52,7 @@ class Parent:
         self._asking = threading.Lock()
 
     def receive(self) -> bytes | None:
-        """The next message; None when the parent has gone."""
+        """The next message; None when the parent has ended."""
         header = self._read(HEADER.size)
         return None if header is None else self._read(HEADER.unpack(header)[0])
 
@@ -61,14 +61,14 @@ class Parent:
         with self._lock:
             self._socket.sendall(HEADER.pack(len(message)) + message)
 
-    def ask(self, ask: Ask) -> Answer:
-        """Ask, and wait for the answer. The parent says nothing else while a task runs."""
+    def ask(self, request: CheckpointRequest) -> CheckpointReply:
+        """Send the request and wait for its reply. The parent sends nothing else during a run."""
         with self._asking:
-            self.send(Reply(ask=ask))
+            self.send(Reply(checkpoint_request=request))
             message = self.receive()
         if message is None:
-            raise StorageClosed("the worker has gone")
-        return decode_answer(message)
+            raise StorageClosed("the worker has ended")
+        return decode_checkpoint_reply(message)
 
     def _read(self, length: int) -> bytes | None:
         data = bytearray()
@@ -80,8 +80,8 @@ class Parent:
         return bytes(data)
 
 
-class ChildHost:
-    """The worker, as a task in a child process reaches it: over the socket, blocking."""
+class ChildServices:
+    """What the worker offers to a task in a child process: over the socket, blocking."""
 
     loop = None
     clock = SYSTEM_CLOCK
@@ -94,17 +94,17 @@ class ChildHost:
     def report(self, progress: Progress) -> None:
         self._parent.send(Reply(progress=progress))
 
-    def tell_skipped(self, task: Task, step: str, error: str) -> None:
+    def report_skipped_step(self, task: Task, step: str, error: str) -> None:
         self._parent.send(Reply(skipped=Skipped(step, error)))
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         future: Future[_T] = Future()
-        # One at a time, so that none of them ever waits for another.
+        # One at a time, so that none of them waits for another.
         with self._lock:
             try:
-                future.set_result(driven(work))
+                future.set_result(run_without_loop(work))
             except BaseException as error:
-                # Whoever asked gets it, in whichever thread that is.
+                # The caller gets it from the future, in its thread.
                 future.set_exception(error)
         return future
 
@@ -119,47 +119,47 @@ class ChildHost:
         )
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
-        return self._answer(Ask()).checkpoint
+        return self._ask(CheckpointRequest()).checkpoint
 
     async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
-        if self._answer(Ask(checkpoint)).is_stale:
+        if self._ask(CheckpointRequest(checkpoint)).is_stale:
             raise StaleClaim(task_id, token)
 
-    def _answer(self, ask: Ask) -> Answer:
-        answer = self._parent.ask(ask)
-        if answer.error is not None:
-            kind = SerializationError if answer.is_unfit else StorageError
-            raise kind(answer.error)
-        return answer
+    def _ask(self, request: CheckpointRequest) -> CheckpointReply:
+        reply = self._parent.ask(request)
+        if reply.error is not None:
+            kind = SerializationError if reply.is_unfit else StorageError
+            raise kind(reply.error)
+        return reply
 
 
-class Server:
-    """Makes the calls that the parent orders, one at a time."""
+class TaskServer:
+    """Runs the tasks that the parent sends, one at a time."""
 
     def __init__(
         self,
-        host: ChildHost,
+        services: ChildServices,
         functions: FunctionCache,
         codec: Serializer,
         rules: tuple[ErrorRules, ...],
     ) -> None:
-        self._host = host
+        self._services = services
         self._functions = functions
         self._codec = codec
         self._rules = rules
         self._callees: dict[str, Callee] = {}
 
-    def serve(self, order: Order) -> Reply:
-        """Make one call. Whatever happens is a reply; nothing the task does is raised."""
+    def serve(self, request: RunRequest) -> Reply:
+        """Run one task. Every end is a reply; nothing that the task raises is raised here."""
         try:
-            task = self._codec.decode_task(order.task)
+            task = self._codec.decode_task(request.task)
             callee = self._find(task.func_path)
         except BaseException as error:
             # Importing a module runs it.
             return Reply(error=_record_of(as_raised(error)))
-        task_context = TaskContext(task, order.timeout, self._host)
+        task_context = TaskContext(task, request.timeout, self._services)
         try:
-            # A context of its own: what one task sets, the next one must not find.
+            # A new context: what one task sets must not be visible to the next one.
             value = contextvars.Context().run(_call, callee, task, task_context)
         except Signal as raised:
             return _reply_of(raised)
@@ -177,7 +177,7 @@ class Server:
         try:
             return Reply(result=self._codec.encode_result(result))
         except BaseException as error:
-            # Pickling runs the value's own methods.
+            # Pickling runs the methods of the value.
             return Reply(unserialisable=_record_of(error))
 
     def _find(self, func_path: str) -> Callee:
@@ -197,46 +197,46 @@ def _call(callee: Callee, task: Task, task_context: TaskContext) -> Any:
             value = asyncio.run(_wait_for(value))
         return value
     except BaseException:
-        # How far the run came; the next one goes on from there.
+        # Store how far the run came; the next one continues there.
         with suppress(Exception):
-            driven(task_context.flush())
+            run_without_loop(task_context.flush())
         raise
     finally:
-        # A thread that the task left behind has nothing to report any more.
+        # A thread that the task has left running has nothing to report any more.
         task_context.cancelled = True
 
 
 def main(descriptor: int) -> None:
-    """Serve the parent until it goes away."""
-    _ignore_polite_signals()
-    # Not for the processes that a task may start, and kept open to the very end: the parent
-    # takes its closing for the death of this process.
+    """Serve the parent until it ends."""
+    _ignore_stop_signals()
+    # Not inherited by processes that a task starts, and open to the very end: the parent treats
+    # its closing as the end of this process.
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     code = 0
     try:
         _serve_all(Parent(sock))
     except BaseException:
-        # The edge of the process: the task may have closed the socket under us.
+        # The edge of the process: the task may have closed the socket.
         traceback.print_exc()
         code = 1
-    # At once: a thread that a task left behind must not keep the process.
+    # Immediately: a thread that a task has left running must not keep the process alive.
     os._exit(code)
 
 
 def _serve_all(parent: Parent) -> None:
-    greeting = parent.receive()
-    if greeting is None:
+    message = parent.receive()
+    if message is None:
         return
-    welcome = decode_welcome(greeting)
-    sys.path[:] = welcome.path
-    codec = welcome.codec()
-    rules = () if welcome.rules is None else (welcome.rules.rules(),)
-    server = Server(ChildHost(parent, codec), FunctionCache(welcome.allow), codec, rules)
+    config = decode_config(message)
+    sys.path[:] = config.path
+    codec = config.codec()
+    rules = () if config.rules is None else (config.rules.rules(),)
+    server = TaskServer(ChildServices(parent, codec), FunctionCache(config.allow), codec, rules)
     while (message := parent.receive()) is not None:
-        order = decode_order(message)
-        parent.send(Reply(has_begun=True))
-        parent.send(server.serve(order))
+        request = decode_request(message)
+        parent.send(Reply(has_started=True))
+        parent.send(server.serve(request))
 
 
 def _reply_of(raised: Signal) -> Reply:
@@ -255,10 +255,10 @@ async def _wait_for(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _ignore_polite_signals() -> None:
-    """Leave it to the worker what Ctrl-C and SIGTERM mean for what runs here.
+def _ignore_stop_signals() -> None:
+    """Ignore Ctrl-C and SIGTERM: the worker decides what they mean for the task that runs here.
 
-    By a function that does nothing: processes started by a task would inherit SIG_IGN, and could
+    With a handler that does nothing: processes started by a task would inherit SIG_IGN, and could
     then not be terminated.
     """
     for number in (signal.SIGINT, signal.SIGTERM):

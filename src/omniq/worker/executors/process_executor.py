@@ -1,8 +1,8 @@
 """Supervised child processes for functions with `executor="process"`.
 
-Each child serves one call at a time. When it dies, that one call fails and the child is replaced;
-when a call must stop, its child is killed, with all processes that the task has started. Not
-`ProcessPoolExecutor`, in which one dying child breaks the pool for everybody.
+Each child runs one task at a time. When it dies, that one run fails and the child is replaced;
+when a run must stop, its child is killed, with all processes that the task has started. Not
+`ProcessPoolExecutor`, in which one dying child breaks the pool for all tasks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from omniq._futures import set_result
@@ -31,39 +32,42 @@ from omniq.serialization import (
 from omniq.settings import Settings
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
-from omniq.tasks.steps import recoded
+from omniq.tasks.steps import reencode_checkpoint
 from omniq.worker.executors.process_protocol import (
     HEADER,
     SLACK,
-    Answer,
-    Order,
+    CheckpointReply,
+    ChildConfig,
+    EncodedRules,
     Reply,
-    RuleBook,
+    RunRequest,
     Unserialisable,
-    Welcome,
     decode_reply,
 )
 
-# What a child needs it is told over its socket; what a task must not see is not in its environment.
+# A child receives what it needs over its socket; its environment has no secrets that a task could
+# read.
 _SECRETS = re.compile(r"OMNIQ_(URL|\w*KEYS?|DASHBOARD_\w+)")
 
 _TRIES = 3
-"""How many children may die before one has begun with a call; that is not the call's fault."""
+"""How many children may die before a run has started: the task did not cause that."""
 
 _REAP_SECONDS = 1.0
-"""SIGKILL takes effect at once, but for a process in an uninterruptible system call."""
+"""SIGKILL takes effect immediately, except in an uninterruptible system call."""
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = str(Path(__file__).absolute().parents[3])
+"""The folder that contains the package `omniq`."""
+
 _BOOT = (
-    "import sys; root, life, parent, sock = sys.argv[1:]; del sys.argv[1:]; "
+    "import sys; root, pipe, parent, sock = sys.argv[1:]; del sys.argv[1:]; "
     "sys.path.insert(0, root); "
-    "from omniq.worker.executors.die_with_parent import hold; hold(int(life), int(parent)); "
+    "from omniq.worker.executors.die_with_parent import hold; hold(int(pipe), int(parent)); "
     "from omniq.worker.executors.process_child import main; main(int(sock))"
 )
 
 
-class ProcessSlots:
-    """Children that are started when needed and kept for the next call."""
+class ProcessExecutor:
+    """Child processes that are started when needed and reused for the next run."""
 
     def __init__(
         self,
@@ -79,19 +83,19 @@ class ProcessSlots:
         self._all: set[_Child] = set()
         self._dying: set[asyncio.Future[int]] = set()
         pickles = isinstance(serializer, CloudpickleSerializer)
-        welcome = Welcome(
+        config = ChildConfig(
             path=[str(entry) for entry in sys.path],
             allow=allow,
             max_payload=settings.max_payload,
-            # Of this pool alone: the key of the store is nothing that a task should have.
+            # For this pool alone: a task must not get the key of the storage.
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,
-            rules=None if errors is None else RuleBook.of(errors),
+            rules=None if errors is None else EncodedRules.of(errors),
         )
-        # What the store seals, and how, is nothing that a child should know.
+        # A child must not know whether and how the storage signs its records.
         self._store_codec = None if isinstance(serializer, MsgspecSerializer) else serializer
-        self._codec = welcome.codec()
-        self._welcome = encode_internal(welcome)
-        self._longest = settings.max_payload + SLACK
+        self._codec = config.codec()
+        self._config = encode_internal(config)
+        self._max_message = settings.max_payload + SLACK
 
     async def call(self, task: Task, task_context: TaskContext) -> Any:
         """Run the task in a child. When cancelled, the child is killed.
@@ -99,8 +103,8 @@ class ProcessSlots:
         Raises what the task raised: a `Signal`, or the record of any other exception; and a
         `TaskError` of type WorkerProcessDied when the child died.
         """
-        order = Order(self._codec.encode_task(task), task_context.timeout)
-        reply = await self._serve(encode_internal(order), task_context)
+        request = RunRequest(self._codec.encode_task(task), task_context.timeout)
+        reply = await self._run_in_child(encode_internal(request), task_context)
         if reply.signal is not None:
             raise reply.signal.to_signal()
         if reply.unserialisable is not None:
@@ -112,73 +116,75 @@ class ProcessSlots:
         return result.result
 
     async def close(self) -> None:
-        """End all children, those that run something included, and wait until they are gone."""
+        """Kill all children, also those that run a task, and wait until they have ended."""
         for child in list(self._all):
             self._drop(child)
         self._idle.clear()
         if self._dying:
-            all_gone = asyncio.ensure_future(_gone(self._dying))
-            if not await self._clock.wait(all_gone, _REAP_SECONDS):
-                all_gone.cancel()
+            ended = asyncio.ensure_future(_all_ended(self._dying))
+            if not await self._clock.wait(ended, _REAP_SECONDS):
+                ended.cancel()
 
-    async def _serve(self, order: bytes, task_context: TaskContext) -> Reply:
+    async def _run_in_child(self, request: bytes, task_context: TaskContext) -> Reply:
         died = 0
         for _ in range(_TRIES):
             child = self._take()
             reply = None
             try:
-                if not child.is_welcomed:
-                    await child.send(self._welcome)
-                    child.is_welcomed = True
-                await child.send(order)
-                reply = await self._first_of(child)
+                if not child.is_configured:
+                    await child.send(self._config)
+                    child.is_configured = True
+                await child.send(request)
+                reply = await self._wait_started(child)
                 while not reply.is_final:
-                    await self._attend(reply, child, task_context)
-                    reply = await child.receive(self._longest)
+                    await self._handle(reply, child, task_context)
+                    reply = await child.receive(self._max_message)
             except (OSError, EOFError, SerializationError):
                 died = await self._drop(child)
                 if reply is not None:
-                    raise _died(died) from None
+                    raise _death_of(died) from None
             except BaseException:
                 self._drop(child)
                 raise
             else:
                 self._idle.append(child)
                 return reply
-        raise _died(died)
+        raise _death_of(died)
 
-    async def _attend(self, reply: Reply, child: _Child, task_context: TaskContext) -> None:
-        """Do what the child asks for while it runs."""
+    async def _handle(self, reply: Reply, child: _Child, task_context: TaskContext) -> None:
+        """Pass on a report of the run, or answer its request."""
         progress = reply.progress
         if progress is not None and progress.task_id == task_context.task_id:
             task_context.progress(progress.fraction, progress.message)
         if reply.skipped is not None:
-            task_context.tell_skipped(reply.skipped.step, reply.skipped.error)
-        if reply.ask is not None:
-            answer = await self._answer(reply.ask.checkpoint, task_context)
-            await child.send(encode_internal(answer))
+            task_context.report_skipped_step(reply.skipped.step, reply.skipped.error)
+        if reply.checkpoint_request is not None:
+            checkpoint = reply.checkpoint_request.checkpoint
+            await child.send(encode_internal(await self._reply_to(checkpoint, task_context)))
 
-    async def _answer(self, checkpoint: bytes | None, task_context: TaskContext) -> Answer:
+    async def _reply_to(
+        self, checkpoint: bytes | None, task_context: TaskContext
+    ) -> CheckpointReply:
         task_id, store = task_context.task_id, self._store_codec
         try:
             if checkpoint is None:
                 found = await task_context.load_checkpoint()
                 if found is not None and store is not None:
-                    found = recoded(found, task_id, store, self._codec)
-                return Answer(checkpoint=found)
+                    found = reencode_checkpoint(found, task_id, store, self._codec)
+                return CheckpointReply(checkpoint=found)
             if store is not None:
-                checkpoint = recoded(checkpoint, task_id, self._codec, store)
+                checkpoint = reencode_checkpoint(checkpoint, task_id, self._codec, store)
             await task_context.save_checkpoint(checkpoint)
-            return Answer()
+            return CheckpointReply()
         except StaleClaim:
-            return Answer(is_stale=True)
+            return CheckpointReply(is_stale=True)
         except OmniqError as error:
             is_unfit = isinstance(error, SerializationError)
-            return Answer(error=str(error), is_unfit=is_unfit)
+            return CheckpointReply(error=str(error), is_unfit=is_unfit)
 
-    async def _first_of(self, child: _Child) -> Reply:
-        """The child's word that it begins. What earlier calls left in the socket is dropped."""
-        while not (reply := await child.receive(self._longest)).has_begun:
+    async def _wait_started(self, child: _Child) -> Reply:
+        """The message that the run has started. What earlier runs left in the socket is dropped."""
+        while not (reply := await child.receive(self._max_message)).has_started:
             pass
         return reply
 
@@ -199,7 +205,7 @@ class ProcessSlots:
         return child
 
     def _drop(self, child: _Child) -> asyncio.Future[int]:
-        """Kill the child; how it ended is known when it has been reaped."""
+        """Kill the child; the future has its exit code once it has been reaped."""
         self._all.discard(child)
         ended = child.kill()
         self._dying.add(ended)
@@ -208,21 +214,21 @@ class ProcessSlots:
 
 
 class _Child:
-    """One child process, the leader of its own group, and the socket to it."""
+    """One child process, the leader of its process group, and the socket to it."""
 
     def __init__(self) -> None:
-        self.is_welcomed = False
+        self.is_configured = False
         ours, theirs = socket.socketpair()
-        life, self._lifeline = os.pipe()
+        inherited, self._held_pipe = os.pipe()
         try:
-            self._process = _spawn(life, theirs.fileno())
+            self._process = _spawn(inherited, theirs.fileno())
         except BaseException:
             ours.close()
-            os.close(self._lifeline)
+            os.close(self._held_pipe)
             raise
         finally:
             theirs.close()
-            os.close(life)
+            os.close(inherited)
         ours.setblocking(False)
         self._socket = ours
 
@@ -234,9 +240,9 @@ class _Child:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._socket, HEADER.pack(len(message)) + message)
 
-    async def receive(self, longest: int) -> Reply:
+    async def receive(self, max_message: int) -> Reply:
         (length,) = HEADER.unpack(await self._read(HEADER.size))
-        if length > longest:
+        if length > max_message:
             raise EOFError("the task has written to the worker's socket")
         return decode_reply(await self._read(length))
 
@@ -250,18 +256,18 @@ class _Child:
         return bytes(data)
 
     def kill(self) -> asyncio.Future[int]:
-        """End the process and its group now; its exit code, once it has been reaped."""
-        # Before it is reaped: until then its number cannot be anybody else's.
+        """Kill the process and its group; the future has the exit code once it has been reaped."""
+        # Before it is reaped: until then no other process can have its id.
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signals.SIGKILL)
         self._socket.close()
-        os.close(self._lifeline)
+        os.close(self._held_pipe)
         return self._reap()
 
     def _reap(self) -> asyncio.Future[int]:
-        # In a thread of its own: the loop must not wait for a large process to be torn down, and
-        # the threads of its executor may all be busy with what tasks have put there.
+        # In a separate thread: the loop must not wait for a large process to be torn down, and the
+        # threads of its default executor may all be busy with calls of tasks.
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 
@@ -273,35 +279,35 @@ class _Child:
         try:
             threading.Thread(target=wait, name="omniq-reaper", daemon=True).start()
         except RuntimeError:
-            # No thread to be had: `subprocess` itself reaps it before it starts another.
+            # No thread could be started: `subprocess` reaps the child before it starts another.
             ended.set_result(self._process.poll() or -signals.SIGKILL)
         return ended
 
 
-def _spawn(life: int, sock: int) -> subprocess.Popen[bytes]:
+def _spawn(pipe: int, sock: int) -> subprocess.Popen[bytes]:
     environment = {
         name: value for name, value in os.environ.items() if not _SECRETS.fullmatch(name)
     }
-    numbers = [str(number) for number in (life, os.getpid(), sock)]
+    numbers = [str(number) for number in (pipe, os.getpid(), sock)]
     return subprocess.Popen(
         # Unbuffered: what a task has printed must not be lost when its process is killed.
         [sys.executable, "-u", "-P", "-c", _BOOT, _ROOT, *numbers],
-        pass_fds=(life, sock),
+        pass_fds=(pipe, sock),
         stdin=subprocess.DEVNULL,
         env=environment,
-        # Its own group, so that it can be killed with its own children; and Ctrl-C in the
-        # worker's terminal is the worker's.
+        # A separate group, so that it can be killed with its children, and so that Ctrl-C in the
+        # terminal reaches only the worker.
         start_new_session=True,
     )
 
 
-def _died(code: int) -> TaskError:
-    return TaskError(f"worker_process_died: {_how(code)}", error_type="WorkerProcessDied")
+def _death_of(code: int) -> TaskError:
+    return TaskError(f"worker_process_died: {_describe_exit(code)}", error_type="WorkerProcessDied")
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """
-    >>> _how(-9), _how(7)
+    >>> _describe_exit(-9), _describe_exit(7)
     ('signal 9 (SIGKILL)', 'exit code 7')
     """
     if code >= 0:
@@ -313,5 +319,5 @@ def _how(code: int) -> str:
         return f"signal {-code}"
 
 
-async def _gone(dying: set[asyncio.Future[int]]) -> None:
+async def _all_ended(dying: set[asyncio.Future[int]]) -> None:
     await asyncio.wait(set(dying))

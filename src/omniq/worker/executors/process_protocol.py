@@ -1,4 +1,4 @@
-"""What crosses between a worker and its child processes: codec bytes, never pickles of our own."""
+"""The messages between a worker and its child processes: codec bytes, never plain pickles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omniq.tasks.control import Discard, Retry, Signal, Snooze
 from omniq.tasks.error_rules import ErrorRules, path_of_rule, rule_at
 
 HEADER = struct.Struct(">I")
-"""Comes before each message: its length."""
+"""Precedes each message: its length."""
 
 SLACK = 1024 * 1024
 """How much larger than a result a message may be: a traceback is bounded, but not small."""
@@ -27,15 +27,15 @@ _MAX_REASON = 1000
 
 
 class Unserialisable(OmniqError):
-    """The function returned, and what it returned cannot be carried."""
+    """The function returned a value that cannot be encoded."""
 
     def __init__(self, error: TaskError) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-class RuleBook(msgspec.Struct, frozen=True):
-    """A worker's rules for errors, by the paths of what they name."""
+class EncodedRules(msgspec.Struct, frozen=True):
+    """A worker's error rules, by the import paths of the exceptions and functions in them."""
 
     transient: list[str]
     permanent: list[str]
@@ -43,7 +43,7 @@ class RuleBook(msgspec.Struct, frozen=True):
     only_transient: bool | None
 
     @classmethod
-    def of(cls, rules: ErrorRules) -> RuleBook:
+    def of(cls, rules: ErrorRules) -> EncodedRules:
         """Raises `InvalidTask` for a rule that another process could not find."""
         return cls(
             [path_of_rule(rule) for rule in rules.transient],
@@ -61,29 +61,29 @@ class RuleBook(msgspec.Struct, frozen=True):
         )
 
 
-class Welcome(msgspec.Struct, frozen=True):
-    """The first message to a child: how to find and decode what it will be sent.
+class ChildConfig(msgspec.Struct, frozen=True):
+    """The first message to a child: how to find functions, and how to decode tasks.
 
-    `pickle_key` signs pickles on this one socket; it is not the key of the store.
+    `pickle_key` signs pickles on this one socket; it is not the key of the storage.
     """
 
     path: list[str]
     allow: list[str] | None
     max_payload: int
     pickle_key: str | None
-    rules: RuleBook | None = None
+    rules: EncodedRules | None = None
 
     def codec(self) -> Serializer:
-        """What carries tasks and results across. A little roomier than the store's own limit:
-        a task as it is claimed is larger than it was when it was enqueued."""
+        """The codec of tasks and results. Its limit is above that of the storage: a claimed task is
+        larger than it was when it was enqueued."""
         limit = self.max_payload + SLACK // 2
         if self.pickle_key is None:
             return MsgspecSerializer(max_payload=limit)
         return CloudpickleSerializer(self.pickle_key, max_payload=limit)
 
 
-class Order(msgspec.Struct, frozen=True):
-    """One call for a child to make."""
+class RunRequest(msgspec.Struct, frozen=True):
+    """Asks a child to run one task."""
 
     task: bytes
     timeout: float | None
@@ -118,16 +118,16 @@ class SignalRecord(msgspec.Struct, frozen=True):
                 return Retry(self.reason, delay=self.delay)
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """A child wants the task's checkpoint; or to have this one kept, if it is given."""
+class CheckpointRequest(msgspec.Struct, frozen=True):
+    """A child asks for the task's checkpoint; or to store this one, if it is given."""
 
     checkpoint: bytes | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of it: the checkpoint there is, that the claim has ended, or an error.
+class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The reply to a `CheckpointRequest`: the checkpoint, that the claim has ended, or an error.
 
-    `is_unfit`: the error is that the checkpoint is not one that can be kept, or read.
+    `is_unfit`: the error is that the checkpoint cannot be stored, or read.
     """
 
     checkpoint: bytes | None = None
@@ -137,19 +137,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """A step failed that the task can do without."""
+    """A step failed that the task does not need."""
 
     step: str
     error: str
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message from a child: that it begins, a word on the way, or the end of a call."""
+    """A message from a child: a run has started, reports something, or has ended."""
 
-    has_begun: bool = False
+    has_started: bool = False
     progress: Progress | None = None
     skipped: Skipped | None = None
-    ask: Ask | None = None
+    checkpoint_request: CheckpointRequest | None = None
     result: bytes | None = None
     error: TaskError | None = None
     unserialisable: TaskError | None = None
@@ -157,12 +157,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_final(self) -> bool:
-        """Whether the call has ended."""
+        """Whether the run has ended."""
         ends = (self.result, self.error, self.unserialisable, self.signal)
         return any(end is not None for end in ends)
 
 
-decode_welcome = internal_decoder(Welcome)
-decode_order = internal_decoder(Order)
+decode_config = internal_decoder(ChildConfig)
+decode_request = internal_decoder(RunRequest)
 decode_reply = internal_decoder(Reply)
-decode_answer = internal_decoder(Answer)
+decode_checkpoint_reply = internal_decoder(CheckpointReply)

@@ -1,7 +1,7 @@
-"""The worker's own threads for sync functions: one for each call that is under way.
+"""The worker's threads for sync functions: one for each running call.
 
-Not `ThreadPoolExecutor`: a thread that outlives its timeout cannot be stopped, so it must be
-possible to give it up, put another in its place, and let the process end without it.
+Not `ThreadPoolExecutor`: a thread that outlives its timeout cannot be stopped, so the worker must be
+able to abandon it, start another in its place, and let the process end without it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from omniq.tasks.control import Signal
 from omniq.tasks.signature import as_raised
 
 _Ending = tuple[bool, Any]
-"""Whether the call returned, and what; else what is to be raised in its place."""
+"""Whether the call returned, and its value; otherwise the exception to raise."""
 
 
 class _Job:
-    """A call on its way through a thread. `ending` and `abandoned` change under the slots' lock."""
+    """A call in a thread. `ending` and `abandoned` change under the executor's lock."""
 
     __slots__ = ("abandoned", "call", "ending", "explain", "future", "loop")
 
@@ -40,10 +40,10 @@ class _Job:
         self.abandoned = False
 
 
-class ThreadSlots:
-    """Daemon threads that are started when needed and kept for the next call.
+class ThreadExecutor:
+    """Daemon threads that are started when needed and reused for the next call.
 
-    `on_change` is called, on the event loop, when `leaked` has changed.
+    It calls `on_change`, on the event loop, when `leaked` has changed.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
@@ -53,19 +53,19 @@ class ThreadSlots:
         self._idle = 0
         self._is_closed = False
         self.leaked = 0
-        """Threads that still run a call that was given up."""
+        """How many threads still run a call that was abandoned."""
 
     async def call(
         self, call: Callable[[], Any], *, explain: Callable[[BaseException], BaseException]
     ) -> Any:
         """Make the call in a thread, with the context variables that are set here.
 
-        Raises a `Signal` as it was raised, and in place of any other exception what `explain` makes
-        of it, in the thread. When cancelled, the thread is left to itself; a call that has just
+        Raises a `Signal` as it was raised, and in place of any other exception what `explain`, called
+        in the thread, returns for it. When cancelled, the thread is abandoned; a call that has just
         returned counts.
         """
         job = _Job(partial(contextvars.copy_context().run, call), explain)
-        self._hand_over(job)
+        self._submit(job)
         try:
             succeeded, value = await job.future
         except asyncio.CancelledError:
@@ -86,18 +86,18 @@ class ThreadSlots:
                 self._jobs.put(None)
             self._idle = 0
 
-    def _hand_over(self, job: _Job) -> None:
+    def _submit(self, job: _Job) -> None:
         with self._lock:
             if self._idle:
                 # Counted down here and not by the thread, which may take a while to wake up:
-                # until then another call would count on it too, and wait for both.
+                # until then another call would be given to it too, and wait for both.
                 self._idle -= 1
                 self._jobs.put(job)
                 return
         threading.Thread(target=self._serve, args=(job,), name="omniq-task", daemon=True).start()
 
     def _abandon(self, job: _Job) -> _Ending | None:
-        """Wait for the call no longer; what it came to, if it ended just now."""
+        """Stop waiting for the call; returns how it ended, if it ended just now."""
         with self._lock:
             if job.ending is None:
                 job.abandoned = True
@@ -106,26 +106,26 @@ class ThreadSlots:
 
     def _serve(self, job: _Job | None) -> None:
         while job is not None and self._run(job):
-            # Nothing of the last call may be kept alive by a thread that waits for the next.
+            # A thread that waits for its next call must not hold references of the last one.
             del job
             job = self._jobs.get()
 
     def _run(self, job: _Job) -> bool:
-        """Run one call; False when the thread should end."""
+        """Run one call; returns False when the thread should end."""
         ending = _end_of(job)
         with self._lock:
             job.ending = ending
             was_abandoned = job.abandoned
-            goes_on = not was_abandoned and not self._is_closed
-            self._idle += goes_on
+            is_reusable = not was_abandoned and not self._is_closed
+            self._idle += is_reusable
             self.leaked -= was_abandoned
-        # The loop may be closed: whoever gave this thread up need not have waited for it.
+        # The loop may be closed: a pool that abandoned this thread does not wait for it.
         with suppress(RuntimeError):
             if was_abandoned:
                 job.loop.call_soon_threadsafe(self._on_change)
             else:
                 job.loop.call_soon_threadsafe(set_result, job.future, ending)
-        return goes_on
+        return is_reusable
 
 
 def _end_of(job: _Job) -> _Ending:
@@ -136,10 +136,10 @@ def _end_of(job: _Job) -> _Ending:
     except Signal as raised:
         return False, raised.with_traceback(None)
     except BaseException as error:
-        # Explained here: the exception's own methods are the user's code and may block. What is
-        # made of a task's last one is data, since its traceback would keep every local alive.
+        # Explained here: the methods of the exception are the user's code and may block. The result
+        # is data, since a traceback would keep every local variable alive.
         try:
             return False, job.explain(as_raised(error))
         except BaseException as broken:
-            # Whoever awaits the call must hear of it, whatever the exception does.
+            # The caller must receive an error, whatever the methods of the exception do.
             return False, TaskError.from_exception(broken)

@@ -1,1 +1,9 @@
-"""The parts of `omniq worker`: one process that serves, and several that are looked after."""
+"""The processes of `omniq worker`.
+
+- `supervisor`: `Worker`, which handles signals and exit codes.
+- `pool_process`: the pool in this process, for `--processes 1`.
+- `worker_children`: several worker processes, started and replaced by the supervisor.
+- `worker_child`: the program of one of them.
+- `inbox`: where the main thread waits for signals and messages.
+- `console`: log lines and error messages on stderr, and exit codes.
+"""

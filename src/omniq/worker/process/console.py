@@ -1,7 +1,7 @@
-"""What omniq's own processes say on stderr: log lines, and the one line of a command that failed.
+"""What omniq's processes write to stderr: log lines, and one line for a command that failed.
 
-Only for processes that omniq itself is the application of: the command line and its children. A
-reader that has gone away never breaks them.
+Only for processes whose application is omniq itself: the command line and its children. A closed
+stderr never breaks them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FAILURE = 1
 BAD_USAGE = 2
 NOT_FOUND = 3
 
-_LAST_PATIENCE = 5.0
-"""Seconds the interpreter has to end; threads that an application left behind get no longer."""
+_EXIT_SECONDS = 5.0
+"""Seconds the interpreter has to exit; it does not wait longer for threads of the application."""
 
 _FORMAT = (
     "<dim>{time:YYYY-MM-DD HH:mm:ss.SSS}</dim> <level>{level: <7}</level> <dim>{process}</dim> "
@@ -34,10 +34,10 @@ _FORMAT = (
 
 
 def start_logging(level: str) -> None:
-    """Write log lines of `level` and above to stderr, the application's and omniq's own."""
+    """Write log lines of `level` and above to stderr, of the application and of omniq."""
     log.enable(level)
     logger.remove()
-    # Not `diagnose`: it prints the values of variables, and a task's arguments are nobody's business.
+    # Not `diagnose`: it prints the values of variables, and a task's arguments are private.
     logger.add(
         write,
         level=level.upper(),
@@ -49,15 +49,15 @@ def start_logging(level: str) -> None:
 
 
 def _line(record: Record) -> str:
-    # What omniq says of a task is one line, whatever is in its error; an application's own
-    # messages may have several.
+    # An event of omniq is one line, whatever is in the error of its task; messages of the
+    # application may have several.
     keep = "" if "event" in record["extra"] else "\n\t"
     record["extra"]["shown"] = visible(record["message"], keep=keep)
     return _FORMAT
 
 
 def is_colourful() -> bool:
-    """Whether stderr is a terminal and nobody has asked for plain text (NO_COLOR)."""
+    """Whether stderr is a terminal and NO_COLOR is not set."""
     try:
         return not os.environ.get("NO_COLOR") and sys.stderr.isatty()
     except (AttributeError, ValueError):
@@ -65,9 +65,9 @@ def is_colourful() -> bool:
 
 
 def write(text: str) -> None:
-    """Write to stderr, or not, when there is none or nobody reads it any more."""
-    # EPIPE, EIO of a closed terminal, a descriptor that is gone, no stream at all: in each case
-    # there is nobody to tell, and the work goes on.
+    """Write to stderr; does nothing when there is none or when it is closed."""
+    # EPIPE, EIO of a closed terminal, a closed descriptor, no stream at all: in each case the line
+    # cannot be read, and the work continues.
     try:
         sys.stderr.write(str(text))
         sys.stderr.flush()
@@ -75,8 +75,8 @@ def write(text: str) -> None:
         pass
 
 
-def complain(error: OmniqError | str) -> int:
-    """Say in one line what went wrong; the exit code for it."""
+def report_error(error: OmniqError | str) -> int:
+    """Write one line that says what went wrong; returns the exit code for it."""
     write(f"omniq: {visible(' '.join(str(error).split()))}\n")
     if isinstance(error, TaskNotFound | ScheduleNotFound):
         return NOT_FOUND
@@ -84,11 +84,11 @@ def complain(error: OmniqError | str) -> int:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """The text with everything written out that a terminal would obey instead of showing it.
+    """The text with everything escaped that a terminal would execute instead of showing it.
 
-    Control characters, escape sequences, characters that turn the direction of writing or that
-    have no width: whoever can enqueue a task can choose what is in its error. `keep` lets some
-    through, such as line ends.
+    Control characters, escape sequences, characters that change the direction of writing or that
+    have no width: every caller that can enqueue a task can choose the text of its error. `keep`
+    lists characters to leave as they are, such as line ends.
 
     >>> visible("\\x1b[2Jall is well\\u202e")
     '\\\\x1b[2Jall is well\\\\u202e'
@@ -102,34 +102,34 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def tolerate_any_text() -> None:
-    """Let stdout write out what its encoding has no character for, instead of failing."""
+    """Make stdout escape what its encoding has no character for, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def leave(code: int, *, at_once: bool = False) -> NoReturn:
-    """End a worker's process, whatever its tasks have left behind.
+def exit_process(code: int, *, at_once: bool = False) -> NoReturn:
+    """End a worker's process, whatever its tasks have left running.
 
-    `at_once`: threads are left that must not go on. Otherwise the interpreter ends as usual, but
-    does not wait long for others.
+    `at_once`: threads still run that must not continue. Otherwise the interpreter exits as usual,
+    but does not wait long for other threads.
     """
     flush()
     if at_once:
         os._exit(code)
-    timer = threading.Timer(_LAST_PATIENCE, os._exit, (code,))
+    timer = threading.Timer(_EXIT_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
     sys.exit(code)
 
 
-def start_anew() -> NoReturn:
-    """Become a fresh process with the same command line."""
+def restart_process() -> NoReturn:
+    """Replace this process by a new one with the same command line."""
     flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def flush() -> None:
-    """Write out what is buffered. A closed pipe must not become the exit code of a clean stop."""
+    """Flush both streams. A closed pipe must not become the exit code of a clean stop."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -138,11 +138,11 @@ def flush() -> None:
 
 
 def _detach(stream: object) -> None:
-    """Point the stream at nothing: the interpreter flushes once more when it ends."""
+    """Redirect the stream to /dev/null: the interpreter flushes once more when it exits."""
     try:
         descriptor = stream.fileno()  # type: ignore[attr-defined]
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
     except (OSError, ValueError, AttributeError):
         pass

@@ -1,7 +1,7 @@
-"""One worker process: a pool on an event loop and a thread of its own.
+"""One worker process: a pool on a dedicated thread with its event loop.
 
-The thread that hears signals is another one. It never runs a task, so that no task, however it
-blocks, can keep a worker from being stopped.
+The main thread, which receives signals, never runs a task: a task that blocks cannot keep a worker
+from being stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from omniq import log
+from omniq._backoff import backoff
 from omniq._event_loop import run_to_the_end
 from omniq.errors import (
     OmniqError,
@@ -38,11 +39,11 @@ _GRACE = 0.6
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _RELEASE_SECONDS = 0.4
-"""How long a forced stop may take to give tasks back; with the exit itself it is under a second."""
+"""How long a forced stop may take to release tasks; with the exit itself it is under a second."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker process is to do. Crosses to child processes as JSON."""
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of one worker process. Child processes receive it as JSON."""
 
     modules: tuple[str, ...]
     concurrency: int
@@ -56,20 +57,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The crew claims tasks."""
+    """The runner claims tasks."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The crew has ended: as it was told, or because of `error`, or its processes' exit `code`."""
+    """The runner has ended: as requested, or because of `error`, or with the exit `code` of a child."""
 
     error: BaseException | None = None
     code: int = 0
 
 
 class Recycle(msgspec.Struct, frozen=True):
-    """The process should be replaced by a fresh one: too many of its threads hang.
+    """The process should be replaced by a new one: too many of its threads hang.
 
-    `stuck`: at once, since its event loop hangs as well, in the task `task_id` if that is known.
+    `stuck`: immediately, since its event loop hangs too, in the task `task_id` if that is known.
     """
 
     stuck: bool = False
@@ -79,49 +80,51 @@ class Recycle(msgspec.Struct, frozen=True):
 Notice = Ready | Ended | Recycle
 
 
-class Crew(Protocol):
-    """Who does the work: this process, or several others. Tells of `Ready` and, once, of `Ended`."""
+class PoolRunner(Protocol):
+    """Runs pools, in this process or in others. Sends the notice `Ready` and, once, `Ended`."""
 
     grace: float
-    """Seconds after the time to stop that it may take to give back what still runs."""
+    """Seconds after the shutdown timeout that it may take to release what still runs."""
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start; returns immediately."""
 
     def stop(self, timeout: float | None) -> None:
-        """Claim no more, and end when all runs have, or after `timeout`. Returns at once."""
+        """Stop claiming, and end when all runs have ended, or after `timeout`. Returns immediately."""
 
-    def cut_off(self, guilty: str = "") -> bool:
-        """End now, within a second, whatever runs; whether its tasks could be given back.
+    def release_and_end(self, stuck_task: str = "") -> bool:
+        """End within a second, whatever runs; returns whether the tasks could be released.
 
-        All but `guilty`, the one because of which it ends: that is charged to it, as a crash.
+        It does not release `stuck_task`, the task that made this necessary: that counts as a crash.
         """
 
     def join(self, timeout: float) -> bool:
-        """After `Ended`: whether nothing of it is left running."""
+        """After `Ended`: wait for the end; returns whether nothing of it still runs."""
 
 
-class Serving:
-    """The crew that is this process."""
+class PoolProcess:
+    """Runs one pool in this process."""
 
     grace = _GRACE
 
-    def __init__(self, storage: BaseStorage, plan: Plan, tell: Callable[[Notice], None]) -> None:
+    def __init__(
+        self, storage: BaseStorage, config: WorkerConfig, notify: Callable[[Notice], None]
+    ) -> None:
         self._storage = storage
         self._clock = storage.clock
-        self._plan = plan
-        self._tell = tell
+        self._config = config
+        self._notify = notify
         self._pool = AsyncWorkerPool(
             storage,
-            plan.concurrency,
-            plan.poll_interval,
-            plan.base_retry_delay,
-            queues=plan.queues,
-            lease=plan.lease,
-            allow=plan.modules,
+            config.concurrency,
+            config.poll_interval,
+            config.base_retry_delay,
+            queues=config.queues,
+            lease=config.lease,
+            allow=config.modules,
         )
         self._pool.events.subscribe(self._on_event, kinds=(WorkerRecycling, WorkerStuck))
-        for path in plan.listeners:
+        for path in config.listeners:
             self._pool.events.subscribe(_listener_at(path))
         self._events = Dispatcher()
         log.attach(self._events)
@@ -130,8 +133,8 @@ class Serving:
         self._is_working = False
         self._end: asyncio.Task[None] | None = None
         self._timeout: float | None = None
-        self._stop_asked = False
-        self._cut_off_tasks = False
+        self._is_stop_requested = False
+        self._was_timeout = False
         self._thread = threading.Thread(target=self._run, name="omniq-worker", daemon=True)
 
     def start(self) -> None:
@@ -139,40 +142,40 @@ class Serving:
 
     def stop(self, timeout: float | None) -> None:
         with self._lock:
-            if not self._stop_asked:
-                self._stop_asked, self._timeout = True, timeout
+            if not self._is_stop_requested:
+                self._is_stop_requested, self._timeout = True, timeout
                 if self._loop is not None:
-                    # The loop may have ended by itself a moment ago.
+                    # The loop may have just ended by itself.
                     with suppress(RuntimeError):
-                        self._loop.call_soon_threadsafe(self._heed_stop)
+                        self._loop.call_soon_threadsafe(self._begin_stop)
 
-    def cut_off(self, guilty: str = "") -> bool:
+    def release_and_end(self, stuck_task: str = "") -> bool:
         released = threading.Event()
-        # From a thread that may be left behind: the storage may be what everything hangs on.
-        threading.Thread(target=self._release, args=(released, guilty), daemon=True).start()
+        # From a thread that may be abandoned: perhaps everything hangs because of the storage.
+        threading.Thread(target=self._release, args=(released, stuck_task), daemon=True).start()
         return released.wait(_RELEASE_SECONDS)
 
     def join(self, timeout: float) -> bool:
         self._thread.join(timeout)
-        return not self._thread.is_alive() and not self._cut_off_tasks
+        return not self._thread.is_alive() and not self._was_timeout
 
     def _run(self) -> None:
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
             run_to_the_end(runner, self._serve())
         except BaseException as error:
-            # The edge of the thread: whoever waits for it decides what the error means.
-            self._tell(Ended(error))
+            # The edge of the thread: the supervisor decides what the error means.
+            self._notify(Ended(error))
         else:
-            self._tell(Ended())
-        # After telling: this waits for threads that tasks may have left in the loop's executor.
+            self._notify(Ended())
+        # After the notice: this waits for threads that tasks may have left in the default executor.
         runner.close()
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         with self._lock:
             self._loop = asyncio.get_running_loop()
-            if self._stop_asked:
+            if self._is_stop_requested:
                 self._stopping.set()
         owns_storage = not self._storage.is_open
         try:
@@ -183,26 +186,26 @@ class Serving:
                 await self._storage.close()
 
     async def _work(self) -> None:
-        """From the moment the pool runs until it has ended, as it was told or by itself."""
-        self._tell(Ready())
+        """Wait until the running pool has ended, by request or by itself."""
+        self._notify(Ready())
         self._is_working = True
         if self._stopping.is_set():
-            self._heed_stop()
+            self._begin_stop()
         try:
             await self._pool.wait()
         finally:
             if self._end is not None:
                 await self._end
 
-    def _heed_stop(self) -> None:
-        # The pool hears of it in its loop's next round, before it can claim anything more.
+    def _begin_stop(self) -> None:
+        # The pool stops in the next iteration of its loop, before it can claim anything more.
         self._stopping.set()
         if self._is_working and self._end is None:
             self._end = asyncio.create_task(self._stop_pool())
 
     async def _begin(self) -> None:
-        """Open the storage and start the pool; wait for a server that is away."""
-        pause = 0.0
+        """Open the storage and start the pool; wait for a server that is unreachable."""
+        failures = 0
         while True:
             try:
                 if not self._storage.is_open:
@@ -214,18 +217,21 @@ class Serving:
                 is_server = self._storage.capabilities.reach == "fleet"
                 if not is_server or isinstance(error, StorageCorrupt | StorageRefused):
                     raise
-                if not pause:
+                if not failures:
                     self._events.emit(ChoreFailed.of("open storage", error))
-            pause = min(max(pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
-            await self._clock.sleep(pause * (0.5 + self._clock.random() / 2))
+            jitter = self._clock.random()
+            await self._clock.sleep(
+                backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=jitter)
+            )
+            failures += 1
 
     async def _declare_schedules(self) -> None:
-        """Keep what `@task(cron=…)` says in the worker's modules and in what they consist of."""
-        prefixes = tuple(f"{name}." for name in self._plan.modules)
+        """Store the schedules of `@task(cron=…)` in the worker's modules and their submodules."""
+        prefixes = tuple(f"{name}." for name in self._config.modules)
         modules = [
             module
             for name, module in sorted(sys.modules.items())
-            if name in self._plan.modules or name.startswith(prefixes)
+            if name in self._config.modules or name.startswith(prefixes)
         ]
         builder = TaskBuilder(self._storage.settings, self._storage.clock)
         await AsyncSchedules(self._storage, builder).declare(*modules)
@@ -234,34 +240,34 @@ class Serving:
         try:
             await self._pool.stop(self._timeout)
         except ShutdownTimeout:
-            # Said in the log, task by task; being stopped in time is all that was asked for.
-            self._cut_off_tasks = True
+            # The log names each task that was released. The stop itself was in time.
+            self._was_timeout = True
 
     def _on_event(self, event: Event) -> None:
         match event:
             case WorkerRecycling():
-                self._tell(Recycle())
+                self._notify(Recycle())
             case WorkerStuck(id=task_id):
-                self._tell(Recycle(stuck=True, task_id=task_id))
+                self._notify(Recycle(stuck=True, task_id=task_id))
 
-    def _release(self, released: threading.Event, guilty: str) -> None:
-        """Give back what this worker holds, over a connection and a loop of its own."""
+    def _release(self, released: threading.Event, stuck_task: str) -> None:
+        """Release what this worker holds, over a separate connection and event loop."""
         with suppress(OmniqError, OSError):
-            asyncio.run(self._give_back(guilty))
+            asyncio.run(self._release_held(stuck_task))
             released.set()
 
-    async def _give_back(self, guilty: str) -> None:
+    async def _release_held(self, stuck_task: str) -> None:
         owner = self._storage.owner
         if not owner or not self._storage.is_open:
             return
         async with self._storage.sibling() as sibling:
             held = await sibling.held_by(owner)
-            held.pop(guilty, None)
+            held.pop(stuck_task, None)
             await sibling.record([Released(task_id, token) for task_id, token in held.items()])
 
 
 async def _done_before(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, or drop it when `stopping` is set first; whether it was done."""
+    """Do the work, or cancel it when `stopping` is set first; returns whether it was done."""
     tasks = task, waiting = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     is_done = task.done()

@@ -1,9 +1,9 @@
 """`Worker`: what `omniq worker` runs. Processes, signals, exit codes.
 
-The first SIGTERM or SIGINT: claim no more, wait for what runs up to the shutdown timeout, give the
-rest back uncharged, exit 0. The second one, or SIGQUIT: give back what can be given back within
-half a second, exit 128 + the signal's number. SIGHUP is a SIGTERM where there is a terminal to be
-closed, and ignored elsewhere, and under nohup.
+The first SIGTERM or SIGINT: stop claiming, wait for running tasks up to the shutdown timeout, release
+the rest without using an attempt, exit 0. The second one, or SIGQUIT: release what can be released
+within half a second, exit 128 + the signal's number. SIGHUP counts as SIGTERM where there is a
+terminal that can be closed; it is ignored elsewhere, and under nohup.
 """
 
 from __future__ import annotations
@@ -30,32 +30,40 @@ from omniq.models import check_int, check_name, check_seconds
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
 from omniq.worker.process.inbox import Inbox
-from omniq.worker.process.pool_process import Crew, Ended, Notice, Plan, Ready, Recycle, Serving
-from omniq.worker.process.worker_children import Briefing, Children
+from omniq.worker.process.pool_process import (
+    Ended,
+    Notice,
+    PoolProcess,
+    PoolRunner,
+    Ready,
+    Recycle,
+    WorkerConfig,
+)
+from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildren
 
 MIN_LEASE = 0.5
-"""Seconds. A shorter lease ends while a busy machine is still busy, however often it is renewed."""
+"""Seconds. A shorter lease expires on a busy machine, however often it is renewed."""
 
 _LAST_STEPS = 0.5
 _NEVER = float("inf")
 
 
-class _StopAsked(msgspec.Struct, frozen=True):
+class _StopRequest(msgspec.Struct, frozen=True):
     timeout: float | None
     force: bool = False
     signal: int = 0
 
 
 class _StoppedWhileStarting(BaseException):
-    """A signal came while the user's modules were being imported: nothing has been claimed."""
+    """A signal arrived while the user's modules were being imported: nothing has been claimed."""
 
 
 class Worker:
-    """Runs the functions of some modules as tasks, in one or more processes, until told to stop.
+    """Runs the functions of some modules as tasks, in one or more processes, until it is stopped.
 
-    `storage` is a URL or a storage object; None is the default storage. What is not given is as
-    the settings say. With `processes` above 1 this process runs no task: it keeps that many others
-    running, each with `max_concurrency` slots and a fresh worker id. `listeners` are paths of functions
+    `storage` is a URL or a storage object; None is the default storage. The settings give the values
+    that are not given. With `processes` above 1 this process runs no task: it keeps that many others
+    running, each with `max_concurrency` slots and a new worker id. `listeners` are paths of functions
     that return a listener for the events of a pool; every process calls them.
     """
 
@@ -79,64 +87,64 @@ class Worker:
         else:
             settings = settings or Settings.load()
             self._url, self.storage = storage, open_storage(storage, settings=settings)
-        self._given_storage = isinstance(storage, BaseStorage)
+        self._has_storage_object = isinstance(storage, BaseStorage)
         self._settings = settings = settings or self.storage.settings
         self.processes = processes
-        self.plan = _checked(
-            Plan(
+        self.config = _checked(
+            WorkerConfig(
                 modules=tuple(_name_of(module) for module in modules),
                 concurrency=_or(max_concurrency, settings.concurrency),
                 poll_interval=_or(poll_interval, settings.poll_interval),
                 base_retry_delay=settings.base_retry_delay,
-                # The URL may carry a lease of its own.
+                # The URL may contain a lease.
                 lease=_or(lease, self.storage.settings.lease),
                 shutdown_timeout=_or(shutdown_timeout, settings.shutdown_timeout),
                 queues=None if queues is None else tuple(queues),
                 listeners=tuple(listeners),
             )
         )
-        """What each process is to do."""
+        """The configuration of each process."""
         self._check_processes()
-        self._inbox: Inbox[Notice | _StopAsked] = Inbox()
+        self._inbox: Inbox[Notice | _StopRequest] = Inbox()
         self._clock = self.storage.clock
         self._events = Dispatcher()
         log.attach(self._events)
         self._owns_process = False
         self._is_starting = False
-        self._signals_heard = 0
+        self._signals_received = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.is_ready = False
-        """Whether tasks are claimed: started, and not told to stop."""
-        self.wants_restart = False
-        """Whether `run` returned so that a fresh process takes over: something hangs in this one."""
+        """Whether the worker claims tasks: started, and not stopped."""
+        self.needs_restart = False
+        """Whether `run` returned so that a new process takes over: something hangs in this one."""
         self.was_cut_off = False
-        """Whether tasks still ran when the time to stop was over. Threads may be left that run them."""
+        """Whether tasks still ran at the end of the shutdown timeout. Their threads may still run."""
 
     # Running
 
     def run(self, on_ready: Callable[[], object] = lambda: None) -> int:
-        """Work until a signal says stop; the exit code. Call it from the main thread.
+        """Run until a signal stops the worker; returns the exit code. Call it from the main thread.
 
-        `on_ready` is called once, when tasks are claimed. Raises `OmniqError` when it cannot start,
-        before anything is claimed.
+        It calls `on_ready` once, when it claims tasks. Raises `OmniqError` when it cannot start,
+        before it claims anything.
         """
         self._owns_process = True
-        with self._inbox.woken_by_signals(), self._hearing_signals():
+        with self._inbox.woken_by_signals(), self._handling_signals():
             try:
-                crew = self._crew()
+                runner = self._make_runner()
             except _StoppedWhileStarting:
                 return 0
-            return self._conduct(crew, on_ready)
+            return self._supervise(runner, on_ready)
 
     def start(self) -> None:
-        """Work in the background; returns once tasks are claimed. Signals stay the caller's."""
+        """Run in the background; returns once it claims tasks. It does not handle signals."""
         if self._thread is not None:
             raise SettingsError("this worker has been started already; make a new one")
-        crew = self._crew()
+        runner = self._make_runner()
         ready = threading.Event()
         self._thread = threading.Thread(
-            target=self._conduct_in_background, args=(crew, ready), name="omniq-conductor"
+            target=self._supervise_in_background, args=(runner, ready), name="omniq-supervisor"
         )
         self._thread.daemon = True
         self._thread.start()
@@ -145,9 +153,9 @@ class Worker:
             raise self._error
 
     def stop(self, timeout: float | None = None) -> None:
-        """Claim no more, wait for what runs, and end. For a worker that was started.
+        """Stop claiming, wait for the running tasks, and end. For a worker that was started.
 
-        After `timeout` seconds what still runs is given back, and `ShutdownTimeout` is raised.
+        After `timeout` seconds it releases what still runs, and raises `ShutdownTimeout`.
         """
         check_seconds("timeout", timeout, error=InvalidValue)
         if self._thread is None:
@@ -160,8 +168,8 @@ class Worker:
             raise ShutdownTimeout
 
     def request_stop(self, timeout: float | None, *, force: bool = False) -> None:
-        """Ask the worker to stop, from any thread; returns at once. A later call can only hurry it."""
-        self._inbox.put(_StopAsked(timeout, force))
+        """Ask the worker to stop, from any thread; returns immediately. A later call can shorten it."""
+        self._inbox.put(_StopRequest(timeout, force))
 
     def __enter__(self) -> Self:
         self.start()
@@ -175,12 +183,12 @@ class Worker:
     ) -> None:
         self.stop()
 
-    # Who works
+    # Where the pools run
 
     def _check_processes(self) -> None:
         if self.processes == 1:
             return
-        if self._given_storage:
+        if self._has_storage_object:
             raise SettingsError("processes above 1 need the URL of a storage, not a storage object")
         if self.storage.capabilities.reach == "process":
             raise SettingsError(
@@ -188,88 +196,88 @@ class Worker:
                 "use one process, or a storage that several can share, such as sqlite:///tasks.db"
             )
 
-    def _crew(self) -> Crew:
+    def _make_runner(self) -> PoolRunner:
         if self.processes > 1:
-            briefing = Briefing(
-                plan=self.plan,
+            config = WorkerChildConfig(
+                worker=self.config,
                 url=self._url,
                 settings=_as_data(self._settings),
                 path=sys.path,
                 log_level=log.enabled_level(),
             )
-            return Children(self.processes, briefing, self._inbox.put, self._clock)
+            return WorkerChildren(self.processes, config, self._inbox.put, self._clock)
         self._is_starting = True
         try:
-            for module in self.plan.modules:
+            for module in self.config.modules:
                 _import(module)
         finally:
             self._is_starting = False
-        return Serving(self.storage, self.plan, self._inbox.put)
+        return PoolProcess(self.storage, self.config, self._inbox.put)
 
-    # Conducting
+    # Supervising
 
-    def _conduct(self, crew: Crew, on_ready: Callable[[], object]) -> int:
-        """Pass on what is asked, until the crew has ended; the exit code."""
-        crew.start()
-        has_begun, deadline = False, _NEVER
+    def _supervise(self, runner: PoolRunner, on_ready: Callable[[], object]) -> int:
+        """Pass on requests until the runner has ended; returns the exit code."""
+        runner.start()
+        has_started, deadline = False, _NEVER
         while True:
             match self._next_notice(deadline):
                 case Ready():
-                    has_begun = self.is_ready = True
+                    has_started = self.is_ready = True
                     on_ready()
                 case Ended(error, code):
-                    self.was_cut_off = not crew.join(_LAST_STEPS)
+                    self.was_cut_off = not runner.join(_LAST_STEPS)
                     if error is not None:
                         raise error
                     return code
                 case Recycle(stuck=True, task_id=task_id) if self._owns_process:
-                    self.wants_restart = deadline == _NEVER
-                    return self._cut_off(crew, guilty=task_id)
+                    self.needs_restart = deadline == _NEVER
+                    return self._release_and_end(runner, stuck_task=task_id)
                 case Recycle() if self._owns_process:
-                    self.wants_restart = deadline == _NEVER
-                    deadline = self._stop(crew, deadline, self.plan.shutdown_timeout)
+                    self.needs_restart = deadline == _NEVER
+                    deadline = self._stop(runner, deadline, self.config.shutdown_timeout)
                 case Recycle():
-                    # Not our process to replace. The pool waits for its threads to come back.
+                    # The process belongs to the caller. The pool waits until its threads have returned.
                     pass
-                case _StopAsked(force=True, signal=signal):
-                    return self._cut_off(crew, signal)
-                case _StopAsked(timeout=timeout):
-                    # What does not run yet has nothing to finish.
-                    deadline = self._stop(crew, deadline, timeout if has_begun else 0.0)
+                case _StopRequest(force=True, signal=signal):
+                    return self._release_and_end(runner, signal)
+                case _StopRequest(timeout=timeout):
+                    # A worker that has not started has nothing to finish.
+                    deadline = self._stop(runner, deadline, timeout if has_started else 0.0)
                 case None:
-                    return self._cut_off(crew)
+                    return self._release_and_end(runner)
 
-    def _next_notice(self, deadline: float) -> Notice | _StopAsked | None:
-        """What comes next; None when the deadline has come."""
+    def _next_notice(self, deadline: float) -> Notice | _StopRequest | None:
+        """The next notice; None when the deadline has passed."""
         while True:
             remaining = deadline - self._clock.monotonic()
             notice = self._inbox.get(None if deadline == _NEVER else max(0.0, remaining))
             if notice is not None or remaining <= 0:
                 return notice
 
-    def _stop(self, crew: Crew, deadline: float, timeout: float | None) -> float:
-        """Have the crew stop; the earlier of the old deadline and the new one."""
+    def _stop(self, runner: PoolRunner, deadline: float, timeout: float | None) -> float:
+        """Stop the runner; returns the earlier of the old deadline and the new one."""
         self.is_ready = False
-        crew.stop(timeout)
+        runner.stop(timeout)
         self._events.emit(WorkerStopping(timeout=timeout))
         if timeout is None:
             return deadline
-        return min(deadline, self._clock.monotonic() + timeout + crew.grace)
+        return min(deadline, self._clock.monotonic() + timeout + runner.grace)
 
-    def _cut_off(self, crew: Crew, signal: int = 0, guilty: str = "") -> int:
+    def _release_and_end(self, runner: PoolRunner, signal: int = 0, stuck_task: str = "") -> int:
         self.was_cut_off = True
-        given_back = crew.cut_off(guilty)
+        are_released = runner.release_and_end(stuck_task)
         if signal:
             return 128 + signal
-        return 0 if given_back else 1
+        return 0 if are_released else 1
 
-    def _conduct_in_background(self, crew: Crew, ready: threading.Event) -> None:
+    def _supervise_in_background(self, runner: PoolRunner, ready: threading.Event) -> None:
         try:
-            code = self._conduct(crew, ready.set)
+            code = self._supervise(runner, ready.set)
             if code and not ready.is_set():
                 raise SettingsError(f"no worker process could be started (exit code {code})")
         except BaseException as error:
-            # The edge of the thread: `start` or `stop` raises it where somebody can see it.
+            # The edge of the thread: `start` or `stop` raises it in the caller's thread.
             self._error = error
         finally:
             ready.set()
@@ -277,7 +285,7 @@ class Worker:
     # Signals
 
     @contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
+    def _handling_signals(self) -> Iterator[None]:
         before = {number: signals.getsignal(number) for number in _stop_signals()}
         for number in before:
             signals.signal(number, self._on_signal)
@@ -292,34 +300,34 @@ class Worker:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_starting:
             raise _StoppedWhileStarting
-        self._signals_heard += 1
-        force = self._signals_heard > 1 or number == signals.SIGQUIT
-        self._inbox.put(_StopAsked(self.plan.shutdown_timeout, force, number))
+        self._signals_received += 1
+        force = self._signals_received > 1 or number == signals.SIGQUIT
+        self._inbox.put(_StopRequest(self.config.shutdown_timeout, force, number))
 
 
 def _stop_signals() -> list[signals.Signals]:
-    asked = [signals.SIGTERM, signals.SIGINT, signals.SIGQUIT]
+    numbers = [signals.SIGTERM, signals.SIGINT, signals.SIGQUIT]
     if os.isatty(0) and signals.getsignal(signals.SIGHUP) != signals.SIG_IGN:
-        asked.append(signals.SIGHUP)
-    return asked
+        numbers.append(signals.SIGHUP)
+    return numbers
 
 
-def _checked(plan: Plan) -> Plan:
-    """The plan, or the reason why it cannot work."""
-    if not plan.modules:
+def _checked(config: WorkerConfig) -> WorkerConfig:
+    """Return the configuration; raises if it is not valid."""
+    if not config.modules:
         raise SettingsError("a worker needs the modules whose functions it may run")
-    check_int("max_concurrency", plan.concurrency, low=1, error=InvalidValue)
-    check_seconds("poll_interval", plan.poll_interval, above_zero=True, error=InvalidValue)
-    check_seconds("shutdown_timeout", plan.shutdown_timeout, error=InvalidValue)
-    check_seconds("lease", plan.lease, above_zero=True, error=InvalidValue)
-    if plan.lease < MIN_LEASE:
+    check_int("max_concurrency", config.concurrency, low=1, error=InvalidValue)
+    check_seconds("poll_interval", config.poll_interval, above_zero=True, error=InvalidValue)
+    check_seconds("shutdown_timeout", config.shutdown_timeout, error=InvalidValue)
+    check_seconds("lease", config.lease, above_zero=True, error=InvalidValue)
+    if config.lease < MIN_LEASE:
         raise SettingsError(
-            f"lease={plan.lease:g}: a lease below {MIN_LEASE} s cannot be kept; the heartbeat comes "
-            f"every third of it. A lease is how long others wait for a dead worker: take 5 or more"
+            f"lease={config.lease:g}: a lease below {MIN_LEASE} s cannot be held; the heartbeat "
+            f"renews it every third of that. Other workers wait that long for a dead one: use 5 or more"
         )
-    for name in plan.queues or ():
+    for name in config.queues or ():
         check_name("queue", name, error=InvalidValue)
-    return plan
+    return config
 
 
 def _or(given: Any, default: Any) -> Any:
@@ -338,7 +346,7 @@ def _as_data(settings: Settings) -> dict[str, Any]:
 
 
 def _import(name: str) -> None:
-    """Import a module of the user's, or say in one line why that is not possible."""
+    """Import a module of the user; raises `SettingsError` with the reason in one line."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The other end of `children`: one worker process of several, which obeys its supervisor."""
+"""The program of one worker process of several, which follows the commands of its supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omniq.errors import OmniqError
 from omniq.settings import Settings
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
-from omniq.worker.process.worker_children import READY, Briefing, Force, Order, Stop
+from omniq.worker.process.worker_children import READY, Command, Force, Stop, WorkerChildConfig
 
 _PR_SET_PDEATHSIG = 1
 _RECYCLE = 75
@@ -26,52 +26,52 @@ _RECYCLE = 75
 
 
 def main() -> None:
-    """Do what the supervisor says until it says stop, or is gone."""
+    """Run a worker until the supervisor stops it, or has ended."""
     descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    _hear_of_death_of(parent_pid)
+    _end_with_parent(parent_pid)
     sock = socket.socket(fileno=descriptor)
-    # Not for the processes that a task may start.
+    # Not inherited by processes that a task starts.
     sock.set_inheritable(False)
-    orders = sock.makefile("rb")
-    briefing = msgspec.json.decode(orders.readline(), type=Briefing)
-    sys.path[:] = briefing.path
-    if briefing.log_level is not None:
-        console.start_logging(briefing.log_level)
-    _run(briefing, sock, orders)
+    commands = sock.makefile("rb")
+    config = msgspec.json.decode(commands.readline(), type=WorkerChildConfig)
+    sys.path[:] = config.path
+    if config.log_level is not None:
+        console.start_logging(config.log_level)
+    _run(config, sock, commands)
 
 
-def _run(briefing: Briefing, sock: socket.socket, orders: BufferedReader) -> NoReturn:
-    plan = briefing.plan
+def _run(config: WorkerChildConfig, sock: socket.socket, commands: BufferedReader) -> NoReturn:
+    worker_config = config.worker
     try:
         worker = Worker(
-            briefing.url,
-            plan.modules,
-            plan.concurrency,
-            queues=plan.queues,
-            poll_interval=plan.poll_interval,
-            lease=plan.lease,
-            shutdown_timeout=plan.shutdown_timeout,
-            settings=Settings(**briefing.settings),
-            listeners=plan.listeners,
+            config.url,
+            worker_config.modules,
+            worker_config.concurrency,
+            queues=worker_config.queues,
+            poll_interval=worker_config.poll_interval,
+            lease=worker_config.lease,
+            shutdown_timeout=worker_config.shutdown_timeout,
+            settings=Settings(**config.settings),
+            listeners=worker_config.listeners,
         )
-        threading.Thread(target=_obey, args=(worker, orders), daemon=True).start()
+        threading.Thread(target=_follow_commands, args=(worker, commands), daemon=True).start()
         code = worker.run(on_ready=lambda: _report_ready(sock))
     except OmniqError as error:
-        console.leave(console.complain(error))
-    # Replaced by the supervisor, as whatever ends unasked.
-    console.leave(_RECYCLE if worker.wants_restart else code, at_once=worker.was_cut_off)
+        console.exit_process(console.report_error(error))
+    # The supervisor replaces it, as every child that ends without a command.
+    console.exit_process(_RECYCLE if worker.needs_restart else code, at_once=worker.was_cut_off)
 
 
 def _report_ready(sock: socket.socket) -> None:
-    # A supervisor that is gone by now is heard of by `_obey`, and what runs is given back.
+    # If the supervisor has ended by now, `_follow_commands` notices it and releases what runs.
     with suppress(OSError):
         sock.sendall(READY)
 
 
-def _obey(worker: Worker, orders: BufferedReader) -> None:
-    """Pass on what the supervisor says; its end means: give everything back, nobody looks."""
-    for line in orders:
-        match msgspec.json.decode(line, type=Order):
+def _follow_commands(worker: Worker, commands: BufferedReader) -> None:
+    """Pass on the supervisor's commands; when it has ended, release everything and stop."""
+    for line in commands:
+        match msgspec.json.decode(line, type=Command):
             case Stop(timeout):
                 worker.request_stop(timeout)
             case Force():
@@ -79,8 +79,8 @@ def _obey(worker: Worker, orders: BufferedReader) -> None:
     worker.request_stop(0)
 
 
-def _hear_of_death_of(parent_pid: int) -> None:
-    """Have the kernel send SIGTERM when the parent dies; a second way to hear of it."""
+def _end_with_parent(parent_pid: int) -> None:
+    """Make the kernel send SIGTERM when the parent dies: a second way to notice it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signals.SIGTERM)
     if os.getppid() != parent_pid:

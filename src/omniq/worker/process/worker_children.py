@@ -1,8 +1,8 @@
-"""Several worker processes: started, told to stop, and replaced when they die.
+"""Several worker processes: started, stopped, and replaced when they die.
 
-Each child has a socket to this process. Its plan comes over it, then orders; it answers once, when
-it is ready. When the socket ends, the child knows that nobody looks after it any more. Orders and
-not signals: a signal to the whole process group must not count twice.
+Each child has a socket to this process. It receives its configuration over it, then commands; it
+answers once, when it is ready. When the socket is closed, the child knows that its supervisor has
+ended. Commands and not signals: a signal to the whole process group must not count twice.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from typing import Any
 import msgspec
 
 from omniq import log
+from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.events import Dispatcher, ProcessEnded, ProcessStarted
-from omniq.worker.process.pool_process import Ended, Notice, Plan, Ready
+from omniq.worker.process.pool_process import Ended, Notice, Ready, WorkerConfig
 
 READY = b"r"
 
 _SHORTEST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
 _SETTLED_AFTER = 10.0
-"""Seconds after which a child counts as well, and the next death starts from the shortest pause."""
+"""Seconds after which a child counts as healthy: the next restart has the shortest pause again."""
 
 _LATE = 1.5
-"""Seconds after the time to stop when a child is killed. It has cut off its tasks itself by then."""
+"""Seconds after the shutdown timeout when a child is killed. It has stopped its tasks by then."""
 
 _FORCED = 0.7
 
 
-class Briefing(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a child. Over a socket: a URL or a key must not show in a process list."""
 
-    plan: Plan
+    worker: WorkerConfig
     url: str | None
     settings: dict[str, Any]
     path: list[str]
@@ -48,23 +49,23 @@ class Briefing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Claim no more, and end when all runs have, or after `timeout` seconds."""
+    """Stop claiming, and end when all runs have ended, or after `timeout` seconds."""
 
     timeout: float | None
 
 
 class Force(msgspec.Struct, frozen=True, tag=True):
-    """Give back what can be given back, and end now."""
+    """Release what can be released, and end now."""
 
 
-Order = Stop | Force
+Command = Stop | Force
 
 
-class Children:
-    """The crew of several processes.
+class WorkerChildren:
+    """Runs pools in several child processes.
 
-    The first one is started alone: what it cannot do, such as import the modules, the others cannot
-    either, and the reason is said once.
+    The first child is started alone: what it cannot do, such as import the modules, the others
+    cannot either, and the reason is reported once.
     """
 
     grace = _LATE + 0.2
@@ -72,17 +73,17 @@ class Children:
     def __init__(
         self,
         count: int,
-        briefing: Briefing,
-        tell: Callable[[Notice], None],
+        config: WorkerChildConfig,
+        notify: Callable[[Notice], None],
         clock: Clock,
     ) -> None:
-        self._tell = tell
+        self._notify = notify
         self._lock = threading.Lock()
         self._is_ready = False
         self._codes: list[int] = []
         events = Dispatcher()
         log.attach(events)
-        message = msgspec.json.encode(briefing)
+        message = msgspec.json.encode(config)
         self._slots = [
             _Slot(message, clock, events, self._on_ready, self._on_end) for _ in range(count)
         ]
@@ -93,11 +94,11 @@ class Children:
             self._start(1)
 
     def stop(self, timeout: float | None) -> None:
-        for slot in self._all_told_to_stop():
+        for slot in self._stop_starting():
             slot.stop(timeout)
 
-    def cut_off(self, guilty: str = "") -> bool:
-        slots = self._all_told_to_stop()
+    def release_and_end(self, stuck_task: str = "") -> bool:
+        slots = self._stop_starting()
         for slot in slots:
             slot.force()
         for slot in slots:
@@ -116,9 +117,9 @@ class Children:
             slot.start()
         self._started = max(self._started, count)
 
-    def _all_told_to_stop(self) -> list[_Slot]:
+    def _stop_starting(self) -> list[_Slot]:
         with self._lock:
-            # None is started after this.
+            # No slot is started after this.
             self._is_ready = True
             return self._slots[: self._started]
 
@@ -128,18 +129,18 @@ class Children:
                 return
             self._is_ready = True
             self._start(len(self._slots))
-        self._tell(Ready())
+        self._notify(Ready())
 
     def _on_end(self, code: int) -> None:
         with self._lock:
             self._codes.append(code)
             if len(self._codes) < self._started:
                 return
-        self._tell(Ended(code=max(self._codes)))
+        self._notify(Ended(code=max(self._codes)))
 
 
 class _Slot:
-    """Keeps one child running: starts it, and another in its place when it ends."""
+    """Keeps one child running: starts it, and starts another in its place when it ends."""
 
     def __init__(
         self,
@@ -158,23 +159,25 @@ class _Slot:
         self._child: _Child | None = None
         self._stopping = threading.Event()
         self._was_ready = False
-        # Alive as long as its child: the kernel takes the death of the thread that started a
-        # process for the death of the parent.
-        self._thread = threading.Thread(target=self._keep, name="omniq-supervisor", daemon=True)
+        # Alive as long as its child: the kernel treats the end of the thread that started a process
+        # as the end of the parent.
+        self._thread = threading.Thread(
+            target=self._keep_running, name="omniq-supervisor", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout: float | None) -> None:
-        self._order(Stop(timeout))
+        self._send(Stop(timeout))
         if timeout is not None:
             self.kill_after(timeout + _LATE)
 
     def force(self) -> None:
-        self._order(Force())
+        self._send(Force())
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the child if it is there after so long. What it holds is given back by its lease."""
+        """Kill the child if it still runs after that time. Its claims end with its lease."""
         child = self._child
         if child is not None:
             timer = threading.Timer(seconds, child.kill)
@@ -184,58 +187,58 @@ class _Slot:
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
-    def _order(self, order: Order) -> None:
+    def _send(self, command: Command) -> None:
         with self._lock:
             self._stopping.set()
             child = self._child
             if child is not None:
-                child.send(order)
+                child.send(command)
                 if not child.is_ready:
-                    # Its orders wait until it has imported its modules; a signal does not.
+                    # It reads commands only after it has imported its modules; a signal does not wait.
                     child.interrupt()
 
-    def _keep(self) -> None:
+    def _keep_running(self) -> None:
         deaths = 0
         while True:
             began = self._clock.monotonic()
             try:
                 child = self._start_child()
             except OSError as error:
-                # Out of memory or of processes: that may pass.
-                child, how = None, str(error)
+                # Out of memory or of processes: that may be temporary.
+                child, reason = None, str(error)
             else:
                 if child is None:
                     return self._on_end(0)
                 code = self._watch(child)
-                if (last := self._last_word(child, code)) is not None:
+                if (last := self._final_code(child, code)) is not None:
                     return self._on_end(last)
-                how = _how(code)
+                reason = _describe_exit(code)
             deaths = 0 if self._clock.monotonic() - began > _SETTLED_AFTER else deaths + 1
-            pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** min(deaths, 20))
+            pause = backoff(deaths, first=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
             pid = 0 if child is None else child.pid
-            self._events.emit(ProcessEnded(pid=pid, how=how, restart_in=pause))
+            self._events.emit(ProcessEnded(pid=pid, how=reason, restart_in=pause))
             self._stopping.wait(pause)
 
     def _start_child(self) -> _Child | None:
-        """A new child; None when none is wanted any more."""
+        """A new child; None when the slot was stopped."""
         with self._lock:
             if self._stopping.is_set():
                 return None
             self._child = _Child.start(self._message)
             return self._child
 
-    def _last_word(self, child: _Child, code: int) -> int | None:
-        """The exit code of the slot if this child was its last; None when another takes its place."""
+    def _final_code(self, child: _Child, code: int) -> int | None:
+        """The exit code of the slot if this child was its last; None when another replaces it."""
         if self._stopping.is_set():
-            # One that was never ready held nothing; one that did not end well may have.
+            # A child that was never ready held no task; one that failed may have.
             return int(child.is_ready and code != 0)
         if not self._was_ready and code > 0:
-            # It said why on stderr, and the next one would say the same.
+            # It wrote the reason to stderr, and the next one would fail in the same way.
             return code
         return None
 
     def _watch(self, child: _Child) -> int:
-        """Wait for the child's end; its exit code."""
+        """Wait until the child has ended; returns its exit code."""
         self._events.emit(ProcessStarted(pid=child.pid))
         if child.wait_ready():
             self._was_ready = True
@@ -271,24 +274,24 @@ class _Child:
                 ],
                 pass_fds=(descriptor,),
                 stdin=subprocess.DEVNULL,
-                # A session of its own: Ctrl-C and a closed terminal reach the supervisor, which
+                # A separate session: Ctrl-C and a closed terminal reach the supervisor, which
                 # passes them on once.
                 start_new_session=True,
             )
         child = cls(process, ours)
-        child._send(message)
+        child._write(message)
         return child
 
-    def send(self, order: Order) -> None:
-        self._send(msgspec.json.encode(order))
+    def send(self, command: Command) -> None:
+        self._write(msgspec.json.encode(command))
 
-    def _send(self, message: bytes) -> None:
-        # A child that has just died is noticed by whoever waits for it.
+    def _write(self, message: bytes) -> None:
+        # The slot's thread, which waits for the child, notices that it has died.
         with suppress(OSError):
             self._socket.sendall(message + b"\n")
 
     def wait_ready(self) -> bool:
-        """Whether the child came so far as to claim tasks; False when it ended before."""
+        """Wait until the child claims tasks; returns False when it ended before."""
         with suppress(OSError):
             self.is_ready = self._socket.recv(1) == READY
         return self.is_ready
@@ -300,17 +303,17 @@ class _Child:
         self._process.terminate()
 
     def kill(self) -> None:
-        # `Popen` knows a process it has waited for, and sends nothing to whoever has its pid now.
+        # `Popen` sends nothing to a process it has waited for, whose pid may belong to another now.
         self._process.kill()
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _how(code: int) -> str:
-    """How a process ended, in words.
+def _describe_exit(code: int) -> str:
+    """How a process ended, for people.
 
-    >>> _how(-9), _how(3)
+    >>> _describe_exit(-9), _describe_exit(3)
     ('SIGKILL', 'exit code 3')
     """
     if code >= 0:

@@ -1,17 +1,18 @@
--- Keeps new tasks, all or none.
--- uses: request writes waking places inserting
+-- Stores new tasks, all or none.
+-- uses: request writes wakeups places task_sets insert
 -- keys: tasks nonces
--- request   3 nonce of the call, 4 max_pending or 0, 5 rows (see inserting),
---           6 whether a task may be gone again before this call could be repeated;
+-- request   3 nonce of the call, 4 max_pending or 0, 5 rows (see lib/insert),
+--           6 whether a task may have expired before this call could be repeated;
 --           if not, the rows may be those of several calls
--- returns   { 'taken', id }, { 'full' }, or { 'kept', id, … } with the id that stands for each row
-local nonce, max_pending, rows, is_brief = request[3], request[4], request[5], request[6] == 1
-local NONCE_KEPT = 600 -- seconds
+-- returns   { 'taken', id }, { 'full' }, or { 'stored', id, … } with the id of the task for each row:
+--           its own, or that of the task that holds its unique key
+local nonce, max_pending, rows, has_short_ttl = request[3], request[4], request[5], request[6] == 1
+local NONCE_SECONDS = 600 -- for which a nonce is stored
 
--- What the first call enqueued may have run and left nothing behind.
-local was_done = is_repeat and is_brief and redis.call('ZSCORE', nonces, nonce)
+-- The tasks of the first call may have run and left no record.
+local was_done = is_repeat and has_short_ttl and redis.call('ZSCORE', nonces, nonce)
 
-local answer, fresh, keys = { 'kept' }, {}, {}
+local answer, fresh, keys = { 'stored' }, {}, {}
 local known = records_of(rows)
 for position, row in ipairs(rows) do
   local id, key = row[1], row[7]
@@ -30,11 +31,11 @@ end
 if is_full(#fresh, max_pending) then return { 'full' } end
 if #fresh > 0 then
   insert(fresh)
-  if is_brief then
+  if has_short_ttl then
     redis.call('ZADD', nonces, now, nonce)
-    redis.call('ZREMRANGEBYSCORE', nonces, '-inf', now - NONCE_KEPT * 1000000)
-    redis.call('EXPIRE', nonces, NONCE_KEPT)
+    redis.call('ZREMRANGEBYSCORE', nonces, '-inf', now - NONCE_SECONDS * 1000000)
+    redis.call('EXPIRE', nonces, NONCE_SECONDS)
   end
-  send_wakes()
+  send_wakeups()
 end
 return answer

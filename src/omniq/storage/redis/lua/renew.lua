@@ -1,17 +1,14 @@
 -- Extends the lease of an owner.
--- uses: request held_rows
--- keys: leases workers places idle resting
--- request   3 owner, 4 length in microseconds, 5 who it is, 6 whether this is its first lease
--- returns   'lost' when it had one and has none any more; else whether it is paused, and
---           id and place of all it holds
+-- uses: request held
+-- keys: leases workers idle paused_workers
+-- request   3 owner, 4 length in microseconds, 5 its worker record, 6 whether this is its first lease
+-- returns   'lost' when it had a lease and has none any more; else whether it is paused, and
+--           id and place of each task it holds
 local owner, length, info, is_first = request[3], request[4], request[5], request[6] == 1
 if not is_first and not redis.call('ZSCORE', leases, owner) then return 'lost' end
-redis.call('HDEL', idle, '') -- as in turn: allowed when memory is full
+redis.call('HDEL', idle, '') -- as in record_and_claim: then writing is allowed when memory is full
 redis.call('ZADD', leases, now + length, owner)
 redis.call('HSET', workers, owner, info)
-local answer = { redis.call('SISMEMBER', resting, owner) }
-for _, id in ipairs(held_ids(owner)) do
-  answer[#answer + 1] = id
-  answer[#answer + 1] = redis.call('HGET', places, id) or ''
-end
+local answer = { redis.call('SISMEMBER', paused_workers, owner) }
+append_places(answer, owner)
 return answer

@@ -1,4 +1,4 @@
--- Make tasks the owner's. What `_rows.claim` does to a row, to all rows of a claim at once.
+-- Claims tasks for an owner: applies `row_rules.claim` to all rows of a claim.
 -- :owner, :now, :seqs (a JSON array)
 UPDATE omniq_live
 SET place = 4, status = 'running', owner = :owner, token = token + 1, started_at = :now,

@@ -1,6 +1,6 @@
--- The task with that id that has ended: its dead letter's state if there is one, else the finished
--- one unless it is past its time.
--- {columns} see _sqlite.tables; `state` there has no owner
+-- The ended task with that id: the state of its dead letter and of its finished record, unless that
+-- has expired.
+-- {columns} see tables.py; `state` here has no owner
 -- :id, :now
 -- returns   a JSON array of rows, the dead one first
 SELECT json_group_array(json_array({columns}))

@@ -1,7 +1,7 @@
 -- The record of one task, live or finished.
--- {columns} see _sqlite.tables
+-- {columns} see tables.py
 -- :id, :now
--- returns   a row as JSON; then finished_at, expires_at and result, which are NULL while it lives
+-- returns   a row as JSON; then finished_at, expires_at and result, which are NULL for a live task
 SELECT json_array({columns}), finished.finished_at, finished.expires_at, finished.result
 FROM omniq_tasks AS tasks
 LEFT JOIN omniq_live AS live ON live.seq = tasks.seq

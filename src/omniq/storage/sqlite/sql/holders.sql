@@ -1,4 +1,4 @@
--- The owners that hold something: from one name to the next in the index.
+-- The owners that hold tasks. Reads one index entry for each owner, not one for each task.
 -- returns   a JSON array of owners
 WITH RECURSIVE owners (owner) AS (
     SELECT (SELECT owner FROM omniq_live WHERE place = 4 AND owner > '' ORDER BY owner LIMIT 1)

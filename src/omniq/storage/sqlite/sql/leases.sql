@@ -1,8 +1,8 @@
--- The leases of a store's owners, version 2, in a database beside it: a process that is stopped in
--- the middle of a write to the store must not end the lease of anybody else.
+-- The leases of a store's owners, version 2, in a separate database: a process that is stopped in
+-- the middle of a write to the store must not make the leases of other owners expire.
 --
--- `until` counts by the boot clock of `boot_id`. A fenced owner stays, so that it cannot renew;
--- `at` (microseconds since 1970) says when it was last written, for pruning.
+-- `until` is a time of the boot clock, valid in the boot `boot_id`. The row of a fenced owner stays,
+-- so that it cannot renew; `at` (microseconds since 1970) is the time of the last write, for pruning.
 
 CREATE TABLE omniq_leases (
     owner   TEXT PRIMARY KEY,
@@ -13,5 +13,5 @@ CREATE TABLE omniq_leases (
     info    BLOB
 ) WITHOUT ROWID;
 
--- Workers that an operator has paused; they go with their leases.
+-- Workers that an operator has paused. A row is deleted when the owner's lease ends.
 CREATE TABLE omniq_resting (owner TEXT PRIMARY KEY) WITHOUT ROWID

@@ -1,5 +1,5 @@
 -- The live tasks with these ids.
--- {columns} see _sqlite.tables
+-- {columns} see tables.py
 -- :ids      a JSON array
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))

@@ -1,5 +1,5 @@
--- Everything an owner holds.
--- {columns} see _sqlite.tables
+-- The tasks that an owner holds.
+-- {columns} see tables.py
 -- :owner
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))

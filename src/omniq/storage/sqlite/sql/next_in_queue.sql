@@ -1,6 +1,6 @@
--- The first tasks of a queue, in the order they are to be claimed.
+-- The first tasks of a queue, in claim order.
 -- {place}   0 for ready tasks, 1 for suspects
--- {columns} see _sqlite.tables
+-- {columns} see tables.py
 -- :source (the queue), :limit, :skip
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))

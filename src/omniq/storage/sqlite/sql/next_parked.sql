@@ -1,5 +1,5 @@
--- The first tasks of a lot, in the order they are to be claimed.
--- {columns} see _sqlite.tables
+-- The first tasks of a lot, in claim order.
+-- {columns} see tables.py
 -- :source (the lot), :limit, :skip
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))

@@ -1,4 +1,4 @@
--- The lots in which tasks are parked, each with the order of its first task.
+-- The lots of parked tasks, each with the order of its first task.
 -- returns   a JSON array of [priority, due, seq, lot]
 WITH RECURSIVE lots (lot) AS (
     SELECT (SELECT lot FROM omniq_live WHERE place = 3 AND lot > '' ORDER BY lot LIMIT 1)

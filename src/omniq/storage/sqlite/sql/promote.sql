@@ -1,7 +1,7 @@
--- Move tasks that have come due to where claims look, the earliest first.
--- :due_by   what is visible by then is due
--- :limit    at most that many, so that one transaction stays short
--- changes() how many were moved
+-- Moves delayed tasks that have become due to the ready places, the earliest first.
+-- :due_by   tasks that are visible by then are due
+-- :limit    the maximum, so that one transaction stays short
+-- changes() the number of moved tasks
 UPDATE omniq_live
 SET place = CASE WHEN lot IS NULL THEN crashes > 0 ELSE 3 END
 WHERE place = 2 AND seq IN (

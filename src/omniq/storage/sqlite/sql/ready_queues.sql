@@ -1,9 +1,9 @@
--- The queues that have something to claim, each with the order of its first task.
+-- The queues that have tasks to claim, each with the order of its first task.
 -- {place}   0 for ready tasks, 1 for suspects
 -- {names}   where the names come from: all_queues, or given_queues (:queues, a JSON array)
 -- returns   a JSON array of [priority, due, seq, queue]
 WITH RECURSIVE
-    -- From one name to the next in the index: costs a lookup for each queue, not for each task.
+    -- Reads one index entry for each queue, not one for each task.
     all_queues (queue) AS (
         SELECT (SELECT queue FROM omniq_live WHERE place = {place} AND queue > '' ORDER BY queue LIMIT 1)
         UNION ALL

@@ -1,7 +1,7 @@
--- Some tasks of a stretch in the order of enqueue, the last one first.
--- {columns} see _sqlite.tables
--- {found}   the seq of what is in question, see _sqlite.scanning
--- :limit, :now, :floor (included), :before (not), and those that {found} names
+-- Tasks between two positions in the order of enqueue, the newest first.
+-- {columns} see tables.py
+-- {found}   a query for the seq of matching tasks, see scan.py
+-- :limit, :now, :lowest_seq (inclusive), :before (exclusive), and the parameters of {found}
 -- returns   a JSON array of rows
 SELECT json_group_array(json_array({columns}))
 FROM (SELECT seq FROM ({found}) ORDER BY seq DESC LIMIT :limit) AS page

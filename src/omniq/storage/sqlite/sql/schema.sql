@@ -1,8 +1,8 @@
 -- The tables of an SQLite store, version 2. Times are microseconds since 1970.
 --
--- A task has one line in omniq_tasks, which does not change, for as long as anything of it is kept;
--- and its state in omniq_live until it ends, then in omniq_finished until its result_ttl. A dead
--- letter is in omniq_dead besides. All four share `seq`, the order of enqueue.
+-- A task has one row in omniq_tasks, which does not change, as long as any other row of it is
+-- stored. Its state is in omniq_live until it ends, then in omniq_finished until its result_ttl has
+-- passed. A dead letter also has a row in omniq_dead. All four share `seq`, the order of enqueue.
 
 CREATE TABLE omniq_tasks (
     seq        INTEGER PRIMARY KEY,
@@ -20,10 +20,10 @@ CREATE TABLE omniq_tasks (
     body       BLOB    NOT NULL
 );
 
--- `place` says where a claim looks for the task: 0 ready, 1 ready and a suspect, 2 not due yet,
--- 3 parked under a gate, 4 held by `owner`. `lot` is where parked tasks wait together:
--- "suspect/queue/gate", suspect being 0 or 1. `attached` is 1 when a checkpoint, progress or newest
--- result may have to go with it. The defaults are those of a new task.
+-- `place` shows how a claim finds the task: 0 ready, 1 ready and a suspect, 2 not due yet, 3 parked
+-- under a gate, 4 held by `owner`. `lot` is the group of parked tasks that the task belongs to:
+-- "suspect/queue/gate", where suspect is 0 or 1. `attached` is 1 when a checkpoint, progress or newest
+-- result may have to be deleted when the task ends. The defaults are those of a new task.
 CREATE TABLE omniq_live (
     seq              INTEGER PRIMARY KEY,
     place            INTEGER NOT NULL,
@@ -47,14 +47,14 @@ CREATE TABLE omniq_live (
     history          BLOB
 );
 
--- One small index for each place, so that a claim never walks over what it cannot take.
+-- One small index for each place, so that a claim never reads tasks of other places.
 CREATE INDEX omniq_ready ON omniq_live (queue, priority DESC, due) WHERE place = 0;
 CREATE INDEX omniq_suspects ON omniq_live (queue, priority DESC, due) WHERE place = 1;
 CREATE INDEX omniq_delayed ON omniq_live (visible) WHERE place = 2;
 CREATE INDEX omniq_parked ON omniq_live (lot, priority DESC, due) WHERE place = 3;
 CREATE INDEX omniq_held ON omniq_live (owner) WHERE place = 4;
 CREATE INDEX omniq_held_suspects ON omniq_live (owner) WHERE place = 4 AND crashes > 0;
--- For readers: tasks that failed once wait among very many that did not.
+-- For readers, which search for the few tasks that have failed among very many others.
 CREATE INDEX omniq_retrying ON omniq_live (seq) WHERE status = 'retrying';
 CREATE UNIQUE INDEX omniq_unique ON omniq_live (unique_key) WHERE unique_key IS NOT NULL;
 
@@ -79,7 +79,7 @@ CREATE TABLE omniq_finished (
 -- Serves the purge, and covers the count by status.
 CREATE INDEX omniq_finished_expiry ON omniq_finished (expires_at, status);
 
--- For readers, too. What ended well costs nothing here.
+-- For readers, too. Successful tasks are not in this index.
 CREATE INDEX omniq_ended_badly ON omniq_finished (status, seq) WHERE status <> 'success';
 
 CREATE TABLE omniq_dead (
@@ -112,7 +112,8 @@ CREATE TABLE omniq_checkpoints (
     checkpoint BLOB    NOT NULL
 ) WITHOUT ROWID;
 
--- `schedule` is the schedule without its task; `task` is that, as the serializer encodes it.
+-- `schedule` is the schedule without its task's arguments; `task` is the task, encoded by the
+-- serializer.
 CREATE TABLE omniq_schedules (
     id       TEXT PRIMARY KEY,
     version  INTEGER NOT NULL,
@@ -124,5 +125,5 @@ CREATE TABLE omniq_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
 
 CREATE TABLE omniq_gates (key TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
 
--- Owners that may claim nothing more. The leases themselves are in a database of their own.
+-- Owners that are fenced and may not claim. The leases themselves are in a separate database.
 CREATE TABLE omniq_fences (owner TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID

@@ -1,4 +1,4 @@
--- Which of these tasks an owner holds, and what of their state others may have changed meanwhile.
+-- The tasks among these that an owner holds, with the columns that others may have changed.
 -- :owner, :seqs (a JSON array)
 -- returns   a JSON array of [seq, token, cancel_requested, attached]
 SELECT json_group_array(json_array(live.seq, live.token, live.cancel_requested, live.attached))

@@ -1,7 +1,7 @@
--- What a claim has to look after, in one glance.
+-- Which kinds of tasks a claim has to consider.
 -- :owner, :due_by
--- returns   whether something came due, whether something is parked, whether there are suspects,
---           whether the owner holds one
+-- returns   whether delayed tasks are due, whether tasks are parked, whether there are suspects,
+--           whether the owner holds a suspect
 SELECT
     EXISTS (SELECT 1 FROM omniq_live WHERE place = 2 AND visible <= :due_by),
     EXISTS (SELECT 1 FROM omniq_live WHERE place = 3 AND lot > ''),

@@ -1,4 +1,4 @@
-"""`manage.py omniq_worker`: run the tasks of the installed applications."""
+"""`manage.py omniq_worker`: runs the tasks of the installed applications."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from omniq.worker.process.supervisor import Worker
 
 
 class Command(BaseCommand):
-    help = "Run tasks until told to stop: SIGTERM or Ctrl-C lets what runs finish."
+    help = "Run tasks until SIGTERM or Ctrl-C; running tasks may then finish."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The options of `omniq worker` that matter most; the settings have the others."""
+        """The main options of `omniq worker`; settings configure the others."""
         parser.add_argument(
             "modules", nargs="*", help="default: the module `tasks` of each installed application"
         )
-        parser.add_argument("--backend", default="default", help="which of TASKS")
-        parser.add_argument("--concurrency", type=int, help="tasks at a time, in each process")
+        parser.add_argument("--backend", default="default", help="key in TASKS")
+        parser.add_argument("--concurrency", type=int, help="tasks at a time per process")
         parser.add_argument("--processes", type=int, default=1)
-        parser.add_argument("--queues", help="only these, such as a,b")
+        parser.add_argument("--queues", help="only these queues, for example a,b")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Work; returns when told to stop."""
+        """Run the worker until it stops."""
         settings = Settings.load()
         console.start_logging(settings.log_level)
         queues = options["queues"]
@@ -45,9 +45,9 @@ class Command(BaseCommand):
             code = worker.run()
         except OmniqError as error:
             raise CommandError(str(error)) from error
-        if worker.wants_restart:
-            console.start_anew()
-        console.leave(code, at_once=worker.was_cut_off)
+        if worker.needs_restart:
+            console.restart_process()
+        console.exit_process(code, at_once=worker.was_cut_off)
 
     def _url(self, alias: str) -> str | None:
         framework = __import__(tasks.FRAMEWORK, fromlist=["task_backends"])
@@ -59,12 +59,12 @@ class Command(BaseCommand):
 
 
 def _modules() -> list[str]:
-    """The modules called `tasks` of the installed applications."""
+    """The `tasks` modules of the installed applications."""
     found = [
         f"{config.name}.tasks"
         for config in apps.get_app_configs()
         if config.module is not None and module_has_submodule(config.module, "tasks")
     ]
     if not found:
-        raise CommandError("no installed application has a module `tasks`; name modules")
+        raise CommandError("no installed application has a module `tasks`: pass module names")
     return found

@@ -1,0 +1,40 @@
+"""The task of `benchmarks.compare`: does nothing, and reports what the worker spent on all of them.
+
+The first run notes the CPU time, the clock and the counters of `/proc/self/io`; the last one writes
+the differences to the file that `COMPARE_REPORT` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+_COUNT = int(os.environ.get("COMPARE_TASKS", "0"))
+_ran = 0
+_before: dict[str, float] = {}
+
+
+def _counters() -> dict[str, float]:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    io = {name: float(value) for name, value in (line.split(": ") for line in lines)}
+    return {
+        "cpu": time.process_time(),
+        "seconds": time.monotonic(),
+        "calls": io["syscr"] + io["syscw"],
+        "bytes": io["rchar"] + io["wchar"],
+    }
+
+
+async def noop(number: int) -> None:
+    """Count this run; the first and the last of all tasks read the counters."""
+    global _ran
+    if _ran == 0:
+        _before.update(_counters())
+    _ran += 1
+    if _ran == _COUNT:
+        spent = {name: value - _before[name] for name, value in _counters().items()}
+        report = Path(os.environ["COMPARE_REPORT"])
+        report.with_suffix(".new").write_text(json.dumps(spent))
+        report.with_suffix(".new").rename(report)

@@ -1,0 +1,96 @@
+"""A producer that records its requests and the replies of the storage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+
+import msgspec
+
+from chaos.history import Journal
+from chaos.work import Plan
+from omniq.errors import OmniqError, StorageError
+from omniq.models import Limit, Task
+from omniq.storage.base import BaseStorage
+
+WORK = "chaos.work.work"
+_TRIES = 40
+_GIVE_UP_CHANCE = 0.1
+_PAUSE = 0.3
+_NEWEST = 100
+
+
+class Producer:
+    """Enqueues and cancels through one storage, which may fail at any time."""
+
+    def __init__(self, storage: BaseStorage, journal: Journal, draw: random.Random) -> None:
+        self._storage = storage
+        self._journal = journal
+        self._draw = draw
+        self.enqueued: deque[str] = deque(maxlen=_NEWEST)
+
+    async def enqueue(self, task_id: str, plan: Plan) -> None:
+        """Enqueue, usually until it is acknowledged; otherwise the outcome is unknown."""
+        task = self._task(task_id, plan)
+        self._journal.note("enqueue.try", task_id, value=msgspec.to_builtins(plan))
+        for _ in range(_TRIES):
+            try:
+                (stored,) = await self._storage.enqueue_many([task], nonce=task_id)
+            except StorageError:
+                if self._draw.random() < _GIVE_UP_CHANCE:
+                    return
+                await asyncio.sleep(_PAUSE)
+                continue
+            # If its unique key is taken, the reply is the id of the task that has the key.
+            self._journal.note("enqueue.ok" if stored == task_id else "enqueue.refused", task_id)
+            if stored == task_id:
+                self.enqueued.append(task_id)
+            return
+
+    async def cancel(self) -> None:
+        """Cancel one of the enqueued tasks."""
+        if not self.enqueued:
+            return
+        task_id = self._draw.choice(self.enqueued)
+        self._journal.note("cancel.try", task_id)
+        try:
+            had_not_ended = await self._storage.cancel(task_id)
+        except StorageError:
+            return
+        self._journal.note("cancel.ok", task_id, value=had_not_ended)
+
+    async def retry_dead(self) -> None:
+        """Retry one of the enqueued tasks, if it is a dead letter now."""
+        if not self.enqueued:
+            return
+        task_id = self._draw.choice(self.enqueued)
+        self._journal.note("retry_dead.try", task_id)
+        with suppress(OmniqError):
+            await self._storage.retry_dead(task_id)
+
+    def _task(self, task_id: str, plan: Plan) -> Task:
+        # The journal's clock first: time that passes in between makes the task late, not early.
+        left = plan.eta - self._journal.now()
+        now = self._storage.clock.now()
+        eta = now + timedelta(seconds=left) if plan.eta else None
+        return Task(
+            id=task_id,
+            func_path=WORK,
+            args=(msgspec.to_builtins(plan),),
+            created_at=now,
+            eta=eta,
+            max_retries=plan.max_retries,
+            unique=plan.unique or None,
+            limits=tuple(_limits(plan)),
+        )
+
+
+def _limits(plan: Plan) -> Iterator[Limit]:
+    if plan.group and plan.span:
+        yield Limit(key=plan.group, rate=plan.width, per=plan.span)
+    elif plan.group:
+        yield Limit(key=plan.group, max_running=plan.width)

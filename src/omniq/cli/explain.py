@@ -1,0 +1,56 @@
+"""`omniq explain`: why a task does not run."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omniq.cli import output
+from omniq.cli.options import Json, Url
+from omniq.cli.parsing import format_instant, relative_time
+from omniq.cli.queue_session import with_queue
+from omniq.operations.explain import Explanation, Reason
+from omniq.operations.explain import explain as explain_task
+from omniq.queue.async_queue import AsyncTaskQueue
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def explain(
+    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The id of the task.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Say why a task does not run, which worker runs it, or how it ended."""
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        explanation = await explain_task(task_queue.storage, task_id)
+        if as_json:
+            output.print_json(explanation)
+        else:
+            output.print_rich(*_page(explanation, task_queue.storage.clock.now()))
+
+    with_queue(url, work)
+
+
+def _page(explanation: Explanation, now: datetime) -> list[RenderableType]:
+    head = output.text(f"{explanation.task_id} {explanation.func_path} ", "bold")
+    head.append_text(output.status_text(explanation.status))
+    page: list[RenderableType] = [head]
+    for number, reason in enumerate(explanation.reasons, start=1):
+        page.append(output.line(f"  {number}. {reason.text}{_when(reason, now)}"))
+        if reason.hint:
+            page.append(output.line(f"     → {reason.hint}"))
+    return page
+
+
+def _when(reason: Reason, now: datetime) -> str:
+    times = [
+        f"{name} {format_instant(instant)} ({relative_time(instant, now)})"
+        for name, instant in (("since", reason.since), ("until", reason.until))
+        if instant is not None
+    ]
+    return f"; {', '.join(times)}" if times else ""

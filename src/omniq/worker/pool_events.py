@@ -1,0 +1,41 @@
+"""What the parts of a pool report to the pool, in one place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from omniq.storage.types import Renewal
+
+
+class PoolEvents(Protocol):
+    """The pool, as its parts see it: the heartbeat, the claim loop, the running tasks, the threads.
+
+    Each `on_` method returns immediately. Those that another thread calls pass the event on to the
+    pool's event loop.
+    """
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the pool is being torn down: a run that is cancelled now has not failed."""
+
+    @property
+    def is_recycling(self) -> bool:
+        """Whether too many threads hang in abandoned calls: the pool claims nothing meanwhile."""
+
+    def on_renewal(self, renewal: Renewal) -> None:
+        """The lease was renewed. Called by the heartbeat's thread."""
+
+    def on_lease_lost(self) -> None:
+        """The lease has expired and another worker fenced this one. From the heartbeat's thread."""
+
+    def on_heartbeat_failure(self, error: Exception) -> None:
+        """A renewal or the watchdog failed. Called by the heartbeat's thread."""
+
+    def on_cancel(self, task_id: str) -> None:
+        """A caller cancelled that task; this worker may run it. From any thread."""
+
+    def on_finished(self) -> None:
+        """A run has finished; its outcome waits to be recorded. On the pool's event loop."""
+
+    def on_leaked_threads_change(self) -> None:
+        """The number of threads that hang in abandoned calls has changed. On the event loop."""

@@ -1,0 +1,142 @@
+"""Counts what a pool does, and emits the events of its tasks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from omniq import events
+from omniq.events import Dispatcher
+from omniq.models import Task
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from omniq.worker.failure_hooks import FailureHooks
+
+_DURATIONS = 100
+
+
+class StatsRecorder:
+    """Counts recorded outcomes, holds the newest durations, and emits the events of tasks.
+
+    Written by the pool's event loop alone; the numbers may be read from any thread.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._events = dispatcher
+        self._durations: deque[float] = deque(maxlen=_DURATIONS)
+        self._unreported: dict[tuple[str, int], tuple[Task, float, str]] = {}
+        self.completed = 0
+        self.failed = 0
+        self.retried = 0
+        self.released = 0
+        self.stale = 0
+        self.queued = 0
+        self.breakers: set[str] = set()
+        """The breakers of the tasks that this pool has claimed while it had listeners."""
+        self.hooks: FailureHooks | None = None
+        """Calls the hooks of failed tasks, while the pool runs."""
+
+    @property
+    def average_milliseconds(self) -> float:
+        """The mean of the newest 100 runs; 0 before the first."""
+        # A copy: the thread of a blocking caller may read it while the loop appends.
+        newest = list(self._durations)
+        return sum(newest) / len(newest) * 1000 if newest else 0.0
+
+    def claimed(self, tasks: Sequence[Task]) -> None:
+        """Report tasks that were claimed."""
+        if self._events.wants(events.TaskClaimed):
+            for task in tasks:
+                self._events.emit(events.TaskClaimed(**event_fields(task), owner=task.owner or ""))
+        if self._events.active:
+            self.breakers.update(rule.name for task in tasks for rule in task.breakers)
+
+    def started(self, task: Task) -> None:
+        """Report a run that starts."""
+        if self._events.wants(events.TaskStarted):
+            self._events.emit(events.TaskStarted(**event_fields(task)))
+
+    def ran(self, task: Task, seconds: float, stop_reason: str) -> None:
+        """Note how long a run took. Its outcome is reported once it is recorded."""
+        self._durations.append(seconds)
+        if self._events.active or (self.hooks is not None and self.hooks.has_hook(task.func_path)):
+            self._unreported[task.id, task.token] = (task, seconds, stop_reason)
+
+    def recorded(self, outcomes: Sequence[Outcome], recorded: Sequence[bool]) -> None:
+        """Count the outcomes that the storage has recorded, and those that it refused."""
+        for outcome, was_recorded in zip(outcomes, recorded, strict=True):
+            if not was_recorded:
+                self._refused(outcome)
+            elif type(outcome) is Succeeded:
+                self.completed += 1
+            elif isinstance(outcome, Failed):
+                self.failed += 1
+            elif isinstance(outcome, Retried):
+                self.retried += 1
+            elif isinstance(outcome, Released):
+                self.released += 1
+            if self._unreported:
+                self._report(outcome, was_recorded)
+
+    def lost(self, outcomes: Sequence[Outcome]) -> None:
+        """Count outcomes that will not be recorded: other workers run the tasks again."""
+        self.recorded(outcomes, [False] * len(outcomes))
+
+    def _refused(self, outcome: Outcome) -> None:
+        # A task that is released already needs no release: nothing is lost.
+        if not isinstance(outcome, Released):
+            self.stale += 1
+            self._events.emit(events.StaleRefused(id=outcome.task_id, token=outcome.token))
+
+    def _report(self, outcome: Outcome, was_recorded: bool) -> None:
+        # By its claim: the next run of the task may have started before this one is reported.
+        claim = (outcome.task_id, outcome.token)
+        task, seconds, stop_reason = self._unreported.pop(claim, (None, 0.0, ""))
+        if task is None or not was_recorded:
+            return
+        if type(outcome) is Succeeded and not self._events.wants(events.TaskSucceeded):
+            return
+        self._call_hooks(task, outcome)
+        fields = event_fields(task)
+        match outcome:
+            case Succeeded():
+                self._events.emit(events.TaskSucceeded(**fields, seconds=seconds))
+            case Retried(error=error, eta=eta) if eta is not None:
+                self._events.emit(
+                    events.TaskRetried(**fields, error=error.error_type, retry_at=eta)
+                )
+            case Failed(error=error, reason=reason):
+                self._events.emit(events.TaskFailure(**fields, error=error.error_type))
+                self._events.emit(events.TaskDead(**fields, reason=reason))
+            case Cancelled(reason=reason):
+                self._events.emit(events.TaskCancellation(**fields, reason=reason))
+            case Snoozed(eta=eta):
+                self._events.emit(events.TaskSnoozed(**fields, until=eta))
+            case _:
+                self._events.emit(events.TaskReleased(**fields, reason=stop_reason))
+
+    def _call_hooks(self, task: Task, outcome: Outcome) -> None:
+        if self.hooks is None or not isinstance(outcome, Retried | Failed):
+            return
+        self.hooks.failed(task, outcome.error)
+        if isinstance(outcome, Failed):
+            self.hooks.died(task, outcome.error)
+
+
+def event_fields(task: Task) -> dict[str, Any]:
+    """The fields that every event of a task has. Never its arguments."""
+    return {
+        "id": task.id,
+        "func_path": task.func_path,
+        "queue": task.queue,
+        "attempt": task.attempts + 1,
+        "token": task.token or None,
+    }
