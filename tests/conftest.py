@@ -21,6 +21,16 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if is_interrupt else _ignore)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marker = item.get_closest_marker("deep_on")
+        if marker and isinstance(item, pytest.Function):
+            backends = set(marker.args)
+            if backends & set(item.callspec.id.split("-")):
+                item.add_marker(pytest.mark.deep)
+
+
 def _ignore(_number: int, _frame: object) -> None:
     """Keep this process alive, as its caller asked for."""
 

@@ -60,6 +60,7 @@ def test_every_link_has_a_target(text: Path) -> None:
     assert not lost
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(

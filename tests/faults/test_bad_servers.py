@@ -132,7 +132,7 @@ async def test_a_server_that_answers_with_garbage_raises_a_typed_error(url, answ
     assert babbler.callers > 0
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(90)
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("server", ["redis_url", "postgres_url"])

@@ -138,6 +138,7 @@ async def check(payments: Payments, queue: AsyncTaskQueue, ids: list[str]) -> in
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.deep_on("postgres")
 @pytest.mark.parametrize(
     "kills", [pytest.param(20, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
 )

@@ -71,9 +71,9 @@ class StoreUnderCuts:
                 except TimeoutError:
                     # The caller times out while the storage still repeats its attempts.
                     self._timeout = None
-                    self.proxy.disarm()
+                    self.proxy.cancel_cuts()
         finally:
-            self.proxy.disarm()
+            self.proxy.cancel_cuts()
         raise AssertionError(f"the call failed {MOST_REPEATS} times")
 
     # How each call starts and how it is checked, without cuts

@@ -21,6 +21,7 @@ def first(folder: Path, what: str) -> Trace | None:
 
 
 @pytest.mark.slow
+@pytest.mark.deep_on("postgres")
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F34")
 async def test_a_cut_off_worker_stops_its_task_before_another_starts_it(

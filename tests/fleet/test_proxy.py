@@ -77,7 +77,7 @@ async def test_a_cut_request_does_not_reach_the_server(proxy, client, uppercase_
     proxy.cut("before_request", at=2)
 
     assert [await client.send("a"), await client.send("b")] == ["A", ""]
-    assert (uppercase_server.received, proxy.counts.cuts, proxy.disarm()) == (["a"], 1, True)
+    assert (uppercase_server.received, proxy.counts.cuts, proxy.cancel_cuts()) == (["a"], 1, True)
 
 
 async def test_the_server_has_sent_a_reply_that_is_cut(proxy, client, uppercase_server):
@@ -100,7 +100,7 @@ async def test_a_planned_cut_can_be_cancelled(proxy, client):
     proxy.cut("before_reply", at=2)
     await client.send("a")
 
-    assert not proxy.disarm()
+    assert not proxy.cancel_cuts()
     assert await client.send("b") == "B"
 
 
@@ -147,4 +147,4 @@ async def test_a_cut_can_be_repeated(proxy):
         await client.close()
 
     assert answers == ["A", "", "A", "", "A", "B"]
-    assert proxy.disarm()
+    assert proxy.cancel_cuts()

@@ -110,7 +110,7 @@ def test_a_durable_redis_still_has_acknowledged_tasks_after_sigkill_and_restart(
         pid = server.pid
         server.kill()
         assert not is_alive(pid)
-        assert not server.running
+        assert not server.is_running
         server.start()
 
         with Redis.from_url(server.url) as client:
@@ -145,11 +145,11 @@ def test_a_server_has_the_same_address_after_a_restart(kind):
     with server:
         before = server.url
         server.stop()
-        assert not server.running
+        assert not server.is_running
         server.start()
 
         assert server.url == before
-        assert server.running
+        assert server.is_running
 
 
 def test_each_test_has_a_separate_place_on_a_shared_server(postgres_url, redis_url):

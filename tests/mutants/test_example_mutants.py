@@ -32,7 +32,7 @@ def run_tests(examples: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PATCHES)
 def test_the_tests_of_the_examples_detect_the_break(name, tmp_path):

@@ -15,7 +15,7 @@ from omniq.cron import cron_times, describe_cron, next_cron
 from omniq.errors import InvalidTask, InvalidValue
 from tests.schedules import oracle
 
-PAIRS, DEEP_PAIRS, PAIRS_PER_ZONE = 100, 2_000, 4
+PAIRS, DEEP_PAIRS, PAIRS_PER_ZONE = 40, 2_000, 4
 
 
 def instant(seconds: int) -> datetime:

@@ -96,7 +96,7 @@ def test_a_single_sample_has_no_slope():
     assert Curve([3.0], [50.0], [7], [2]).slope == 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 def test_a_short_soak_loses_nothing_and_leaves_a_picture(tmp_path):
     command = [sys.executable, "-m", "chaos.soak", "--minutes", "0.15", "--into", str(tmp_path)]

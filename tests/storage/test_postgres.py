@@ -495,7 +495,7 @@ async def test_a_large_batch_whose_connection_was_lost_is_enqueued_once(
         proxy.cut(where, REQUESTS[request_])
         assert await storage.enqueue_many(some_tasks(LARGE, priority=1)) == LARGE
 
-        assert proxy.disarm()
+        assert proxy.cancel_cuts()
         assert ids(await storage.reserve(len(LARGE))) == LARGE
         assert await storage.count_waiting() == len(LARGE)
 
@@ -554,7 +554,7 @@ async def test_a_claim_whose_reply_was_lost_gives_the_same_tasks_and_no_more(sch
         proxy.cut("before_reply")
         claimed = await storage.reserve(2)
 
-        assert proxy.disarm()
+        assert proxy.cancel_cuts()
         assert ids(claimed) == ["d", "e"]
         assert [task.token for task in claimed] == [1, 1]
         assert await storage.held_by(storage.owner) == {"c": 1, "d": 1, "e": 1}
@@ -570,7 +570,7 @@ async def test_a_record_and_claim_whose_connection_was_lost_takes_effect_once(sc
         proxy.cut(where)
         recorded, claimed = await storage.record_and_reserve(outcomes, 2)
 
-        assert proxy.disarm()
+        assert proxy.cancel_cuts()
         assert recorded == [True, True]
         assert ids(claimed) == ["b", "c"]
         assert [task.token for task in claimed] == [2, 1]
@@ -641,7 +641,7 @@ async def test_the_record_shows_whether_a_commit_whose_reply_was_lost_was_done(
                 await pay()
         seen = await storage.get_task("a")
 
-        assert proxy.disarm()
+        assert proxy.cancel_cuts()
         assert schema.value("SELECT count(*) FROM {schema}.notes") == written
         assert seen is not None
         assert (seen.status is TaskStatus.SUCCESS) == bool(written)

@@ -696,7 +696,7 @@ async def test_a_claim_is_made_once_also_when_the_server_had_dropped_its_script(
 
     claimed = await storage.reserve(1)
 
-    assert proxy.disarm()
+    assert proxy.cancel_cuts()
     assert [task.id for task in claimed] == ["a"]
     waiting = await beside.get_task("b")
     assert (waiting and waiting.status) is TaskStatus.PENDING
@@ -724,6 +724,6 @@ async def test_a_call_that_is_not_idempotent_takes_effect_once(cut_off, where):
     assert await storage.fire_schedule(schedule, schedule, a_task("d"))
     proxy.cut(where)
     assert await storage.delete_schedule("s")
-    proxy.disarm()
+    proxy.cancel_cuts()
     assert [task.id for task in await beside.list_tasks()] == ["d"]
     assert await beside.list_dead() == []
