@@ -9,7 +9,7 @@ checker reads that history, for every backend, real or simulated.
     nemesis       injects faults into the processes of a real run
     processes     the processes of a real run, and how they are forked
     stores        the stores and servers of a real run
-    work          the tasks of a run, and the plan of each
+    tasks         the tasks of a run, and the plan of each
     producer      enqueues, cancels and retries, and records the replies
     observers     record a worker's events and leases
     store_reader  records the contents of a store after a run

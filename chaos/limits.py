@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from chaos.tasks import Plan
 from chaos.timeline import NEVER, TaskTimeline, Timeline
 from chaos.verdict import Verdict, Violation
-from chaos.work import Plan
 
 if TYPE_CHECKING:
     from chaos.checker import Promises

@@ -26,7 +26,7 @@ from chaos.observers import observe_lease, observe_pool
 from chaos.producer import Producer
 from chaos.store_reader import audit, read_store
 from chaos.stores import Store
-from chaos.work import Plan, tick
+from chaos.tasks import Plan, tick
 from omniq import failpoints
 from omniq.errors import OmniqError, StorageError
 from omniq.queue.async_queue import AsyncTaskQueue

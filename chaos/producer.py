@@ -12,12 +12,12 @@ from datetime import timedelta
 import msgspec
 
 from chaos.history import Journal
-from chaos.work import Plan
+from chaos.tasks import Plan
 from omniq.errors import OmniqError, StorageError
 from omniq.models import Limit, Task
 from omniq.storage.base import BaseStorage
 
-WORK = "chaos.work.work"
+WORK = "chaos.tasks.work"
 _TRIES = 40
 _GIVE_UP_CHANCE = 0.1
 _PAUSE = 0.3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from chaos.tasks import expected_value
 from chaos.timeline import NEVER, TERMINAL, TaskTimeline, Timeline
 from chaos.verdict import Verdict, Violation
-from chaos.work import expected_value
 from omniq.models import TaskStatus
 
 if TYPE_CHECKING:

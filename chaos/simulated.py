@@ -24,8 +24,8 @@ from chaos.history import Event, Journal, current
 from chaos.observers import observe_lease, observe_pool
 from chaos.producer import Producer
 from chaos.store_reader import read_store
+from chaos.tasks import Plan, tick
 from chaos.verdict import Verdict
-from chaos.work import Plan, tick
 from omniq.errors import InvalidValue, OmniqError, StorageError
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from chaos.history import Event
-from chaos.work import Plan
+from chaos.tasks import Plan
 from omniq.models import TaskStatus
 
 NEVER = float("inf")

@@ -10,8 +10,8 @@ import pytest
 
 from omniq import TaskStatus
 from omniq.storage import open_storage
-from tests.faults.places import SHARED, url_of
 from tests.faults.retry_together import create_dead_letters, retry_together
+from tests.faults.shared_stores import SHARED, url_of
 
 
 @pytest.fixture(params=SHARED)

@@ -16,7 +16,7 @@ import pytest
 from omniq import AsyncTaskQueue
 from tests.faults.limited_worker import AT_ONCE, RATE, Run, runs_in, work
 from tests.faults.limits import most_at_once, most_within
-from tests.faults.places import SHARED, url_of
+from tests.faults.shared_stores import SHARED, url_of
 
 WORKERS = 3
 

@@ -9,7 +9,7 @@ import pytest
 
 from omniq import TaskQueue, TaskStatus
 from tests.acceptance.command import WorkerCommand, wait_until
-from tests.faults.places import SHARED, url_of
+from tests.faults.shared_stores import SHARED, url_of
 
 TASKS = '''
 import os

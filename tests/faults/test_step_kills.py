@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from omniq import AsyncTaskQueue, TaskStatus
-from tests.faults.places import SHARED, url_of
+from tests.faults.shared_stores import SHARED, url_of
 from tests.faults.step_worker import STEPS, five_steps
 
 LEASE = 0.6

@@ -1,7 +1,7 @@
 """Functions that the tests of schedules enqueue."""
 
 from omniq import TaskContext, task
-from tests.schedules.beat import leave_line
+from tests.schedules.worker_process import leave_line
 from tests.worker.recorder import RECORDER
 
 

@@ -13,7 +13,7 @@ import pytest
 from omniq import task
 from omniq.cron import cron_times, describe_cron, next_cron
 from omniq.errors import InvalidTask, InvalidValue
-from tests.schedules import oracle
+from tests.schedules import reference_calendar
 
 PAIRS, DEEP_PAIRS, PAIRS_PER_ZONE = 40, 2_000, 4
 
@@ -22,20 +22,20 @@ def instant(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def compare(zone: str, windows: list[oracle.Window], random: Random) -> tuple[int, int]:
+def compare(zone: str, windows: list[reference_calendar.Window], random: Random) -> tuple[int, int]:
     """Compare one expression in one zone; return the number of times and of calls compared."""
-    expression = oracle.random_expression(random)
+    expression = reference_calendar.random_expression(random)
     times = asked = 0
     for window in windows:
         start, end = window.start * 60, window.end * 60
-        expected = oracle.due_in(window, expression)
+        expected = reference_calendar.due_in(window, expression)
         found = walk(expression.text, zone, start, end)
         assert found == expected, f"{expression.text!r} in {zone} from {instant(start)}"
         times += len(found)
         # A search from any instant finds the same time as an iteration that passes it.
         for _ in range(3):
             after = random.randrange(start, end)
-            if (following := oracle.first_after(expected, after)) is not None:
+            if (following := reference_calendar.first_after(expected, after)) is not None:
                 found_next = next_cron(expression.text, instant(after), zone)
                 assert found_next == instant(following), f"{expression.text!r} {zone} {after}"
                 asked += 1
@@ -55,8 +55,8 @@ def walk(cron: str, zone: str, start: int, end: int) -> list[int]:
 def compare_all(seed: int, pairs: int) -> tuple[int, int]:
     random = Random(seed)
     times = asked = 0
-    for zone in oracle.zones(random, pairs // PAIRS_PER_ZONE):
-        windows = oracle.windows_of(zone, random)
+    for zone in reference_calendar.zones(random, pairs // PAIRS_PER_ZONE):
+        windows = reference_calendar.windows_of(zone, random)
         for _ in range(PAIRS_PER_ZONE):
             more_times, more_asked = compare(zone, windows, random)
             times, asked = times + more_times, asked + more_asked

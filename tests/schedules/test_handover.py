@@ -50,7 +50,7 @@ class Beat:
         self, url: str, folder: Path, *, queue: str = "default", failpoints: str = ""
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.schedules.beat", url, str(folder), queue],
+            [sys.executable, "-m", "tests.schedules.worker_process", url, str(folder), queue],
             cwd=ROOT,
             env={**os.environ, "OMNIQ_FAILPOINTS": failpoints},
         )

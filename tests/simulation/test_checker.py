@@ -9,7 +9,7 @@ import pytest
 
 from chaos.checker import Promises, check
 from chaos.history import Event, journal_file, read_history
-from chaos.work import Plan, expected_value
+from chaos.tasks import Plan, expected_value
 
 LEASE = 10.0
 

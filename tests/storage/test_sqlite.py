@@ -86,7 +86,7 @@ def claim_statements():
     yield tables.rows_statement("next_parked")
     yield tables.rows_statement("live_by_id", body=False)
     yield tables.rows_statement("live_by_owner", body=False)
-    for name in ("survey", "promote", "parked_lots", "claim", "still_held", "holders"):
+    for name in ("claimable_kinds", "promote", "parked_lots", "claim", "still_held", "holders"):
         yield statement(name)
 
 

@@ -1,13 +1,13 @@
-"""A loopback TCP proxy before a server, which loses what it is told to lose.
+"""A loopback TCP proxy in front of a server, which loses, delays or refuses messages for a test.
 
     async with FaultProxy(server.url) as proxy:
         async with open_storage(proxy.url) as storage:
-            proxy.cut("before_reply")     # done by the server, and the reply is lost
+            proxy.cut("before_reply")     # the server enqueues it, the reply is lost
             await storage.enqueue(task)
 
-It knows no protocol. What one read brings from a client counts as a request, what one read brings
-from the server as a reply; on a loopback, where both sides take turns, that is what they are. A
-long reply may count as several, and is then lost in part.
+The proxy knows no protocol. The bytes of one read from a client count as a request, the bytes of one
+read from the server as a reply. On a loopback, where the two sides send alternately, these are the real
+requests and replies. A long reply may count as several, and is then lost in part.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 Cut = Literal["before_request", "before_reply", "after_reply"]
-"""Where a connection ends: the server never hears of the request; it has done what was asked and
-the reply is lost; or right after the reply has arrived."""
+"""Where a connection is cut: the server does not receive the request; the server has executed the
+request and the reply is lost; or the client has received the reply."""
 
 _CHUNK = 1 << 16
 
 
 @dataclass
 class Counts:
-    """What has passed, and what has been cut."""
+    """The messages that were forwarded and the connections that were cut."""
 
     connections: int = 0
     requests: int = 0
@@ -37,23 +37,23 @@ class Counts:
 
 
 class FaultProxy:
-    """Passes everything on, until told otherwise. Belongs to one event loop."""
+    """Forwards all messages until a fault is set. Belongs to one event loop."""
 
     def __init__(self, url: str) -> None:
-        """Before the server of `url`, which has a host and a port."""
+        """`url` is the URL of the server, with a host and a port."""
         self._parts = urlsplit(url)
         self.counts = Counts()
         self._listener: asyncio.Server | None = None
         self._port = 0
-        self._links: set[_Link] = set()
-        self._plan: dict[Cut, _Planned] = {}
+        self._connections: set[_Connection] = set()
+        self._planned_cuts: dict[Cut, _PlannedCut] = {}
         self._delay = 0.0
-        self._open = asyncio.Event()
-        self._open.set()
+        self._forwarding = asyncio.Event()
+        self._forwarding.set()
 
     @property
     def url(self) -> str:
-        """The server's URL, by way of this proxy."""
+        """The URL of the server through this proxy."""
         user, at, _ = self._parts.netloc.rpartition("@")
         return urlunsplit(self._parts._replace(netloc=f"{user}{at}127.0.0.1:{self._port}"))
 
@@ -64,9 +64,9 @@ class FaultProxy:
             self._port = self._listener.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Cut everything and listen no more."""
+        """Cut all connections and stop listening."""
         await self._refuse()
-        self._open.set()
+        self._forwarding.set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -83,53 +83,53 @@ class FaultProxy:
     # Faults
 
     def cut(self, where: Cut, at: int = 1, *, times: int = 1) -> None:
-        """Cut the connection on which, from now on, the `at`-th request or reply comes by.
+        """Cut the connection that carries the `at`-th request or reply from now on.
 
-        Counted anew after each cut until there were `times` of them.
+        Counting restarts after each cut, until there were `times` cuts.
         """
-        self._plan[where] = _Planned(at, at, times)
+        self._planned_cuts[where] = _PlannedCut(at, at, times)
 
-    def disarm(self) -> bool:
-        """Forget the cuts that have not come; whether all of them had."""
-        all_came = not self._plan
-        self._plan.clear()
-        return all_came
+    def cancel_cuts(self) -> bool:
+        """Cancel the planned cuts that have not happened. Returns True if there were none."""
+        was_empty = not self._planned_cuts
+        self._planned_cuts.clear()
+        return was_empty
 
     def cut_all(self) -> None:
         """Cut every connection now."""
-        for link in list(self._links):
-            self._sever(link)
+        for connection in list(self._connections):
+            self._cut(connection)
 
     def delay(self, seconds: float) -> None:
-        """Let every reply wait so long, from now on."""
+        """Delay every reply by this time from now on."""
         self._delay = seconds
 
     def partition(self) -> None:
-        """Let nothing pass, and say so to nobody: connections stay, new ones are taken and silent."""
-        self._open.clear()
+        """Forward nothing, without an error: connections stay open, new ones are accepted."""
+        self._forwarding.clear()
 
     async def refuse(self) -> None:
-        """Cut everything, and take no connections."""
+        """Cut all connections and refuse new ones."""
         await self._refuse()
 
     async def heal(self) -> None:
-        """Pass everything on again; what a partition held up arrives late."""
-        self._plan.clear()
+        """Forward all messages again; those that a partition delayed arrive late."""
+        self._planned_cuts.clear()
         self._delay = 0.0
-        self._open.set()
+        self._forwarding.set()
         await self.start()
 
-    # Passing on
+    # Forwarding
 
     async def _refuse(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
-        tasks = [link.task for link in self._links]
+        tasks = [connection.task for connection in self._connections]
         self.cut_all()
         if tasks:
             await asyncio.wait(tasks)
-        # Not `wait_closed` before the links have gone: some versions of Python wait for them.
+        # Not `wait_closed` before the connections have ended: some versions of Python wait for them.
         if listener is not None:
             await listener.wait_closed()
 
@@ -137,62 +137,67 @@ class FaultProxy:
         self.counts.connections += 1
         task = asyncio.current_task()
         assert task is not None
-        link = _Link(task, writer)
-        self._links.add(link)
+        connection = _Connection(task, writer)
+        self._connections.add(connection)
         try:
-            await self._connect_and_pass(link, reader)
+            await self._connect_and_forward(connection, reader)
         except (OSError, asyncio.CancelledError):
-            # One side is gone, or the link was cut: the other side sees the end of its connection.
+            # One side has disconnected, or the connection was cut: the other side is closed below.
             pass
         finally:
-            self._links.discard(link)
-            link.close()
+            self._connections.discard(connection)
+            connection.close()
 
-    async def _connect_and_pass(self, link: _Link, from_client: asyncio.StreamReader) -> None:
-        await self._open.wait()
+    async def _connect_and_forward(
+        self, connection: _Connection, from_client: asyncio.StreamReader
+    ) -> None:
+        await self._forwarding.wait()
         host, port = self._parts.hostname or "127.0.0.1", self._parts.port
-        from_server, link.to_server = await asyncio.open_connection(host, port)
-        pumps = [
-            asyncio.create_task(self._pass_requests(link, from_client, link.to_server)),
-            asyncio.create_task(self._pass_replies(link, from_server)),
+        from_server, connection.to_server = await asyncio.open_connection(host, port)
+        forwarders = [
+            asyncio.create_task(
+                self._forward_requests(connection, from_client, connection.to_server)
+            ),
+            asyncio.create_task(self._forward_replies(connection, from_server)),
         ]
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(forwarders, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for forwarder in forwarders:
+                forwarder.cancel()
+            await asyncio.gather(*forwarders, return_exceptions=True)
 
-    async def _pass_requests(
-        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def _forward_requests(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         while chunk := await reader.read(_CHUNK):
-            await self._open.wait()
+            await self._forwarding.wait()
             self.counts.requests += 1
-            if self._is_due("before_request"):
-                self._sever(link)
+            if self._count_and_check("before_request"):
+                self._cut(connection)
                 return
             writer.write(chunk)
             await writer.drain()
 
-    async def _pass_replies(self, link: _Link, reader: asyncio.StreamReader) -> None:
+    async def _forward_replies(self, connection: _Connection, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(_CHUNK):
             if self._delay:
                 await asyncio.sleep(self._delay)
-            await self._open.wait()
+            await self._forwarding.wait()
             self.counts.replies += 1
-            if self._is_due("before_reply"):
-                self._sever(link)
+            if self._count_and_check("before_reply"):
+                self._cut(connection)
                 return
-            is_last = self._is_due("after_reply")
-            link.to_client.write(chunk)
-            await link.to_client.drain()
+            is_last = self._count_and_check("after_reply")
+            connection.to_client.write(chunk)
+            await connection.to_client.drain()
             if is_last:
-                self._sever(link)
+                self._cut(connection)
                 return
 
-    def _is_due(self, where: Cut) -> bool:
-        planned = self._plan.get(where)
+    def _count_and_check(self, where: Cut) -> bool:
+        """Count a message, and return whether a planned cut applies to it."""
+        planned = self._planned_cuts.get(where)
         if planned is None:
             return False
         planned.left -= 1
@@ -201,17 +206,17 @@ class FaultProxy:
         planned.times -= 1
         planned.left = planned.at
         if not planned.times:
-            del self._plan[where]
+            del self._planned_cuts[where]
         return True
 
-    def _sever(self, link: _Link) -> None:
+    def _cut(self, connection: _Connection) -> None:
         self.counts.cuts += 1
-        link.task.cancel()
+        connection.task.cancel()
 
 
 @dataclass
-class _Planned:
-    """A cut to come: at every `at`-th message, `left` messages from now, so many `times`."""
+class _PlannedCut:
+    """A planned cut: at every `at`-th message, `left` messages from now, `times` times."""
 
     at: int
     left: int
@@ -219,8 +224,8 @@ class _Planned:
 
 
 @dataclass(eq=False)
-class _Link:
-    """A client's connection and the one to the server that belongs to it."""
+class _Connection:
+    """A client's connection and the connection to the server that belongs to it."""
 
     task: asyncio.Task[None]
     to_client: asyncio.StreamWriter

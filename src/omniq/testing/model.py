@@ -320,8 +320,12 @@ class Model:
         return True
 
     def purge_dead(self, older_than: datetime) -> int:
-        letters = [letter for letter, _ in self.tasks.dead.values()]
-        old = [letter.task_id for letter in letters if letter.last_failure < older_than]
+        dead_letters = [dead_letter for dead_letter, _ in self.tasks.dead.values()]
+        old = [
+            dead_letter.task_id
+            for dead_letter in dead_letters
+            if dead_letter.last_failure < older_than
+        ]
         return sum(self.delete_dead(task_id) for task_id in old)
 
     def report_progress(self, owner: Owner, report: Progress) -> None:

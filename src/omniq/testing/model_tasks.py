@@ -189,7 +189,7 @@ class ModelTasks:
     ) -> None:
         if record.status is RUNNING:
             self._charge(record, error, how)
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             task_id=record.task.id,
             func_path=record.task.func_path,
             failure_reason=reason,
@@ -199,7 +199,7 @@ class ModelTasks:
             error_details=f"{error.error_type}: {error.message}",
             queue=record.task.queue,
         )
-        self.dead[record.task.id] = (letter, record)
+        self.dead[record.task.id] = (dead_letter, record)
         result = self._result(record, TaskStatus.FAILED, record.attempts, reason)
         self._finish(record, msgspec.structs.replace(result, error=error), by_owner=by_owner)
 

@@ -28,7 +28,7 @@ def model_view(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[s
             "task": None if record is None else expected["list_tasks"][task_id],
             "result": None if record is None else _result(record),
             "history": _history(model, record, task_id),
-            "dead": _letter(model, task_id),
+            "dead": _dead_letter(model, task_id),
             "checkpoint": model.tasks.checkpoints.get(task_id),
             "progress": model.tasks.progress.get(task_id),
         }
@@ -55,11 +55,11 @@ def _history(model: Model, record: Record | None, task_id: str) -> list[Attempt]
     return [] if record is None else list(record.attempts_made)
 
 
-def _letter(model: Model, task_id: str) -> DeadLetter | None:
+def _dead_letter(model: Model, task_id: str) -> DeadLetter | None:
     if task_id not in model.tasks.dead:
         return None
-    letter, _ = model.tasks.dead[task_id]
-    return msgspec.structs.replace(letter, checkpoint=model.tasks.checkpoints.get(task_id))
+    dead_letter, _ = model.tasks.dead[task_id]
+    return msgspec.structs.replace(dead_letter, checkpoint=model.tasks.checkpoints.get(task_id))
 
 
 def _stats(model: Model, records: list[Record]) -> QueueStats:

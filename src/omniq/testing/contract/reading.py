@@ -391,27 +391,27 @@ class ReadingContract(ContractPart):
     async def test_a_scan_starts_at_a_given_time(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
-        made = []
+        task_ids = []
         for _ in range(5):
             clock.advance(60)
-            made.append(clock.new_id())
-            await storage.enqueue(a_task(made[-1], created_at=clock.now()))
+            task_ids.append(clock.new_id())
+            await storage.enqueue(a_task(task_ids[-1], created_at=clock.now()))
 
         scan = await storage.scan_tasks(until=clock.now() - timedelta(seconds=90))
-        assert ids(scan.tasks) == [made[2], made[1], made[0]]
+        assert ids(scan.tasks) == [task_ids[2], task_ids[1], task_ids[0]]
 
     @promise("Q7")
     async def test_a_scan_orders_tasks_with_custom_ids_by_their_creation(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
-        made = [clock.new_id(), "mine", "nightly-2026", ""]
-        for number, task_id in enumerate(made):
+        task_ids = [clock.new_id(), "mine", "nightly-2026", ""]
+        for number, task_id in enumerate(task_ids):
             clock.advance(60)
-            made[number] = task_id or clock.new_id()
-            await storage.enqueue(a_task(made[number], created_at=clock.now()))
+            task_ids[number] = task_id or clock.new_id()
+            await storage.enqueue(a_task(task_ids[number], created_at=clock.now()))
 
         for size in (1, 3, 10):
-            assert await _scan_all(storage, size, 1000) == made[::-1]
+            assert await _scan_all(storage, size, 1000) == task_ids[::-1]
 
     @promise("Q7")
     async def test_a_cursor_that_no_scan_returned_is_refused(self, storage: BaseStorage) -> None:

@@ -95,12 +95,12 @@ class TransactionContract(ContractPart):
         other = await open_another()
         await user.begin()
         await user.write("order")
-        given = await storage.enqueue_within(user.connection, some_tasks("ab"))
+        enqueued = await storage.enqueue_within(user.connection, some_tasks("ab"))
         assert await other.get_task("a") is None
         assert await user.notes() == []
         await user.commit()
 
-        assert given == ["a", "b"]
+        assert enqueued == ["a", "b"]
         assert await user.notes() == ["order"]
         assert ids(await other.reserve(5)) == ["a", "b"]
 
@@ -199,10 +199,10 @@ class TransactionContract(ContractPart):
         await storage.enqueue(a_task("a", unique="k"))
         await user.begin()
         tasks = [a_task("b", unique="k"), a_task("c", unique="l"), a_task("d", unique="l")]
-        given = await storage.enqueue_within(user.connection, tasks)
+        enqueued = await storage.enqueue_within(user.connection, tasks)
         await user.commit()
 
-        assert given == ["a", "c", "c"]
+        assert enqueued == ["a", "c", "c"]
         assert ids(await storage.list_tasks()) == ["a", "c"]
 
     @promise("N2")
@@ -211,8 +211,8 @@ class TransactionContract(ContractPart):
     ) -> None:
         await user.begin()
         for _ in range(2):
-            given = await storage.enqueue_within(user.connection, [a_task("a")], nonce="n")
-            assert given == ["a"]
+            enqueued = await storage.enqueue_within(user.connection, [a_task("a")], nonce="n")
+            assert enqueued == ["a"]
         await user.commit()
 
         assert ids(await storage.list_tasks()) == ["a"]

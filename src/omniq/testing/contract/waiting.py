@@ -15,7 +15,7 @@ from omniq.testing.contract._suite import ContractPart, OpenAnother, claim_one, 
 _T = TypeVar("_T")
 
 DEADLINE = 5.0
-"""Seconds of real time after which a test fails that still waits."""
+"""Seconds of real time that a test waits before it fails."""
 
 
 async def _within_deadline(waiter: asyncio.Task[_T]) -> _T:

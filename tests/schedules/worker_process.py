@@ -1,4 +1,4 @@
-"""A worker process for tests: `python -m tests.schedules.beat URL FOLDER QUEUE`. It logs what it does."""
+"""A worker process for tests: `python -m tests.schedules.worker_process URL FOLDER QUEUE`. It logs what it does."""
 
 from __future__ import annotations
 
