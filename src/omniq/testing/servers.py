@@ -270,8 +270,8 @@ class PostgresServer(Server):
         # PostgreSQL refuses to run as root.
         if os.geteuid() != 0:
             return {}
-        nobody = pwd.getpwnam("nobody")
-        return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        account = pwd.getpwnam("nobody")
+        return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
     def _create(self) -> None:
         identity = self._identity()
