@@ -14,16 +14,24 @@ from pathlib import Path
 
 from tests.every_python import ROOT, interpreters
 
+TASKS = """
+from omniq import task
+
+@task
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+
 PROGRAM = """
-import math
 from pathlib import Path
 
 import omniq
+from sample_tasks import add
 
 source = Path(omniq.__file__).resolve()
 assert "site-packages" in source.parts, source
-with omniq.TaskQueue("sqlite:///tasks.db") as queue, queue.worker(allow=["math"]):
-    assert queue.enqueue(math.sqrt, 16.0).result(timeout=30) == 4.0
+with omniq.TaskQueue("sqlite:///tasks.db") as queue, queue.worker():
+    assert queue.enqueue(add, 1, 2).result(timeout=30) == 3
 print(omniq.__version__)
 """
 
@@ -36,6 +44,7 @@ def check(python: Path, package: Path) -> str:
         inside = environment / "bin" / "python"
         subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
         subprocess.run([uv, "pip", "install", "-q", "--python", inside, package], check=True)
+        Path(folder, "sample_tasks.py").write_text(TASKS, encoding="utf-8")
         ran = subprocess.run(
             [inside, "-c", PROGRAM], cwd=folder, check=True, capture_output=True, text=True
         )
