@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-def run_to_the_end(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, _T]) -> _T:
+def run_until_done(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run the coroutine until it is done, even if other code on the loop tries to stop the loop.
 
     `sys.exit()` in an asyncio task of the user leaves the loop at once, and so does `loop.stop()`;

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
-from omniq._event_loop import run_to_the_end
+from omniq._event_loop import run_until_done
 from omniq.errors import InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")
@@ -161,7 +161,7 @@ def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) 
 
     runner = asyncio.Runner()
     try:
-        run_to_the_end(runner, serve())
+        run_until_done(runner, serve())
     except OSError as error:
         # Without file descriptors there is no loop; the thread that waits for it gets the error.
         if started.done():

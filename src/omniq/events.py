@@ -82,7 +82,7 @@ class TaskRetried(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskFailure(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the last failed run is recorded: there is no other. `error` is the error's type."""
+    """Emitted when the last failed run is recorded: the task runs no more. `error` is the error's type."""
 
     name: ClassVar[str] = "task.failed"
     error: str
@@ -280,7 +280,7 @@ class WorkerStuck(Event, frozen=True, kw_only=True):
 
 
 class WorkerStalled(Event, frozen=True, kw_only=True):
-    """Emitted when another worker holds its lease but makes no progress.
+    """Emitted when another worker has a valid lease but makes no progress.
 
     Its loop is blocked, or its heartbeat is late. Every worker that sees it emits this once, and
     again only after the worker has recovered in between. `owner` is the stalled worker.

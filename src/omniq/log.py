@@ -104,7 +104,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether logging is enabled. Check it before subscribing `write`: every event then costs time."""
+    """Whether logging is enabled. Check it before subscribing `write`, which costs time per event."""
     return _enabled
 
 

@@ -30,7 +30,7 @@ class Metrics:
         self._durations: dict[str, deque[float]] = {}
 
     def observe(self, event: Event) -> None:
-        """Count the event; others than enqueued, succeeded and failed tasks are ignored."""
+        """Count an enqueued, succeeded or failed task. Other events are ignored."""
         match event:
             case TaskEnqueued():
                 self.record_submission()

@@ -149,5 +149,5 @@ def _cipher() -> Callable[[bytes], Any]:
 
 def _broken() -> SerializationError:
     return SerializationError(
-        "the signature is wrong: the record was changed, or was not sealed with a key of ours"
+        "the signature is wrong: the record was changed, or was signed with an unknown key"
     )

@@ -23,7 +23,7 @@ HEAD = """# Command line
 
 Every command that uses a storage takes `--url`; without it, `OMNIQ_URL`, then `omniq.toml` or `[tool.omniq]` in
 `pyproject.toml`, then `.omniq/omniq.db` in the current folder. A command that only reads does not create a missing storage.
-`--json` prints one document, or one line for each item of a list; the changelog mentions every change of its keys. Tables are
+`--json` prints one document, or one line for each item of a list; the changelog lists every change of its keys. Tables are
 for people: colours appear only on a terminal and without `NO_COLOR`, and in a pipe no line is cut. Control characters in text
 from the storage are escaped. Progress bars and questions go to stderr. A command that cannot be undone asks for
 confirmation; `--yes` confirms, and is required without a terminal.
@@ -75,7 +75,7 @@ def _section(command: Any, path: str) -> str:
 
 
 def _common(names: list[str]) -> list[str]:
-    return [f"\nAnd {', '.join(f'`{name}`' for name in names)}."] if names else []
+    return [f"\nCommon options: {', '.join(f'`{name}`' for name in names)}."] if names else []
 
 
 def _usage(argument: Any) -> str:

@@ -379,7 +379,7 @@ async def test_a_store_that_was_emptied_by_hand_accepts_tasks_again(storage, adm
 
     assert await storage.record([Released("a", task.token)]) == [False]
     await storage.enqueue(a_task("b"))
-    storage._become_new(storage.owner)
+    storage._change_owner(storage.owner)
     assert [task.id for task in await storage.reserve(1)] == ["b"]
 
 

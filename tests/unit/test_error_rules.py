@@ -261,7 +261,7 @@ def test_a_recovery_hint_has_a_maximum_length():
     mark = FailedStep(CLAIM, "upload", [f"step-{n}" for n in range(10_000)])
 
     assert len(mark.hint) < 1100
-    assert mark.hint.endswith("a retry goes on with upload")
+    assert mark.hint.endswith("a retry continues with upload")
 
 
 def test_a_setting_names_rules_by_their_path():

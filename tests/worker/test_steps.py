@@ -107,8 +107,8 @@ async def test_another_worker_continues_where_the_first_one_stopped(store: Store
     ("step", "category", "hint"),
     [
         ("update", ErrorCategory.TRANSIENT, "nothing is done yet: safe to retry from beginning"),
-        ("index", ErrorCategory.PARTIAL, "already done: update; a retry goes on with index"),
-        ("move", ErrorCategory.PARTIAL, "already done: update, index; a retry goes on with move"),
+        ("index", ErrorCategory.PARTIAL, "already done: update; a retry continues with index"),
+        ("move", ErrorCategory.PARTIAL, "already done: update, index; a retry continues with move"),
     ],
 )
 async def test_the_error_of_a_failed_step_names_it_and_the_finished_steps(
@@ -132,7 +132,7 @@ async def test_a_permanent_error_in_a_step_is_permanent(memory_queue, tmp_path, 
     assert result.error is not None
     assert (result.error.category, result.reason) == (ErrorCategory.PERMANENT, "permanent")
     assert result.error.failed_step == "index"
-    assert result.error.recovery_hint == "already done: update; a retry goes on with index"
+    assert result.error.recovery_hint == "already done: update; a retry continues with index"
     assert effects(tmp_path) == ["update", "index"]
 
 
@@ -183,7 +183,7 @@ async def test_the_error_of_a_timeout_names_the_running_step(memory_queue, tmp_p
 
     assert (result.error.error_type, result.error.failed_step) == ("TaskTimeout", "slow")
     assert result.error.category is ErrorCategory.PARTIAL
-    assert result.error.recovery_hint == "already done: first; a retry goes on with slow"
+    assert result.error.recovery_hint == "already done: first; a retry continues with slow"
 
 
 # Dead letters

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, given = _take_debug(given)
-    console.tolerate_any_text()
+    console.escape_unencodable_output()
     try:
         code = _run(given, is_own_process=arguments is None)
     except OmniqError as error:

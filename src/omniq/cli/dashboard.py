@@ -20,7 +20,7 @@ def dashboard(
         str,
         typer.Option(
             "--host",
-            help="Address to listen on; other addresses than this machine's need credentials.",
+            help="Address to listen on; one that other machines can reach requires credentials.",
         ),
     ] = "127.0.0.1",
     port: Annotated[
@@ -39,8 +39,8 @@ def dashboard(
 ) -> None:
     """Show the queue in a browser, where operators can also manage it.
 
-    Prints a link that works once; a new one is printed when it was used. With secrets in
-    OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, users sign in instead.
+    Prints a sign-in link that works once, and a new one when it has been used. With secrets in
+    OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, users sign in with these instead.
     """
     try:
         from omniq.dashboard.authentication import Access

@@ -36,11 +36,15 @@ Function = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="SPAN", help="Only those that failed within this time: 1h."),
+    typer.Option(
+        "--since", metavar="SPAN", help="Only those that failed within this time, such as 1h."
+    ),
 ]
 Until = Annotated[
     str | None,
-    typer.Option("--until", metavar="SPAN", help="Only those that failed longer ago: 7d."),
+    typer.Option(
+        "--until", metavar="SPAN", help="Only those that failed longer ago than this, such as 7d."
+    ),
 ]
 Reason = Annotated[
     str | None, typer.Option("--reason", "-r", help="Only with this failure reason.")
@@ -190,14 +194,16 @@ def purge(
     older_than: Annotated[
         str,
         typer.Option(
-            "--older-than", metavar="SPAN", help="Only those that failed longer ago: 12h, 30d."
+            "--older-than",
+            metavar="SPAN",
+            help="Only those that failed longer ago than this, such as 12h or 30d.",
         ),
     ],
     url: Url = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete dead letters whose last failure is old."""
+    """Delete dead letters whose last failure is older than an age."""
     seconds = parse_duration("--older-than", older_than) or 0.0
 
     async def work(task_queue: AsyncTaskQueue) -> None:

@@ -38,7 +38,7 @@ def doctor(
     """Check the storage and the settings.
 
     Opens the storage, reads the settings of its server, writes a task that no worker will run,
-    reads it back and deletes it. Exits with 1 if something is bad.
+    reads it back and deletes it. Exits with 1 if a check fails.
     """
     settings = Settings.load(url=url)
     diagnosis = asyncio.run(_examine(settings))

@@ -78,7 +78,7 @@ def enqueue(
     """Enqueue a call of a function and print the task's id.
 
     The function's module need not be importable here. If it is, the options of its `@task` apply, and
-    a name or an argument that the function does not have is refused.
+    a missing function, or an argument that it does not accept, is refused.
     """
     values = [parse_json_value("argument", text) for text in args or ()]
     named = parse_pairs("--kwargs", kwargs or ())

@@ -21,7 +21,7 @@ def purge(
         typer.Option(
             "--older-than",
             metavar="SPAN",
-            help="Only tasks that ended longer ago: 12h, 7d; 0: all.",
+            help="Only tasks that ended longer ago than this, such as 12h or 7d; 0 for all.",
         ),
     ],
     url: Url = None,

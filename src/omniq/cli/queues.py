@@ -149,7 +149,7 @@ def _check_alive(worker_id: str, is_alive: bool) -> None:
 
 
 def breakers(url: Url = None, as_json: Json = False) -> None:
-    """List the circuit breakers that all workers share: their state, since when and why."""
+    """List the circuit breakers that all workers share, each with its state, since when, and why."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await breakers_of(task_queue.storage)

@@ -261,7 +261,7 @@ def backfill(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a task for each time within a window that has none yet."""
+    """Enqueue a task for each time within a window that has no task yet."""
     first, last = parse_instant("--start", start), parse_instant("--end", end)
 
     async def work(task_queue: AsyncTaskQueue) -> None:

@@ -316,4 +316,4 @@ def check_choice(ids: list[str] | None, every: bool, is_filtered: bool) -> None:
     if bool(ids) == every:
         raise CommandFailed("give either ids or --all", console.BAD_USAGE)
     if is_filtered and not every:
-        raise CommandFailed("a filter needs --all: it selects among all", console.BAD_USAGE)
+        raise CommandFailed("a filter needs --all: it selects from all of them", console.BAD_USAGE)

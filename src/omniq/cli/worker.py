@@ -19,7 +19,7 @@ def worker(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            "--concurrency", "-c", min=1, help="Number of tasks at a time, in each process."
+            "--concurrency", "-c", min=1, help="Number of tasks that each process runs at a time."
         ),
     ] = None,
     processes: Annotated[
@@ -52,7 +52,9 @@ def worker(
     shutdown_timeout: Annotated[
         float | None,
         typer.Option(
-            "--shutdown-timeout", metavar="S", help="Seconds that running tasks have to finish."
+            "--shutdown-timeout",
+            metavar="S",
+            help="Seconds that running tasks have to finish after a stop.",
         ),
     ] = None,
     metrics_port: Annotated[
@@ -76,9 +78,9 @@ def worker(
 ) -> WorkerCommand:
     """Run the tasks of these modules until stopped.
 
-    On SIGTERM or Ctrl-C it claims no more tasks, lets running tasks finish, releases the others
-    and exits with 0. A second signal ends it within a second. Any function defined in the modules
-    can be a task. Modules are imported from the current folder too.
+    On SIGTERM or Ctrl-C it claims no more tasks, lets running tasks finish, releases those that
+    do not finish in time, and exits with 0. A second signal ends it within a second. Any function
+    defined in the modules can be a task. The current folder is on the import path.
     """
     return WorkerCommand(
         modules=modules,

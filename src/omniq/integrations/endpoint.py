@@ -5,7 +5,7 @@
 | `/metrics` | all metrics, for Prometheus |
 | `/health` | 200 while the process runs: restart it if there is no response |
 | `/ready` | 200 while it claims tasks and the storage responds, else 503 and the reason |
-| `/scale` | `oldest_due_age` in seconds and `waiting` tasks as JSON, for an autoscaler |
+| `/scale` | JSON for an autoscaler: `oldest_due_age` in seconds, `waiting` tasks, `workers` |
 """
 
 from __future__ import annotations

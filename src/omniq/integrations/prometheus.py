@@ -136,5 +136,5 @@ class StorageCollector(Collector):
         yield GaugeMetricFamily("omniq_workers", "Workers with a lease.", len(workers))
         stalled = sum(worker.stalled for worker in workers)
         yield GaugeMetricFamily(
-            "omniq_workers_stalled", "Workers whose event loop is blocked.", stalled
+            "omniq_workers_stalled", "Workers with a lease that make no progress.", stalled
         )

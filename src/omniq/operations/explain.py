@@ -1,4 +1,4 @@
-"""Why a task does not run, who runs it, or how it ended, as a list of reasons.
+"""Why a task does not run, which worker runs it, or how it ended, as a list of reasons.
 
 Each reason of a waiting task blocks it independently: the task runs when none is left. The first
 one is the first to resolve.
@@ -156,9 +156,9 @@ async def _running_reasons(storage: BaseStorage, detail: TaskDetail) -> list[Rea
             Reason(
                 code="worker_stalled",
                 text=f"Its worker is stalled: the event loop of process {owner.pid} on "
-                f"{owner.host} is blocked",
+                f"{owner.host} is blocked, or its heartbeat is late",
                 since=owner.last_heartbeat,
-                hint="find what blocks the event loop of that process; an async function must not",
+                hint="find what blocks that process; an async function must not block its event loop",
             )
         )
     return reasons

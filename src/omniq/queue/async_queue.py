@@ -56,7 +56,7 @@ EnqueueWrapper = Callable[[list[Task]], AbstractContextManager[list[Task]]]
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """The options of `options(…)`; `option_table` explains each. Durations are seconds or `timedelta`.
+    """The options of `options(…)`; `omniq.tasks.options` explains each. Durations: seconds or `timedelta`.
 
     `connection` is the caller's connection to the database of the tasks. The enqueue is then part
     of the caller's open transaction: the task exists once the caller commits, and never existed if

@@ -175,7 +175,7 @@ class BaseStorage(SideData):
         owner = self.owner
         if self._identity.lease_until:
             await self._retire(owner)
-            self._become_new(owner)
+            self._change_owner(owner)
 
     @abstractmethod
     def sibling(self) -> BaseStorage:
@@ -293,7 +293,7 @@ class BaseStorage(SideData):
         try:
             recorded, rows = await self._record_and_claim(owner, entries, claim)
         except LeaseLost as lost:
-            self._become_new(lost.owner)
+            self._change_owner(lost.owner)
             raise
         hit("record_and_claim.after")
         self._forget(outcomes, recorded)
@@ -477,7 +477,7 @@ class BaseStorage(SideData):
         try:
             renewal = await self._renew(info, length)
         except LeaseLost as lost:
-            self._become_new(lost.owner)
+            self._change_owner(lost.owner)
             raise
         hit("renew.after")
         # Counted from before the request: the store cannot have started the lease any earlier.
@@ -696,7 +696,7 @@ class BaseStorage(SideData):
         if self.lease_remaining <= self._identity.lease / 3:
             await self.renew()
 
-    def _become_new(self, fenced: str) -> None:
+    def _change_owner(self, fenced: str) -> None:
         self._identity.replace(fenced, self._clock.new_id(), self._clock.micros())
 
     def _claims(self) -> dict[str, Task]:

@@ -53,12 +53,12 @@ class EnqueueBatcher:
         # A slot is taken from the moment a write is planned; `_writing` counts those that began.
         self._free_slots = self._slots = concurrent_writes
         self._writing = 0
-        self._is_crowded = False
+        self._had_concurrent_calls = False
         self._writers: set[asyncio.Task[None]] = set()
 
     async def add(self, rows: list[Row]) -> list[str]:
         """Enqueue the rows; return the id of the task that now represents each."""
-        if self._is_crowded or self._free_slots < self._slots:
+        if self._had_concurrent_calls or self._free_slots < self._slots:
             call = _Call(rows)
             self._waiting.append(call)
             self._start_writer()
@@ -89,7 +89,7 @@ class EnqueueBatcher:
     async def _write_waiting(self) -> None:
         try:
             while calls := self._next_calls():
-                self._is_crowded = len(calls) > 1
+                self._had_concurrent_calls = len(calls) > 1
                 self._writing += 1
                 try:
                     await self._write_together(calls)

@@ -109,7 +109,7 @@ class Inspection(ABC):
     Q4. A result that is not final is returned as such (RETRYING), never as SUCCESS or FAILED.
     Q5. A reader gets a copy: nothing a reader does changes what is stored.
     Q6. The history of a task has its failed runs in order, the first and the newest ones; that of a
-        dead letter exists as long as the letter.
+        dead letter exists as long as the dead letter.
     Q7. Scans that continue where the last one stopped find every matching task that existed
         throughout, exactly once, newest first. A storage without an order of enqueue sorts by the
         ids that omniq makes; of tasks with other ids it then reads the first thousand.

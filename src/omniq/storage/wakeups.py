@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from omniq._futures import finish
 
 _WORK, _SCHEDULES = "", "/"
-"""The topics of claimable tasks and of schedules. All other topics are task ids, never like these."""
+"""The topics of claimable tasks and of schedules. All other topics are task ids, which differ."""
 
 
 class LocalWakeups:

@@ -1,6 +1,6 @@
 """What a task is to its author: the decorator, its options, and what a running task can do.
 
-- `functions`: `@task`, and the way from a function to its path and back
+- `functions`: `@task`, and the conversion between functions and their paths
 - `options`: the table of options, and their checks
 - `task_builder`: from a call to the `Task` that is stored
 - `handle`: handles of enqueued tasks

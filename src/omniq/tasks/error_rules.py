@@ -76,7 +76,7 @@ class FailedStep:
         if not self.done:
             return "nothing is done yet: safe to retry from beginning"
         done = ", ".join(self.done)
-        return f"already done: {done}"[:_MAX_HINT] + f"; a retry goes on with {self.step}"
+        return f"already done: {done}"[:_MAX_HINT] + f"; a retry continues with {self.step}"
 
     def attach_to(self, error: BaseException) -> None:
         """Store this on the exception, so that a caller catches the exception as it was raised."""

@@ -27,8 +27,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _MARK = "__omniq__"
 _FUNCTION_METHOD = "__omniq_function__"
 
-# Not a list of dangerous modules, which would always miss one. Functions of the standard library
-# are no tasks, and a function of the user that calls one of them is one line.
+# Not a list of dangerous modules, which would always miss one. No function of the standard library
+# can be a task; a user who needs one enqueues a one-line function that calls it.
 _REFUSED_MODULES = sys.stdlib_module_names | {"pip", "setuptools", "pkg_resources", "_pytest"}
 
 
@@ -214,7 +214,7 @@ def resolve(func_path: str, allow: Iterable[str] | None = None) -> Callable[...,
 
 
 def _why_unfit(func: object, *, anywhere: bool = False) -> str | None:
-    """Return why this can never be a task, or None. `anywhere`: its name need not lead to it."""
+    """Return why this can never be a task, or None. With `anywhere`, its name is not checked."""
     match func:
         case FunctionType():
             if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):

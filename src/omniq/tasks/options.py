@@ -255,7 +255,7 @@ OPTIONS: Mapping[str, Option] = {
             type="int",
             default="setting default_max_retries",
             faces=_NOT_ADD,
-            help="The number of further runs after a failure.",
+            help="The number of retries after a failed first run.",
             check=partial(_integer, low=0),
         ),
         Option(
@@ -308,7 +308,7 @@ OPTIONS: Mapping[str, Option] = {
             type="str, or function of the arguments",
             default="path of the function",
             faces=_IN_PYTHON,
-            help="The key by which rate and max_running count.",
+            help="Tasks with the same key share rate and max_running.",
             check=_key,
         ),
         Option(
@@ -340,7 +340,7 @@ OPTIONS: Mapping[str, Option] = {
             "expires",
             type="duration; in options also datetime",
             faces=_NOT_ADD,
-            help="Cancel the task if it has not started by then.",
+            help="When to cancel the task if it has not started.",
             example=_SPANS,
             check=_duration,
         ),
@@ -364,7 +364,7 @@ OPTIONS: Mapping[str, Option] = {
             type="ErrorRules",
             default="setting errors",
             faces=_DECORATOR,
-            help="The exceptions after which a retry may help.",
+            help="Rules that decide which exceptions are retried.",
             check=_error_rules,
         ),
         Option(
@@ -448,7 +448,7 @@ OPTIONS: Mapping[str, Option] = {
             type="int",
             default="100",
             faces=frozenset({"schedules.add"}),
-            help="The number of missed times that missed=all makes up for.",
+            help="The maximum number of missed times that missed=all runs.",
         ),
         Option(
             "overlap",
@@ -478,7 +478,7 @@ def option_help(name: str) -> str:
     """Return the help text of an option for the command line.
 
     >>> option_help("tz")
-    'The time zone of the cron expression. Such as Europe/Berlin.'
+    'The time zone of the cron expression. Example: Europe/Berlin.'
     """
     option = OPTIONS[name]
-    return option.help if not option.example else f"{option.help} Such as {option.example}."
+    return option.help if not option.example else f"{option.help} Example: {option.example}."

@@ -156,9 +156,9 @@ class ClaimLoop:
         """How many tasks to claim now."""
         if self._stop_requested.done() or self._pool.is_recycling or self._demand.is_paused:
             return 0
-        if self._running.frees_others:
+        if self._running.unblocks_others:
             # A task that has just finished made others wait, at a limit or as a suspect.
-            self._running.frees_others = False
+            self._running.unblocks_others = False
             self._demand.wake_up()
         return self._demand.claimable(
             len(self._running.active), even_if_idle=self._drained is not None

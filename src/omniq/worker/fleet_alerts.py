@@ -103,7 +103,7 @@ class FleetAlerts:
     async def check_breakers(self) -> None:
         """Report breakers that have opened, half-opened or closed.
 
-        One that did both between two checks is reported in its present state.
+        One that changed several times between two checks is reported in its present state.
         """
         names = self._stats.breakers
         began = self._clock.monotonic()

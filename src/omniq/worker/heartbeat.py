@@ -14,7 +14,7 @@ from omniq.worker.pool_events import PoolEvents
 
 _RENEWALS_PER_LEASE = 3
 _LONGEST_PAUSE = 2.0
-"""A renewal also reports cancelled tasks: that should not take a third of a long lease."""
+"""A renewal also reports cancelled tasks, which should not wait for a third of a long lease."""
 
 _RETRIES_PER_PAUSE = 10
 _STOP_SECONDS = 2.0
@@ -24,8 +24,8 @@ _STOP_SECONDS = 2.0
 class Heartbeat:
     """Renews the lease at least three times before it expires, over a dedicated connection.
 
-    It calls `pool` in the heartbeat's thread. The watchdog runs in the same thread and is asked
-    before each renewal; while it says no, the lease is left to expire.
+    It calls `pool` in the heartbeat's thread. The watchdog runs in the same thread. While its
+    `may_renew` returns False, the lease is not renewed and expires.
     """
 
     def __init__(

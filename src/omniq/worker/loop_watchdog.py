@@ -64,11 +64,11 @@ class LoopWatchdog:
                 self._events.emit(LoopBlocked(**self._fields(self._blocker()), stack=self._stack()))
 
     def may_renew(self) -> bool:
-        """Whether the lease should be renewed: not once the loop is blocked past all hope.
+        """Whether the lease should be renewed: not while the loop is blocked past a deadline.
 
-        That is `patience` after the deadline of the run that blocks it; of all runs, when it is
-        none of them itself but something that one has started. A run without a timeout may block
-        for ever.
+        The limit is `patience` seconds after the deadline of the run that blocks the loop. If the
+        blocking code belongs to no run, the last deadline of all runs counts. A run without a
+        timeout may block for ever.
         """
         if not self.is_blocked():
             self._is_stuck = False

@@ -1,7 +1,7 @@
 """The chores of every worker: recover tasks of dead workers, purge old records, store progress.
 
-There is no leader and no lock: each chore goes through the storage contract, where two workers that
-do it at the same time do it once. A chore that fails is reported, and retried in its next round.
+There is no leader and no lock: when two workers do a chore at the same time, the storage contract
+ensures that it takes effect once. A chore that fails is reported, and retried in its next round.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Maintenance:
                 await self._report_crashed(back.task_id)
 
     async def _report_crashed(self, task_id: str) -> None:
-        """Report a task that has ended too many workers: none of them could report its failure."""
+        """Report a task that has crashed too many workers: none of them could report its failure."""
         task = await self._storage.get_dead_task(task_id)
         if task is None:
             # A caller has retried or deleted it since.

@@ -44,8 +44,8 @@ class AsyncWorkerPool:
     """Runs the tasks of a storage, at most `concurrency` at a time, on this event loop.
 
     Sync functions run in threads of the pool, those with `executor="process"` in its child processes.
-    `allow` restricts it to functions under these prefixes. `errors` says which exceptions are worth
-    a retry, where the task does not; without it the settings do. `lease` is how long other workers
+    `allow` restricts it to functions under these prefixes. `errors` decides which exceptions are
+    retried where the task does not; without it the settings do. `lease` is how long other workers
     wait for a renewal before they take over what this pool holds.
 
     A thread cannot be stopped: one whose call timed out is abandoned. While `max_leaked_threads` of

@@ -33,15 +33,16 @@ from omniq.worker.storage_session import StorageSession
 from omniq.worker.task_services import TaskServices
 
 _LEASE_MARGIN, _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
-"""The parts of a lease, long or short, that are not trusted, and the seconds that are enough.
+"""A worker stops its runs some time before its lease expires: see `_margin`.
 
-Runs are stopped that long before the lease expires: stopping takes time on a busy machine.
+That is a tenth of a long lease, a quarter of a short one, half a second in between. Stopping takes
+time on a busy machine.
 """
 
 _RESTART_PAUSE = 0.1
 
 _FORCE = (SHORT_GRACE * 3, 0.25, 0.25, 0.25, 0.25)
-"""Seconds that a pool out of time has for its runs, and then for each step of its end."""
+"""Seconds that a forced stop gives to the runs, and then to each step of closing the pool."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class PoolRuntime:
             raise PoolStopped(f"the pool died of an unexpected error: {error!r}") from error
 
     async def _force(self) -> None:
-        """End it although it is out of time, and the storage perhaps does not answer."""
+        """End it by force: its time is up, and the storage may not answer."""
         if self._running is not None:
             self._running.stop_all("shutdown", SHORT_GRACE)
         for patience in _FORCE:

@@ -16,7 +16,7 @@ from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
 
 GRACE = 1.0
-"""Seconds that a run has to end after it was stopped, before it is stopped again, then given up."""
+"""Seconds that a stopped run has to end: then it is stopped once more, and then given up."""
 
 SHORT_GRACE = 0.2
 """The same when the whole worker is out of time."""
@@ -51,7 +51,7 @@ class RunningTasks:
         self._given_up: set[asyncio.Task[None]] = set()
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
-        self.frees_others = False
+        self.unblocks_others = False
         """Whether a task has finished that made others wait: at a limit, or as a suspect."""
 
     def start(self, task: Task) -> None:
@@ -139,7 +139,7 @@ class RunningTasks:
         self._stats.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")
         self.finished.append(outcome)
         if task.limits or task.breakers or task.crashes:
-            self.frees_others = True
+            self.unblocks_others = True
         self._pool.on_finished()
 
     def _stop(self, run: Run, reason: StopReason, grace: float) -> None:

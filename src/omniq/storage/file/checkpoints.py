@@ -1,4 +1,4 @@
-"""Checkpoints: the checkpoint and the progress of each task, in a separate folder for each task.
+"""Checkpoints: stores the checkpoint and the progress of each task, in one folder per task.
 
 A checkpoint's file is named by the token of the claim that saved it, so that a claim that has ended
 cannot overwrite the checkpoint of a later claim.

@@ -1,4 +1,4 @@
-"""The connection to a Redis server: one for all calls, with every error as one of omniq's.
+"""The connection to a Redis server: one for all calls. Its errors are raised as `StorageError`.
 
 Calls do not wait for each other: each is sent at once, and the server replies in that order. This
 module sends nothing twice: `ConnectionLost.was_sent` says whether the server may have run the call.

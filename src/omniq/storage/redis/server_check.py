@@ -77,7 +77,7 @@ def check(facts: ServerFacts) -> None:
         )
     if facts.maxmemory_policy not in ("noeviction", ""):
         raise StorageRefused(
-            f"{facts.product} may throw tasks away (maxmemory-policy {facts.maxmemory_policy}); "
+            f"{facts.product} may evict tasks (maxmemory-policy {facts.maxmemory_policy}); "
             "set it with: CONFIG SET maxmemory-policy noeviction"
         )
     if facts.role in ("slave", "replica"):
@@ -113,7 +113,7 @@ def report(facts: ServerFacts) -> list[tuple[str, str, str]]:
             facts.maxmemory_policy or "unknown",
             "ok"
             if facts.maxmemory_policy == "noeviction"
-            else "bad: the server may throw tasks away; set maxmemory-policy noeviction",
+            else "bad: the server may evict tasks; set maxmemory-policy noeviction",
         ),
         (
             "role",

@@ -72,7 +72,7 @@ class _Transaction:
 
 
 class TaskTransactions:
-    """TaskTransactions of running tasks on one database. The thread starts with the first."""
+    """Transactions of running tasks on one database. The first one starts the thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

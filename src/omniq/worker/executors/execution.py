@@ -108,8 +108,8 @@ class Execution:
     async def run(self, run: Run, task_context: TaskContext) -> Outcome:
         """Run the task to its end. Never raises; the worker stops a run by cancelling this.
 
-        What a function returns counts, also after it was stopped, unless a caller cancelled it: one
-        that saw `ctx.cancelled` and returned has not done its work.
+        The value that a stopped function returns counts, unless a caller cancelled the task, or the
+        function has read `ctx.cancelled`: it then returned before its work was done.
         """
         task = run.task
         run.context = task_context

@@ -101,7 +101,7 @@ def visible(text: str, *, keep: str = "") -> str:
     )
 
 
-def tolerate_any_text() -> None:
+def escape_unencodable_output() -> None:
     """Make stdout escape what its encoding has no character for, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -19,7 +19,7 @@ import msgspec
 
 from omniq import log
 from omniq._backoff import backoff
-from omniq._event_loop import run_to_the_end
+from omniq._event_loop import run_until_done
 from omniq.errors import (
     OmniqError,
     SettingsError,
@@ -162,7 +162,7 @@ class PoolProcess:
     def _run(self) -> None:
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
-            run_to_the_end(runner, self._serve())
+            run_until_done(runner, self._serve())
         except BaseException as error:
             # The edge of the thread: the supervisor decides what the error means.
             self._notify(Ended(error))
