@@ -26,7 +26,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 	--no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs check lint deep coverage mutants chaos chaos-peers soak bench powercut syscalls screenshots \
+.PHONY: help demo test test-all docs check lint deep state-machine coverage mutants chaos chaos-peers soak bench powercut syscalls screenshots \
 	format package sbom requirements clean
 
 help: ## show this list
@@ -56,6 +56,9 @@ lint: $(STAMP) ## ruff and mypy
 
 deep: $(STAMP) ## run the long state machines and fault sweeps
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m deep
+
+state-machine: $(STAMP) ## compare every backend with the model in 500 long runs (EXAMPLES=n: in n)
+	@STATE_MACHINE_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest -q -n 2 -m deep tests/properties
 
 coverage: $(STAMP) ## run the tests and fail below the coverage floor of pyproject.toml
 	@rm -f .coverage .coverage.*

@@ -10,6 +10,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from omniq.testing.state_machine import state_machine_for
 from omniq.testing.state_machine_stores import OpenStore
 
+LONG_RUN_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "100"))
+"""Examples of a long run in `make deep`; `make state-machine` sets it to 500."""
+
 
 def run_state_machine(open_store: OpenStore, *, examples: int, steps: int) -> None:
     run_state_machine_as_test(

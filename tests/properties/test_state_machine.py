@@ -15,7 +15,7 @@ from omniq.storage.file import FileStorage
 from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import MemoryStore, OpenStore
-from tests.properties.state_machine_run import run_state_machine
+from tests.properties.state_machine_run import LONG_RUN_EXAMPLES, run_state_machine
 
 # Every example has its own store. A folder in memory is fast, and durability is not tested here.
 _MEMORY_FOLDER = Path("/dev/shm")
@@ -71,4 +71,4 @@ def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: in
     "open_store", [MemoryStore, sqlite_store, file_store], ids=["memory", "sqlite", "file"]
 )
 def test_a_backend_answers_as_the_model_does_in_long_runs(open_store: OpenStore) -> None:
-    run_state_machine(open_store, examples=500, steps=100)
+    run_state_machine(open_store, examples=LONG_RUN_EXAMPLES, steps=100)

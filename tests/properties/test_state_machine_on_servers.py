@@ -17,7 +17,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.redis import RedisStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import OpenStore
-from tests.properties.state_machine_run import run_state_machine
+from tests.properties.state_machine_run import LONG_RUN_EXAMPLES, run_state_machine
 from tests.storage.postgres_stores import Schema
 
 
@@ -86,7 +86,7 @@ def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_redis_answers_as_the_model_does_in_long_runs(redis_server_url: str) -> None:
-    run_state_machine(partial(RedisStore, redis_server_url), examples=500, steps=100)
+    run_state_machine(partial(RedisStore, redis_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
 
 
 @pytest.mark.slow
@@ -98,4 +98,4 @@ def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> No
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 def test_postgresql_answers_as_the_model_does_in_long_runs(open_on_postgres: OpenStore) -> None:
-    run_state_machine(open_on_postgres, examples=500, steps=100)
+    run_state_machine(open_on_postgres, examples=LONG_RUN_EXAMPLES, steps=100)
