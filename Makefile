@@ -31,7 +31,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
-		while IFS='|' read -r name what; do printf '%-18s %s\n' "$$name" "$$what"; done
+		while IFS='|' read -r name what; do printf '%-21s %s\n' "$$name" "$$what"; done
 
 demo: $(STAMP) ## see omniq run tasks and survive a kill
 	@$(BIN)/python -m omniq demo

@@ -70,7 +70,7 @@ def fail(message):
     raise RuntimeError(message)
 '''
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 def wait_until(condition: Callable[[], object], what: str = "", within: float = PATIENCE) -> float:

@@ -21,7 +21,7 @@ from tests.acceptance.command import (
     worker_pids,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 PENDING, RUNNING, SUCCESS, FAILED = (
     TaskStatus.PENDING,

@@ -28,7 +28,7 @@ def test_start_times_count_the_starts_of_a_task_and_record_the_newest(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_drain_of_omniq_runs_every_task_once():
     with open_store("sqlite-os") as store:
         bench = Bench("omniq", Path(sys.executable), store, Scale(tasks=300, seconds=30))

@@ -21,7 +21,7 @@ pytestmark = [
         bool(chromium.missing()), reason=chromium.missing() or "Chromium is installed"
     ),
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(90),
+    pytest.mark.timeout(120),
 ]
 
 PAGES = ("/", "/tasks", "/dead", "/workers", "/schedules", "/queues", "/storage", "/api")

@@ -44,7 +44,7 @@ def start(tmp_path: Path):
         process.communicate()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_the_link_is_alone_on_its_line_works_once_and_the_next_follows(start):
     process, line = start()
     with httpx.Client(follow_redirects=True, timeout=30) as browser:
@@ -66,7 +66,7 @@ def test_the_link_is_alone_on_its_line_works_once_and_the_next_follows(start):
     assert len(out.splitlines()) == 1
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_with_a_secret_users_sign_in_and_the_secret_is_never_printed(start):
     process, line = start("--host", "0.0.0.0", OMNIQ_DASHBOARD_OPERATOR=SECRET)
     port = line.strip().rstrip("/").rpartition(":")[2]
@@ -91,7 +91,7 @@ def test_with_a_secret_users_sign_in_and_the_secret_is_never_printed(start):
     assert "operator.acted action=queues/pause subject=mail" in err
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_port_in_use_is_one_line_of_error(start):
     _, line = start()
     port = line.split("/")[2].rpartition(":")[2]
@@ -104,7 +104,7 @@ def test_a_port_in_use_is_one_line_of_error(start):
     assert err.count("\n") == 1
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_an_open_stream_does_not_prevent_shutdown(start):
     process, line = start(OMNIQ_DASHBOARD_OPERATOR=SECRET)
     headers = {"authorization": f"Bearer {SECRET}"}

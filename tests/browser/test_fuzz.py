@@ -141,7 +141,7 @@ async def fuzz(url: str, seed: int, count: int) -> dict[int, int]:
     return codes
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_no_request_causes_a_server_error():
     codes = await fuzz("memory://", seed=1, count=2_000)
 

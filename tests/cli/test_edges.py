@@ -106,7 +106,7 @@ def test_debug_shows_the_traceback(omniq, queue):
     assert "Traceback" not in omniq("tasks", "show", "missing").err
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("storage", ["file", "postgres", "redis"])
 def test_every_storage_serves_the_same_commands(omniq, folder, request, storage):
     url = (

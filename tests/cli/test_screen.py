@@ -16,7 +16,7 @@ HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07[red]markup[/red]\r\nnext\x9b31m \u202egnp.exe\u2028 :boom: \x00\x7f"
 )
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from omniq.operations.overview import Overview
 from tests.cli.terminal import TIMEOUT, Terminal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_the_detail_as_json_has_stable_keys(omniq, dead_task):
 def test_finished_steps_are_shown(omniq, queue):
     handle = queue.enqueue("tests.cli.stepping.stumble")
     with queue.worker(poll_interval=0.05):
-        assert queue.get_result(handle.id, timeout=10).status is TaskStatus.FAILED
+        assert queue.get_result(handle.id, timeout=30).status is TaskStatus.FAILED
     completed = omniq("tasks", "show", handle.id)
     (step,) = omniq("tasks", "show", handle.id, "--json").json["steps"]
 

@@ -30,7 +30,7 @@ def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_the_outbox_keeps_orders_and_tasks_together(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "transactional_outbox.py"],
@@ -47,7 +47,7 @@ def test_the_outbox_keeps_orders_and_tasks_together(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_the_document_pipeline_resumes_at_the_step_that_failed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "document_pipeline" / "main.py"],

@@ -184,7 +184,7 @@ class Series:
         others = []
         if self._rng.random() < 0.5:
             others.append(spawn(partial(force_journal, self._folder / "noise", self._rng.random())))
-        self._wait_until_the_cut(logs)
+        self._wait_until_the_cut(before)
         early = any(has_ended(pid) for pid in writers)
         # The kernel may let an unfinished sync return as if it had succeeded, and a writer may log
         # that a moment later. With the power off, no process could log anything.
@@ -201,13 +201,14 @@ class Series:
             report.broken.append(f"a writer ended before the cut: {history.errors}")
         self._add(number, report)
 
-    def _wait_until_the_cut(self, logs: list[Path]) -> None:
-        """Wait: mostly until the writers have worked for some time, sometimes while they open."""
+    def _wait_until_the_cut(self, acknowledged: int) -> None:
+        """Wait: mostly until the writers have had replies, sometimes while they open the store."""
         if self._rng.random() < 0.15:
             time.sleep(self._rng.uniform(0, 0.04))
             return
-        deadline = time.monotonic() + 10
-        while not all(log.exists() for log in logs) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 30
+        # On a busy machine a writer may need seconds for its first reply.
+        while self._history().acknowledged == acknowledged and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(self._rng.uniform(0, 0.08))
 

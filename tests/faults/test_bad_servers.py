@@ -48,7 +48,7 @@ def _with_children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F33")
 async def test_a_worker_waits_for_a_server_that_hangs_for_seconds(own_server):
     async with open_storage(own_server.url) as storage:
@@ -66,7 +66,7 @@ async def test_a_worker_waits_for_a_server_that_hangs_for_seconds(own_server):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F42")
 async def test_a_worker_waits_for_a_redis_that_is_a_replica_temporarily():
     with RedisServer() as server:
@@ -116,7 +116,7 @@ GARBAGE = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64, b"$9999999999\r\n", 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F37")
 @pytest.mark.parametrize("url", ["redis://:pw@127.0.0.1:{}/0", "postgresql://u:pw@127.0.0.1:{}/db"])
 @pytest.mark.parametrize("answer", GARBAGE, ids=range(len(GARBAGE)))
@@ -133,7 +133,7 @@ async def test_a_server_that_answers_with_garbage_raises_a_typed_error(url, answ
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("server", ["redis_url", "postgres_url"])
 async def test_on_a_slow_server_each_task_still_runs_once(server, request, tmp_path):
@@ -156,7 +156,7 @@ async def test_on_a_slow_server_each_task_still_runs_once(server, request, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F43")
 async def test_a_call_waits_for_a_locked_table(postgres_url):
     raw_store = raw_store_of(postgres_url)

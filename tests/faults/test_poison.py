@@ -52,7 +52,7 @@ def worker(tmp_path: Path, url: str) -> Iterator[WorkerCommand]:
 
 @pytest.mark.slow
 @pytest.mark.deep_on("postgres", "redis")
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F06", "F07")
 def test_a_task_that_kills_its_workers_becomes_a_dead_letter_after_three_crashes(
     worker, url, tmp_path

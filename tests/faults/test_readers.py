@@ -43,7 +43,7 @@ def kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F100")
 @pytest.mark.parametrize("backend", ["file", "sqlite"])
 async def test_readers_see_no_task_twice_and_no_impossible_state_while_workers_are_killed(

@@ -172,7 +172,7 @@ def check(effects: Effects) -> None:
 
 
 @pytest.mark.deep_on("postgres", "redis")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_a_step_is_repeated_at_most_once_for_each_crash(url, workers, tmp_path):
     await kill_and_check(url, workers, tmp_path, kills=12)
 

@@ -160,7 +160,7 @@ async def test_a_row_written_in_a_tasks_transaction_exists_exactly_once(
     assert await check(payments, queue, ids) > 0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("func", [pay, pay_in_thread])
 @pytest.mark.parametrize(("place", "token"), [("transaction.before", 2), ("transaction.after", 1)])
 @pytest.mark.fault("F02")

@@ -213,14 +213,14 @@ async def sweep(store: StoreUnderCuts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F03", "F36")
 async def test_a_connection_cut_at_any_message_neither_loses_nor_duplicates_a_task(store):
     await sweep(store)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F35")
 async def test_a_pool_whose_connections_are_cut_runs_each_task_once(place_on_server):
     tasks.counts.clear()

@@ -14,7 +14,7 @@ from omniq.storage import open_storage
 from omniq.testing.servers import PostgresServer, RedisServer
 from tests.acceptance.command import clean_environment
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(120)
 
 needs_postgres = pytest.mark.usefixtures("postgres_backend")
 needs_redis = pytest.mark.usefixtures("redis_backend")

@@ -13,7 +13,7 @@ from omniq.testing.servers import PostgresServer, Server
 from tests.acceptance.command import WorkerCommand
 from tests.fleet.fleet_tasks import note
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(120)
 
 
 def with_password(server: Server, password: str) -> str:

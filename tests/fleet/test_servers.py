@@ -59,7 +59,7 @@ def wait_until_gone(pid: int, folder: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_server_ends_with_the_process_that_started_it(kind, end):
     with subprocess.Popen(
@@ -76,7 +76,7 @@ def test_a_server_ends_with_the_process_that_started_it(kind, end):
     wait_until_gone(int(pid), Path(folder))
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_shared_server_is_started_once_and_ends_with_its_last_user(kind):
     # Not in pytest's folder, which other users cannot enter.
     place = Path(base_folder(), f"omniq-shared-{uuid4().hex}")
@@ -101,7 +101,7 @@ def test_a_shared_server_is_started_once_and_ends_with_its_last_user(kind):
     wait_until_gone(pid, place)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F39")
 def test_a_durable_redis_still_has_acknowledged_tasks_after_sigkill_and_restart():
     with RedisServer(durable=True) as server:
@@ -117,7 +117,7 @@ def test_a_durable_redis_still_has_acknowledged_tasks_after_sigkill_and_restart(
             assert client.get("key") == b"value"
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("version", [16, 18])
 @pytest.mark.fault("F39")
 async def test_a_durable_postgresql_still_has_acknowledged_tasks_after_sigkill_and_restart(version):
@@ -139,7 +139,7 @@ async def test_a_durable_postgresql_still_has_acknowledged_tasks_after_sigkill_a
         await reader.close()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_server_has_the_same_address_after_a_restart(kind):
     server: Server = kind()
     with server:
@@ -169,7 +169,7 @@ async def test_a_dedicated_database_is_empty(postgres_database):
     assert tables == 0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_given_server_is_used_and_none_is_started(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "def test_it(redis_url, redis_server_url):\n"

@@ -110,7 +110,7 @@ def work():
 """
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 def test_a_worker_with_several_processes_traces_its_runs(start: Start, tmp_path: Path) -> None:
     (tmp_path / "traced.py").write_text(TRACED)
     worker = start(str(tmp_path), "-m", "omniq", "worker", "traced", "--otel", "--processes", "2")

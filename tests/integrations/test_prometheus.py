@@ -116,7 +116,7 @@ def test_a_worker_with_two_processes_has_one_set_of_endpoints(start: Start, tmp_
     assert list(tmp_path.glob("omniq-metrics-*")) == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_port_in_use_is_one_line_of_error(start: Start, tmp_path: Path) -> None:
     (tmp_path / "noting.py").write_text(TASKS)
     command = ("-m", "omniq", "worker", "noting", "--metrics-port")
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_one_line_of_error(start: Start, tmp_path: Path) -> Non
     assert second.wait() == 2
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["file", "sqlite", "postgres", "redis"])
 def test_metrics_are_read_from_a_storage_that_is_not_open(
     kind: str, tmp_path: Path, request

@@ -78,7 +78,7 @@ def test_the_blocking_queue_returns_the_same_as_the_async_queue() -> None:
         assert handle.progress() is None
         assert handle.cancel()
         with pytest.raises(TaskCancelled):
-            queue.handle("a").result(timeout=5)
+            queue.handle("a").result(timeout=30)
         assert queue.dead.list() == []
         assert not queue.dead.retry("a")
 

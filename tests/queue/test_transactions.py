@@ -252,11 +252,11 @@ def test_a_task_enqueued_on_a_connection_is_run(path, connection):
         with connection:
             handle = queue.options(connection=connection).enqueue(fetch, "four")
 
-        assert handle.result(timeout=8) == 4
+        assert handle.result(timeout=30) == 4
 
 
 async def test_a_blocking_connection_works_with_the_async_queue_too(async_queue, path, connection):
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         handle = await async_queue.options(connection=connection).enqueue(fetch, "u")
         assert await async_queue.list_tasks() == []
         connection.commit()

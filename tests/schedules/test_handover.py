@@ -181,7 +181,7 @@ def test_each_nominal_time_fires_once_while_two_workers_alternate_200_times(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "failpoint", ["schedule.before_fire", "file.schedule.after_task", "schedule.after_fire"]
 )

@@ -26,7 +26,7 @@ from tests.browser.served import SECRET, VIEWER, bearer, dashboard_client, serve
 from tests.security.attacks import ATTACKS
 
 # Some tests send a thousand requests.
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 TAGS = set(
     re.findall(
@@ -463,7 +463,7 @@ async def test_s19_only_listed_static_files_are_served(client, name):
 # S20
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_s20_the_number_of_live_streams_is_limited_and_closed_ones_are_freed(queue):
     limits = httpx.Limits(max_connections=MAX_STREAMS + 5)
     async with served(queue) as (address, app), httpx.AsyncClient(limits=limits) as client:

@@ -125,7 +125,7 @@ def refusal_for_another_user(place: Path) -> str:
 
 
 @pytest.mark.security("S07")
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F59")
 async def test_links_and_pipes_that_are_planted_in_a_store_hang_and_leak_nothing(tmp_path):
     secret = tmp_path / "secret"

@@ -116,7 +116,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S03")
 def test_no_record_makes_a_worker_start_a_program_or_import_a_module(tmp_path):
     code = SCRIPT.format(root=str(ROOT), evil=EVIL, mark=tmp_path / "mark")

@@ -88,7 +88,7 @@ INJECTIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S09", "S10")
 async def test_injections_stay_text_through_every_verb(store_url):
     """Each is stored as a value, matches only itself, and changes no other task."""

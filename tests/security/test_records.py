@@ -50,7 +50,7 @@ class Bomb:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S01")
 async def test_pickles_in_every_field_of_a_store_are_never_unpickled(store_url, tmp_path):
     async with open_storage(store_url) as storage:
@@ -173,7 +173,7 @@ async def fuzz_store(url: str, rounds: int, seed: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S04")
 @pytest.mark.fault("F73")
 async def test_a_store_with_a_fuzzed_value_is_used_or_refuses_but_never_crashes(store_url):

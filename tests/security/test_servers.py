@@ -33,7 +33,7 @@ REDIS_RIGHTS = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S23")
 async def test_a_redis_user_with_access_only_to_the_keys_of_the_store_suffices(redis_url):
     raw_store = raw_store_of(redis_url)
@@ -61,7 +61,7 @@ async def test_a_redis_user_with_access_only_to_the_keys_of_the_store_suffices(r
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S23")
 async def test_a_postgresql_user_with_access_only_to_the_schema_of_the_store_suffices(
     postgres_database,
@@ -166,7 +166,7 @@ def impostor(request: pytest.FixtureRequest, certificate: Path) -> Iterator[Impo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S24")
 @pytest.mark.fault("F50")
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def behind_tls(redis_url: str, certificate: Path) -> AsyncIterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S24")
 async def test_the_connection_to_a_redis_server_with_a_trusted_certificate_is_encrypted(
     redis_url, certificate

@@ -271,7 +271,7 @@ async def test_a_worker_with_a_key_runs_no_task_that_was_enqueued_without_it(sto
         honest = await queue.enqueue(sample_tasks.good, 2)
         async with queue.worker() as pool:
             await pool.run_until_empty()
-        result = await honest.result(timeout=5)
+        result = await honest.result(timeout=30)
         dead = await queue.get_task(forged.id)
 
     assert result == 3
@@ -291,7 +291,7 @@ async def test_arguments_and_results_are_unreadable_in_an_encrypted_store(store_
         )
         async with queue.worker() as pool:
             await pool.run_until_empty()
-        result = await handle.result(timeout=5)
+        result = await handle.result(timeout=30)
     raw_store = raw_store_of(store_url)
     everything = b"".join(raw_store.read(address) for address in raw_store.addresses())
     raw_store.close()
@@ -302,7 +302,7 @@ async def test_arguments_and_results_are_unreadable_in_an_encrypted_store(store_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_a_process_with_steps_resumes_under_encryption(tmp_path):
     """The child has no key of the store, and its steps are stored all the same."""
     chosen = Settings(durability="os", encryption_key=KEY, base_retry_delay=0.0)

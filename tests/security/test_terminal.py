@@ -46,7 +46,7 @@ def store(tmp_path_factory) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.security("S21")
 @pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
 def test_no_command_prints_terminal_control_sequences(command, store):

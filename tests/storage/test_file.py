@@ -144,7 +144,7 @@ async def test_a_single_storage_leaves_no_temporary_files(storage, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("durability", ["os", "power"])
 @pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder, durability):
@@ -441,7 +441,7 @@ class Calls:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F61", "F96")
 async def test_a_claim_costs_the_same_among_20_000_tasks_as_among_20(folder, monkeypatch):
     costs = []
@@ -608,7 +608,7 @@ async def test_a_task_enqueued_by_another_storage_ends_the_wait(storage, another
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_no_task_is_lost_when_inotify_overflows(storage, another):
     limit = inotify_queue_size()
     if limit > 20_000:

@@ -23,7 +23,7 @@ from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
 from tests.storage.postgres_stores import Schema
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 PATIENCE = 30.0
 """Seconds of real time after which a wait for an event fails."""

@@ -176,7 +176,7 @@ async def test_a_body_of_any_size_is_stored_and_read(storage):
 # The log
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_the_log_does_not_grow_without_bound(storage, path):
     for _ in range(60):
         await storage.enqueue_many(some(20, metadata={"filler": "x" * 7000}))
@@ -206,7 +206,7 @@ async def test_no_connection_runs_a_checkpoint_automatically(storage):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_file_and_claim_each_task_once(path):
     drained = await drain_together(f"sqlite:///{path}", processes=8, tasks=5000)
@@ -240,7 +240,7 @@ def start(code, *arguments, **environment):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.fault("F98")
 async def test_eight_processes_open_an_empty_file_at_once(path):
     path.touch()
@@ -253,7 +253,7 @@ async def test_eight_processes_open_an_empty_file_at_once(path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("failpoint", "is_stored"), [("sqlite.before_commit", False), ("sqlite.after_commit", True)]
 )
@@ -279,7 +279,7 @@ async def test_a_process_killed_around_a_commit_leaves_the_whole_transaction_or_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_a_process_stopped_inside_a_transaction_ends_no_other_lease(path):
     async with SQLiteStorage(path) as storage:
         await storage.enqueue(Task(id="a", func_path="m.f"))
@@ -335,7 +335,7 @@ async def test_work_from_another_owner_ends_the_wait(path):
         await asyncio.sleep(0)
 
         await other.enqueue(Task(func_path="m.f"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await waiting
 
 
@@ -344,7 +344,7 @@ async def test_work_added_between_the_claim_and_the_wait_is_noticed(path):
         assert await one.reserve(1) == []
         await other.enqueue(Task(func_path="m.f"))
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await one.wait_for_work(30)
 
 

@@ -145,7 +145,7 @@ def test_a_malformed_text_is_refused_and_changes_nothing(text):
 
 def test_kill_ends_the_process_at_once():
     child = run_with("a=kill@2", "hit('a'); print('one', flush=True); hit('a'); print('two')")
-    output, _ = child.communicate(timeout=8)
+    output, _ = child.communicate(timeout=30)
 
     assert child.returncode == -signal.SIGKILL
     assert output == "one\n"
@@ -153,7 +153,7 @@ def test_kill_ends_the_process_at_once():
 
 def test_exit_leaves_without_clean_up():
     child = run_with("a=exit", "try:\n    hit('a')\nfinally:\n    print('clean-up')")
-    output, _ = child.communicate(timeout=8)
+    output, _ = child.communicate(timeout=30)
 
     assert child.returncode == failpoints.EXIT_STATUS
     assert output == ""
@@ -164,7 +164,7 @@ def test_stop_suspends_the_process_until_it_is_continued():
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     stopped = os.WIFSTOPPED(status)
     os.kill(child.pid, signal.SIGCONT)
-    output, _ = child.communicate(timeout=8)
+    output, _ = child.communicate(timeout=30)
 
     assert stopped
     assert output == "on again\n"
@@ -172,7 +172,7 @@ def test_stop_suspends_the_process_until_it_is_continued():
 
 def test_a_bad_environment_is_an_error_at_the_start():
     child = run_with("nonsense", "pass")
-    _, errors = child.communicate(timeout=8)
+    _, errors = child.communicate(timeout=30)
 
     assert child.returncode == 1
     assert "SettingsError: OMNIQ_FAILPOINTS: 'nonsense'" in errors

@@ -222,7 +222,7 @@ class TestMain:
             input=text,
             capture_output=True,
             text=True,
-            timeout=8,
+            timeout=30,
             check=False,
         )
         return done.stdout + done.stderr

@@ -58,7 +58,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", "-X", "dev", "-c", code],
         capture_output=True,
         text=True,
-        timeout=8,
+        timeout=30,
         check=False,
     )
 

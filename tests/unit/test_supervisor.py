@@ -93,7 +93,7 @@ def lines():
 
 def wait_for_start(gate: worker_tasks.Gate, count: int = 1) -> None:
     for _ in range(count):
-        assert gate.started.acquire(timeout=5)
+        assert gate.started.acquire(timeout=30)
 
 
 # Refused arguments
@@ -308,7 +308,7 @@ def test_uvloop_is_used_when_it_is_installed(monkeypatch, storage, queue, librar
     else:
         monkeypatch.setitem(sys.modules, "uvloop", None)
     with Worker(storage, [MODULE]):
-        assert queue.enqueue(LOOP_KIND).result(timeout=8) == library
+        assert queue.enqueue(LOOP_KIND).result(timeout=30) == library
 
 
 def test_missing_arguments_come_from_the_settings(storage):

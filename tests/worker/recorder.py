@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 8.0
+PATIENCE = 30.0
 """Seconds after which a test that waits for a condition fails."""
 
 

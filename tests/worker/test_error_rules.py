@@ -20,7 +20,7 @@ from omniq.storage.memory import MemoryStorage
 from tests.worker import step_tasks as tasks
 from tests.worker.step_tasks import effects, plan_failures
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 PLAIN = [tasks.fail_with, tasks.fail_with_in_thread, tasks.fail_with_in_process]
 OWN = [

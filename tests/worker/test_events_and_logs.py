@@ -267,7 +267,7 @@ def test_nothing_is_printed_unless_logging_is_enabled():
         "    queue.enqueue('tests.worker.sample_tasks.add', 1)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=9, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
     )
 
     assert (done.stdout, done.stderr) == ("", "")

@@ -229,7 +229,7 @@ async def test_the_problems_name_everything_that_needs_an_operator(queue, storag
     ]
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 async def test_another_worker_reports_a_blocked_event_loop(tmp_path, recorder):
     """The blocked worker reports it, from the thread that renews its lease."""
     url = f"sqlite:///{tmp_path}/q.db?durability=os"

@@ -30,7 +30,7 @@ from tests.worker.recorder import until
 
 LEASE = 1.2
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ async def test_an_async_run_is_stopped_before_its_lease_expires_when_the_storage
         await until(tasks.stopped.is_set)
         remaining, starts = two.storage.lease_remaining, list(tasks.starts)
 
-        assert await handle.result(timeout=5) == "second"
+        assert await handle.result(timeout=30) == "second"
     assert remaining > 0
     assert starts == [1]
     assert tasks.starts == [1, 2]
@@ -169,7 +169,7 @@ async def test_a_fenced_worker_continues_under_a_new_id():
         two.storage.heal()
         next_one = await two.queue.enqueue(tasks.good_in_the_loop, 7)
 
-        assert await next_one.result(timeout=5) == 7
+        assert await next_one.result(timeout=30) == 7
     assert two.storage.owner != owner
     assert not held.items() & two.storage.claims.items()
     assert any(isinstance(event, LeaseLoss) for event in two.emitted)
@@ -184,7 +184,7 @@ async def test_a_claim_whose_reply_was_lost_is_released_and_runs():
         two.storage.fail("reserve", when="after")
         await two.pool.start()
 
-        assert await handle.result(timeout=5) == 7
+        assert await handle.result(timeout=30) == 7
         result = await two.queue.get_result(handle.id)
     assert result is not None
     assert result.attempts == 1
@@ -197,7 +197,7 @@ async def test_an_outcome_whose_reply_was_lost_is_recorded_once():
         two.storage.fail("record", when="after", times=2)
         handle = await two.queue.enqueue(tasks.good_in_the_loop, 7)
 
-        assert await handle.result(timeout=5) == 7
+        assert await handle.result(timeout=30) == 7
         await until(lambda: two.pool.stats().completed_tasks == 1)
     assert two.pool.stats().stale_outcomes == 0
 
@@ -217,7 +217,7 @@ async def test_a_task_whose_claim_took_longer_than_the_lease_is_not_started():
         await until(lambda: storage.lease_remaining < 0)
         reply.set()
         async with AsyncWorkerPool(other, 1, 0.05, lease=LEASE):
-            assert await handle.result(timeout=5) == "second"
+            assert await handle.result(timeout=30) == "second"
         storage.heal()
         await pool.stop(cancel_in_flight=True)
 

@@ -27,14 +27,14 @@ async def drain(store, func, tasks: int):
         return [await queues[0].get_result(handle.id) for handle in handles]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_no_more_run_at_once_than_the_limit_allows(store, recorder):
     await drain(store, guarded_tasks.one_of_three, 120)
 
     assert (recorder.most_inside, len(recorder.names())) == (3, 120)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_no_span_of_time_has_more_starts_than_the_rate_allows(store):
     """100 starts a second, as 25 in a quarter: 150 tasks take at least a second and a quarter."""
     results = await drain(store, guarded_tasks.rated, 150)

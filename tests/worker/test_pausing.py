@@ -9,7 +9,7 @@ from omniq.storage.memory import MemoryStorage
 from tests.worker import sample_tasks as tasks
 from tests.worker.recorder import RECORDER, until
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 LEASE = 1.5
 
@@ -47,11 +47,11 @@ async def test_a_paused_worker_ends_what_it_runs_and_claims_nothing_until_it_is_
             await renewed(memory, storage.owner)
             waiting = await queue.enqueue(tasks.note, "second")
             RECORDER.gate("first").set()
-            await running.result(timeout=10)
+            await running.result(timeout=30)
             await renewed(memory, storage.owner)
             ran_while_paused = RECORDER.names()
             await memory.resume_worker(storage.owner)
-            await waiting.result(timeout=10)
+            await waiting.result(timeout=30)
 
     assert ran_while_paused == ["first"]
     assert RECORDER.names() == ["first", "second"]
@@ -67,7 +67,7 @@ async def test_while_one_worker_is_paused_another_claims_the_tasks():
             await renewed(memory, first.owner)
             handles = [await queue.enqueue(tasks.note, str(number)) for number in range(20)]
             for handle in handles:
-                await handle.result(timeout=10)
+                await handle.result(timeout=30)
             stats = [pool.stats() for pool in pools]
 
     assert [each.completed_tasks for each in stats] == [0, 20]

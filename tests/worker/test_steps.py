@@ -32,7 +32,7 @@ from tests.worker.conftest import Store
 from tests.worker.recorder import until
 from tests.worker.step_tasks import STEPS, effects, plan_failures
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 EVERYWHERE = pytest.mark.parametrize("publish", tasks.PLACES, ids=lambda func: func.__name__)
 
@@ -92,7 +92,7 @@ async def test_another_worker_continues_where_the_first_one_stopped(store: Store
         handle = await first.enqueue(tasks.publish_async, str(tmp_path))
         await first.worker(base_retry_delay=0).run_until_empty()
     async with AsyncTaskQueue(store.another()) as second, second.worker(poll_interval=0.05):
-        result = await second.get_result(handle.id, timeout=10)
+        result = await second.get_result(handle.id, timeout=30)
 
     assert result is not None
     assert result.result == [f"{step} done" for step in STEPS]
@@ -179,7 +179,7 @@ async def test_the_error_of_a_timeout_names_the_running_step(memory_queue, tmp_p
         tasks.hangs_in_a_step, str(tmp_path)
     )
     async with memory_queue.worker():
-        result = await memory_queue.get_result(handle.id, timeout=10)
+        result = await memory_queue.get_result(handle.id, timeout=30)
 
     assert (result.error.error_type, result.error.failed_step) == ("TaskTimeout", "slow")
     assert result.error.category is ErrorCategory.PARTIAL

@@ -52,7 +52,7 @@ def notes(path):
 async def test_the_row_and_the_result_are_stored_together(queue, notes, func):
     async with queue.worker(poll_interval=5) as pool:
         handle = await queue.enqueue(func, "a", {"n": 1})
-        assert await handle.result(timeout=8) == {"n": 1}
+        assert await handle.result(timeout=30) == {"n": 1}
         await until(lambda: pool.stats().completed_tasks == 1)
 
         assert notes() == ["a"]
@@ -65,7 +65,7 @@ async def test_concurrent_transactions_all_commit(queue, notes, func):
     async with queue.worker(concurrency=20, poll_interval=5):
         handles = await queue.enqueue_many(func, [(f"{number:02}",) for number in range(40)])
         for handle in handles:
-            await handle.result(timeout=9)
+            await handle.result(timeout=30)
 
     assert sorted(notes()) == [f"{number:02}" for number in range(40)]
 
@@ -74,14 +74,14 @@ async def test_a_transaction_without_a_result_stores_none_and_not_the_returned_v
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.write, "a")
 
-        assert await handle.result(timeout=8) is None
+        assert await handle.result(timeout=30) is None
 
 
 async def test_an_exception_inside_the_transaction_rolls_back_both(queue, notes):
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.write_and_raise, "a", "inside")
         with pytest.raises(TaskFailed, match="inside the block"):
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
 
     assert notes() == []
 
@@ -89,7 +89,7 @@ async def test_an_exception_inside_the_transaction_rolls_back_both(queue, notes)
 async def test_an_exception_after_the_commit_does_not_change_the_outcome(queue, notes, recorder):
     async with queue.worker(poll_interval=5) as pool:
         handle = await queue.enqueue(tasks.write_and_raise, "a", "after")
-        await handle.result(timeout=8)
+        await handle.result(timeout=30)
         await until(lambda: pool.stats().completed_tasks == 1)
 
         assert pool.stats().failed_tasks == 0
@@ -111,7 +111,7 @@ async def test_the_end_of_a_run_after_the_commit_does_not_change_its_outcome(
         assert not await handle.cancel()
     if end == "timeout":
         await until(lambda: pool.stats().completed_tasks == 1)
-    await pool.stop(timeout=8, cancel_in_flight=True)
+    await pool.stop(timeout=30, cancel_in_flight=True)
 
     assert notes() == ["a"]
     assert pool.stats().completed_tasks == 1
@@ -124,7 +124,7 @@ async def test_a_run_that_times_out_inside_the_block_has_written_nothing(queue, 
     async with queue.worker(poll_interval=5):
         handle = await queue.options(timeout=0.2, max_retries=0).enqueue(tasks.hang_inside, "a")
         with pytest.raises(TaskFailed, match="stopped after"):
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
 
     assert notes() == []
 
@@ -145,14 +145,14 @@ async def test_a_repeating_task_that_does_not_return_still_runs_again(queue, not
         await until(lambda: len(notes()) >= 3)
         await handle.cancel()
         assert pool.stats().active_workers <= 2
-        await pool.stop(timeout=8, cancel_in_flight=True)
+        await pool.stop(timeout=30, cancel_in_flight=True)
 
         assert pool.stats().completed_tasks == len(notes())
 
 
 async def test_a_transaction_may_follow_one_that_was_rolled_back(queue, notes):
     async with queue.worker(poll_interval=5):
-        await (await queue.enqueue(tasks.fail_then_write, "a")).result(timeout=8)
+        await (await queue.enqueue(tasks.fail_then_write, "a")).result(timeout=30)
 
     assert notes() == ["a"]
 
@@ -160,7 +160,7 @@ async def test_a_transaction_may_follow_one_that_was_rolled_back(queue, notes):
 async def test_a_second_block_after_the_commit_is_refused(queue, notes, recorder):
     async with queue.worker(poll_interval=5) as pool:
         handle = await queue.enqueue(tasks.write_twice, "a")
-        await handle.result(timeout=8)
+        await handle.result(timeout=30)
         await until(lambda: pool.stats().completed_tasks == 1)
 
     assert notes() == ["a"]
@@ -170,7 +170,7 @@ async def test_a_second_block_after_the_commit_is_refused(queue, notes, recorder
 async def test_the_next_task_can_be_enqueued_in_the_same_transaction(queue, notes, path):
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.hand_on, str(path), "a")
-        await queue.handle(await handle.result(timeout=8)).result(timeout=8)
+        await queue.handle(await handle.result(timeout=30)).result(timeout=30)
 
     assert notes() == ["a", "a too"]
 
@@ -179,7 +179,7 @@ async def test_a_row_factory_set_by_the_task_does_not_affect_the_storage(queue, 
     async with queue.worker(poll_interval=5):
         handle = await queue.enqueue(tasks.write_with_odd_rows, "a")
 
-        assert await handle.result(timeout=8) == 1
+        assert await handle.result(timeout=30) == 1
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ async def test_misuse_raises_an_error_and_writes_nothing(queue, notes, how, mess
     async with queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=0).enqueue(tasks.misuse, how)
         with pytest.raises(TaskFailed, match=message):
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
 
     assert notes() == []
 
@@ -209,7 +209,7 @@ async def test_a_result_that_cannot_be_stored_is_not_retried(queue, notes):
     async with queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=5).enqueue(tasks.misuse, "unserialisable")
         with pytest.raises(TaskFailed):
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
 
 
 async def test_a_transaction_in_a_process_task_raises_an_error_that_names_the_alternatives(
@@ -218,7 +218,7 @@ async def test_a_transaction_in_a_process_task_raises_an_error_that_names_the_al
     async with queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=0).enqueue(tasks.write_in_process, "a")
         with pytest.raises(TaskFailed, match="the worker's own process"):
-            await handle.result(timeout=9)
+            await handle.result(timeout=30)
 
     assert notes() == []
 
@@ -228,8 +228,8 @@ async def test_an_async_task_on_another_event_loop_uses_the_blocking_transaction
         own = tasks.write_on_a_loop_of_its_own
         handle = await queue.options(max_retries=0).enqueue(own, "a", True)
         with pytest.raises(TaskFailed, match=r"use `with ctx\.transaction"):
-            await handle.result(timeout=8)
-        await (await queue.enqueue(own, "b", False)).result(timeout=8)
+            await handle.result(timeout=30)
+        await (await queue.enqueue(own, "b", False)).result(timeout=30)
 
     assert notes() == ["b"]
 
@@ -240,7 +240,7 @@ async def test_a_backend_without_transactions_raises_an_error(tmp_path, backend)
     async with AsyncTaskQueue(storage) as queue, queue.worker(poll_interval=5):
         handle = await queue.options(max_retries=0).enqueue(tasks.write, "a")
         with pytest.raises(TaskFailed, match=f"the {backend} storage has no transactions"):
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
 
 
 # The write lock
@@ -251,7 +251,7 @@ async def test_a_transaction_is_ended_after_a_third_of_the_lease(queue, notes, r
     async with queue.worker(poll_interval=5, lease=1.8):
         handle = await queue.options(max_retries=0).enqueue(func, "a")
         with pytest.raises(TaskFailed, match=r"held for more than 0\.6 s") as failed:
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
 
     assert failed.value.error is not None
     assert failed.value.error.error_type == "StorageError"
@@ -297,8 +297,8 @@ async def test_other_writers_wait_for_an_open_transaction_and_the_lease_is_renew
             assert (await heartbeat.renew()).held == {handle.id: 1}
         assert not waiting.done()
         recorder.gate("a").set()
-        await handle.result(timeout=8)
-        await (await waiting).result(timeout=8)
+        await handle.result(timeout=30)
+        await (await waiting).result(timeout=30)
 
     assert notes() == ["a", "b"]
 
@@ -332,7 +332,7 @@ async def test_a_reply_that_is_lost_after_the_commit_does_not_run_the_task_again
         faulty.fail("record", when="after")
         async with queue.worker(poll_interval=5) as pool:
             handle = await queue.enqueue(tasks.write, "a")
-            await handle.result(timeout=8)
+            await handle.result(timeout=30)
             await pool.run_until_empty()
 
         assert await handle.status() is TaskStatus.SUCCESS

@@ -17,7 +17,7 @@ from tests.worker.test_leases import _result
 LEASE = 0.5
 PATIENCE = 0.1
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)

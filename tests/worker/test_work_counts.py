@@ -60,7 +60,7 @@ ENQUEUED = {
 """Enqueued one by one, by 100 callers at the same time."""
 
 # Without /dev/shm the tests wait for a slow disk some hundred times.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 BACKENDS = [name for name in DRAINED if importlib.util.find_spec(f"omniq.storage.{name}")]
 
