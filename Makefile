@@ -17,9 +17,9 @@ export UV_NATIVE_TLS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-# Tests of one file stay in one process: they share what the file sets up. Twice as many processes
-# as cores, since most tests wait for a server, a lease or a signal half of the time.
-WORKERS ?= $(shell $(BIN)/python -c 'import os; print(2 * (os.cpu_count() or 2))' 2>/dev/null || echo 4)
+# Tests of one file stay in one process: they share what the file sets up. Three processes for each
+# core, since most tests wait for a server, a lease or a signal half of the time.
+WORKERS ?= $(shell $(BIN)/python -c 'import os; print(3 * (os.cpu_count() or 2))' 2>/dev/null || echo 6)
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

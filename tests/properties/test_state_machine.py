@@ -58,7 +58,7 @@ def file_store(clock: ManualClock, settings: Settings, max_pending: int | None) 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("open_store", "examples"),
-    [(MemoryStore, 100), (sqlite_store, 50), (file_store, 50)],
+    [(MemoryStore, 100), (sqlite_store, 50), (file_store, 25)],
     ids=["memory", "sqlite", "file"],
 )
 def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: int) -> None:
