@@ -1,7 +1,7 @@
 """Compare this checkout with an older commit: `python -m benchmarks.compare REVISION`.
 
-For each store and round, both versions drain the same number of tasks, each with `omniq worker` and
-its defaults, log lines included; which of the two goes first alternates. Prints the medians of the
+For each store and round, both versions drain the same number of tasks, each with `omniq worker`,
+100 tasks at a time and log lines included; which of the two goes first alternates. Prints the medians of the
 paired ratios, older to newer (above 1: this checkout spends less), with their quartiles, for the
 worker's CPU time, the elapsed time, and its read and write system calls and bytes. The memory store
 is drained by a pool in the process that filled it.
@@ -25,6 +25,7 @@ from benchmarks.stores import ROOT, Store, open_store
 
 DEFAULT_STORES = ("memory", "sqlite-power", "file-power", "postgres", "redis")
 FIGURES = ("cpu", "seconds", "calls", "bytes")
+CONCURRENCY = "100"
 _DEADLINE = 300.0
 
 _FILL = """
@@ -38,7 +39,7 @@ async def main(url, count, is_drained_here):
             numbers = range(first, min(count, first + 1000))
             await queue.enqueue_many(noop, [(number,) for number in numbers])
         if is_drained_here:
-            async with queue.worker(concurrency=10) as pool:
+            async with queue.worker(concurrency=100) as pool:
                 await pool.run_until_empty()
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "here"))
@@ -75,7 +76,11 @@ def drain(source: Path, store: Store, count: int) -> dict[str, float]:
             if store.kind != "memory":
                 store.finish_background_work()
                 command = [sys.executable, "-m", "omniq", "worker", "benchmarks.compare_tasks"]
-                worker = subprocess.Popen([*command, "--url", url], env=environment, stderr=output)
+                worker = subprocess.Popen(
+                    [*command, "--url", url, "--concurrency", CONCURRENCY],
+                    env=environment,
+                    stderr=output,
+                )
                 try:
                     _wait_for(report, worker, log)
                 finally:
