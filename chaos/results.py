@@ -80,13 +80,13 @@ def _compare_with_plan(task: TaskTimeline, promises: Promises) -> Iterator[Viola
 
 
 def attempts_add_up(timeline: Timeline, promises: Promises, _: Verdict) -> Iterator[Violation]:
-    """I4. Every failed run uses one attempt, and nothing else but a crash does."""
+    """I4. Every failed run uses one attempt, and nothing else does."""
     for task in timeline:
         final, plan = task.final, task.plan
         if final is None or plan is None or task.dead_retries:
             # A dead letter that is retried starts with no attempts.
             continue
-        failures = final.attempts - final.crashes
+        failures = final.attempts
         retried = {
             t for t, events in task.outcomes.items() if any(e.what == "retried" for e in events)
         }

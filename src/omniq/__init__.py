@@ -75,6 +75,7 @@ from omniq.models import (
     PermanentError,
     Progress,
     QueueStats,
+    Runnable,
     Schedule,
     Task,
     TaskError,
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     from omniq.queue.blocking_queue import TaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
-    from omniq.storage.health import BreakerInfo, Health, StuckTask
+    from omniq.storage.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
     from omniq.storage.types import Capabilities
     from omniq.tasks.handle import AsyncTaskHandle, TaskHandle
     from omniq.worker import AsyncWorkerPool, WorkerPool
@@ -123,6 +124,7 @@ else:
         "StuckTask": "omniq.storage.health",
         "TaskHandle": "omniq.tasks.handle",
         "TaskQueue": "omniq.queue.blocking_queue",
+        "UnrunnableFunction": "omniq.storage.health",
         "Worker": "omniq.worker.process.supervisor",
         "WorkerPool": "omniq.worker",
     }
@@ -176,6 +178,7 @@ __all__ = [
     "ResultError",
     "ResultTimeout",
     "Retry",
+    "Runnable",
     "Schedule",
     "ScheduleNotFound",
     "Secret",
@@ -202,6 +205,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TransientError",
+    "UnrunnableFunction",
     "Worker",
     "WorkerInfo",
     "WorkerPool",

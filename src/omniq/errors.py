@@ -98,12 +98,13 @@ class ScheduleNotFound(OmniqError):
 class FunctionNotFound(OmniqError):
     """A function path does not lead to a function.
 
-    `elsewhere`: a worker with other modules may have the function, so the task is released.
+    `elsewhere`: a worker with other modules, or with another version of them, may have the function.
     """
 
     def __init__(self, func_path: str, why: str, *, elsewhere: bool = False) -> None:
         super().__init__(f"function {func_path}: {why}")
         self.func_path = func_path
+        self.why = why
         self.elsewhere = elsewhere
 
 

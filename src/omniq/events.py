@@ -294,6 +294,28 @@ class WorkerStalled(Event, frozen=True, kw_only=True):
     running: int
 
 
+class FunctionMissing(Event, frozen=True, kw_only=True):
+    """Emitted once when a worker has found that it does not have the function of a task.
+
+    It claims no more tasks of that function until it is restarted; they wait for another worker.
+    """
+
+    name: ClassVar[str] = "function.missing"
+    func_path: str
+    reason: str
+
+
+class WorkerDrained(Event, frozen=True, kw_only=True):
+    """Emitted when `run_until_empty` has run all that it may run, and `left` tasks still wait.
+
+    They are due later, held back by a limit, or of functions that this worker cannot run.
+    """
+
+    name: ClassVar[str] = "worker.drained"
+    owner: str
+    left: int
+
+
 class PollEmpty(Event, frozen=True, kw_only=True):
     """Emitted when a worker with free slots tried to claim and no task was due."""
 

@@ -42,7 +42,10 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class GateState(msgspec.Struct, omit_defaults=True):
-    """The state of one gate, shared by all workers. `wake_at`: when parked tasks are checked again."""
+    """The state of one gate, shared by all workers.
+
+    `has_parked`: whether tasks may be parked under it. `wake_at`: when they are checked again.
+    """
 
     holders: list[tuple[str, int]] = []
     starts: list[int] = []
@@ -51,6 +54,7 @@ class GateState(msgspec.Struct, omit_defaults=True):
     opened_at: int = 0
     reason: str = ""
     wake_at: int = 0
+    has_parked: bool = False
 
 
 def gates_of(task: Task) -> tuple[Gate, ...]:

@@ -27,6 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MAX_INT = 2**63 - 1
 _MIN_INTERVAL = 0.01
+_MAX_SHOWN = 8
 
 
 class TaskStatus(StrEnum):
@@ -183,7 +184,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored call of a function. `Task(func_path="m.f")` is due at once.
 
     `eta=None` means due at once; the storage fills in the time of enqueue. `attempts` is the
-    number of failures before this run. `interval`, `timeout` and `result_ttl` are seconds; a
+    number of failures before this run, and `crashes` that of workers that died while they ran it:
+    `max_retries` limits the first, `max_crashes` the second. `interval`, `timeout` and `result_ttl` are seconds; a
     `timeout` or `result_ttl` of None means the default of the settings. The storage sets `token`,
     `owner`, `crashes`, `releases` and `started_at`. `secrets` are the positions and names of
     arguments that are never shown.
@@ -210,6 +212,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] = {}
     secrets: tuple[int | str, ...] = ()
     schedule_id: str | None = None
+    max_crashes: int | None = None
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
@@ -277,10 +280,51 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
+class Runnable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The functions that a worker can run: all in `modules`, and `names`, but none of `excluded`.
+
+    `modules` are dotted names of modules or packages, with everything below them; None for all.
+
+    >>> runnable = Runnable(modules=("shop",), excluded=frozenset({"shop.new"}))
+    >>> [runnable.accepts(path) for path in ("shop.send", "shop.new", "shopping.send")]
+    [True, False, False]
+    """
+
+    modules: tuple[str, ...] | None = ()
+    names: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+
+    def accepts(self, func_path: str) -> bool:
+        """Whether the worker can run the function."""
+        if func_path in self.excluded:
+            return False
+        return (
+            self.modules is None
+            or func_path in self.names
+            or any(func_path.startswith(f"{module}.") for module in self.modules)
+        )
+
+    def __str__(self) -> str:
+        """What it accepts, for people.
+
+        >>> print(Runnable(modules=("shop", "mail"), excluded=frozenset({"shop.new"})))
+        mail, shop; not shop.new
+        """
+        given = ["all"] if self.modules is None else sorted({*self.modules, *self.names})
+        text = _shortened(given) or "nothing"
+        return f"{text}; not {_shortened(sorted(self.excluded))}" if self.excluded else text
+
+
+def _shortened(names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_SHOWN])
+    return f"{shown} and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else shown
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker with a lease. `running` are the ids of the tasks it holds.
 
-    `paused`: an operator has paused it, and it claims no tasks.
+    `paused`: an operator has paused it, and it claims no tasks. `runnable`: the functions that it
+    can run; None for all.
     """
 
     id: str
@@ -293,6 +337,11 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     concurrency: int = 0
     queues: tuple[str, ...] = ()
     paused: bool = False
+    runnable: Runnable | None = None
+
+    def can_run(self, func_path: str) -> bool:
+        """Whether it has the function, as far as it has reported that."""
+        return self.runnable is None or self.runnable.accepts(func_path)
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,6 +421,8 @@ def check_task(task: Task) -> None:
         check_seconds("timeout", task.timeout, above_zero=True)
     if task.result_ttl is not None:
         check_seconds("result_ttl", task.result_ttl)
+    if task.max_crashes is not None:
+        check_int("max_crashes", task.max_crashes, low=0)
     if task.unique is not None:
         check_key("unique", task.unique)
     if type(task.args) not in (tuple, list):

@@ -66,8 +66,8 @@ class Snoozed(msgspec.Struct, frozen=True):
 class Released(msgspec.Struct, frozen=True):
     """The worker returns the task unrun or interrupted: PENDING, no attempt spent.
 
-    It keeps its position, or is due again at `eta`. `unknown_function` increments a counter, so
-    that a task that no worker can run is not released forever.
+    It keeps its position, or is due again at `eta`. `unknown_function`: the worker does not have the
+    function; `Task.releases` counts that.
     """
 
     task_id: str

@@ -43,6 +43,9 @@ class Settings:
     power cut, "os" only the end of the process. `errors` is the dotted path of the `ErrorRules`
     that workers apply. With a `signing_key` every record is signed, with an `encryption_key`
     encrypted; `old_keys`, separated by spaces, are for reading older records.
+
+    A task whose function no live worker has waits for one. With an `unknown_function_timeout` it is a
+    dead letter once it has been due for so long.
     """
 
     url: str | None = None
@@ -64,6 +67,7 @@ class Settings:
     shutdown_timeout: float = 30.0
     max_payload: int = 1024 * 1024
     errors: str | None = None
+    unknown_function_timeout: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict, init=False, compare=False)
     """Where each value came from: "default", "argument", the variable, or the file.
 
@@ -296,6 +300,7 @@ _RULES: dict[str, _Rule] = {
     "shutdown_timeout": _Seconds(zero=True),
     "max_payload": _Count(1),
     "errors": _Text("expected the path of ErrorRules, such as app.tasks.RULES", _DOTTED),
+    "unknown_function_timeout": _Seconds(zero=True, optional=True),
 }
 
 

@@ -16,6 +16,7 @@ from omniq.storage.sqlite import SQLiteStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import MemoryStore, OpenStore
 from tests.properties.state_machine_run import LONG_RUN_EXAMPLES, run_state_machine
+from tests.storage.memory_log import MemoryLogStore
 
 # Every example has its own store. A folder in memory is fast, and durability is not tested here.
 _MEMORY_FOLDER = Path("/dev/shm")
@@ -58,8 +59,8 @@ def file_store(clock: ManualClock, settings: Settings, max_pending: int | None) 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("open_store", "examples"),
-    [(MemoryStore, 100), (sqlite_store, 50), (file_store, 25)],
-    ids=["memory", "sqlite", "file"],
+    [(MemoryStore, 100), (sqlite_store, 50), (file_store, 25), (MemoryLogStore, 50)],
+    ids=["memory", "sqlite", "file", "log"],
 )
 def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: int) -> None:
     run_state_machine(open_store, examples=examples, steps=50)
@@ -68,7 +69,9 @@ def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: in
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "open_store", [MemoryStore, sqlite_store, file_store], ids=["memory", "sqlite", "file"]
+    "open_store",
+    [MemoryStore, sqlite_store, file_store, MemoryLogStore],
+    ids=["memory", "sqlite", "file", "log"],
 )
 def test_a_backend_answers_as_the_model_does_in_long_runs(open_store: OpenStore) -> None:
     run_state_machine(open_store, examples=LONG_RUN_EXAMPLES, steps=100)

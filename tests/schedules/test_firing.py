@@ -336,10 +336,11 @@ async def test_a_schedule_that_cannot_fire_delays_no_other_and_is_reported_once(
 ) -> None:
     await queue.schedules.add("good", sample_tasks.report, cron="0 * * * *")
     broken = await queue.schedules.add("bad", sample_tasks.report, cron="0 * * * *")
-    memory = queue.storage._memory  # type: ignore[attr-defined]
     # As read by a machine that knows fewer time zones than the one that stored it.
-    memory.schedules["bad"] = Schedule(
-        id="bad", task=broken.task, cron="0 * * * *", tz="Mars/Olympus", next_at=broken.next_at
+    await queue.storage._engine.put_schedule(
+        Schedule(
+            id="bad", task=broken.task, cron="0 * * * *", tz="Mars/Olympus", next_at=broken.next_at
+        )
     )
     for _ in range(3):
         clock.advance(HOUR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from omniq.storage.memory import MemoryStorage
@@ -13,8 +14,8 @@ class TestMemory(OrphanedCheckpointTests, StorageContract):
     @pytest.fixture
     def copy_checkpoint(self, storage):
         async def copy(source, target):
-            checkpoints = storage._memory.checkpoints
-            checkpoints[target] = checkpoints[source]
+            checkpoints = storage._memory.tables.documents["checkpoint"]
+            checkpoints.put(msgspec.structs.replace(checkpoints.by_key[source], key=target))
 
         return copy
 

@@ -58,11 +58,12 @@ def test_the_ttl_of_a_task_overrides_the_default():
     assert a_row(result_ttl=1.5).result_ttl == 1_500_000
 
 
-def test_rows_sort_by_priority_then_due_then_order_of_enqueue():
+def test_rows_sort_by_priority_then_turn_then_order_of_enqueue():
     rows = [a_row("late"), a_row("urgent", priority=5), a_row("early"), a_row("second")]
     for seq, row in enumerate(rows):
         row.seq = seq
-    rows[2].due -= 1
+    assert rows[2].turn == rows[2].due
+    rows[2].turn -= 1
 
     assert [row.id for row in sorted(rows, key=lambda row: row.order)] == [
         "urgent",
@@ -186,7 +187,7 @@ def test_a_dead_owner_is_charged_with_all_it_ran_when_none_is_suspect():
     row_rules.give_back(rows, NOW, 3)
 
     assert [(row.crashes, row.attempts, row.status) for row in rows] == [
-        (1, 1, TaskStatus.RETRYING)
+        (1, 0, TaskStatus.RETRYING)
     ] * 2
     assert [(row.owner, row.visible, row.due) for row in rows] == [(None, 0, NOW)] * 2
 

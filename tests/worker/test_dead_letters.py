@@ -27,7 +27,6 @@ from tests.worker.conftest import Store
 GRAVES: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
     "exhausted": (guarded_tasks.fail, ("boom",), 2, "ValueError: boom"),
     "permanent": (guarded_tasks.refuse, (), 1, "PermanentError: never"),
-    "unknown function": ("tests.worker.guarded_tasks.missing", (), 1, "FunctionNotFound"),
     "unserialisable": (guarded_tasks.unwritable, (), 1, "SerializationError"),
 }
 

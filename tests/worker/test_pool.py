@@ -477,12 +477,16 @@ async def test_a_module_is_imported_once_for_many_tasks(
 
 
 @pytest.mark.fault("F74")
-async def test_a_function_that_does_not_exist_fails_permanently(queue: AsyncTaskQueue) -> None:
-    handle = await queue.enqueue("tests.worker.sample_tasks.no_such_function")
-    await queue.worker().run_until_empty()
+async def test_a_function_that_does_not_exist_waits_without_using_an_attempt(
+    queue: AsyncTaskQueue,
+) -> None:
+    handle = await queue.options(max_retries=0).enqueue("tests.worker.sample_tasks.no_such_function")
 
-    with pytest.raises(TaskFailed, match="no_such_function"):
-        await handle.result(5)
+    assert await queue.worker().run_until_empty() == 1
+    task = await queue.get_task(handle.id)
+    assert task is not None
+    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+    assert await queue.dead.get(handle.id) is None
 
 
 async def test_a_function_that_is_not_allowed_is_not_run(

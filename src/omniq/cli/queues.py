@@ -102,12 +102,13 @@ def list_workers(context: typer.Context, url: Url = None, as_json: Json = False)
                 _state(worker),
                 f"{worker.host}:{worker.pid}",
                 ", ".join(worker.queues) or "all",
+                str(worker.runnable or "all"),
                 relative_time(worker.last_heartbeat, now),
                 relative_time(worker.started_at, now),
             )
             for worker in found
         ]
-        columns = ("worker", ">busy", "state", "process", "queues", "heartbeat", "started")
+        columns = ("worker", ">busy", "state", "process", "queues", "runs", "heartbeat", "started")
         output.print_rich(output.Listing(columns, rows))
 
     with_queue(url, work)

@@ -88,6 +88,8 @@ def page(overview: Overview, *, is_live: bool = False) -> Group:
         parts += ["", _workers(overview)]
     if any(breaker.state != "closed" for breaker in overview.breakers):
         parts += ["", _breakers(overview)]
+    if overview.unrunnable:
+        parts += ["", _unrunnable(overview)]
     if overview.failures:
         parts += ["", _failures(overview)]
     return Group(*parts)
@@ -173,6 +175,14 @@ def _breakers(overview: Overview) -> RenderableType:
         if breaker.state != "closed"
     ]
     return output.Listing(("breaker", "state", "opened", "because of"), rows)
+
+
+def _unrunnable(overview: Overview) -> RenderableType:
+    rows = [
+        (each.func_path, f"{each.waiting:,}", output.text("no live worker can run it", "red"))
+        for each in overview.unrunnable
+    ]
+    return output.Listing(("function", ">waiting", "why"), rows)
 
 
 def _failures(overview: Overview) -> RenderableType:

@@ -25,6 +25,7 @@ from omniq.operations.explain import explain
 from omniq.operations.formatting import count_of
 from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.task_detail import TaskDetail, task_detail
+from omniq.storage.health import describe_unrunnable
 from omniq.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
@@ -135,6 +136,10 @@ def problems(snapshot: Snapshot) -> list[tuple[str, str]]:
         )
         for line in overview.queues
         if line.waiting and not line.workers
+    ]
+    found += [
+        (describe_unrunnable(each), f"/tasks?{urlencode({'function': each.func_path})}")
+        for each in overview.unrunnable
     ]
     if overview.dead:
         found.append((f"{count_of(overview.dead, 'dead letter')} to retry or delete", "/dead"))

@@ -107,7 +107,7 @@ def _end_of(detail: TaskDetail) -> Reason:
     why = (result.reason or "") if result is not None else ""
     match task.status:
         case TaskStatus.SUCCESS:
-            attempts = result.attempts if result is not None else task.attempts + 1
+            attempts = result.attempts if result is not None else task.attempts + task.crashes + 1
             text = f"The task succeeded on attempt {attempts}"
             return Reason(code="succeeded", text=text, since=ended)
         case TaskStatus.CANCELLED if why == "expired":
@@ -299,6 +299,7 @@ def _open_breaker(
 def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reason]:
     module = task.func_path.rpartition(".")[0]
     serving = [worker for worker in workers if _serves(worker, task.queue)]
+    able = [worker for worker in serving if worker.can_run(task.func_path)]
     if not workers:
         yield Reason(
             code="no_worker", text="No worker is alive", hint=f"start one: omniq worker {module}"
@@ -311,7 +312,16 @@ def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reaso
             hint=f"start one: omniq worker {module} --queues {task.queue}",
             facts={"queues": served},
         )
-    if task.releases:
+    if serving and not able:
+        runs = {worker.id: str(worker.runnable or "all") for worker in serving}
+        yield Reason(
+            code="no_worker_for_function",
+            text=f"No live worker can run {task.func_path}: {_runs(serving)}",
+            hint=f"start a worker that has it: omniq worker {module}",
+            facts={"workers": runs, "releases": task.releases},
+        )
+    elif task.releases and not any(worker.runnable for worker in able):
+        # The workers have not said what they can run; an older version of omniq cannot.
         yield Reason(
             code="unknown_function",
             text=f"Workers have released the task {_times(task.releases)}, because they do not "
@@ -319,14 +329,14 @@ def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reaso
             hint=f"start a worker that has it: omniq worker {module}",
             facts={"releases": task.releases},
         )
-    if serving and all(_is_full(worker) for worker in serving):
-        slots = sum(worker.concurrency for worker in serving)
-        owners = "the only worker" if len(serving) == 1 else f"{len(serving)} workers"
+    if able and all(_is_full(worker) for worker in able):
+        slots = sum(worker.concurrency for worker in able)
+        owners = "the only worker" if len(able) == 1 else f"{len(able)} workers"
         yield Reason(
             code="all_busy",
             text=f"No worker has a free slot: {owners} with {count_of(slots, 'slot')} in use",
             hint="wait, or start more workers",
-            facts={"workers": len(serving), "slots": slots},
+            facts={"workers": len(able), "slots": slots},
         )
 
 
@@ -334,9 +344,8 @@ async def _suspect_reasons(
     storage: BaseStorage, task: Task, workers: Sequence[WorkerInfo]
 ) -> list[Reason]:
     """Of the tasks that ran when a worker died, each worker runs one at a time."""
-    serving = [worker for worker in workers if _serves(worker, task.queue)]
     suspects: list[str] = []
-    for worker in serving:
+    for worker in [worker for worker in workers if _takes(worker, task)]:
         held = [await storage.get_task(task_id) for task_id in worker.running]
         suspect = next((other.id for other in held if other is not None and other.crashes), None)
         if suspect is None:
@@ -357,8 +366,8 @@ async def _suspect_reasons(
 async def _order_reasons(
     storage: BaseStorage, task: Task, paused: frozenset[str], now: datetime
 ) -> list[Reason]:
-    """The number of due tasks that are claimed first, in all queues that the same workers serve."""
-    workers = [worker for worker in await storage.workers() if _serves(worker, task.queue)]
+    """The number of due tasks that are claimed first, of all that the same workers claim."""
+    workers = [worker for worker in await storage.workers() if _takes(worker, task)]
     ahead, is_exact = 0, True
     for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
         page = await storage.list_tasks(status=status, limit=_MAX_COUNTED)
@@ -369,7 +378,7 @@ async def _order_reasons(
             and _order(other) < _order(task)
             and _due(other) <= now
             and other.queue not in paused
-            and any(_serves(worker, other.queue) for worker in workers)
+            and any(_takes(worker, other) for worker in workers)
             for other in page
         )
     if not ahead:
@@ -396,6 +405,20 @@ def _due(task: Task) -> datetime:
 
 def _serves(worker: WorkerInfo, queue: str) -> bool:
     return not worker.queues or queue in worker.queues
+
+
+def _takes(worker: WorkerInfo, task: Task) -> bool:
+    """Whether the worker claims tasks of that queue and function."""
+    return _serves(worker, task.queue) and worker.can_run(task.func_path)
+
+
+def _runs(workers: Sequence[WorkerInfo]) -> str:
+    shown = [
+        f"worker {worker.id} (process {worker.pid} on {worker.host}) runs {worker.runnable or 'all'}"
+        for worker in workers[:_MAX_IDS]
+    ]
+    more = [f"{len(workers) - _MAX_IDS} more"] if len(workers) > _MAX_IDS else []
+    return ", ".join(shown + more)
 
 
 def _is_full(worker: WorkerInfo) -> bool:

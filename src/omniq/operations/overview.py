@@ -13,13 +13,20 @@ from omniq.models import DeadLetter, QueueStats, Task, TaskResult, TaskStatus, W
 from omniq.operations.background_count import UNCOUNTED, BackgroundCount, Count
 from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.storage.base import BaseStorage
-from omniq.storage.health import BreakerInfo, breakers_of, live_workers
+from omniq.storage.health import (
+    BreakerInfo,
+    UnrunnableFunction,
+    breakers_of,
+    live_workers,
+    unrunnable_functions,
+)
 
 _WINDOW = 10.0
 _SAMPLED_TASKS = 100
 _SAMPLED_RESULTS = 20
 _FAILURES = 5
 _MAX_RUNNING = 2_000
+_CHECK_EVERY = 5.0
 
 
 class QueueSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +79,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     run: Percentiles | None
     rates: Rates | None
     failures: tuple[DeadLetter, ...]
+    unrunnable: tuple[UnrunnableFunction, ...] = ()
 
 
 class _Sample(msgspec.Struct, frozen=True):
@@ -101,6 +109,8 @@ class Monitor:
         self._rated: Count | None = None
         self._rates: Rates | None = None
         self._recent: _RecentTasks | None = None
+        self._unrunnable: tuple[UnrunnableFunction, ...] = ()
+        self._check_at = 0.0
 
     async def overview(self, count_timeout: float | None = None) -> Overview:
         """The state now. If counting takes longer than `count_timeout` seconds, the last counts."""
@@ -127,6 +137,7 @@ class Monitor:
             run=recent.run,
             rates=self._rates,
             failures=recent.failures,
+            unrunnable=await self._unrunnable_functions(workers, stats.oldest_due_age),
         )
 
     def invalidate(self) -> None:
@@ -136,6 +147,18 @@ class Monitor:
     async def close(self) -> None:
         """Cancel the running count."""
         await self._count.close()
+
+    async def _unrunnable_functions(
+        self, workers: Sequence[WorkerInfo], oldest_due_age: float
+    ) -> tuple[UnrunnableFunction, ...]:
+        """The functions that no live worker can run, checked every few seconds."""
+        now = self._storage.clock.monotonic()
+        if now >= self._check_at:
+            self._check_at = now + _CHECK_EVERY
+            self._unrunnable = tuple(
+                await unrunnable_functions(self._storage, workers, oldest_due_age)
+            )
+        return self._unrunnable
 
     async def _recent_tasks(self, stats: QueueStats) -> _RecentTasks:
         """Measurements of the newest tasks, made again only when some count has changed."""

@@ -72,6 +72,7 @@ class EnqueueOptions(TypedDict, total=False):
     priority: int | None
     queue: str | None
     max_retries: int | None
+    max_crashes: int | None
     retry: Backoff | None
     timeout: Duration | None
     task_id: str | None

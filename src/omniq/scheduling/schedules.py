@@ -65,6 +65,7 @@ class ScheduleOptions(TypedDict, total=False):
     priority: int | None
     queue: str | None
     max_retries: int | None
+    max_crashes: int | None
     retry: Backoff | None
     timeout: Duration | None
     unique: str | Callable[..., str] | bool | None

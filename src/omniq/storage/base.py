@@ -8,9 +8,9 @@ of the same number in `omniq.testing.contract`.
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
-from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
@@ -32,6 +32,7 @@ from omniq.errors import (
 )
 from omniq.failpoints import hit
 from omniq.models import (
+    Runnable,
     Task,
     TaskError,
     TaskResult,
@@ -54,6 +55,8 @@ from omniq.outcomes import (
 )
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
+from omniq.storage.backend import Backend
+from omniq.storage.engine import Engine
 from omniq.storage.row_rules import Finish, Row, row_of, task_of
 from omniq.storage.side_data import SideData, check_now
 from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
@@ -88,11 +91,19 @@ class BaseStorage(SideData):
         self._identity = Identity()
         self._is_sibling = False
         self._is_open = False
+        self._forget_claims()
+
+    def _forget_claims(self) -> None:
         self._held: dict[str, Task] = {}
         self._held_as = ""
         self._claim_ids: dict[str, str] = {}
         self._repeated: dict[str, int] = {}
         self._completed: dict[str, int] = {}
+
+    def _use(self, backend: Backend) -> None:
+        """Store everything in that backend."""
+        self._backend = backend
+        self._engine = Engine(backend, self._serializer, self._encode_finish, self._max_pending)
 
     # Opening and closing
 
@@ -177,13 +188,18 @@ class BaseStorage(SideData):
             await self._retire(owner)
             self._change_owner(owner)
 
-    @abstractmethod
-    def sibling(self) -> BaseStorage:
+    def sibling(self) -> Self:
         """An unopened object on the same store that acts as the same owner.
 
         O4. For a heartbeat: it renews this owner's lease from another thread or event loop, over
             a separate connection, and closing it gives nothing back.
         """
+        sibling = copy.copy(self)
+        sibling._is_sibling = True
+        sibling._is_open = False
+        sibling._forget_claims()
+        sibling._use(self._backend.sibling())
+        return sibling
 
     # Enqueue
 
@@ -243,6 +259,7 @@ class BaseStorage(SideData):
         *,
         queues: Sequence[str] | None = None,
         claim_id: str | None = None,
+        runnable: Runnable | None = None,
     ) -> list[Task]:
         """Claim up to `limit` due tasks for this owner, in one round trip.
 
@@ -258,8 +275,12 @@ class BaseStorage(SideData):
         C10. An owner holds at most one suspect (a task that a worker held when it died).
         C11. An owner that was fenced is refused with `LeaseLost`, and has a fresh id afterwards.
         C12. A claim is valid as long as the owner's lease; claiming takes a lease when there is none.
+        C17. A claim takes only tasks of functions that `runnable` accepts (None: all); all others
+            wait, uncharged, and cost it nothing.
         """
-        _, claimed = await self.record_and_reserve((), limit, now, queues=queues, claim_id=claim_id)
+        _, claimed = await self.record_and_reserve(
+            (), limit, now, queues=queues, claim_id=claim_id, runnable=runnable
+        )
         return claimed
 
     async def record_and_reserve(
@@ -270,6 +291,7 @@ class BaseStorage(SideData):
         *,
         queues: Sequence[str] | None = None,
         claim_id: str | None = None,
+        runnable: Runnable | None = None,
     ) -> tuple[list[bool], list[Task]]:
         """`record` and then `reserve`, in one step and one round trip.
 
@@ -277,13 +299,13 @@ class BaseStorage(SideData):
         """
         self._check_open()
         if self._completed and any(map(self._is_completed, outcomes)):
-            return await self._record_uncompleted(outcomes, limit, now, queues, claim_id)
+            return await self._record_uncompleted(outcomes, limit, now, queues, claim_id, runnable)
         if claim_id is not None and not outcomes:
             known = await self._claimed_as(claim_id)
             if known:
                 return [], known
         entries = [self._entry(outcome) for outcome in outcomes]
-        claim = self._claim_request(limit, now, queues, claim_id)
+        claim = self._claim_request(limit, now, queues, claim_id, runnable)
         if claim is not None:
             await self._ensure_lease()
         if claim is None and not entries:
@@ -310,8 +332,8 @@ class BaseStorage(SideData):
         R1. Each outcome is recorded in one atomic step, or not at all.
         R2. An outcome whose claim is no longer the current one changes nothing and returns False.
         R3. Repeating an outcome that was recorded returns True and changes nothing.
-        R4. A failed run adds one to `attempts` and its error to the history; nothing else does
-            but a crash.
+        R4. A failed run adds one to `attempts` and its error to the history; nothing else adds to
+            `attempts`, and only a crash adds to the history.
         R5. A finished task has its result until its `result_ttl`, and frees its unique key in the
             same step.
         R6. A final failure becomes a dead letter in the same step.
@@ -341,7 +363,7 @@ class BaseStorage(SideData):
         now = self._clock.now()
         complete = msgspec.structs.replace(
             result,
-            attempts=result.attempts or task.attempts + 1,
+            attempts=result.attempts or task.attempts + task.crashes + 1,
             started_at=result.started_at or task.started_at,
             finished_at=result.finished_at or now,
         )
@@ -448,10 +470,12 @@ class BaseStorage(SideData):
         concurrency: int = 0,
         queues: Sequence[str] = (),
         stalled: bool = False,
+        runnable: Runnable | None = None,
     ) -> Renewal:
         """Extend this owner's lease by `lease` seconds, with one write.
 
-        Without `lease`: by the same length as the last renewal, or by that of the settings.
+        Without `lease`: by the same length as the last renewal, or by that of the settings. The other
+        arguments are what `workers` shows of this owner.
 
         L1. While its lease is valid, nothing an owner holds is given to another owner.
         L2. Renewing is idempotent: a lost reply does no harm.
@@ -472,6 +496,7 @@ class BaseStorage(SideData):
             stalled=stalled,
             concurrency=concurrency,
             queues=tuple(queues),
+            runnable=runnable,
         )
         hit("renew.before")
         try:
@@ -488,12 +513,15 @@ class BaseStorage(SideData):
         """Take their tasks from owners without a valid lease; returns what was taken.
 
         L6. The owner is fenced first: it can neither renew nor claim nor record afterwards.
-        L7. A task is due again at once, charged one failure and one crash.
+        L7. A task is due again at once, charged one crash and no failure.
         L8. When the owner held a suspect, only that one is charged.
-        L9. A task charged `max_crashes` times becomes a dead letter with the reason `crashed`.
+        L9. A task charged `max_crashes` times becomes a dead letter with the reason `crashed`. A task
+            may have its own maximum.
         L10. A RETRYING task that was still held is given back without a further charge.
         L11. An unknown owner counts as one without a lease.
         L12. Two concurrent calls take each task once.
+        L13. A task whose own maximum is 0 or 1 runs at most once: when its owner is lost, charged or
+            not, or gives up its lease while it holds the task, it becomes a dead letter.
         """
         self._check_open()
         limit = self._settings.max_crashes if max_crashes is None else max_crashes
@@ -543,20 +571,15 @@ class BaseStorage(SideData):
 
     # What a backend implements
 
-    @abstractmethod
-    async def _open(self) -> None: ...
+    async def _open(self) -> None:
+        await self._backend.open()
 
-    @abstractmethod
-    async def _close(self) -> None: ...
+    async def _close(self) -> None:
+        await self._backend.close()
 
-    @abstractmethod
     async def _enqueue(self, rows: list[Row]) -> list[str]:
-        """Store the rows and set their `seq`, or raise DuplicateTask or QueueFull.
+        return await self._engine.enqueue(rows)
 
-        A record that is past its `expires_at` does not occupy its id.
-        """
-
-    @abstractmethod
     async def _record_and_claim(
         self, owner: str, entries: list[Entry], claim: Claim | None
     ) -> tuple[list[bool], list[Row]]:
@@ -570,22 +593,26 @@ class BaseStorage(SideData):
         G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
         G5. A parked task keeps its position in the order, and does not hold up other tasks.
         """
+        recorded, claimed = await self._engine.record_and_claim(owner, entries, claim)
+        if claimed.expired:
+            self._local_wakeups.notify_results(claimed.expired)
+        return recorded, claimed.rows
 
-    @abstractmethod
     async def _retire(self, owner: str) -> None:
-        """Release all rows of the owner uncharged, and delete its lease."""
+        await self._engine.retire(owner)
 
-    @abstractmethod
-    async def _renew(self, info: WorkerInfo, lease: int) -> Renewal: ...
+    async def _renew(self, info: WorkerInfo, lease: int) -> Renewal:
+        is_first = self._identity.lease_until == 0
+        return await self._engine.renew(info, lease, is_first=is_first)
 
-    @abstractmethod
-    async def _give_back(self, max_crashes: int) -> list[GivenBack]: ...
+    async def _give_back(self, max_crashes: int) -> list[GivenBack]:
+        return await self._engine.give_back(max_crashes)
 
-    @abstractmethod
-    async def _cancel(self, task_id: str, reason: str) -> bool: ...
+    async def _cancel(self, task_id: str, reason: str) -> bool:
+        return await self._engine.cancel(task_id, reason)
 
-    @abstractmethod
-    async def _wait_for_work(self, timeout: float) -> None: ...
+    async def _wait_for_work(self, timeout: float) -> None:
+        await self._backend.wait_for_work(timeout)
 
     async def _enqueue_all(self, rows: Iterator[Row]) -> list[str]:
         """`_enqueue` of rows as they are made: a backend may override it to start with the first ones."""
@@ -594,7 +621,7 @@ class BaseStorage(SideData):
 
     async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
         """`_enqueue` on the caller's connection. Only for backends with transactions."""
-        raise AssertionError(f"{self.capabilities.name} declares transactions and implements none")
+        return await self._engine.enqueue(rows, within=connection)
 
     def _transaction(
         self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
@@ -604,7 +631,9 @@ class BaseStorage(SideData):
         With `blocking`, the connection is for another thread than the event loop's. Only for
         backends with transactions.
         """
-        raise AssertionError(f"{self.capabilities.name} declares transactions and implements none")
+        # Short enough that the lease is renewed meanwhile.
+        seconds = (self._identity.lease or self._settings.lease) / 3
+        return self._engine.transaction(owner, success, seconds=seconds, blocking=blocking)
 
     # Written once
 
@@ -668,6 +697,7 @@ class BaseStorage(SideData):
         now: datetime | None,
         queues: Sequence[str] | None,
         claim_id: str | None,
+        runnable: Runnable | None,
     ) -> Claim | None:
         check_int("limit", limit, low=0, error=InvalidValue)
         check_instant("now", now)
@@ -680,6 +710,7 @@ class BaseStorage(SideData):
             now=None if now is None else to_micros(now),
             queues=None if queues is None else tuple(dict.fromkeys(queues)),
             claim_id=claim_id or "",
+            runnable=runnable,
         )
 
     async def _claimed_as(self, claim_id: str) -> list[Task]:
@@ -759,6 +790,7 @@ class BaseStorage(SideData):
         now: datetime | None,
         queues: Sequence[str] | None,
         claim_id: str | None,
+        runnable: Runnable | None,
     ) -> tuple[list[bool], list[Task]]:
         """`record_and_reserve`, when transactions have already recorded some of the outcomes."""
         completed = [self._is_completed(outcome) for outcome in outcomes]
@@ -766,7 +798,7 @@ class BaseStorage(SideData):
             outcome for outcome, is_done in zip(outcomes, completed, strict=True) if not is_done
         ]
         recorded, claimed = await self.record_and_reserve(
-            uncompleted, limit, now, queues=queues, claim_id=claim_id
+            uncompleted, limit, now, queues=queues, claim_id=claim_id, runnable=runnable
         )
         answers = iter(recorded)
         for outcome, is_done in zip(outcomes, completed, strict=True):

@@ -6,7 +6,8 @@ its lease while its event loop is blocked, or when its lease is valid and its he
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -26,6 +27,12 @@ ENDLESS = timedelta(hours=1)
 """When a run without a timeout counts as stuck."""
 
 _BREAKER = "breaker:"
+
+_PATIENCE = 5.0
+"""How many seconds a task must have been due before `health` checks whether any worker can run it."""
+
+_MAX_READ = 1_000
+_MAX_SHOWN = 5
 
 
 class BreakerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +61,18 @@ class StuckTask(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class UnrunnableFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that no live worker can run, although `waiting` tasks of it are due.
+
+    They are counted among the first 1,000 waiting tasks. `runs`: what each live worker can run, by the
+    worker's id.
+    """
+
+    func_path: str
+    waiting: int
+    runs: dict[str, str]
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a queue that an operator checks first.
 
@@ -68,6 +87,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     breakers: tuple[BreakerInfo, ...]
     paused: dict[str, int]
     dead: int
+    unrunnable: tuple[UnrunnableFunction, ...] = ()
 
     @property
     def problems(self) -> list[str]:
@@ -85,6 +105,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             f"queue {queue} is paused and holds {count} tasks"
             for queue, count in self.paused.items()
         ]
+        found += [describe_unrunnable(each) for each in self.unrunnable]
         if self.waiting and not self.workers:
             found.append(f"{self.waiting} tasks wait and there is no worker")
         if self.dead:
@@ -107,6 +128,7 @@ async def health_of(storage: BaseStorage) -> Health:
         breakers=tuple(each for each in breakers if each.state is not BreakerState.CLOSED),
         paused={name: count for name, count in counted.by_queue.items() if name in paused},
         dead=counted.dead,
+        unrunnable=tuple(await unrunnable_functions(storage, workers, counted.oldest_due_age)),
     )
 
 
@@ -122,6 +144,56 @@ async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
         else worker
         for worker in await storage.workers()
     ]
+
+
+async def unrunnable_functions(
+    storage: BaseStorage, workers: Sequence[WorkerInfo], oldest_due_age: float
+) -> list[UnrunnableFunction]:
+    """The functions that none of the workers can run and that due tasks need, sorted by path.
+
+    Reads nothing while no task has been due for some seconds, and without a worker: then it is the
+    workers that are missing.
+    """
+    if not workers or oldest_due_age < _PATIENCE:
+        return []
+    waiting = Counter(task.func_path for task in await unrunnable_tasks(storage, workers))
+    runs = {worker.id: str(worker.runnable or "all") for worker in workers} if waiting else {}
+    return [
+        UnrunnableFunction(func_path=func_path, waiting=count, runs=runs)
+        for func_path, count in sorted(waiting.items())
+    ]
+
+
+async def unrunnable_tasks(storage: BaseStorage, workers: Sequence[WorkerInfo]) -> list[Task]:
+    """The due tasks that none of the workers can run, among the first 1,000 that wait."""
+    now = storage.clock.now()
+    found: list[Task] = []
+    for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
+        page = await storage.list_tasks(status=status, limit=_MAX_READ)
+        due = [task for task in page if task.owner is None and due_time(task) <= now]
+        unrunnable = {
+            func_path
+            for func_path in {task.func_path for task in due}
+            if not any(worker.can_run(func_path) for worker in workers)
+        }
+        found += [task for task in due if task.func_path in unrunnable]
+    return found
+
+
+def describe_unrunnable(function: UnrunnableFunction) -> str:
+    """The problem in one line: the function, how many tasks wait for it, what the workers run."""
+    tasks = "1 task" if function.waiting == 1 else f"{function.waiting} tasks"
+    shown = [f"{worker} runs {runs}" for worker, runs in sorted(function.runs.items())]
+    more = f", and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
+    return (
+        f"{tasks} of {function.func_path}: no live worker can run it "
+        f"({', '.join(shown[:_MAX_SHOWN])}{more})"
+    )
+
+
+def due_time(task: Task) -> datetime:
+    """When the task is or was due."""
+    return task.eta or task.created_at
 
 
 async def _stuck_tasks(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> list[StuckTask]:
@@ -152,7 +224,7 @@ def as_stuck(task: Task, now: datetime) -> StuckTask:
         func_path=task.func_path,
         queue=task.queue,
         owner=task.owner or "",
-        attempt=task.attempts + 1,
+        attempt=task.attempts + task.crashes + 1,
         deliveries=task.token,
         seconds=(now - began).total_seconds(),
     )

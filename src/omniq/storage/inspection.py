@@ -5,8 +5,8 @@ No method here changes stored data, and claiming and recording need none of them
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +30,9 @@ from omniq.models import (
 )
 from omniq.serialization import Serializer
 from omniq.storage.row_rules import FinishedRow, Row, check_body, retrying_result, task_of
+
+if TYPE_CHECKING:
+    from omniq.storage.engine import Engine
 
 MAX_PAGE = 10_000
 MAX_SCANNED = 10_000
@@ -90,15 +93,20 @@ class TaskScan(msgspec.Struct, frozen=True):
 
 
 class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters to list, sorted by id; `after` is the last id of the previous page."""
+    """Which dead letters to list, sorted by id; `after` is the last id of the previous page.
+
+    Their last failure was at `since` or later, and before `until` (microseconds since 1970).
+    """
 
     func_path: str | None = None
     reason: str | None = None
     limit: int = 100
     after: str = ""
+    since: int | None = None
+    until: int | None = None
 
 
-class Inspection(ABC):
+class Inspection:
     """The queries that every storage answers.
 
     Promises:
@@ -118,6 +126,7 @@ class Inspection(ABC):
     """
 
     _serializer: Serializer
+    _engine: Engine
 
     async def get_task(self, task_id: str) -> Task | None:
         """Return the task as it is now; None when it has no record."""
@@ -236,74 +245,93 @@ class Inspection(ABC):
         row = await self._find_dead_row(task_id)
         return None if row is None else self._task(row)
 
-    @abstractmethod
     async def stats(self) -> QueueStats:
         """Return the number of tasks by status and by queue, and the number of dead letters."""
+        self._check_open()
+        return await self._engine.stats()
 
     async def count_waiting(self) -> int:
         """Return the number of tasks that wait for their next run."""
-        by_status = (await self.stats()).by_status
-        return by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING]
+        self._check_open()
+        return await self._engine.count_waiting()
 
-    @abstractmethod
     async def workers(self) -> list[WorkerInfo]:
         """Return the workers whose lease has not expired, in id order, with the tasks each holds."""
+        self._check_open()
+        return await self._engine.workers()
 
-    @abstractmethod
     async def held_by(self, owner: str) -> dict[str, int]:
         """Return the owner's claims according to the store: task id to token."""
+        self._check_open()
+        return await self._engine.held_by(owner)
 
-    @abstractmethod
     async def get_dead(self, task_id: str) -> DeadLetter | None:
         """Return the task's dead letter, with its checkpoint."""
+        self._check_open()
+        return await self._engine.get_dead(task_id)
 
-    @abstractmethod
     async def get_progress(self, task_id: str) -> Progress | None:
         """Return the last progress that the running task reported."""
+        self._check_open()
+        return await self._engine.get_progress(task_id)
 
-    @abstractmethod
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         """Return the task's checkpoint, as `save_checkpoint` last stored it."""
+        self._check_open()
+        return await self._engine.load_checkpoint(task_id)
 
-    @abstractmethod
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
         """Return the schedule as it is now; None when there is none with that id."""
+        self._check_open()
+        return await self._engine.get_schedule(schedule_id)
 
-    @abstractmethod
     async def list_schedules(self) -> list[Schedule]:
         """Return all schedules, in id order."""
+        self._check_open()
+        return await self._engine.list_schedules()
 
-    @abstractmethod
     async def paused_queues(self) -> frozenset[str]:
         """Return the queues from which nothing is claimed."""
+        self._check_open()
+        return await self._engine.paused_queues()
 
-    @abstractmethod
     async def gates(self) -> dict[str, GateState]:
         """Return the shared state of every concurrency limit, rate limit and breaker ever used."""
+        self._check_open()
+        return await self._engine.gates()
 
-    @abstractmethod
     async def _find(self, task_id: str) -> Row | FinishedRow | None:
         """Return the task's record, live or finished; None also once its `expires_at` has passed."""
+        self._check_open()
+        return await self._engine.find(task_id)
 
-    @abstractmethod
     async def _find_dead_row(self, task_id: str) -> Row | None:
         """Return the row that is stored with a dead letter for its retry."""
+        self._check_open()
+        return await self._engine.find_dead_row(task_id)
 
-    @abstractmethod
     async def _find_newest_result(self, task_id: str) -> bytes | None:
         """Return the encoded result of a repeating task's newest run."""
+        self._check_open()
+        return await self._engine.newest_result(task_id)
 
-    @abstractmethod
     async def _list(self, query: TaskQuery) -> list[Row]:
         """Return the rows of a page, live and finished together, in id order."""
+        self._check_open()
+        return await self._engine.list_tasks(query)
 
-    @abstractmethod
     async def _scan(self, query: ScanQuery) -> Scan:
         """Return the matching rows, newest first, and where to continue."""
+        self._check_open()
+        return await self._engine.scan(query)
 
-    @abstractmethod
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         """Return the dead letters of a page, in id order, without their checkpoints."""
+        self._check_open()
+        return await self._engine.list_dead(query)
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
 
     def _task(self, row: Row) -> Task:
         """Return the row's task; one that cannot be decoded is returned without its arguments."""

@@ -7,7 +7,7 @@ lost worker does to a row is written here, once. Instants are microseconds since
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, assert_never
+from typing import Annotated, Literal, assert_never
 
 import msgspec
 
@@ -43,9 +43,16 @@ MAX_HISTORY = 25
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The authoritative record of a task that has not ended. Mutable, and private to storages.
 
-    `due` orders tasks; `visible` decides whether they are due at a given `now` (0 for a task without
-    an eta: it is due at any time that the caller names). `settled` is the token of the last claim
+    `due` is when the task should run; `visible` decides whether it is due at a given `now` (0 for a task
+    without an eta: it is due at any time that the caller names). `turn` orders tasks of equal priority:
+    it is `due`, unless another rule gives the task another place in line. `settled` is the token of the last claim
     that its owner ended by an outcome, which distinguishes a repeated outcome from a late one.
+    `attached`: whether it may have a checkpoint, progress or newest result, to be deleted with it.
+    `stored_at` is the store's time at the enqueue, and `format` the version of the record.
+
+    A record of the kind `event` or `group` never runs: something else ends it. `needs` is the number of
+    other records that the task waits for, of which it can do without `holds`; `watched`: others wait for
+    it. `parent` is the record it belongs to. `fair` and `sequence` are keys that decide its `turn`.
     """
 
     id: str
@@ -74,11 +81,32 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     gates: tuple[Gate, ...] = ()
     parked: str | None = None
     history: tuple[Attempt, ...] = ()
+    attached: bool = False
+    turn: Instant | None = None
+    stored_at: Instant = 0
+    max_crashes: int | None = None
+    kind: Literal["task", "event", "group"] = "task"
+    parent: str | None = None
+    needs: int = 0
+    holds: int = 0
+    watched: bool = False
+    doomed: str | None = None
+    failed: int = 0
+    stops: bool = False
+    endings: tuple[bytes, bytes] | None = None
+    fair: str | None = None
+    sequence: str | None = None
+    format: int = 1
 
     @property
     def order(self) -> tuple[int, int, int]:
         """A key that sorts rows in the order in which they are claimed."""
-        return (-self.priority, self.due, self.seq)
+        return (-self.priority, self.due if self.turn is None else self.turn, self.seq)
+
+    @property
+    def runs(self) -> int:
+        """The number of runs that failed or whose worker died."""
+        return self.attempts + self.crashes
 
     @property
     def is_suspect(self) -> bool:
@@ -119,6 +147,7 @@ class FinishedRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -> Row:
     """The row of a task that is about to be enqueued."""
     ttl = default_ttl if task.result_ttl is None else seconds_to_micros(task.result_ttl)
+    due = now if task.eta is None else to_micros(task.eta)
     return Row(
         id=task.id,
         nonce=nonce,
@@ -126,7 +155,9 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         priority=task.priority,
         func_path=task.func_path,
         body=body,
-        due=now if task.eta is None else to_micros(task.eta),
+        due=due,
+        turn=due,
+        stored_at=now,
         visible=0 if task.eta is None else to_micros(task.eta),
         created_at=to_micros(task.created_at),
         attempts=task.attempts,
@@ -135,6 +166,7 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         expires=None if task.expires is None else to_micros(task.expires),
         result_ttl=ttl,
         gates=gates_of(task),
+        max_crashes=task.max_crashes,
     )
 
 
@@ -270,13 +302,14 @@ def _settle_success(row: Row, outcome: Succeeded, now: int) -> Settled:
 def _release(row: Row, due: int, *, visible: int | None = None) -> None:
     row.settled = row.token
     row.owner = None
-    row.due = due
+    row.parked = None
+    row.due = row.turn = due
     row.visible = due if visible is None else visible
 
 
 def _add_attempt(row: Row, error: TaskError, outcome: str, now: int) -> None:
     attempt = Attempt(
-        number=row.attempts + 1,
+        number=row.runs + 1,
         token=row.token,
         owner=row.owner,
         started_at=from_micros(row.started_at) if row.started_at else None,
@@ -296,13 +329,16 @@ def _finish_failed(
     # A failure that was already charged by mark_failed(will_retry=True) is not charged again.
     if row.status is TaskStatus.RUNNING:
         _add_attempt(row, error, outcome, now)
-        row.attempts += 1
+        if outcome == "crashed":
+            row.crashes += 1
+        else:
+            row.attempts += 1
     row.settled = row.token if by_owner else 0
     result = TaskResult(
         task_id=row.id,
         status=TaskStatus.FAILED,
         error=error,
-        attempts=row.attempts,
+        attempts=row.runs,
         started_at=from_micros(row.started_at) if row.started_at else None,
         finished_at=from_micros(now),
         reason=reason,
@@ -311,7 +347,7 @@ def _finish_failed(
         task_id=row.id,
         func_path=row.func_path,
         failure_reason=reason,
-        attempt_count=row.attempts,
+        attempt_count=row.runs,
         first_failure=row.history[0].finished_at,
         last_failure=from_micros(now),
         error_details=error.traceback or f"{error.error_type}: {error.message}",
@@ -327,7 +363,7 @@ def finish_cancelled(row: Row, now: int, reason: str, *, by_owner: bool = False)
     result = TaskResult(
         task_id=row.id,
         status=TaskStatus.CANCELLED,
-        attempts=row.attempts + ran,
+        attempts=row.runs + ran,
         started_at=from_micros(row.started_at) if ran else None,
         finished_at=from_micros(now),
         reason=reason,
@@ -340,38 +376,54 @@ def is_expired(row: Row, now: int) -> bool:
     return row.expires is not None and row.expires <= now
 
 
-def give_back(rows: Sequence[Row], now: int, max_crashes: int) -> list[tuple[Row, Settled]]:
+def runs_at_most_once(row: Row) -> bool:
+    """Whether the task may not run again once a run has begun and its end is unknown."""
+    return row.max_crashes is not None and row.max_crashes <= 1
+
+
+def finish_crashed(row: Row, now: int, reason: str = "") -> Finish:
+    """RUNNING → FAILED: the end of the run is unknown, and the task does not run again."""
+    error = _worker_lost(row, now, reason)
+    return _finish_failed(row, error, "crashed", "crashed", now, by_owner=False)
+
+
+def _worker_lost(row: Row, now: int, reason: str) -> TaskError:
+    cause = f" ({reason})" if reason else ""
+    return TaskError(
+        f"worker {row.owner} was lost while it ran the task{cause}",
+        error_type="WorkerLost",
+        timestamp=from_micros(now),
+    )
+
+
+def give_back(
+    rows: Sequence[Row], now: int, max_crashes: int, reason: str = ""
+) -> list[tuple[Row, Settled]]:
     """Take all tasks from a dead owner; `rows` is everything it held.
 
-    When it held a suspect, only the suspects are charged with the crash.
+    When it held a suspect, only the suspects are charged with the crash, and those that may not run
+    again after one. `max_crashes` is for tasks that have no maximum of their own.
     """
     running = [row for row in rows if row.status is TaskStatus.RUNNING]
     charged = {row.id for row in running if row.is_suspect} or {row.id for row in running}
-    return [(row, _give_back_one(row, row.id in charged, now, max_crashes)) for row in rows]
+    return [(row, _give_back_one(row, row.id in charged, now, max_crashes, reason)) for row in rows]
 
 
-def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int) -> Settled:
+def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reason: str) -> Settled:
     if row.cancel_requested:
         return Settled(finish=finish_cancelled(row, now, "cancelled while running"))
-    if is_charged:
-        lost = TaskError(
-            f"worker {row.owner} was lost while it ran the task",
-            error_type="WorkerLost",
-            timestamp=from_micros(now),
-        )
-        row.crashes += 1
-        if row.crashes >= max_crashes:
+    if row.status is TaskStatus.RUNNING and (is_charged or runs_at_most_once(row)):
+        most = max_crashes if row.max_crashes is None else row.max_crashes
+        if row.crashes + 1 >= most:
             # No effect on breakers: a dead worker says nothing about what its task depends on.
-            return Settled(
-                finish=_finish_failed(row, lost, "crashed", "crashed", now, by_owner=False)
-            )
-        _add_attempt(row, lost, "crashed", now)
-        row.attempts += 1
+            return Settled(finish=finish_crashed(row, now, reason))
+        _add_attempt(row, _worker_lost(row, now, reason), "crashed", now)
+        row.crashes += 1
         row.status = TaskStatus.RETRYING
     elif row.status is TaskStatus.RUNNING:
         row.status = TaskStatus.PENDING
     if row.status is TaskStatus.RETRYING:
-        row.due = now
+        row.due = row.turn = now
     row.visible = 0
     row.owner = None
     row.settled = 0
@@ -386,7 +438,8 @@ def retry_dead(row: Row, now: int, *, body: bytes | None = None) -> None:
     row.cancel_requested = False
     row.history = ()
     row.parked = None
-    row.due, row.visible = now, 0
+    row.due = row.turn = now
+    row.visible = 0
     if body is not None:
         row.body = body
 
@@ -407,7 +460,7 @@ def retrying_result(row: Row) -> TaskResult | None:
         task_id=row.id,
         status=TaskStatus.RETRYING,
         error=newest.error,
-        attempts=row.attempts,
+        attempts=row.runs,
         started_at=newest.started_at,
         finished_at=newest.finished_at,
     )

@@ -7,7 +7,6 @@ enqueue, claim and record.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -29,6 +28,7 @@ from omniq.models import (
     check_task,
 )
 from omniq.settings import Settings
+from omniq.storage.backend import Backend
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
 from omniq.storage.types import Capabilities
@@ -42,16 +42,17 @@ class SideData(Inspection):
     _settings: Settings
     _local_wakeups: LocalWakeups
     _is_open: bool
+    _backend: Backend
 
     @property
-    @abstractmethod
     def capabilities(self) -> Capabilities:
         """What this backend promises beyond the contract."""
+        return self._backend.capabilities
 
     @property
-    @abstractmethod
     def owner(self) -> str:
         """The id under which this object claims; fresh at every opening and after every fencing."""
+        raise NotImplementedError
 
     # Retention
 
@@ -120,12 +121,13 @@ class SideData(Inspection):
             self._local_wakeups.notify_work()
         return is_retried
 
-    @abstractmethod
     async def delete_dead(self, task_id: str) -> bool:
         """Delete a dead letter and its checkpoint; returns False when there is none.
 
         D4. Its task's id is free again once its result is gone too.
         """
+        self._check_open()
+        return await self._engine.delete_dead(task_id)
 
     async def purge_dead(self, older_than: datetime) -> int:
         """Delete dead letters whose last failure was before that instant; returns how many."""
@@ -189,9 +191,10 @@ class SideData(Inspection):
         await self._put_schedule(msgspec.structs.replace(schedule, version=first_version))
         self._local_wakeups.notify_schedules()
 
-    @abstractmethod
     async def delete_schedule(self, schedule_id: str) -> bool:
         """Delete a schedule; returns False when there is none."""
+        self._check_open()
+        return await self._engine.delete_schedule(schedule_id)
 
     async def fire_schedule(
         self, schedule: Schedule, advanced: Schedule, task: Task | None
@@ -264,46 +267,43 @@ class SideData(Inspection):
 
     # What a backend implements
 
-    @abstractmethod
-    async def _purge_results(self, before: int) -> int: ...
+    async def _purge_results(self, before: int) -> int:
+        return await self._engine.purge_results(before)
 
-    @abstractmethod
-    async def _purge_expired(self) -> int: ...
+    async def _purge_expired(self) -> int:
+        return await self._engine.purge_expired()
 
-    @abstractmethod
-    async def _delete_task(self, task_id: str) -> bool: ...
+    async def _delete_task(self, task_id: str) -> bool:
+        return await self._engine.delete_task(task_id)
 
-    @abstractmethod
-    async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool: ...
+    async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
+        return await self._engine.retry_dead(task_id, body, from_start=from_start)
 
-    @abstractmethod
-    async def _purge_dead(self, before: int) -> int: ...
+    async def _purge_dead(self, before: int) -> int:
+        return await self._engine.purge_dead(before)
 
-    @abstractmethod
     async def _save_checkpoint(
         self, owner: str, task_id: str, token: int, checkpoint: bytes
-    ) -> bool: ...
+    ) -> bool:
+        return await self._engine.save_checkpoint(owner, task_id, token, checkpoint)
 
-    @abstractmethod
-    async def _purge_checkpoints(self, before: int) -> int: ...
+    async def _purge_checkpoints(self, before: int) -> int:
+        return await self._engine.purge_checkpoints(before)
 
-    @abstractmethod
-    async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None: ...
+    async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
+        await self._engine.report_progress(owner, reports)
 
-    @abstractmethod
     async def _put_schedule(self, schedule: Schedule) -> None:
-        """Store it with its `version` if it is new; else with the stored version plus one."""
+        await self._engine.put_schedule(schedule)
 
-    @abstractmethod
-    async def _fire_schedule(
-        self, schedule: Schedule, advanced: Schedule, row: Row | None
-    ) -> bool: ...
+    async def _fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
+        return await self._engine.fire_schedule(schedule, advanced, row)
 
-    @abstractmethod
-    async def _set_paused(self, queue: str, paused: bool) -> None: ...
+    async def _set_paused(self, queue: str, paused: bool) -> None:
+        await self._engine.pause_queue(queue, paused=paused)
 
-    @abstractmethod
-    async def _set_worker_paused(self, owner: str, paused: bool) -> bool: ...
+    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
+        return await self._engine.pause_worker(owner, paused=paused)
 
     # Written once
 

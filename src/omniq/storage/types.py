@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from omniq.models import TaskStatus
+from omniq.models import Runnable, TaskStatus
 from omniq.outcomes import Outcome
 
 Durability = Literal["none", "os", "power"]
@@ -39,12 +39,16 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for up to `limit` tasks. `now=None` means the storage's own clock."""
+    """A request for up to `limit` tasks. `now=None` means the storage's own clock.
+
+    `runnable`: the functions that the owner can run; None for all.
+    """
 
     limit: int
     now: int | None
     queues: tuple[str, ...] | None
     claim_id: str
+    runnable: Runnable | None = None
 
 
 class Renewal(msgspec.Struct, frozen=True):

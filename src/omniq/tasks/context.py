@@ -85,7 +85,7 @@ class TaskContext:
     @property
     def attempt(self) -> int:
         """The number of this run of the task; the first is 1."""
-        return self._task.attempts + 1
+        return self._task.attempts + self._task.crashes + 1
 
     @property
     def fencing_token(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, overload
 
 from omniq.durations import Duration
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
-from omniq.models import BreakerRule, check_func_path
+from omniq.models import BreakerRule, Runnable, check_func_path
 from omniq.retry import Backoff
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.options import Executor, Hook, TaskOptions, check_options
@@ -31,6 +31,9 @@ _FUNCTION_METHOD = "__omniq_function__"
 # can be a task; a user who needs one enqueues a one-line function that calls it.
 _REFUSED_MODULES = sys.stdlib_module_names | {"pip", "setuptools", "pkg_resources", "_pytest"}
 
+
+MAX_EXCLUDED = 100
+"""How many functions a worker excludes by name: each of its claims and heartbeats carries them."""
 
 _NO_OPTIONS = TaskOptions()
 
@@ -45,6 +48,7 @@ def task(
     queue: str | None = ...,
     priority: int | None = ...,
     max_retries: int | None = ...,
+    max_crashes: int | None = ...,
     retry: Backoff | None = ...,
     timeout: Duration | None = ...,
     executor: Executor | None = ...,
@@ -134,6 +138,8 @@ class FunctionCache:
     the module that defines the function must lie under one of the prefixes; any other path is
     refused before anything is imported. Dunder names, the standard library and objects that are not
     plain functions are always refused, also where an allowed module has imported them.
+
+    `runnable` is what the worker claims: all that is allowed, without what it has found missing.
     """
 
     def __init__(self, allow: Iterable[str] | None = None) -> None:
@@ -143,6 +149,9 @@ class FunctionCache:
             )
         self._allow = None if allow is None else tuple(allow)
         self._found: dict[str, Callable[..., Any]] = {}
+        self._excluded: dict[str, str] = {}
+        self.runnable = self._runnable()
+        """The functions to claim; None for all. Replaced, never changed: any thread may read it."""
 
     def resolve(self, func_path: str) -> Callable[..., Any]:
         """Return the function at that path.
@@ -152,8 +161,33 @@ class FunctionCache:
         """
         func = self._found.get(func_path)
         if func is None:
+            if (reason := self._excluded.get(func_path)) is not None:
+                raise FunctionNotFound(func_path, reason, elsewhere=True)
             func = self._found[func_path] = self._find(func_path)
         return func
+
+    def has_found(self, func_path: str) -> bool:
+        """Whether the function was resolved before."""
+        return func_path in self._found
+
+    def exclude(self, func_path: str, reason: str) -> bool:
+        """Claim no more tasks of a function that cannot run in this process, as long as it lives.
+
+        Returns False for one that is not excluded: there are too many, or the path is malformed.
+        """
+        if func_path not in self._excluded:
+            if len(self._excluded) >= MAX_EXCLUDED or not _is_path(func_path):
+                return False
+            self._excluded[func_path] = reason
+            self.runnable = self._runnable()
+        return True
+
+    def _runnable(self) -> Runnable | None:
+        excluded = frozenset(self._excluded)
+        if self._allow is not None:
+            # A prefix may also be the path of one function.
+            return Runnable(modules=self._allow, names=frozenset(self._allow), excluded=excluded)
+        return Runnable(modules=None, excluded=excluded) if excluded else None
 
     def _find(self, func_path: str) -> Callable[..., Any]:
         self._check_path(func_path)
@@ -161,7 +195,8 @@ class FunctionCache:
         try:
             func = _attribute(module, names)
         except AttributeError as error:
-            raise FunctionNotFound(func_path, str(error)) from error
+            # Another version of the module may have it, on a worker that was deployed earlier or later.
+            raise FunctionNotFound(func_path, str(error), elsewhere=True) from error
         # Read from the class: a proxy object that has every attribute does not count.
         if (get_function := getattr(type(func), _FUNCTION_METHOD, None)) is not None:
             func = get_function(func)
@@ -171,10 +206,8 @@ class FunctionCache:
         return cast(Callable[..., Any], func)
 
     def _check_path(self, func_path: str) -> None:
-        try:
-            check_func_path(func_path)
-        except InvalidTask as error:
-            raise ForbiddenFunction(func_path[:100], "this is not a dotted path") from error
+        if not _is_path(func_path):
+            raise ForbiddenFunction(func_path[:100], "this is not a dotted path")
         parts = func_path.split(".")
         if any(part.startswith("__") for part in parts):
             raise ForbiddenFunction(func_path, "names with two underscores are never run")
@@ -265,6 +298,14 @@ def _why_unreachable(func: Callable[..., Any]) -> str | None:
             "the module has by that name, and use functools.wraps in decorators"
         )
     return None
+
+
+def _is_path(func_path: str) -> bool:
+    try:
+        check_func_path(func_path)
+    except InvalidTask:
+        return False
+    return True
 
 
 def _is_refused(path: str) -> bool:

@@ -49,6 +49,7 @@ class TaskOptions:
     queue: str | None = None
     priority: int | None = None
     max_retries: int | None = None
+    max_crashes: int | None = None
     retry: Backoff | None = None
     timeout: float | None = None
     executor: Executor | None = None
@@ -256,6 +257,17 @@ OPTIONS: Mapping[str, Option] = {
             default="setting default_max_retries",
             faces=_NOT_ADD,
             help="The number of retries after a failed first run.",
+            check=partial(_integer, low=0),
+        ),
+        Option(
+            "max_crashes",
+            type="int",
+            default="setting max_crashes",
+            faces=_IN_PYTHON,
+            help=(
+                "How many workers may die while they run the task, before it is a dead letter. "
+                "With 0 it never runs again after that: at most once."
+            ),
             check=partial(_integer, low=0),
         ),
         Option(

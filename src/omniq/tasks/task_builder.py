@@ -144,6 +144,7 @@ class TaskBuilder:
             cron=cron,
             tz=tz,
             max_retries=given.get("max_retries", self._settings.default_max_retries),
+            max_crashes=given.get("max_crashes"),
             retry=given.get("retry"),
             timeout=given.get("timeout"),
             unique=self._unique_key(path, args, kwargs, given.get("unique")),

@@ -122,7 +122,7 @@ class ManualRuntime:
     async def _take_over(self, owner: str) -> None:
         memory = self._memory._memory
         with memory.lock:
-            memory.leases.pop(owner, None)
+            memory.tables.leases.pop(owner, None)
         await self._memory.give_back_abandoned()
 
     async def _run_pool(self, pool: AsyncWorkerPool, until: datetime | None) -> None:

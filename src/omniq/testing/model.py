@@ -13,7 +13,7 @@ from datetime import datetime
 
 from omniq.clock import from_micros, to_micros
 from omniq.errors import DuplicateTask, LeaseLost, QueueFull, StaleClaim
-from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Progress, Runnable, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.types import GivenBack, Renewal
@@ -165,6 +165,7 @@ class Model:
         now: datetime | None = None,
         queues: Sequence[str] | None = None,
         claim_id: str | None = None,
+        runnable: Runnable | None = None,
     ) -> tuple[list[bool], list[Task]]:
         if claim_id is not None and not outcomes:
             running = self.held_by(owner.name)
@@ -184,12 +185,17 @@ class Model:
             if held is not None and held[0].token == outcome.token and not stays_held:
                 del owner.held[outcome.task_id]
         due_by = self.clock.micros() if now is None else to_micros(now)
-        claimed = self._claim(owner.name, limit, due_by, queues)
+        claimed = self._claim(owner.name, limit, due_by, queues, runnable)
         owner.held.update({task.id: (task, claim_id) for task in claimed})
         return recorded, claimed
 
     def _claim(
-        self, name: str, limit: int, due_by: int, queues: Sequence[str] | None
+        self,
+        name: str,
+        limit: int,
+        due_by: int,
+        queues: Sequence[str] | None,
+        runnable: Runnable | None,
     ) -> list[Task]:
         claimed: list[Task] = []
         in_order = sorted(
@@ -203,6 +209,8 @@ class Model:
             if record.owner is not None or record.not_before > due_by:
                 continue
             if task.queue in self.paused or (queues is not None and task.queue not in queues):
+                continue
+            if runnable is not None and not _accepts(runnable, task.func_path):
                 continue
             if record.crashes and holds_suspect:
                 continue
@@ -241,7 +249,7 @@ class Model:
             task_id=task_id,
             status=TaskStatus.SUCCESS,
             result=value,
-            attempts=task.attempts + 1,
+            attempts=task.attempts + task.crashes + 1,
             started_at=task.started_at,
             finished_at=self.clock.now(),
         )
@@ -343,3 +351,12 @@ class Model:
 
     def _new_name(self, prefix: str) -> str:
         return f"{prefix}-{self._next_number()}"
+
+
+def _accepts(runnable: Runnable, func_path: str) -> bool:
+    parts = func_path.split(".")
+    modules = [".".join(parts[:length]) for length in range(1, len(parts))]
+    is_given = func_path in runnable.names or any(
+        runnable.modules is None or module in runnable.modules for module in modules
+    )
+    return is_given and func_path not in runnable.excluded

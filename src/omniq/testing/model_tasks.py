@@ -54,6 +54,11 @@ class Record:
         return from_micros(self.started_at) if self.started_at else None
 
     @property
+    def runs(self) -> int:
+        """The number of runs that failed or whose worker died."""
+        return self.attempts + self.crashes
+
+    @property
     def repeats(self) -> bool:
         return self.task.interval is not None
 
@@ -171,10 +176,13 @@ class ModelTasks:
         record.due = record.not_before = to_micros(eta)
 
     def _charge(self, record: Record, error: TaskError, how: str) -> None:
-        record.attempts += 1
+        if how == "crashed":
+            record.crashes += 1
+        else:
+            record.attempts += 1
         record.attempts_made.append(
             Attempt(
-                number=record.attempts,
+                number=record.runs,
                 token=record.token,
                 owner=record.owner,
                 started_at=record.started,
@@ -193,20 +201,20 @@ class ModelTasks:
             task_id=record.task.id,
             func_path=record.task.func_path,
             failure_reason=reason,
-            attempt_count=record.attempts,
+            attempt_count=record.runs,
             first_failure=record.attempts_made[0].finished_at,
             last_failure=self._clock.now(),
             error_details=f"{error.error_type}: {error.message}",
             queue=record.task.queue,
         )
         self.dead[record.task.id] = (dead_letter, record)
-        result = self._result(record, TaskStatus.FAILED, record.attempts, reason)
+        result = self._result(record, TaskStatus.FAILED, record.runs, reason)
         self._finish(record, msgspec.structs.replace(result, error=error), by_owner=by_owner)
 
     def finish_cancelled(self, record: Record, reason: str, *, by_owner: bool = False) -> None:
         """End the task as CANCELLED."""
         ran = record.status is RUNNING
-        result = self._result(record, TaskStatus.CANCELLED, record.attempts + ran, reason)
+        result = self._result(record, TaskStatus.CANCELLED, record.runs + ran, reason)
         if not ran:
             result = msgspec.structs.replace(result, started_at=None)
         self.checkpoints.pop(record.task.id, None)
@@ -244,15 +252,18 @@ class ModelTasks:
             self.gates.end_run(record.task, record.token, "neither")
             self.finish_cancelled(record, "cancelled while running", by_owner=False)
             return
+        most = self._settings.max_crashes
+        if record.task.max_crashes is not None:
+            most = record.task.max_crashes
+            is_charged = is_charged or (most <= 1 and record.status is RUNNING)
         if is_charged:
-            record.crashes += 1
             error = TaskError(
                 f"worker {record.owner} was lost while it ran the task",
                 error_type="WorkerLost",
                 timestamp=self._clock.now(),
             )
             self.gates.end_run(record.task, record.token, "neither")
-            if record.crashes >= self._settings.max_crashes:
+            if record.crashes + 1 >= most:
                 self._finish_failed(record, error, "crashed", "crashed", by_owner=False)
                 return
             self._charge(record, error, "crashed")

@@ -43,7 +43,7 @@ def _result(record: Record) -> TaskResult | None:
         task_id=record.task.id,
         status=TaskStatus.RETRYING,
         error=newest.error,
-        attempts=record.attempts,
+        attempts=record.runs,
         started_at=newest.started_at,
         finished_at=newest.finished_at,
     )

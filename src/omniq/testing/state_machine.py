@@ -20,7 +20,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from omniq.models import Progress, Task, TaskResult, TaskStatus
+from omniq.models import Progress, Runnable, Task, TaskResult, TaskStatus
 from omniq.outcomes import Outcome
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
@@ -36,6 +36,7 @@ from omniq.testing.state_machine_steps import (
     OUTCOMES,
     QUEUE_FILTERS,
     QUEUES,
+    RUNNABLES,
     SECONDS,
     SLOT,
     SLOTS,
@@ -154,13 +155,25 @@ class StorageStateMachine(RuleBasedStateMachine):
 
     # Claim
 
-    @step(7, slot=SLOT, limit=st.integers(1, 6), when=CLAIM_TIMES, queues=QUEUE_FILTERS)
+    @step(
+        7,
+        slot=SLOT,
+        limit=st.integers(1, 6),
+        when=CLAIM_TIMES,
+        queues=QUEUE_FILTERS,
+        runnable=RUNNABLES,
+    )
     def reserve(
-        self, slot: int, limit: int, when: int | None, queues: Sequence[str] | None
+        self,
+        slot: int,
+        limit: int,
+        when: int | None,
+        queues: Sequence[str] | None,
+        runnable: Runnable | None = None,
     ) -> None:
         claim_id = f"claim-{self._steps}"
         self._claim_ids.append((slot, claim_id))
-        self._reserve(slot, [], limit, when, queues, claim_id)
+        self._reserve(slot, [], limit, when, queues, claim_id, runnable)
 
     @step(1, needs="_claim_ids", back=st.integers(0, 3))
     def repeat_a_claim_whose_reply_was_lost(self, back: int) -> None:
@@ -186,12 +199,18 @@ class StorageStateMachine(RuleBasedStateMachine):
         specs=st.lists(OUTCOMES, max_size=3),
         limit=st.integers(1, 3),
         queues=QUEUE_FILTERS,
+        runnable=RUNNABLES,
     )
     def record_and_reserve(
-        self, slot: int, specs: list[OutcomeSpec], limit: int, queues: Sequence[str] | None
+        self,
+        slot: int,
+        specs: list[OutcomeSpec],
+        limit: int,
+        queues: Sequence[str] | None,
+        runnable: Runnable | None = None,
     ) -> None:
         outcomes = [self._outcome(spec)[1] for spec in specs if self._claims]
-        self._reserve(slot, outcomes, limit, None, queues, None)
+        self._reserve(slot, outcomes, limit, None, queues, None, runnable)
 
     def _reserve(
         self,
@@ -201,15 +220,16 @@ class StorageStateMachine(RuleBasedStateMachine):
         when: int | None,
         queues: Sequence[str] | None,
         claim_id: str | None,
+        runnable: Runnable | None = None,
     ) -> None:
         now = None if when is None else self._at(when)
         answer = self._compare(
             slot,
             lambda storage: storage.record_and_reserve(
-                outcomes, limit, now, queues=queues, claim_id=claim_id
+                outcomes, limit, now, queues=queues, claim_id=claim_id, runnable=runnable
             ),
             lambda: self._model.record_and_reserve(
-                self._owners[slot], outcomes, limit, now, queues, claim_id
+                self._owners[slot], outcomes, limit, now, queues, claim_id, runnable
             ),
         )
         if isinstance(answer, tuple):

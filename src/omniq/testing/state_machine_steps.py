@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
-from omniq.models import BreakerRule, Limit, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import BreakerRule, Limit, Runnable, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import (
     Cancelled,
     Failed,
@@ -47,6 +47,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
     expires: int | None = None
     result_ttl: float | None = None
     gate: int = 0
+    function: str = "shop.pack"
 
 
 class OutcomeSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -83,6 +84,7 @@ _FEATURES: dict[str, st.SearchStrategy[Any]] = {
     "interval": st.just(5.0),
     "expires": st.sampled_from((2, 15, -1)),
     "result_ttl": st.sampled_from((0.0, 5.0)),
+    "function": st.sampled_from(("shop.mail.send", "shopping.pack", "bank.pay")),
 }
 
 
@@ -112,6 +114,18 @@ SECONDS = st.sampled_from((0, -6, 4, 30))
 CLAIM_TIMES = st.one_of(st.none(), st.none(), SECONDS)
 QUEUE_FILTERS = st.sampled_from(
     (None, None, None, None, ("default",), ("mail",), ("mail", "default"), ("none",))
+)
+RUNNABLES = st.sampled_from(
+    (
+        None,
+        None,
+        None,
+        Runnable(modules=("shop",)),
+        Runnable(modules=("shop.mail", "bank"), names=frozenset({"shop.pack"})),
+        Runnable(modules=("shop", "shopping"), excluded=frozenset({"shop.pack"})),
+        Runnable(names=frozenset({"bank.pay", "shopping.pack"})),
+        Runnable(modules=None, excluded=frozenset({"shop.mail.send", "shop"})),
+    )
 )
 
 
@@ -154,7 +168,7 @@ def task_of(
     expires = None if gate else spec.expires
     return Task(
         id=task_id,
-        func_path="shop.pack",
+        func_path=spec.function,
         args=args,
         queue=spec.queue,
         priority=spec.priority,

@@ -13,7 +13,7 @@ from omniq import events
 from omniq._backoff import backoff
 from omniq.errors import LeaseLost, StorageError, StorageRefused
 from omniq.events import Dispatcher
-from omniq.models import Task, TaskError
+from omniq.models import Runnable, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released
 from omniq.storage.base import BaseStorage
 from omniq.storage.types import Renewal
@@ -21,6 +21,7 @@ from omniq.worker.demand import Call, Demand
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.running_tasks import RunningTasks
 from omniq.worker.stats_recorder import StatsRecorder
+from omniq.worker.unknown_functions import UnknownFunctions
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 5.0
 _LONGEST_BACKOFF_AT_STOP = 0.25
@@ -49,6 +50,7 @@ class ClaimLoop:
         stats: StatsRecorder,
         dispatcher: Dispatcher,
         pool: PoolEvents,
+        unknown: UnknownFunctions,
         *,
         concurrency: int,
         poll_interval: float,
@@ -62,6 +64,7 @@ class ClaimLoop:
         self._stats = stats
         self._events = dispatcher
         self._pool = pool
+        self._unknown = unknown
         # A server works on one call while this process or the network is busy with the other.
         self._concurrent_calls = 2 if storage.capabilities.reach == "fleet" else 1
         is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
@@ -170,8 +173,9 @@ class ClaimLoop:
         Returns how many were claimed; None when the call failed.
         """
         call = Call(claims, len(outcomes))
+        runnable = self._unknown.runnable
         try:
-            recorded, claimed = await self._send(call, outcomes)
+            recorded, claimed = await self._send(call, outcomes, runnable)
         except LeaseLost:
             await self._after_loss(outcomes)
             return None
@@ -186,16 +190,20 @@ class ClaimLoop:
         self._failures = 0
         self._stats.recorded(outcomes, recorded)
         if claims:
-            self._after_claim(call, claimed)
+            mine, released = self._unknown.split(claimed, runnable)
+            self._running.put_back(released)
+            self._after_claim(call, mine)
         return len(claimed)
 
-    async def _send(self, call: Call, outcomes: list[Outcome]) -> tuple[list[bool], list[Task]]:
+    async def _send(
+        self, call: Call, outcomes: list[Outcome], runnable: Runnable | None
+    ) -> tuple[list[bool], list[Task]]:
         self._demand.sent(call)
         if call.claims:
             self._claim_sent.set()
         try:
             recorded, claimed = await self._storage.record_and_reserve(
-                outcomes, call.claims, queues=self._queues
+                outcomes, call.claims, queues=self._queues, runnable=runnable
             )
         except BaseException:
             self._demand.failed(call)
@@ -340,6 +348,21 @@ class ClaimLoop:
             self._stats.queued = await self._storage.count_waiting()
             took = self._clock.monotonic() - began
             await self._clock.sleep(max(_COUNT_PAUSE, took * _COUNT_SHARE))
+
+    async def end_unknown(self) -> bool:
+        """End the tasks that no live worker has had for too long; returns whether there were any."""
+        ended = await self._unknown.end_overdue()
+        for task, _ in ended:
+            self._stats.not_started(task)
+        self._running.put_back([outcome for _, outcome in ended])
+        self._wake.set()
+        return bool(ended)
+
+    async def end_unknown_forever(self, pause: float) -> None:
+        """Call `end_unknown` again and again."""
+        while True:
+            await self._clock.sleep(pause)
+            await self.end_unknown()
 
     # Leases and cancellation
 

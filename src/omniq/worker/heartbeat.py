@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from omniq._futures import finish
 from omniq.errors import LeaseLost
+from omniq.models import Runnable
 from omniq.storage.base import BaseStorage
 from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.pool_events import PoolEvents
@@ -37,6 +39,7 @@ class Heartbeat:
         lease: float,
         concurrency: int,
         queues: tuple[str, ...],
+        runnable: Callable[[], Runnable | None],
     ) -> None:
         self._sibling = storage.sibling()
         self._clock = storage.clock
@@ -46,6 +49,7 @@ class Heartbeat:
         self._pause = min(lease / _RENEWALS_PER_LEASE, _LONGEST_PAUSE)
         self._concurrency = concurrency
         self._queues = queues
+        self._runnable = runnable
         self._is_failing = False
 
     def start(self) -> None:
@@ -122,5 +126,6 @@ class Heartbeat:
                 concurrency=self._concurrency,
                 queues=self._queues,
                 stalled=self._watchdog.is_blocked(),
+                runnable=self._runnable(),
             )
         self._pool.on_renewal(renewal)

@@ -95,7 +95,7 @@ class Maintenance:
                 id=task.id,
                 func_path=task.func_path,
                 queue=task.queue,
-                attempt=task.attempts,
+                attempt=task.attempts + task.crashes,
                 reason="crashed",
             )
         )

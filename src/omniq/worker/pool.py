@@ -11,7 +11,7 @@ from typing import Any, Self, TypedDict, TypeVar
 from omniq import events
 from omniq._blocking import BlockingFace, blocking
 from omniq._portal import Portal
-from omniq.errors import InvalidValue, PoolStopped, ShutdownTimeout
+from omniq.errors import InvalidValue, PoolStopped, ShutdownTimeout, StorageError
 from omniq.events import Dispatcher
 from omniq.models import check_int, check_name, check_seconds
 from omniq.storage.base import BaseStorage
@@ -44,7 +44,8 @@ class AsyncWorkerPool:
     """Runs the tasks of a storage, at most `concurrency` at a time, on this event loop.
 
     Sync functions run in threads of the pool, those with `executor="process"` in its child processes.
-    `allow` restricts it to functions under these prefixes. `errors` decides which exceptions are
+    `allow` restricts it to functions under these prefixes; it claims no tasks of other functions, nor
+    of those that it has found missing, which other workers may have. `errors` decides which exceptions are
     retried where the task does not; without it the settings do. `lease` is how long other workers
     wait for a renewal before they take over what this pool holds.
 
@@ -156,20 +157,34 @@ class AsyncWorkerPool:
             await runtime.wait()
             runtime.raise_error()
 
-    async def run_until_empty(self) -> None:
-        """Run everything that is due, and what that makes due, then stop.
+    async def run_until_empty(self) -> int:
+        """Run everything that is due and that this pool may run, and what that makes due, then stop.
 
-        Tasks that become due later, such as a retry after its delay, are left in the queue.
+        Returns how many tasks of the storage still wait: those that are due later, such as a retry
+        after its delay, are held back by a limit, or need another worker, since this pool does not
+        have their function or does not serve their queue.
         """
         if not self.running:
             await self.start()
         assert self._runtime is not None
         try:
             await self._runtime.until_empty()
+            left = await self._count_left() if self.running else 0
         except asyncio.CancelledError:
             await self.stop(cancel_in_flight=True)
             raise
         await self.stop()
+        return left
+
+    async def _count_left(self) -> int:
+        try:
+            left = await self._storage.count_waiting()
+        except StorageError as error:
+            self.events.emit(events.ChoreFailed.of("count tasks", error))
+            return self._stats.queued
+        if left:
+            self.events.emit(events.WorkerDrained(owner=self._storage.owner, left=left))
+        return left
 
     async def submit(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> str:
         """Enqueue a call on this pool's storage; returns the task id. Raises `QueueFull`."""

@@ -31,6 +31,7 @@ from omniq.worker.schedule_loop import ScheduleLoop
 from omniq.worker.stats_recorder import StatsRecorder
 from omniq.worker.storage_session import StorageSession
 from omniq.worker.task_services import TaskServices
+from omniq.worker.unknown_functions import UnknownFunctions
 
 _LEASE_MARGIN, _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
 """A worker stops its runs some time before its lease expires: see `_margin`.
@@ -149,10 +150,15 @@ class PoolRuntime:
         return in_time
 
     async def until_empty(self) -> None:
-        """Return when nothing is due and nothing runs, or when it has ended."""
+        """Return when nothing that it can run is due and nothing runs, or when it has ended."""
         assert self._claim_loop is not None
         await self._schedule_loop.fire_due()
-        ends = (self._claim_loop.until_drained(), self._main)
+        await self._until_drained(self._claim_loop)
+        if self.running and await self._claim_loop.end_unknown():
+            await self._until_drained(self._claim_loop)
+
+    async def _until_drained(self, claim_loop: ClaimLoop) -> None:
+        ends = (claim_loop.until_drained(), self._main)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def wait(self) -> None:
@@ -260,9 +266,10 @@ class PoolRuntime:
         stack.callback(log.attach(self._events))
         self._on_exit(stack, "close storage", self._session.close)
         await self._session.open()
-        await self._take_lease()
-        stack.callback(self._report_stopped, storage.owner, self._stats.released)
         functions = FunctionCache(config.allow)
+        unknown = UnknownFunctions(storage, functions, self._events)
+        await self._take_lease(unknown)
+        stack.callback(self._report_stopped, storage.owner, self._stats.released)
         self._stats.hooks = hooks = FailureHooks(functions, self._events)
         maintenance = Maintenance(
             storage,
@@ -272,11 +279,11 @@ class PoolRuntime:
             lease=config.lease,
             poll_interval=config.poll_interval,
         )
-        self._running = running = self._make_running_tasks(stack, maintenance, functions)
+        self._running = running = self._make_running_tasks(stack, maintenance, functions, unknown)
         self._on_exit(stack, "finish hooks", hooks.finish)
-        self._claim_loop = claim_loop = self._make_claim_loop(running)
+        self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
         self._on_exit(stack, "retire", claim_loop.retire)
-        self._start_heartbeat(stack, running)
+        self._start_heartbeat(stack, running, unknown)
         self._on_exit(stack, "store progress", maintenance.store_progress)
         stack.callback(storage.on_cancel(self.on_cancel))
         self._on_exit(stack, "release tasks", claim_loop.release_all)
@@ -288,15 +295,20 @@ class PoolRuntime:
             maintenance=maintenance.run,
             scheduling=self._schedule_loop.run,
         )
+        if (pause := unknown.pause) is not None:
+            self._start_side_loops(stack, unknown=lambda: claim_loop.end_unknown_forever(pause))
         self._events.emit(events.WorkerStarted(owner=storage.owner, concurrency=config.concurrency))
         return claim_loop
 
-    async def _take_lease(self) -> None:
+    async def _take_lease(self, unknown: UnknownFunctions) -> None:
         config = self._config
         for is_last in (False, True):
             try:
                 await self._storage.renew(
-                    lease=config.lease, concurrency=config.concurrency, queues=config.queues or ()
+                    lease=config.lease,
+                    concurrency=config.concurrency,
+                    queues=config.queues or (),
+                    runnable=unknown.runnable,
                 )
                 return
             except LeaseLost:
@@ -305,7 +317,11 @@ class PoolRuntime:
                     raise
 
     def _make_running_tasks(
-        self, stack: AsyncExitStack, maintenance: Maintenance, functions: FunctionCache
+        self,
+        stack: AsyncExitStack,
+        maintenance: Maintenance,
+        functions: FunctionCache,
+        unknown: UnknownFunctions,
     ) -> RunningTasks:
         storage, config = self._storage, self._config
         self._threads = threads = ThreadExecutor(self.on_leaked_threads_change)
@@ -329,16 +345,18 @@ class PoolRuntime:
             self._clock,
             self,
             services=TaskServices(storage, self._events, threads, execution, maintenance),
+            unknown=unknown,
             default_timeout=storage.settings.default_timeout,
         )
 
-    def _make_claim_loop(self, running: RunningTasks) -> ClaimLoop:
+    def _make_claim_loop(self, running: RunningTasks, unknown: UnknownFunctions) -> ClaimLoop:
         return ClaimLoop(
             self._storage,
             running,
             self._stats,
             self._events,
             self,
+            unknown,
             concurrency=self._config.concurrency,
             poll_interval=self._config.poll_interval,
             queues=self._config.queues,
@@ -346,7 +364,9 @@ class PoolRuntime:
             stop_requested=self._stop_requested,
         )
 
-    def _start_heartbeat(self, stack: AsyncExitStack, running: RunningTasks) -> None:
+    def _start_heartbeat(
+        self, stack: AsyncExitStack, running: RunningTasks, unknown: UnknownFunctions
+    ) -> None:
         watchdog = LoopWatchdog(
             self._storage, self._events, running, patience=self._config.loop_patience
         )
@@ -357,6 +377,7 @@ class PoolRuntime:
             lease=self._config.lease,
             concurrency=self._config.concurrency,
             queues=self._config.queues or (),
+            runnable=lambda: unknown.runnable,
         )
         heartbeat.start()
         self._on_exit(stack, "stop heartbeat", heartbeat.stop)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from omniq._futures import finish
 from omniq.clock import Clock
+from omniq.errors import FunctionNotFound
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
 from omniq.storage.base import BaseStorage
@@ -14,6 +16,7 @@ from omniq.tasks.steps import WorkerServices
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
+from omniq.worker.unknown_functions import UnknownFunctions
 
 GRACE = 1.0
 """Seconds that a stopped run has to end: then it is stopped once more, and then given up."""
@@ -37,9 +40,11 @@ class RunningTasks:
         pool: PoolEvents,
         *,
         services: WorkerServices,
+        unknown: UnknownFunctions,
         default_timeout: float | None,
     ) -> None:
         self._execution = execution
+        self._unknown = unknown
         self._stats = stats
         self._clock = clock
         self._pool = pool
@@ -73,7 +78,7 @@ class RunningTasks:
         del self.finished[:limit]
         return outcomes
 
-    def put_back(self, outcomes: list[Outcome]) -> None:
+    def put_back(self, outcomes: Sequence[Outcome]) -> None:
         """Hold outcomes that could not be recorded, ahead of later ones."""
         self.finished[:0] = outcomes
 
@@ -120,9 +125,14 @@ class RunningTasks:
         # Before the event: a listener finds the task in `current_task()`, and what it puts into
         # context variables, such as a span, is there for the function.
         enter(context)
+        try:
+            callee = self._execution.find(task.func_path)
+        except FunctionNotFound as error:
+            self._refuse(run, self._unknown.release(task, error))
+            return
         self._stats.started(task)
         try:
-            outcome = await self._execution.run(run, context)
+            outcome = await self._execution.run(run, callee, context)
         except BaseException as error:
             # `Execution` promises not to raise. If it does, one task fails and no slot is lost.
             record = TaskError.from_exception(error, timestamp=self._clock.now())
@@ -130,13 +140,22 @@ class RunningTasks:
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
 
+    def _refuse(self, run: Run, outcome: Outcome) -> None:
+        """End a run that did not start."""
+        self._stats.not_started(run.task)
+        self._record(run.task, outcome)
+
     def _finish(self, run: Run, outcome: Outcome) -> None:
         task = run.task
-        del self.active[task.id]
         outcome = run.completed or outcome
         if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
             outcome = Released(task.id, task.token)
         self._stats.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")
+        self._record(task, outcome)
+
+    def _record(self, task: Task, outcome: Outcome) -> None:
+        """Free the slot of the task, and hold its outcome until it is recorded."""
+        del self.active[task.id]
         self.finished.append(outcome)
         if task.limits or task.breakers or task.crashes:
             self.unblocks_others = True

@@ -70,6 +70,11 @@ class StatsRecorder:
         if self._events.active or (self.hooks is not None and self.hooks.has_hook(task.func_path)):
             self._unreported[task.id, task.token] = (task, seconds, stop_reason)
 
+    def not_started(self, task: Task) -> None:
+        """Note a task that did not start, since its function cannot run here."""
+        if self._events.active:
+            self._unreported[task.id, task.token] = (task, 0.0, "unknown function")
+
     def recorded(self, outcomes: Sequence[Outcome], recorded: Sequence[bool]) -> None:
         """Count the outcomes that the storage has recorded, and those that it refused."""
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
@@ -137,6 +142,6 @@ def event_fields(task: Task) -> dict[str, Any]:
         "id": task.id,
         "func_path": task.func_path,
         "queue": task.queue,
-        "attempt": task.attempts + 1,
+        "attempt": task.attempts + task.crashes + 1,
         "token": task.token or None,
     }

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from omniq.errors import InvalidTask, InvalidValue, LeaseLost, SerializationError
-from omniq.models import Task, TaskStatus
+from omniq.models import Limit, Runnable, Task, TaskStatus
 from omniq.outcomes import Retried, Succeeded
 from omniq.serialization import MsgspecSerializer
 from omniq.storage.base import BaseStorage
@@ -37,6 +37,16 @@ UNDECODABLE_ARGS = ("poison",)
 """Arguments of a task that `FailingSerializer` cannot decode."""
 
 
+FUNCTIONS = {
+    "a": "shop.pack",
+    "b": "shop.mail.send",
+    "c": "shop.mailing",
+    "d": "shopping.pack",
+    "e": "bank.pay",
+}
+"""Functions of tasks by task id, in modules whose names begin alike."""
+
+
 class FailingSerializer(MsgspecSerializer):
     """Fails to decode tasks with `UNDECODABLE_ARGS`, as if their bytes were damaged."""
 
@@ -48,7 +58,7 @@ class FailingSerializer(MsgspecSerializer):
 
 
 class ClaimContract(ContractPart):
-    """C1 to C12, except C4."""
+    """C1 to C12, except C4; and C17."""
 
     @promise("C1")
     async def test_a_claimed_task_is_running_with_its_owner_and_a_token(
@@ -393,6 +403,116 @@ class ClaimContract(ContractPart):
             await storage.reserve(1)
 
         assert await other.give_back_abandoned() == []
+
+    @promise("C17")
+    @pytest.mark.parametrize(
+        ("runnable", "claimed"),
+        [
+            (None, "abcde"),
+            (Runnable(), ""),
+            (Runnable(modules=("shop",)), "abc"),
+            (Runnable(modules=("shop.mail", "shopping")), "bd"),
+            (Runnable(modules=("shop", "shop.mail")), "abc"),
+            (Runnable(modules=("s", "sho", "shop.", "shop.pack")), ""),
+            (Runnable(names=frozenset({"shop.mail.send", "bank.pay"})), "be"),
+            (Runnable(names=frozenset({"shop", "shop.mail"})), ""),
+            (Runnable(modules=("shop",), names=frozenset({"bank.pay"})), "abce"),
+            (Runnable(modules=("shop",), excluded=frozenset({"shop.pack"})), "bc"),
+            (Runnable(modules=("shop",), excluded=frozenset({"shop.mail", "shop"})), "abc"),
+            (
+                Runnable(names=frozenset({"bank.pay"}), excluded=frozenset({"bank.pay"})),
+                "",
+            ),
+            (Runnable(modules=None), "abcde"),
+            (Runnable(modules=None, excluded=frozenset({"shop.pack", "bank.pay"})), "bcd"),
+        ],
+        ids=str,
+    )
+    async def test_a_claim_takes_only_functions_that_the_owner_can_run(
+        self, storage: BaseStorage, runnable: Runnable | None, claimed: str
+    ) -> None:
+        for task_id, func_path in FUNCTIONS.items():
+            await storage.enqueue(a_task(task_id, func_path=func_path))
+
+        assert ids(await storage.reserve(10, runnable=runnable)) == list(claimed)
+        others = [task_id for task_id in FUNCTIONS if task_id not in claimed]
+        assert ids(await storage.reserve(10)) == others
+
+    @promise("C17")
+    async def test_a_task_that_the_owner_cannot_run_waits_unchanged(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many(some_tasks("ab", func_path="bank.pay", priority=1))
+        await storage.enqueue(
+            a_task("c", func_path="bank.pay", expires=clock.now() + timedelta(seconds=5))
+        )
+        await storage.enqueue(a_task("d", func_path="shop.pack"))
+        clock.advance(10)
+        before = [await storage.get_task(task_id) for task_id in "abc"]
+
+        assert ids(await storage.reserve(10, runnable=Runnable(modules=("shop",)))) == ["d"]
+        assert [await storage.get_task(task_id) for task_id in "abc"] == before
+        assert ids(await other.reserve(10, runnable=Runnable(modules=("bank",)))) == ["a", "b"]
+        assert await status_of(storage, "c") is TaskStatus.CANCELLED
+
+    @promise("C17", "C4")
+    async def test_functions_that_the_owner_can_run_are_claimed_in_one_order(
+        self, storage: BaseStorage
+    ) -> None:
+        for task_id, func_path, priority in [
+            ("a", "shop.pack", 0),
+            ("b", "bank.pay", 9),
+            ("c", "shop.mail.send", 1),
+            ("d", "shop.pack", 1),
+            ("e", "shop.mail.send", 0),
+        ]:
+            await storage.enqueue(a_task(task_id, func_path=func_path, priority=priority))
+        runnable = Runnable(modules=("shop",))
+
+        assert ids(await storage.reserve(2, runnable=runnable)) == ["c", "d"]
+        assert ids(await storage.reserve(2, runnable=runnable)) == ["a", "e"]
+
+    @promise("C17", "C3", "C6")
+    async def test_a_claim_may_name_queues_and_functions(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        later = clock.now() + timedelta(seconds=5)
+        for task_id, func_path, queue, eta in [
+            ("a", "shop.pack", "x", None),
+            ("b", "bank.pay", "x", None),
+            ("c", "shop.pack", "y", None),
+            ("d", "shop.pack", "x", later),
+            ("e", "shop.pack", "z", None),
+        ]:
+            await storage.enqueue(a_task(task_id, func_path=func_path, queue=queue, eta=eta))
+        await storage.pause_queue("z")
+        runnable = Runnable(modules=("shop",))
+
+        assert ids(await storage.reserve(9, queues=["x", "z"], runnable=runnable)) == ["a"]
+        assert ids(await storage.reserve(9, runnable=runnable)) == ["c"]
+        clock.advance(5)
+        assert ids(await storage.reserve(9, queues=["x"], runnable=runnable)) == ["d"]
+
+    @promise("C17", "G5")
+    async def test_a_task_parked_at_a_limit_waits_for_an_owner_that_can_run_it(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        limits = (Limit(key="one", max_running=1),)
+        await storage.enqueue(a_task("a", func_path="shop.pack", limits=limits))
+        await storage.enqueue(a_task("b", func_path="bank.pay", limits=limits))
+        await storage.enqueue(a_task("c", func_path="shop.pack", limits=limits))
+        shop, bank = Runnable(modules=("shop",)), Runnable(modules=("bank",))
+
+        (first,) = await storage.reserve(9)
+        assert first.id == "a"
+        await storage.record([an_outcome("succeeded", first, clock.now())])
+        (second,) = await storage.reserve(9, runnable=shop)
+        assert second.id == "c"
+        assert await storage.reserve(9, runnable=bank) == []
+        await storage.record([an_outcome("succeeded", second, clock.now())])
+        assert await storage.reserve(9, runnable=shop) == []
+        assert ids(await storage.reserve(9, runnable=bank)) == ["b"]
 
     async def test_a_limit_of_0_claims_nothing(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))

@@ -223,7 +223,7 @@ class LeaseContract(ContractPart):
         assert attempt.error.error_type == "WorkerLost"
         task = await storage.dequeue(clock.now() - timedelta(days=1))
         assert task is not None
-        assert (task.attempts, task.crashes) == (1, 1)
+        assert (task.attempts, task.crashes) == (0, 1)
 
     @promise("L7", "E3")
     async def test_a_task_of_a_lost_owner_keeps_its_unique_key(
@@ -259,7 +259,7 @@ class LeaseContract(ContractPart):
 
         assert sorted(ids(claimed)) == ["killer", "x", "y"]
         charged = {task.id: (task.crashes, task.attempts) for task in await storage.list_tasks()}
-        assert charged == {"killer": (2, 2), "x": (0, 0), "y": (0, 0)}
+        assert charged == {"killer": (2, 0), "x": (0, 0), "y": (0, 0)}
         assert await status_of(storage, "x") is TaskStatus.PENDING
         assert await storage.history("x") == []
 
@@ -292,6 +292,87 @@ class LeaseContract(ContractPart):
         assert back.status is TaskStatus.FAILED
         with pytest.raises(InvalidValue):
             await storage.give_back_abandoned(max_crashes=0)
+
+    @promise("L9")
+    async def test_a_task_may_have_its_own_maximum_of_crashes(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many([a_task("two", max_crashes=2), a_task("four", max_crashes=4)])
+        statuses = []
+        for _ in range(4):
+            await claim_and_expire(open_another, clock)
+            await claim_and_expire(open_another, clock)
+            back = await storage.give_back_abandoned()
+            statuses.append({each.task_id: each.status for each in back})
+
+        assert [status.get("two") for status in statuses[:2]] == [
+            TaskStatus.RETRYING,
+            TaskStatus.FAILED,
+        ]
+        four = [status["four"] for status in statuses]
+        assert four == [TaskStatus.RETRYING] * 3 + [TaskStatus.FAILED]
+
+    @promise("L13")
+    async def test_a_task_that_runs_at_most_once_is_a_dead_letter_when_its_owner_is_lost(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many([a_task("zero", max_crashes=0), a_task("one", max_crashes=1)])
+        await claim_and_expire(open_another, clock, limit=2)
+        back = await storage.give_back_abandoned()
+
+        assert {each.task_id: each.status for each in back} == {
+            "zero": TaskStatus.FAILED,
+            "one": TaskStatus.FAILED,
+        }
+        for task_id in ("zero", "one"):
+            letter = await storage.get_dead(task_id)
+            assert letter is not None
+            assert (letter.failure_reason, letter.attempt_count) == ("crashed", 1)
+        assert await storage.reserve(2) == []
+
+    @promise("L13")
+    async def test_a_task_that_runs_at_most_once_does_not_run_again_beside_a_suspect(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("suspect"))
+        await claim_and_expire(open_another, clock)
+        await storage.give_back_abandoned()
+        await storage.enqueue_many([a_task("once", max_crashes=0), a_task("other")])
+        await claim_and_expire(open_another, clock, limit=3)
+        back = await storage.give_back_abandoned()
+
+        assert {each.task_id: each.status for each in back} == {
+            "suspect": TaskStatus.RETRYING,
+            "once": TaskStatus.FAILED,
+            "other": TaskStatus.PENDING,
+        }
+
+    @promise("L13", "O3")
+    async def test_a_task_that_runs_at_most_once_is_a_dead_letter_when_its_owner_closes(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many([a_task("once", max_crashes=0), a_task("other")])
+        assert len(await other.reserve(2)) == 2
+        await other.close()
+
+        assert ids(await storage.reserve(2)) == ["other"]
+        letter = await storage.get_dead("once")
+        assert letter is not None
+        assert letter.failure_reason == "crashed"
+
+    @promise("L13", "R7")
+    async def test_a_task_that_runs_at_most_once_may_fail_be_retried_and_be_released(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("once", max_crashes=0))
+        task = await claim_one(storage)
+        assert await storage.record([Retried("once", task.token, an_error(), clock.now())]) == [True]
+        again = await claim_one(storage)
+        assert (again.attempts, again.crashes) == (1, 0)
+        assert await storage.record([Released("once", again.token)]) == [True]
+
+        assert (await claim_one(storage)).id == "once"
 
     @promise("L8", "L9", "C10")
     async def test_a_task_that_kills_its_workers_becomes_a_dead_letter_and_other_tasks_finish(

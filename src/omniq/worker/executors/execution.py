@@ -1,7 +1,7 @@
 """Runs one claimed task and returns its outcome. Knows nothing of storages.
 
-The steps: find the function, call it where it belongs (the event loop, a thread, a process), and
-turn what happened, every `BaseException` included, into one `Outcome`.
+The steps: find the function, before the run counts as started; call it where it belongs (the event
+loop, a thread, a process); and turn what happened, every `BaseException` included, into one `Outcome`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
 from omniq.worker.executors.thread_executor import ThreadExecutor
 
-MAX_UNKNOWN_RELEASES = 20
-"""How often a task is released because its function is missing before it is a dead letter."""
-
-_RELEASE_DELAY = 5.0
 _MAX_REASON = 1000
 
 _CLOSE_TRIES = 3
@@ -105,7 +101,21 @@ class Execution:
         self._processes = processes
         self._callees: dict[str, Callee] = {}
 
-    async def run(self, run: Run, task_context: TaskContext) -> Outcome:
+    def find(self, func_path: str) -> Callee:
+        """Find the function of a task. Raises `FunctionNotFound` if it cannot run here."""
+        callee = self._callees.get(func_path)
+        if callee is None:
+            try:
+                callee = self._callees[func_path] = callee_of(self._functions.resolve(func_path))
+            except FunctionNotFound:
+                raise
+            except BaseException as error:
+                # Importing a module runs it, and its code may raise anything.
+                why = f"its import raised {type(error).__name__}"
+                raise FunctionNotFound(func_path, why) from error
+        return callee
+
+    async def run(self, run: Run, callee: Callee, task_context: TaskContext) -> Outcome:
         """Run the task to its end. Never raises; the worker stops a run by cancelling this.
 
         The value that a stopped function returns counts, unless a caller cancelled the task, or the
@@ -113,13 +123,6 @@ class Execution:
         """
         task = run.task
         run.context = task_context
-        try:
-            callee = self._callees.get(task.func_path) or self._find(task.func_path)
-        except FunctionNotFound as error:
-            return self._without_function(task, error)
-        except BaseException as error:
-            # Importing a module runs it.
-            return self._failure(run, error)
         try:
             value = await self._call(callee, task, task_context)
         except BaseException as error:
@@ -149,11 +152,6 @@ class Execution:
         assert isinstance(outcome, Failed)
         raise PermanentError(outcome.error.message, error_type=outcome.error.error_type)
 
-    def _find(self, func_path: str) -> Callee:
-        func = self._functions.resolve(func_path)
-        callee = self._callees[func_path] = callee_of(func)
-        return callee
-
     async def _call(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
         args = (task_context, *task.args) if callee.takes_context else task.args
         match callee.place:
@@ -178,7 +176,7 @@ class Execution:
             task_id=task.id,
             status=TaskStatus.SUCCESS,
             result=value,
-            attempts=task.attempts + 1,
+            attempts=task.attempts + task.crashes + 1,
             started_at=task.started_at,
             finished_at=now,
             warnings=warnings,
@@ -238,12 +236,6 @@ class Execution:
         if step is not None:
             step.add_to(record)
         return record
-
-    def _without_function(self, task: Task, error: FunctionNotFound) -> Outcome:
-        if error.elsewhere and task.releases < MAX_UNKNOWN_RELEASES:
-            later = self._clock.now() + timedelta(seconds=_RELEASE_DELAY)
-            return Released(task.id, task.token, unknown_function=True, eta=later)
-        return Failed(task.id, task.token, self._record_of(error), "unknown function")
 
     def _signalled(self, task: Task, signal: Signal) -> Outcome:
         if isinstance(signal, Snooze):

@@ -1,0 +1,129 @@
+"""Claim: which rows an owner gets, in which order, and what becomes of those that it may not have."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omniq.storage import row_rules
+from omniq.storage.backend import DocumentQuery, Order, Wanted
+from omniq.storage.row_rules import Row
+from omniq.storage.step import Step
+from omniq.storage.types import Claim
+
+PAUSED_QUEUE = "paused_queue"
+"""The kind of the documents that name paused queues."""
+
+MAX_MOVES = 1_000
+"""Rows that one step parks, offers or expires, about; then it writes, and another step goes on."""
+
+_LARGEST_PAGE = 500
+
+
+class Claimed(msgspec.Struct):
+    """What a step claimed. `is_partial`: it made as many moves as it may, so another step goes on."""
+
+    rows: list[Row] = []
+    expired: list[str] = []
+    is_partial: bool = False
+
+
+class Claimer:
+    """Claims rows for one owner in one step."""
+
+    def __init__(self, step: Step, owner: str, claim: Claim, wanted: Wanted) -> None:
+        self._step = step
+        self._owner = owner
+        self._limit = claim.limit
+        self._wanted = wanted
+        self._claimed = Claimed()
+        self._moves = 0
+        self._returned: list[Row] = []
+
+    async def claim(self) -> Claimed:
+        """Claim the first rows that are due, wanted, and admitted by their gates."""
+        self._claimed.is_partial = await self._step.gates.wake()
+        self._add(await self._released())
+        after: Order | None = None
+        is_last, size = False, 0
+        while not self._is_done():
+            self._add(await self._step.offer())
+            page: list[Row] = []
+            if not is_last:
+                # Growing pages, because a page may consist of rows that one gate blocks.
+                size = min(max(self._limit - len(self._claimed.rows), 2 * size), _LARGEST_PAGE)
+                page = await self._step.section.candidates(self._wanted, after, size)
+                is_last = len(page) < size
+                after = page[-1].order if page else after
+            elif not self._returned:
+                return self._claimed
+            rows = self._merged(page, None if is_last else after)
+            await self._step.gates.load(rows)
+            self._take(rows)
+        return self._claimed
+
+    def _is_done(self) -> bool:
+        if len(self._claimed.rows) == self._limit:
+            return True
+        if self._moves >= MAX_MOVES:
+            self._claimed.is_partial = True
+            return True
+        return False
+
+    async def _released(self) -> list[Row]:
+        """The rows that outcomes of this very step have returned to the ready order."""
+        released = [row for row in self._step.waiting if row.visible <= self._wanted.due_by]
+        if released:
+            found = await self._step.section.load([row.id for row in released], bodies=True)
+            for row in released:
+                row.body = found[row.id].row.body
+        return released
+
+    def _add(self, rows: list[Row]) -> None:
+        """Add rows that return to the ready order in this step: no page has them."""
+        self._moves += len(rows)
+        self._returned += [row for row in rows if self._wanted.accepts(row)]
+
+    def _merged(self, page: list[Row], last: Order | None) -> list[Row]:
+        """The page and the returned rows up to `last`, in claim order."""
+        if not self._returned:
+            return page
+        in_reach = [row for row in self._returned if last is None or row.order < last]
+        self._returned = [row for row in self._returned if last is not None and row.order >= last]
+        return sorted([*page, *in_reach], key=_order)
+
+    def _take(self, rows: list[Row]) -> None:
+        step, claimed = self._step, self._claimed
+        for row in rows:
+            if len(claimed.rows) == self._limit:
+                break
+            if row.crashes and not self._wanted.suspects:
+                continue
+            if row_rules.is_expired(row, self._wanted.due_by):
+                step.finish(row, row_rules.finish_cancelled(row, step.now, "expired"))
+                claimed.expired.append(row.id)
+                self._moves += 1
+            elif row.gates and not step.gates.enter(row):
+                if row.parked is not None:
+                    step.update(row)
+                self._moves += 1
+            else:
+                step.claim(row, self._owner)
+                claimed.rows.append(row)
+                if row.crashes:
+                    self._wanted = msgspec.structs.replace(self._wanted, suspects=False)
+
+
+async def wanted_by(step: Step, owner: str, claim: Claim) -> Wanted:
+    """The rows that the claim may take: none of a paused queue, and one suspect for an owner at most."""
+    paused = await step.section.find_documents(DocumentQuery(kind=PAUSED_QUEUE))
+    return Wanted(
+        due_by=step.now if claim.now is None else claim.now,
+        queues=claim.queues,
+        paused=frozenset(document.key for document in paused),
+        runnable=claim.runnable,
+        suspects=not await step.holds_suspect(owner),
+    )
+
+
+def _order(row: Row) -> Order:
+    return row.order

@@ -1,0 +1,735 @@
+"""The engine: every rule about tasks, applied once, over any backend.
+
+Each verb is one atomic step: it reads rows and documents in a section of the backend, applies the rules
+of `row_rules` and `gate_rules`, and writes the changes. When the backend says that what was read has
+changed meanwhile (`Moved`), the step begins again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from omniq.clock import to_micros
+from omniq.errors import DuplicateTask, SerializationError, StaleClaim
+from omniq.gate_rules import GateState
+from omniq.models import DeadLetter, Progress, QueueStats, Schedule, WorkerInfo
+from omniq.serialization import Serializer, encode_internal, internal_decoder
+from omniq.storage import row_rules
+from omniq.storage.backend import (
+    ANY,
+    Backend,
+    Changes,
+    CommitUnknown,
+    Document,
+    DocumentChange,
+    DocumentQuery,
+    FinishedQuery,
+    Moved,
+    Record,
+    Section,
+)
+from omniq.storage.claim import PAUSED_QUEUE, Claimed, Claimer, wanted_by
+from omniq.storage.gate_states import KIND as GATE
+from omniq.storage.gate_states import decode_gate
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, queue_stats
+from omniq.storage.known_rows import KnownRows
+from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE, EncodeFinish, Step
+from omniq.storage.types import Claim, Entry, GivenBack, Renewal
+
+_T = TypeVar("_T")
+
+SCHEDULE = "schedule"
+"""The kind of the documents that are schedules."""
+
+_PURGED = 500
+"""Records that one step deletes, so that other steps can run in between."""
+
+
+class _StoredSchedule(msgspec.Struct, array_like=True):
+    """A schedule without its task's arguments, and the task as the serializer encodes it."""
+
+    version: int
+    schedule: Schedule
+    task: bytes
+
+
+class _Checkpoint(msgspec.Struct, array_like=True):
+    saved_at: int
+    data: bytes
+
+
+_decode_schedule = internal_decoder(_StoredSchedule)
+_decode_checkpoint = internal_decoder(_Checkpoint)
+_decode_progress = internal_decoder(Progress)
+
+
+class _UniqueKeys(msgspec.Struct):
+    """The ids of live tasks that hold unique keys, and documents of keys that no live task holds.
+
+    A store that writes rows and documents one after the other may leave such a document behind.
+    """
+
+    holders: dict[str, str] = {}
+    left_behind: dict[str, bytes] = {}
+
+    def hold(self, key: str, task_id: str) -> DocumentChange:
+        """Have the task hold the key."""
+        return DocumentChange(UNIQUE, key, self.left_behind.get(key), task_id.encode())
+
+
+class Engine:
+    """The verbs of the storage contract over one backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        serializer: Serializer,
+        encode_finish: EncodeFinish,
+        max_pending: int | None,
+    ) -> None:
+        self.backend = backend
+        self._serializer = serializer
+        self._encode_finish = encode_finish
+        self._max_pending = max_pending
+        self._known = KnownRows()
+
+    async def _transact(
+        self,
+        work: Callable[[Section], Awaitable[_T]],
+        *,
+        claims_as: str | None = None,
+        within: object | None = None,
+    ) -> _T:
+        """Run `work` in a section; with `within`, in a caller's transaction on that connection."""
+        while True:
+            with suppress(Moved):
+                if within is not None:
+                    return await self.backend.transact_within(within, work)
+                return await self.backend.transact(work, claims_as=claims_as)
+
+    async def _read(self, work: Callable[[Section], Awaitable[_T]]) -> _T:
+        return await self.backend.transact(work, writes=False)
+
+    async def _write(self, changes: Changes) -> None:
+        """Write changes that depend on nothing that is stored."""
+
+        async def write(section: Section) -> None:
+            await section.write(changes)
+
+        await self._transact(write)
+
+    # Enqueue
+
+    async def enqueue(self, rows: Sequence[Row], *, within: object | None = None) -> list[str]:
+        """Insert the rows, or raise `DuplicateTask` or `QueueFull`; returns an id for each row.
+
+        The first try reads nothing: most ids and unique keys are free. With `within`, they are inserted in
+        the transaction that the caller has open on that connection.
+        """
+        is_first = True
+
+        async def insert(section: Section) -> list[str]:
+            nonlocal is_first
+            known: dict[str, Record] = {}
+            keys = _UniqueKeys()
+            if not is_first:
+                known = await section.load([row.id for row in rows])
+                keys = await self._unique_keys(section, rows)
+            is_first = False
+            changes, ids = self._insertion(rows, known, keys)
+            if changes.inserted:
+                await section.write(changes)
+            return ids
+
+        return await self._transact(insert, within=within)
+
+    async def _unique_keys(self, section: Section, rows: Sequence[Row]) -> _UniqueKeys:
+        wanted = sorted({row.unique for row in rows if row.unique})
+        keys = _UniqueKeys({}, {})
+        if wanted:
+            found = await section.documents(UNIQUE, wanted)
+            held = await section.load([document.data.decode() for document in found.values()])
+            for key, document in found.items():
+                holder = document.data.decode()
+                record = held.get(holder)
+                if record is not None and record.is_live:
+                    keys.holders[key] = holder
+                else:
+                    keys.left_behind[key] = document.data
+        return keys
+
+    def _insertion(
+        self, rows: Sequence[Row], known: dict[str, Record], keys: _UniqueKeys
+    ) -> tuple[Changes, list[str]]:
+        """What to insert, and the id that each row's enqueue returns."""
+        holders = dict(keys.holders)
+        ids: list[str] = []
+        fresh: list[Row] = []
+        documents: list[DocumentChange] = []
+        for row in rows:
+            record = known.get(row.id)
+            if record is not None:
+                if record.row.nonce != row.nonce:
+                    raise DuplicateTask(row.id)
+                ids.append(row.id)
+            elif row.unique is not None and row.unique in holders:
+                ids.append(holders[row.unique])
+            else:
+                ids.append(row.id)
+                fresh.append(row)
+                if row.unique is not None:
+                    holders[row.unique] = row.id
+                    documents.append(keys.hold(row.unique, row.id))
+        return Changes(inserted=fresh, bound=self._max_pending, documents=documents), ids
+
+    # Record and claim
+
+    async def record_and_claim(
+        self, owner: str, entries: Sequence[Entry], claim: Claim | None
+    ) -> tuple[list[bool], Claimed]:
+        """Record the outcomes, then claim; for each outcome whether it is recorded, and the rows."""
+        fast_path = self.backend.fast_path
+        if fast_path is None:
+            return await self._record_and_claim_by_rules(owner, entries, claim)
+        plan = self._known.plan(owner, entries, fast_path.now(), self._encode_finish)
+        answers: dict[int, bool] = {}
+        if plan.unplanned:
+            by_rules = [entries[number] for number in plan.unplanned]
+            recorded, _ = await self._record_and_claim_by_rules(owner, by_rules, None)
+            answers.update(zip(plan.unplanned, recorded, strict=True))
+        claimed = Claimed()
+        if claim is not None or not plan.changes.is_empty:
+            reply = await fast_path.record_and_claim(owner, plan.changes, claim)
+            missed = [
+                number
+                for number, entry in enumerate(entries)
+                if number not in answers and entry.outcome.task_id in reply.missed
+            ]
+            claimed.rows = reply.rows or []
+            if missed or (claim is not None and reply.rows is None):
+                recorded, claimed = await self._record_and_claim_by_rules(
+                    owner,
+                    [entries[number] for number in missed],
+                    claim if reply.rows is None else None,
+                )
+                answers.update(zip(missed, recorded, strict=True))
+        self._known.update(owner, entries, claimed.rows)
+        return [answers.get(number, True) for number in range(len(entries))], claimed
+
+    async def _record_and_claim_by_rules(
+        self, owner: str, entries: Sequence[Entry], claim: Claim | None
+    ) -> tuple[list[bool], Claimed]:
+        recorded, claimed = await self._transact(
+            lambda section: self._record_and_claim(section, owner, entries, claim),
+            claims_as=None if claim is None else owner,
+        )
+        while claim is not None and claimed.is_partial and len(claimed.rows) < claim.limit:
+            rest = msgspec.structs.replace(claim, limit=claim.limit - len(claimed.rows))
+            _, more = await self._transact(
+                lambda section, rest=rest: self._record_and_claim(section, owner, (), rest),  # type: ignore[misc]
+                claims_as=owner,
+            )
+            claimed = Claimed(
+                claimed.rows + more.rows, claimed.expired + more.expired, more.is_partial
+            )
+        return recorded, claimed
+
+    async def _record_and_claim(
+        self, section: Section, owner: str, entries: Sequence[Entry], claim: Claim | None
+    ) -> tuple[list[bool], Claimed]:
+        step = self._step(section)
+        recorded = await step.record(owner, entries) if entries else []
+        claimed = Claimed()
+        if claim is not None:
+            wanted = await wanted_by(step, owner, claim)
+            claimed = await Claimer(step, owner, claim, wanted).claim()
+        taken = await step.commit()
+        if taken:
+            claimed.rows = [row for row in claimed.rows if row.id not in taken]
+        return recorded, claimed
+
+    def _step(self, section: Section) -> Step:
+        return Step(section, self._encode_finish)
+
+    # Transactions of tasks
+
+    @asynccontextmanager
+    async def transaction(
+        self, owner: str, success: Callable[[], Entry], *, seconds: float, blocking: bool
+    ) -> AsyncIterator[Any]:
+        """A transaction that ends by recording the entry of `success()`, or raises `StaleClaim`."""
+        entries: list[Entry] = []
+
+        async def record(section: Section) -> None:
+            step = self._step(section)
+            outcome = entries[0].outcome
+            await step.load([outcome.task_id])
+            row = step.live(outcome.task_id)
+            # A repeated outcome must not end a transaction.
+            if row is None or not row_rules.is_current(row, outcome, owner):
+                raise StaleClaim(outcome.task_id, outcome.token)
+            await step.record(owner, entries)
+            await step.commit()
+
+        def finish() -> Callable[[Section], Awaitable[None]]:
+            entries.append(success())
+            return record
+
+        try:
+            async with self.backend.transaction(
+                finish, seconds=seconds, blocking=blocking
+            ) as connection:
+                yield connection
+        except CommitUnknown:
+            record_now = await self._record(entries[0].outcome.task_id)
+            if record_now is None or not row_rules.was_recorded(record_now.row, entries[0].outcome):
+                raise
+        self._known.update(owner, entries, ())
+
+    # Leases
+
+    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+        """Extend the owner's lease; returns what it holds."""
+        return await self.backend.renew(info, length, is_first=is_first)
+
+    async def retire(self, owner: str) -> None:
+        """End the owner's lease, and release what it holds, uncharged."""
+        await self.backend.fence(owner, retires=True)
+
+        async def release(section: Section) -> None:
+            step = self._step(section)
+            for row in await step.held_by(owner):
+                step.release(row)
+            await step.commit()
+
+        await self._transact(release)
+
+    async def give_back(self, max_crashes: int) -> list[GivenBack]:
+        """Fence the owners without a valid lease, and take their tasks from them."""
+        given_back: list[GivenBack] = []
+        for lease in await self.backend.leases():
+            owner = lease.owner
+            if lease.is_live or not await self.backend.fence(owner):
+                continue
+            given_back += await self._transact(
+                lambda section, owner=owner: self._take_from(section, owner, max_crashes)  # type: ignore[misc]
+            )
+        return given_back
+
+    async def _take_from(self, section: Section, owner: str, max_crashes: int) -> list[GivenBack]:
+        step = self._step(section)
+        rows = await step.held_by(owner)
+        tokens = {row.id: row.token for row in rows}
+        given_back: list[GivenBack] = []
+        for row, settled in row_rules.give_back(rows, step.now, max_crashes):
+            step.settle(row, tokens[row.id], settled, None)
+            given_back.append(GivenBack(row.id, row.func_path, owner, row.status))
+        await step.commit()
+        return given_back
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers with a valid lease, in id order, with the tasks each holds."""
+        live = [lease for lease in await self.backend.leases() if lease.is_live and lease.info]
+        running: dict[str, list[str]] = {lease.owner: [] for lease in live}
+        for row in await self._read(lambda section: section.held(list(running))):
+            running[row.owner or ""].append(row.id)
+        return [
+            msgspec.structs.replace(lease.info, running=tuple(sorted(running[lease.owner])))
+            for lease in live
+            if lease.info is not None
+        ]
+
+    async def held_by(self, owner: str) -> dict[str, int]:
+        """The owner's claims: task id to token."""
+        held = await self._read(lambda section: section.held([owner]))
+        return {row.id: row.token for row in held}
+
+    # Cancel
+
+    async def cancel(self, task_id: str, reason: str) -> bool:
+        """End a waiting task, or ask the owner of a running one to stop it."""
+
+        async def cancel(section: Section) -> bool:
+            step = self._step(section)
+            await step.load([task_id])
+            row = step.live(task_id)
+            if row is None:
+                return False
+            if row.owner is not None:
+                row.cancel_requested = True
+                step.update(row)
+            else:
+                step.finish(row, row_rules.finish_cancelled(row, step.now, reason))
+            await step.commit()
+            return True
+
+        return await self._transact(cancel)
+
+    # Retention
+
+    async def purge_results(self, before: int) -> int:
+        """Delete the records of tasks that finished before that instant; returns how many."""
+        return await self._purge(FinishedQuery(by="finished_at", before=before - 1, limit=_PURGED))
+
+    async def purge_expired(self) -> int:
+        """Delete the records whose `result_ttl` has passed; returns how many."""
+
+        async def read_now(section: Section) -> int:
+            return section.now
+
+        now = await self._read(read_now)
+        return await self._purge(FinishedQuery(by="expires_at", before=now, limit=_PURGED))
+
+    async def _purge(self, query: FinishedQuery) -> int:
+        purged = 0
+        while ids := await self.backend.page(query):
+            await self._write(Changes(deleted_finished=ids, finished_before=query.before + 1))
+            purged += len(ids)
+            if len(ids) < query.limit:
+                break
+            query = msgspec.structs.replace(query, after=ids[-1])
+        return purged
+
+    async def delete_task(self, task_id: str) -> bool:
+        """Delete the record of a task that has ended; False when there is none."""
+
+        async def delete(section: Section) -> bool:
+            record = (await section.load([task_id])).get(task_id)
+            if record is None or record.finished is None:
+                return False
+            await section.write(Changes(deleted_finished=[task_id]))
+            return True
+
+        return await self._transact(delete)
+
+    # Dead letters
+
+    async def retry_dead(self, task_id: str, body: bytes | None, *, from_start: bool) -> bool:
+        """Put a dead letter's task back into its queue; False when there is no such dead letter."""
+
+        async def retry(section: Section) -> bool:
+            record = (await section.load([task_id], bodies=True)).get(task_id)
+            if record is None or record.letter is None:
+                return False
+            row = copy.copy(record.row)
+            keys = await self._unique_keys(section, [row])
+            if row.unique is not None and row.unique in keys.holders:
+                raise DuplicateTask(keys.holders[row.unique])
+            row_rules.retry_dead(row, section.now, body=body)
+            # The dead letter may have a checkpoint.
+            row.attached = True
+            documents = [keys.hold(row.unique, row.id)] if row.unique else []
+            if from_start:
+                documents.append(DocumentChange(CHECKPOINT, task_id, ANY, None))
+            await section.write(
+                Changes(
+                    inserted=[row],
+                    bound=self._max_pending,
+                    documents=documents,
+                    deleted_finished=[task_id] if record.finished is not None else (),
+                    deleted_dead=[task_id],
+                )
+            )
+            return True
+
+        return await self._transact(retry)
+
+    async def delete_dead(self, task_id: str) -> bool:
+        """Delete a dead letter and its checkpoint; False when there is none."""
+
+        async def delete(section: Section) -> bool:
+            record = (await section.load([task_id])).get(task_id)
+            if record is None or record.letter is None:
+                # The checkpoint, if there is one, belongs to a live task.
+                return False
+            await section.write(_deletion_of_dead([task_id]))
+            return True
+
+        return await self._transact(delete)
+
+    async def purge_dead(self, before: int) -> int:
+        """Delete dead letters whose last failure was before that instant; returns how many."""
+        purged = 0
+        query = DeadQuery(until=before, limit=_PURGED)
+        while letters := await self.backend.page(query):
+            await self._write(_deletion_of_dead([letter.task_id for letter in letters]))
+            purged += len(letters)
+            if len(letters) < query.limit:
+                break
+        return purged
+
+    async def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
+        """A page of dead letters, in id order, without their checkpoints."""
+        return await self.backend.page(query)
+
+    async def get_dead(self, task_id: str) -> DeadLetter | None:
+        """The dead letter with its checkpoint."""
+
+        async def read(section: Section) -> DeadLetter | None:
+            record = (await section.load([task_id])).get(task_id)
+            if record is None or record.letter is None:
+                return None
+            checkpoint = await self._checkpoint(section, task_id)
+            return msgspec.structs.replace(record.letter, checkpoint=checkpoint)
+
+        return await self._read(read)
+
+    # Checkpoints and progress
+
+    async def save_checkpoint(self, owner: str, task_id: str, token: int, data: bytes) -> bool:
+        """Store the checkpoint of a claim; False when that claim is not the current one."""
+
+        async def save(section: Section) -> bool:
+            checkpoint = encode_internal(_Checkpoint(section.now, data))
+            change = DocumentChange(CHECKPOINT, task_id, ANY, checkpoint, due=section.now)
+            changes = await self._attach(section, owner, {task_id: (token, change)})
+            if not changes.documents:
+                return False
+            await section.write(changes)
+            return True
+
+        return await self._transact(save)
+
+    async def _attach(
+        self, section: Section, owner: str, documents: dict[str, tuple[int, DocumentChange]]
+    ) -> Changes:
+        """The documents of claims that are current, and the marks on their rows."""
+        changes = Changes()
+        found = await section.load(list(documents))
+        for task_id, (token, change) in documents.items():
+            record = found.get(task_id)
+            if record is None or not record.is_live:
+                continue
+            row = record.row
+            if (row.owner, row.token) != (owner, token):
+                continue
+            changes.documents.append(change)
+            if row.attached:
+                changes.checked.append(row)
+            else:
+                row.attached = True
+                changes.updated.append(row)
+        return changes
+
+    async def load_checkpoint(self, task_id: str) -> bytes | None:
+        """The task's checkpoint, or None."""
+        return await self._read(lambda section: self._checkpoint(section, task_id))
+
+    async def _checkpoint(self, section: Section, task_id: str) -> bytes | None:
+        found = (await section.documents(CHECKPOINT, [task_id])).get(task_id)
+        return None if found is None else _decode_checkpoint(found.data).data
+
+    async def purge_checkpoints(self, before: int) -> int:
+        """Delete checkpoints saved before that instant whose task is neither live nor a dead letter."""
+
+        async def purge(section: Section) -> int:
+            query = DocumentQuery(kind=CHECKPOINT, due_by=before - 1, limit=2**31)
+            keys = [document.key for document in await section.find_documents(query)]
+            found = await section.load(keys)
+            orphans = [key for key in keys if key not in found or _has_ended_well(found[key])]
+            if orphans:
+                await section.write(
+                    Changes(
+                        documents=[DocumentChange(CHECKPOINT, key, ANY, None) for key in orphans]
+                    )
+                )
+            return len(orphans)
+
+        return await self._transact(purge)
+
+    async def report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
+        """Store the reports whose claims are current."""
+
+        async def report(section: Section) -> None:
+            changes = await self._attach(
+                section,
+                owner,
+                {
+                    each.task_id: (
+                        each.token,
+                        DocumentChange(PROGRESS, each.task_id, ANY, encode_internal(each)),
+                    )
+                    for each in reports
+                },
+            )
+            if changes.documents:
+                await section.write(changes)
+
+        await self._transact(report)
+
+    async def get_progress(self, task_id: str) -> Progress | None:
+        """The last report of the running task."""
+        data = await self._document(PROGRESS, task_id)
+        return None if data is None else _decode_progress(data)
+
+    async def newest_result(self, task_id: str) -> bytes | None:
+        """The encoded result of a repeating task's newest run."""
+        return await self._document(NEWEST, task_id)
+
+    async def _document(self, kind: str, key: str) -> bytes | None:
+        found = await self._read(lambda section: section.documents(kind, [key]))
+        return found[key].data if key in found else None
+
+    # Schedules
+
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Store it with its `version` if it is new; else with the stored version plus one."""
+
+        async def put(section: Section) -> None:
+            stored = (await section.documents(SCHEDULE, [schedule.id])).get(schedule.id)
+            version = schedule.version
+            if stored is not None:
+                version = _decode_schedule(stored.data).version + 1
+            await section.write(Changes(documents=[self._schedule(stored, schedule, version)]))
+
+        await self._transact(put)
+
+    def _schedule(
+        self, stored: Document | None, schedule: Schedule, version: int
+    ) -> DocumentChange:
+        # Arguments and metadata are user data: only the serializer may encode them.
+        bare = msgspec.structs.replace(schedule.task, args=(), kwargs={}, metadata={})
+        data = encode_internal(
+            _StoredSchedule(
+                version,
+                msgspec.structs.replace(schedule, task=bare),
+                self._serializer.encode_task(schedule.task),
+            )
+        )
+        due = None if schedule.next_at is None else to_micros(schedule.next_at)
+        before = None if stored is None else stored.data
+        return DocumentChange(SCHEDULE, schedule.id, before, data, due)
+
+    async def get_schedule(self, schedule_id: str) -> Schedule | None:
+        """The schedule as it is now."""
+        data = await self._document(SCHEDULE, schedule_id)
+        return None if data is None else self._decoded_schedule(data)
+
+    def _decoded_schedule(self, data: bytes) -> Schedule:
+        stored = _decode_schedule(data)
+        task = self._serializer.decode_task(stored.task)
+        return msgspec.structs.replace(stored.schedule, task=task, version=stored.version)
+
+    async def list_schedules(self) -> list[Schedule]:
+        """All schedules in id order; one that cannot be decoded is left out."""
+        schedules: list[Schedule] = []
+        for document in await self._all_documents(SCHEDULE):
+            with suppress(SerializationError):
+                schedules.append(self._decoded_schedule(document.data))
+        return schedules
+
+    async def _all_documents(self, kind: str) -> list[Document]:
+        found: list[Document] = []
+        after = ""
+        while True:
+            query = DocumentQuery(kind=kind, after=after)
+            page = await self._read(lambda section, query=query: section.find_documents(query))  # type: ignore[misc]
+            found += page
+            if len(page) < query.limit:
+                return found
+            after = page[-1].key
+
+    async def delete_schedule(self, schedule_id: str) -> bool:
+        """Delete a schedule; False when there is none."""
+
+        async def delete(section: Section) -> bool:
+            stored = (await section.documents(SCHEDULE, [schedule_id])).get(schedule_id)
+            if stored is None:
+                return False
+            change = DocumentChange(SCHEDULE, schedule_id, stored.data, None)
+            await section.write(Changes(documents=[change]))
+            return True
+
+        return await self._transact(delete)
+
+    async def fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
+        """Insert the row and store `advanced`, if the schedule has not changed meanwhile."""
+
+        async def fire(section: Section) -> bool:
+            stored = (await section.documents(SCHEDULE, [schedule.id])).get(schedule.id)
+            if stored is None:
+                return False
+            version = _decode_schedule(stored.data).version
+            if version != schedule.version:
+                return False
+            changes = Changes()
+            if row is not None and row.id not in await section.load([row.id]):
+                keys = await self._unique_keys(section, [row])
+                changes, _ = self._insertion([row], {}, keys)
+            changes.documents.append(self._schedule(stored, advanced, version + 1))
+            await section.write(changes)
+            return True
+
+        return await self._transact(fire)
+
+    # Queues, workers and gates
+
+    async def pause_queue(self, queue: str, *, paused: bool) -> None:
+        """Stop all claims from the queue, or allow them again."""
+        data = b"" if paused else None
+        await self._write(Changes(documents=[DocumentChange(PAUSED_QUEUE, queue, ANY, data)]))
+
+    async def paused_queues(self) -> frozenset[str]:
+        """The queues from which nothing is claimed."""
+        return frozenset(document.key for document in await self._all_documents(PAUSED_QUEUE))
+
+    async def pause_worker(self, owner: str, *, paused: bool) -> bool:
+        """Stop the claims of one worker, or allow them again; False when it has no lease."""
+        return await self.backend.pause_worker(owner, paused=paused)
+
+    async def gates(self) -> dict[str, GateState]:
+        """The state of every gate that says something."""
+        states = {each.key: decode_gate(each.data) for each in await self._all_documents(GATE)}
+        return {key: state for key, state in states.items() if state is not None}
+
+    # Reading
+
+    async def find(self, task_id: str) -> Row | FinishedRow | None:
+        """The task's record, live or finished."""
+        record = await self._record(task_id)
+        if record is None or record.is_live:
+            return None if record is None else record.row
+        return record.finished
+
+    async def find_dead_row(self, task_id: str) -> Row | None:
+        """The row that is stored with a dead letter for its retry."""
+        record = await self._record(task_id)
+        return None if record is None or record.letter is None else record.row
+
+    async def _record(self, task_id: str) -> Record | None:
+        found = await self._read(lambda section: section.load([task_id], bodies=True))
+        return found.get(task_id)
+
+    async def list_tasks(self, query: TaskQuery) -> list[Row]:
+        """A page of rows, live and finished, in id order."""
+        return await self.backend.page(query)
+
+    async def scan(self, query: ScanQuery) -> Scan:
+        """The matching rows, newest first."""
+        return await self.backend.page(query)
+
+    async def stats(self) -> QueueStats:
+        """The number of tasks by status and by queue, and the number of dead letters."""
+        counts = await self.backend.counts()
+        return queue_stats(
+            counts.by_status, counts.by_queue, counts.oldest, now=counts.now, dead=counts.dead
+        )
+
+    async def count_waiting(self) -> int:
+        """The number of live tasks that do not run."""
+        return (await self.backend.counts(only_waiting=True)).waiting
+
+
+def _deletion_of_dead(ids: Sequence[str]) -> Changes:
+    checkpoints = [DocumentChange(CHECKPOINT, task_id, ANY, None) for task_id in ids]
+    return Changes(deleted_dead=ids, documents=checkpoints)
+
+
+def _has_ended_well(record: Record) -> bool:
+    return not record.is_live and record.letter is None

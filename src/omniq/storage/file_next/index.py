@@ -1,0 +1,237 @@
+"""Index: the names in the folder `tasks`, in memory, so that a claim need not list the folder.
+
+It follows the changes of names that `FolderWatch` reports, in the order in which they happened. It may
+be out of date, and it decides nothing: every step that matters is a rename, which fails when the index
+was wrong. A file's contents are read once, before a claim.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from omniq.storage.file_next.encoding import WaitingRow
+from omniq.storage.file_next.file_names import (
+    AnyName,
+    DocumentName,
+    Marker,
+    NewName,
+    RowName,
+    TakenName,
+    parse,
+)
+from omniq.storage.file_next.wakeups import Event
+from omniq.storage.ready_rows import ReadyRows
+from omniq.storage.row_rules import Row
+
+
+class Documents:
+    """The names of the documents of one kind."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, DocumentName] = {}
+        self._due: list[tuple[int, DocumentName]] = []
+
+    def put(self, name: DocumentName) -> None:
+        """Add a document, or replace it."""
+        self.by_key[name.key] = name
+        if name.due is not None:
+            heapq.heappush(self._due, (name.due, name))
+
+    def due_by(self, instant: int) -> Iterator[DocumentName]:
+        """The documents that are due at that instant, in order."""
+        found: list[tuple[int, DocumentName]] = []
+        try:
+            while self._due and self._due[0][0] <= instant:
+                entry = heapq.heappop(self._due)
+                if self.by_key.get(entry[1].key) == entry[1]:
+                    found.append(entry)
+                    yield entry[1]
+        finally:
+            for entry in found:
+                heapq.heappush(self._due, entry)
+
+
+class Index:
+    """The names by what they stand for.
+
+    `rows` and `documents` are current; `taken` are those that a write has taken, and `new` those that a
+    write is about to add. `unread` are waiting tasks whose order is not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, RowName] = {}
+        self.ready = ReadyRows()
+        self.unread: dict[str, RowName] = {}
+        self.held: dict[str, dict[str, RowName]] = {}
+        self.documents: dict[str, Documents] = {}
+        self.taken: dict[str, TakenName] = {}
+        self.new: dict[str, dict[str, NewName]] = {}
+        self.writes: dict[str, dict[str, TakenName | NewName]] = {}
+        self.markers: dict[str, Marker] = {}
+        self.arrivals = 0
+        """Counts the waiting tasks that other processes have added."""
+        self._waiting: dict[str, WaitingRow] = {}
+        self._expected: dict[str, tuple[AnyName, WaitingRow | None]] = {}
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of tasks that no owner holds."""
+        return len(self.ready.rows) + len(self.unread)
+
+    def is_live(self, task_id: str) -> bool:
+        """Whether there is a live task with that id, also one that a write is changing."""
+        return task_id in self.rows or task_id in self.taken
+
+    def waiting(self, task_id: str) -> WaitingRow:
+        """The known fields of a waiting task."""
+        return self._waiting[task_id]
+
+    def document(self, key: str) -> DocumentName | None:
+        """The current name of the document with that key."""
+        documents = self.documents.get(key.partition("~")[0])
+        return None if documents is None else documents.by_key.get(key)
+
+    def ids(self) -> set[str]:
+        """The ids of all live tasks."""
+        return {
+            *self.rows,
+            *(each.inner.key for each in self.taken.values() if isinstance(each.inner, RowName)),
+        }
+
+    # Changes
+
+    def expect(self, name: RowName | DocumentName, waiting: WaitingRow | None = None) -> None:
+        """This process is adding the name: it is not an arrival, and need not be read."""
+        self._expected[str(name)] = name, waiting
+
+    def apply(self, events: Iterable[Event], now: int) -> None:
+        """Apply events in order."""
+        for has_appeared, name in events:
+            expected = self._expected.pop(name, None) if has_appeared else None
+            if expected is not None:
+                parsed, waiting = expected
+                if waiting is not None:
+                    self._waiting[waiting.id] = waiting
+                self._add(parsed, now, is_own=True)
+                continue
+            found = parse(name)
+            if found is not None and has_appeared:
+                self._add(found, now)
+            elif found is not None:
+                self._remove(found)
+
+    @classmethod
+    def rebuilt(cls, before: Index, names: Iterable[str], now: int) -> Index:
+        """An index of all names of the folder; what was read of unchanged files stays."""
+        index = cls()
+        index._waiting, index.arrivals = before._waiting, before.arrivals
+        for name in names:
+            found = parse(name)
+            if found is not None:
+                is_known = isinstance(found, RowName) and found.key in before.rows
+                index._add(found, now, is_own=is_known)
+        index._waiting = {key: row for key, row in index._waiting.items() if key in index.rows}
+        return index
+
+    def _add(self, name: AnyName, now: int, *, is_own: bool = False) -> None:
+        match name:
+            case RowName():
+                self._drop_row(name.key)
+                self.rows[name.key] = name
+                self._settle(name)
+                if name.owner:
+                    self.held.setdefault(name.owner, {})[name.key] = name
+                else:
+                    self._wait(name, now)
+                    self.arrivals += not is_own and name.parked is None
+            case DocumentName():
+                self._settle(name)
+                self.documents.setdefault(name.kind, Documents()).put(name)
+            case NewName():
+                self.new.setdefault(name.inner.key, {})[str(name)] = name
+                self.writes.setdefault(name.write, {})[str(name)] = name
+            case TakenName():
+                self.discard(name.inner)
+                self.taken[name.key] = name
+                self.writes.setdefault(name.write, {})[str(name)] = name
+            case Marker():
+                self.markers[name.write] = name
+
+    def _settle(self, name: RowName | DocumentName) -> None:
+        """Remove the names from which this name was renamed."""
+        new = f"{name}.new"
+        news = self.new.get(name.key)
+        if news is not None and new in news:
+            self._remove(news[new])
+        taken = self.taken.get(name.key)
+        if taken is not None and getattr(taken.inner, "content", None) == name.content:
+            self._remove(taken)
+
+    def _wait(self, name: RowName, now: int) -> None:
+        waiting = self._waiting.get(name.key)
+        if waiting is None or waiting.content != name.content:
+            self.unread[name.key] = name
+        else:
+            self._put(name, waiting, now)
+
+    def set_order(self, name: RowName, waiting: WaitingRow, now: int) -> None:
+        """The record of an unread task was read."""
+        if self.unread.get(name.key) == name:
+            del self.unread[name.key]
+            waiting.content = name.content
+            self._waiting[name.key] = waiting
+            self._put(name, waiting, now)
+
+    def _put(self, name: RowName, waiting: WaitingRow, now: int) -> None:
+        gates = waiting.gates
+        is_parked = name.parked is not None and name.parked < len(gates)
+        waiting.parked = gates[name.parked or 0].key if is_parked else None
+        # It has every field of a row that decides the order.
+        self.ready.put(cast("Row", waiting), now)
+
+    def discard(self, name: object) -> None:
+        """Remove a current name, if it is the known one."""
+        if isinstance(name, RowName) and self.rows.get(name.key) == name:
+            self._drop_row(name.key)
+        elif isinstance(name, DocumentName) and self.document(name.key) == name:
+            del self.documents[name.kind].by_key[name.key]
+
+    def _drop_row(self, key: str) -> None:
+        before = self.rows.pop(key, None)
+        if before is None:
+            return
+        if before.owner:
+            held = self.held[before.owner]
+            del held[key]
+            if not held:
+                del self.held[before.owner]
+        elif self.unread.pop(key, None) is None:
+            self.ready.discard(key)
+
+    def _remove(self, name: AnyName) -> None:
+        match name:
+            case RowName() | DocumentName():
+                self.discard(name)
+            case NewName():
+                news = self.new.get(name.inner.key, {})
+                news.pop(str(name), None)
+                if not news:
+                    self.new.pop(name.inner.key, None)
+                self._leave_write(name)
+            case TakenName():
+                if self.taken.get(name.key) == name:
+                    del self.taken[name.key]
+                    if name.key not in self.rows:
+                        self._waiting.pop(name.key, None)
+                self._leave_write(name)
+            case Marker():
+                if self.markers.get(name.write) == name:
+                    del self.markers[name.write]
+
+    def _leave_write(self, name: TakenName | NewName) -> None:
+        names = self.writes.get(name.write, {})
+        names.pop(str(name), None)
+        if not names:
+            self.writes.pop(name.write, None)

@@ -1,0 +1,272 @@
+"""Task files: follows the folder `tasks`, and reads the records of tasks and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TypeVar
+
+from omniq.clock import Clock
+from omniq.errors import StorageError
+from omniq.storage.backend import Document
+from omniq.storage.file_next.encoding import (
+    DOCUMENT,
+    ENDED,
+    LIVE,
+    EndedTask,
+    NewerRecord,
+    NotARecord,
+    decode_waiting,
+)
+from omniq.storage.file_next.file_names import (
+    DeadName,
+    DocumentName,
+    RowName,
+    TakenName,
+    document_key,
+    result_path,
+)
+from omniq.storage.file_next.filesystem import Disk
+from omniq.storage.file_next.index import Index
+from omniq.storage.file_next.row_names import row_of
+from omniq.storage.file_next.shared_file import unpack_all, unpack_one
+from omniq.storage.file_next.wakeups import FolderWatch
+from omniq.storage.row_rules import Row
+
+T = TypeVar("T")
+
+_LISTINGS = 50
+"""How often a folder is listed again that changes while it is listed."""
+
+_RESCAN_AFTER = 60.0
+"""Seconds between full listings. A folder of a hundred thousand names takes almost one to list."""
+
+_CACHED_FILES = 8
+_CACHED_DOCUMENTS = 10_000
+
+
+class TaskFiles:
+    """The folder `tasks`: an index of its names, and the records under them."""
+
+    def __init__(self, disk: Disk, clock: Clock) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.index = Index()
+        self.watch: FolderWatch | None = None
+        self.records: dict[str, tuple[str, Row]] = {}
+        """The content and the record of tasks that this process has claimed, with their bodies."""
+        self._may_watch = True
+        self._scanned_at = -1
+        self._rescanned_at: float | None = None
+        self._arrivals_seen = 0
+        self._unreadable: set[RowName] = set()
+        self._files: dict[str, dict[str, bytes]] = {}
+        self._documents: dict[str, tuple[DocumentName, Document]] = {}
+
+    def close(self) -> None:
+        """Close; does nothing when called again."""
+        if self.watch is not None:
+            self.watch.close()
+
+    # Following changes of the folder
+
+    def refresh(self) -> None:
+        """Update the index."""
+        is_scanned = self._rescanned_at is not None
+        if self.watch is not None and is_scanned:
+            events = self.watch.read()
+            if events is not None:
+                if events:
+                    self.index.apply(events, self.clock.micros())
+                return
+        elif is_scanned and self.disk.changed_at("tasks") == self._scanned_at:
+            return
+        self.rescan()
+
+    def recheck(self) -> None:
+        """Update the index; once a minute by a full listing, in case the watch missed a change."""
+        before = self._rescanned_at
+        if before is None or self.clock.monotonic() - before > _RESCAN_AFTER:
+            self.rescan()
+        else:
+            self.refresh()
+
+    def rescan(self) -> None:
+        """Read the names of the whole folder."""
+        if self._may_watch and self.watch is None:
+            # Opened as late as possible: inotify watches are limited, and many storages need none.
+            self.watch = FolderWatch.open(str(self.disk.root / "tasks"))
+            self._may_watch = self.watch is not None
+        for _ in range(_LISTINGS):
+            # A listing may miss a name that is moved meanwhile: the events include it.
+            if self.watch is not None:
+                self.watch.read()
+            changed_at = self.disk.changed_at("tasks")
+            # The folder's time is reliable only if a change from now on would get a later time.
+            is_settled = self.watch is None and self.disk.disk_time() > changed_at
+            now = self.clock.micros()
+            self.index = Index.rebuilt(self.index, self.disk.names("tasks"), now)
+            if self.watch is not None:
+                events = self.watch.read()
+                if events is not None:
+                    self.index.apply(events, now)
+                    break
+            elif self.disk.changed_at("tasks") == changed_at:
+                self._scanned_at = changed_at if is_settled else -1
+                break
+        self._rescanned_at = self.clock.monotonic()
+        self._unreadable.clear()
+        for name in list(self.records):
+            if name not in self.index.rows:
+                del self.records[name]
+
+    def read_arrivals(self) -> None:
+        """Read the order of all waiting tasks, for a claim."""
+        self.read_unread()
+        self._arrivals_seen = self.index.arrivals
+
+    def has_arrivals(self) -> bool:
+        """Whether tasks were added that no claim of this storage has considered yet."""
+        return self.index.arrivals != self._arrivals_seen
+
+    def read_unread(self) -> None:
+        """Read the order of every waiting task that was not read yet."""
+        now = self.clock.micros()
+        # Tasks of one file are read together.
+        for name in sorted(self.index.unread.values(), key=attrgetter("content")):
+            if name in self._unreadable:
+                continue
+            try:
+                waiting = self._read(name.path, name, decode_waiting, attrgetter("id"))
+            except (PermissionError, NewerRecord):
+                # Left alone, and in nobody's way; the next listing tries again.
+                self._unreadable.add(name)
+                continue
+            if waiting is not None:
+                self.index.set_order(name, waiting, now)
+
+    # Reading
+
+    def record(self, name: RowName) -> Row | None:
+        """Return the record under that name, with its body; None when the name is gone."""
+        known = self.records.get(name.key)
+        if known is not None and known[0] == name.content:
+            return known[1]
+        return self._record(name.path, name)
+
+    def _record(self, path: str, name: RowName) -> Row | None:
+        live = self._read(path, name, LIVE.decode, attrgetter("row.id"))
+        return None if live is None else live.row
+
+    def row(self, name: RowName) -> Row | None:
+        """Return the row with that name; None when the name is gone."""
+        record = self.record(name)
+        if record is None:
+            return None
+        try:
+            return row_of(name, record)
+        except NotARecord as error:
+            self.quarantine(name.path, name, str(error))
+            return None
+
+    def taken_row(self, taken: TakenName) -> Row | None:
+        """Return the row that a write has taken, as it was before; None if it is gone or damaged."""
+        try:
+            name = taken.inner
+            data = self.disk.read(taken.path)
+            if data is None or not isinstance(name, RowName):
+                return None
+            return row_of(name, LIVE.decode(unpack_one(data, name.key)).row)
+        except (NotARecord, NewerRecord):
+            return None
+
+    def document(self, kind: str, key: str) -> tuple[DocumentName, Document] | None:
+        """Return the current document with its name, or None."""
+        name = self.index.document(document_key(kind, key))
+        return None if name is None else self.read_document(name)
+
+    def read_document(self, name: DocumentName) -> tuple[DocumentName, Document] | None:
+        """Return the document with that name, with the name; None when it is gone."""
+        known = self._documents.get(name.key)
+        if known is not None and known[0] == name:
+            return known
+        document = self._read(
+            name.path, name, DOCUMENT.decode, lambda each: document_key(each.kind, each.key)
+        )
+        if document is None:
+            return None
+        self.know_document(name, document)
+        return name, document
+
+    def know_document(self, name: DocumentName, document: Document) -> None:
+        """Remember the contents of a document."""
+        if len(self._documents) >= _CACHED_DOCUMENTS:
+            self._documents.clear()
+        self._documents[name.key] = name, document
+
+    def ended(self, task_id: str) -> EndedTask | None:
+        """Return the record of a task that has ended, expired or not; None when there is none."""
+        return self._read_ended(result_path(task_id), task_id)
+
+    def dead(self, task_id: str) -> EndedTask | None:
+        """Return the record of a dead letter, or None."""
+        path = DeadName(task_id).path
+        ended = self._read_ended(path, task_id)
+        if ended is not None and ended.letter is None:
+            self.disk.quarantine(path, "the record has no dead letter")
+            return None
+        return ended
+
+    def _read_ended(self, path: str, task_id: str) -> EndedTask | None:
+        try:
+            data = self.disk.read(path)
+            if data is None:
+                return None
+            ended = ENDED.decode(unpack_one(data, task_id))
+            if ended.row.id != task_id:
+                raise NotARecord(f"the record of another task, {ended.row.id}")
+        except NotARecord as error:
+            self.disk.quarantine(path, str(error))
+            return None
+        except NewerRecord as error:
+            raise StorageError(f"task {task_id} was written by a newer omniq: {error}") from error
+        return ended
+
+    def _read(
+        self,
+        path: str,
+        name: RowName | DocumentName,
+        decode: Callable[[bytes], T],
+        key_of: Callable[[T], str],
+    ) -> T | None:
+        try:
+            data = self._files.get(name.content, {}).get(name.key)
+            if data is None:
+                data = self._load(path, name)
+            if data is None:
+                self.index.discard(name)
+                return None
+            record = decode(data)
+            if key_of(record) != name.key:
+                raise NotARecord(f"the record of another task, {key_of(record)}")
+        except NotARecord as error:
+            self.quarantine(path, name, str(error))
+            return None
+        return record
+
+    def _load(self, path: str, name: RowName | DocumentName) -> bytes | None:
+        """Read a file, and remember its records: the next one is often in the same file."""
+        data = self.disk.read(path)
+        if data is None:
+            return None
+        record = unpack_one(data, name.key)
+        if record is not data:
+            if len(self._files) >= _CACHED_FILES:
+                del self._files[next(iter(self._files))]
+            self._files[name.content] = unpack_all(data)
+        return record
+
+    def quarantine(self, path: str, name: RowName | DocumentName, why: str) -> None:
+        """Move a file that is not a record to `corrupt/`."""
+        self.disk.quarantine(path, why)
+        self.index.discard(name)

@@ -1,0 +1,200 @@
+"""The gates of the rows in one step: who enters, who is parked, who is offered the room that is left.
+
+A gate's state is a document. A row that a gate blocks is parked under it, and costs a claim nothing.
+When the gate has room again, its first parked rows are *offered*: they return to the ready order, at
+their own place. So every parked row depends on one of three events, and a step that causes one
+refills the gate:
+
+- a holder leaves the gate;
+- the gate's time comes: its document is `due`;
+- an offered row ends, or is parked under another gate, without entering.
+
+A limit's state that says nothing any more is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from omniq import gate_rules
+from omniq.gate_rules import FOREVER, Gate, GateState
+from omniq.serialization import encode_internal, lenient_decoder
+from omniq.storage.backend import Document, DocumentChange, DocumentQuery, Section
+from omniq.storage.row_rules import Row, Settled
+
+KIND = "gate"
+
+DUE_GATES = 200
+"""The number of gates that one step refills because their time has come."""
+
+_OFFERED = 100
+"""The number of rows of each queue and function that one step offers of one gate."""
+
+decode_gate = lenient_decoder(GateState, None)
+
+
+class GateStates:
+    """The gates that one step reads and changes."""
+
+    def __init__(self, section: Section) -> None:
+        self._section = section
+        self._now = section.now
+        self._read: dict[str, bytes | None] = {}
+        self._read_due: dict[str, int | None] = {}
+        self._states: dict[str, GateState] = {}
+        self._gates: dict[str, Gate] = {}
+        self._refills: set[str] = set()
+        self._offered: set[str] = set()
+        self._passed: set[str] = set()
+
+    async def load(self, rows: Iterable[Row]) -> None:
+        """Read the gates of these rows."""
+        keys = {gate.key for row in rows for gate in row.gates} - self._states.keys()
+        if keys:
+            found = await self._section.documents(KIND, sorted(keys))
+            for key in keys:
+                self._add(key, found.get(key))
+
+    def _add(self, key: str, document: Document | None) -> None:
+        state = None if document is None else decode_gate(document.data)
+        self._states[key] = state or GateState()
+        self._read[key] = None if document is None else document.data
+        self._read_due[key] = None if document is None else document.due
+
+    # Claims and outcomes
+
+    def enter(self, row: Row) -> bool:
+        """Enter all gates of a row that is about to be claimed, or park it under the first that blocks."""
+        self._note(row)
+        blocking = gate_rules.blocking(row.gates, self._states, self._now)
+        if blocking is not None:
+            if row.visible > self._now:
+                # A caller's `now` is ahead. Parked, the row could take room before it is due.
+                return False
+            self._states[blocking.key].has_parked = True
+            row.parked = blocking.key
+            self.refill(row)
+            self._refills.discard(blocking.key)
+            return False
+        for gate in row.gates:
+            state = self._states[gate.key]
+            gate_rules.enter(gate, state, row.id, row.token + 1, self._now)
+            self._passed.discard(gate.key)
+            if state.has_parked and gate_rules.room(gate, state, self._now) == 0:
+                state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
+        return True
+
+    def leave(self, row: Row, token: int, settled: Settled) -> None:
+        """Take the claim with that token out of its gates."""
+        for gate in row.gates:
+            gate_rules.leave(
+                gate,
+                self._states[gate.key],
+                row.id,
+                token,
+                settled.effect,
+                self._now,
+                settled.reason,
+            )
+        self.refill(row)
+
+    def refill(self, row: Row) -> None:
+        """Have `offer` fill the room that this row leaves to others in its gates."""
+        self._note(row)
+        for gate in row.gates:
+            if self._states[gate.key].has_parked:
+                self._refills.add(gate.key)
+
+    def _note(self, row: Row) -> None:
+        for gate in row.gates:
+            self._gates[gate.key] = gate
+
+    # Parked rows
+
+    async def wake(self) -> bool:
+        """Have `offer` refill the gates whose time has come; returns whether there may be more."""
+        query = DocumentQuery(kind=KIND, due_by=self._now, limit=DUE_GATES)
+        due = await self._section.find_documents(query)
+        for document in due:
+            if document.key not in self._states:
+                self._add(document.key, document)
+            if self._states[document.key].has_parked:
+                self._refills.add(document.key)
+            else:
+                self._passed.add(document.key)
+        return len(due) == DUE_GATES
+
+    async def offer(self) -> list[Row]:
+        """Take the first rows out of the gates that have room, and return them."""
+        keys = [key for key in self._refills if self._may_have_room(key)]
+        self._refills.clear()
+        if not keys:
+            return []
+        lots: dict[str, dict[tuple[str, str, bool], list[Row]]] = {key: {} for key in keys}
+        for row in await self._section.parked(sorted(keys), _OFFERED):
+            lot = (row.queue, row.func_path, row.is_suspect)
+            lots[row.parked or ""].setdefault(lot, []).append(row)
+        offered: list[Row] = []
+        for key, rows_by_lot in lots.items():
+            offered += self._offer_from(key, list(rows_by_lot.values()))
+        self._offered.update(row.id for row in offered)
+        return offered
+
+    def _may_have_room(self, key: str) -> bool:
+        gate = self._gates.get(key)
+        return gate is None or gate_rules.room(gate, self._states[key], self._now) > 0
+
+    def _offer_from(self, key: str, lots: list[list[Row]]) -> list[Row]:
+        state = self._states[key]
+        if not lots:
+            state.has_parked = False
+            return []
+        gate = self._gates.get(key) or _gate_of(lots[0][0], key)
+        self._gates[key] = gate
+        room = gate_rules.room(gate, state, self._now)
+        # The store still has the rows that were offered earlier in this step.
+        has_more = any(len(lot) == _OFFERED for lot in lots)
+        lots = [[row for row in lot if row.id not in self._offered] for lot in lots]
+        offered = [row for lot in lots for row in lot[:room]]
+        for row in offered:
+            row.parked = None
+        if room == 0:
+            state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
+        elif room > _OFFERED and has_more:
+            state.wake_at = self._now
+        else:
+            # What was offered will enter, and then the gate has no room, or refill the gate.
+            state.wake_at = FOREVER
+            state.has_parked = has_more or any(len(lot) > room for lot in lots)
+        return offered
+
+    # Writing
+
+    def changes(self) -> list[DocumentChange]:
+        """The documents that have changed."""
+        changed: list[DocumentChange] = []
+        for key, state in self._states.items():
+            before, due = self._read[key], self._due(key, state)
+            after = None if self._says_nothing(key, state) else encode_internal(state)
+            if after != before or (after is not None and due != self._read_due[key]):
+                changed.append(DocumentChange(KIND, key, before, after, due))
+        return changed
+
+    def _due(self, key: str, state: GateState) -> int | None:
+        if state.has_parked:
+            return state.wake_at if state.wake_at < FOREVER else None
+        gate = self._gates.get(key)
+        if state.starts and gate is not None:
+            # Nothing is parked, so nothing happens then but that the state is forgotten.
+            return state.starts[-1] + gate.span
+        return self._read_due[key]
+
+    def _says_nothing(self, key: str, state: GateState) -> bool:
+        if state.holders or state.has_parked or key.startswith("breaker:"):
+            # There are few breakers, and operators want to see those that are closed.
+            return False
+        return not state.starts or key in self._passed
+
+
+def _gate_of(row: Row, key: str) -> Gate:
+    return next(gate for gate in row.gates if gate.key == key)

@@ -1,0 +1,21 @@
+"""The log backend: the state in each process, and every change a numbered commit of a shared log.
+
+For stores that can do one thing: store commit `n` if nobody has stored it before. Each process holds
+the whole state in memory, decides on it, and appends the effects of its decisions. Whoever loses the
+race for a number applies the other's commit, and decides again. So one atomic append is enough for
+claims, unique keys, limits, leases and batches.
+
+| module | job |
+|---|---|
+| `log` | what a log must be able to do: the port of S3, NATS and others |
+| `encoding` | commits and snapshots as bytes |
+| `undoable_tables` | the state, which remembers what a commit changes |
+| `replica` | the state and its place in the log: follow, append, undo, save snapshots |
+| `commit_thread` | runs all calls that wait, and appends their changes as one commit |
+| `backend` | the port of the engine on top of it |
+| `storage` | `LogStorage` |
+"""
+
+from omniq.storage.log.log import Log as Log
+from omniq.storage.log.log import Trimmed as Trimmed
+from omniq.storage.log.storage import LogStorage as LogStorage

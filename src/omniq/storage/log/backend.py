@@ -1,0 +1,149 @@
+"""The log backend: the engine's port over one commit thread for each process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from omniq.clock import Clock
+from omniq.errors import LeaseLost, StorageClosed
+from omniq.models import WorkerInfo
+from omniq.storage.backend import Backend, Counts, Lease, Moved, Work, complete
+from omniq.storage.log.commit_thread import CommitThread, Run
+from omniq.storage.log.log import Log
+from omniq.storage.log.replica import SNAPSHOT_BYTES, Replica
+from omniq.storage.tables import Tables, TablesSection
+from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.wakeups import LocalWakeups
+
+_T = TypeVar("_T")
+
+
+class Connection:
+    """The commit thread that the backends of one process share while any of them is open."""
+
+    def __init__(
+        self, connect: Callable[[], Log], clock: Clock, snapshot_bytes: int = SNAPSHOT_BYTES
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._snapshot_bytes = snapshot_bytes
+        self._lock = threading.Lock()
+        self._users = 0
+        self._thread: CommitThread | None = None
+
+    async def open(self) -> CommitThread:
+        """Start the thread, unless it runs, and load the log."""
+        with self._lock:
+            self._users += 1
+            thread = self._thread
+            if thread is None:
+                log = self._connect()
+                replica = Replica(log, self._clock.new_id(), self._clock, self._snapshot_bytes)
+                thread = self._thread = CommitThread(log, replica)
+        try:
+            await thread.call(_do_nothing, writes=False)
+        except BaseException:
+            await self.close()
+            raise
+        return thread
+
+    async def close(self) -> None:
+        """Stop the thread, if no other backend uses it."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+        await thread.stop()
+
+
+class LogBackend(Backend):
+    """A store on a log."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        capabilities: Capabilities,
+        clock: Clock,
+        wakeups: LocalWakeups,
+    ) -> None:
+        self._connection = connection
+        self._capabilities = capabilities
+        self._clock = clock
+        self._wakeups = wakeups
+        self._thread: CommitThread | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def open(self) -> None:
+        if self._thread is None:
+            self._thread = await self._connection.open()
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._thread = None
+            await self._connection.close()
+
+    def sibling(self) -> LogBackend:
+        # The thread is separate from every event loop that uses it, so that siblings can share it.
+        return LogBackend(self._connection, self._capabilities, self._clock, self._wakeups)
+
+    async def _call(self, run: Run[_T], *, writes: bool = True) -> _T:
+        if self._thread is None:
+            raise StorageClosed("the storage is not open")
+        return await self._thread.call(run, writes=writes)
+
+    async def transact(
+        self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
+    ) -> _T:
+        def run(tables: Tables, now: int) -> _T:
+            if claims_as is not None and claims_as not in tables.leases:
+                raise LeaseLost(claims_as)
+            section = TablesSection(tables, now)
+            try:
+                return complete(work(section))
+            except Moved:
+                # Only what it did not read has moved: nobody else changes these tables meanwhile.
+                return complete(work(section))
+
+        return await self._call(run, writes=writes)
+
+    async def page(self, query: Any) -> Any:
+        return await self._call(lambda tables, now: tables.page(query, now), writes=False)
+
+    async def counts(self, *, only_waiting: bool = False) -> Counts:
+        def count(tables: Tables, now: int) -> Counts:
+            if only_waiting:
+                return Counts(now=now, waiting=tables.count_waiting())
+            return tables.counts(now)
+
+        return await self._call(count, writes=False)
+
+    async def leases(self) -> list[Lease]:
+        return await self._call(lambda tables, now: tables.list_leases(now), writes=False)
+
+    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+        return await self._call(
+            lambda tables, now: tables.renew(info, now + length, is_first=is_first)
+        )
+
+    async def fence(self, owner: str, *, retires: bool = False) -> bool:
+        return await self._call(lambda tables, now: tables.fence(owner, now, retires=retires))
+
+    async def pause_worker(self, owner: str, *, paused: bool) -> bool:
+        return await self._call(lambda tables, now: tables.pause_worker(owner, now, paused=paused))
+
+    async def wait_for_work(self, timeout: float) -> None:
+        with self._wakeups.listen_for_work() as notified:
+            next_due = None if self._thread is None else self._thread.next_due
+            if next_due is not None:
+                timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
+            await self._clock.wait(notified, timeout)
+
+
+def _do_nothing(tables: Tables, now: int) -> None:
+    """A call that only waits until the log is loaded."""

@@ -1,0 +1,65 @@
+"""Tables that remember what each changed entry was before and is now.
+
+That gives both the effects of a commit and the way back when another process commits first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omniq.storage.backend import Document
+from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.tables import StoredDead, StoredLease, Tables
+
+Entry = tuple[str, ...]
+"""The name of a table and a key in it; of a document, its kind and its key."""
+
+
+class UndoableTables(Tables):
+    """The state of a store. Between `begin` and `end` it remembers changes; None is no entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._remembers = False
+        self.seq_before = 0
+        self.before: dict[Entry, Any] = {}
+        self.after: dict[Entry, Any] = {}
+
+    def begin(self) -> None:
+        """Remember changes from now on."""
+        self._remembers = True
+        self.seq_before = self.seq
+
+    def end(self) -> None:
+        """Forget all changes: they are committed or undone."""
+        self._remembers = False
+        self.before, self.after = {}, {}
+
+    def _remember(self, entry: Entry, before: Any, after: Any) -> None:
+        if self._remembers:
+            self.before.setdefault(entry, before)
+            self.after[entry] = after
+
+    def set_row(self, task_id: str, row: Row | None, now: int) -> None:
+        self._remember(("row", task_id), self.rows.get(task_id), row)
+        super().set_row(task_id, row, now)
+
+    def set_finished(self, task_id: str, finished: FinishedRow | None) -> None:
+        self._remember(("finished", task_id), self.finished.get(task_id), finished)
+        super().set_finished(task_id, finished)
+
+    def set_dead(self, task_id: str, dead: StoredDead | None) -> None:
+        self._remember(("dead", task_id), self.dead.get(task_id), dead)
+        super().set_dead(task_id, dead)
+
+    def set_document(self, kind: str, key: str, document: Document | None) -> None:
+        self._remember(("document", kind, key), self.document(kind, key), document)
+        super().set_document(kind, key, document)
+
+    def set_lease(self, owner: str, lease: StoredLease | None) -> None:
+        self._remember(("lease", owner), self.leases.get(owner), lease)
+        super().set_lease(owner, lease)
+
+    def set_fenced(self, owner: str, at: int | None) -> None:
+        self._remember(("fenced", owner), self.fenced.get(owner), at)
+        super().set_fenced(owner, at)

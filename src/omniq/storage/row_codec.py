@@ -1,0 +1,69 @@
+"""How a backend stores a row: some fields in columns of their own, all others together in one value.
+
+A backend names the fields that it searches by or changes in a statement. A field that is added to
+`Row` is then stored by every backend without further work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, get_type_hints
+
+import msgspec
+
+from omniq.serialization import encode_internal, internal_decoder
+from omniq.storage.row_rules import Row
+
+
+class RowCodec:
+    """Splits rows into `columns`, the body, and the rest."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        fields = {field.name: field for field in msgspec.structs.fields(Row)}
+        unknown = [name for name in self.columns if name not in fields]
+        if unknown:
+            raise ValueError(f"a row has no field {', '.join(unknown)}")
+        types = get_type_hints(Row, include_extras=True)
+        rest = [name for name in fields if name not in self.columns and name != "body"]
+        # With the shortest keys: these bytes are stored with every task.
+        self._kind = msgspec.defstruct(
+            "RowRest",
+            [(name, types[name], _default(fields[name])) for name in rest],
+            omit_defaults=True,
+            gc=False,
+        )
+        self._rest = attrgetter(*rest)
+        self._rest_names = rest
+        self._defaults = tuple(_default(fields[name]) for name in rest)
+        self._values = attrgetter(*self.columns)
+        self._decode = internal_decoder(self._kind)
+
+    def values(self, row: Row) -> tuple[Any, ...]:
+        """The values of the columns."""
+        values: tuple[Any, ...] = self._values(row)
+        return values
+
+    def rest(self, row: Row) -> bytes:
+        """All other fields but the body, encoded; empty when all have their defaults."""
+        values = self._rest(row)
+        return b"" if values == self._defaults else encode_internal(self._kind(*values))
+
+    def row(self, values: Sequence[Any], rest: bytes, body: bytes = b"") -> Row:
+        """The row with these values of the columns; `SerializationError` if `rest` is damaged."""
+        row = Row(**dict(zip(self.columns, values, strict=True)), body=body)
+        if rest:
+            decoded = self._decode(rest)
+            for name in self._rest_names:
+                setattr(row, name, getattr(decoded, name))
+        return row
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is _NO_DEFAULT:
+        raise ValueError(f"{field.name} has no default: it must be a column")
+    return field.default
+
+
+_NO_DEFAULT = msgspec.NODEFAULT

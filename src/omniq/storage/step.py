@@ -1,0 +1,192 @@
+"""One atomic step of the engine: the rows it has read, and what becomes of them.
+
+A step collects changes in memory and writes all of them at its end. The rules are those of
+`row_rules` and `gate_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from omniq.clock import from_micros
+from omniq.models import TaskStatus
+from omniq.outcomes import Outcome, Released, Rescheduled
+from omniq.storage import row_rules
+from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
+from omniq.storage.gate_states import GateStates
+from omniq.storage.row_rules import Finish, Row, Settled
+from omniq.storage.types import Entry
+
+EncodeFinish = Callable[[Finish, bytes | None], bytes]
+"""Encodes the result of a task that has ended; the bytes are its outcome's own result, if any."""
+
+UNIQUE, CHECKPOINT, PROGRESS, NEWEST = "unique", "checkpoint", "progress", "newest"
+"""Kinds of documents that belong to a task."""
+
+
+class Step:
+    """Changes to rows inside one section."""
+
+    def __init__(self, section: Section, encode_finish: EncodeFinish) -> None:
+        self.section = section
+        self.now = section.now
+        self.changes = Changes()
+        self.gates = GateStates(section)
+        self._encode_finish = encode_finish
+        self._live: dict[str, Row] = {}
+        self._updated: dict[str, Row] = {}
+        self._settled: set[str] = set()
+        self._ended: dict[str, Ended] = {}
+
+    # Reading
+
+    async def load(self, ids: Sequence[str]) -> dict[str, Record]:
+        """Read what is stored under these ids, and the gates of live tasks."""
+        found = await self.section.load(ids)
+        await self._add(record.row for record in found.values() if record.is_live)
+        return found
+
+    async def held_by(self, owner: str) -> list[Row]:
+        """Read all rows that an owner holds, and their gates."""
+        rows = await self.section.held([owner])
+        await self._add(rows)
+        return rows
+
+    async def _add(self, rows: Iterable[Row]) -> None:
+        added = list(rows)
+        self._live.update((row.id, row) for row in added)
+        await self.gates.load(added)
+
+    def live(self, task_id: str) -> Row | None:
+        """Return a row that was read and has not ended, or None."""
+        return self._live.get(task_id)
+
+    async def holds_suspect(self, owner: str) -> bool:
+        """Whether the owner holds a suspect, after the outcomes of this step."""
+        for row in await self.section.held([owner], only_suspects=True):
+            changed = self._updated.get(row.id, row)
+            if row.id not in self._ended and changed.owner == owner:
+                return True
+        return False
+
+    # Outcomes
+
+    async def record(self, owner: str, entries: Sequence[Entry]) -> list[bool]:
+        """Apply the outcomes whose claims are current; for each, whether it is recorded."""
+        found = await self.load([entry.outcome.task_id for entry in entries])
+        return [self._record(owner, entry, found) for entry in entries]
+
+    def _record(self, owner: str, entry: Entry, found: dict[str, Record]) -> bool:
+        outcome = entry.outcome
+        row = self.live(outcome.task_id)
+        if row is None:
+            return self._was_recorded(outcome, found.get(outcome.task_id))
+        if not row_rules.is_current(row, outcome, owner):
+            return row_rules.was_recorded(row, outcome)
+        token = row.token
+        self.settle(row, token, row_rules.settle(row, outcome, self.now), entry.result)
+        return True
+
+    def _was_recorded(self, outcome: Outcome, record: Record | None) -> bool:
+        ended = self._ended.get(outcome.task_id)
+        if ended is not None:
+            has_record = ended.letter is not None or ended.row.result_ttl > 0
+            return has_record and row_rules.was_recorded(ended.row, outcome)
+        return record is not None and row_rules.was_recorded(record.row, outcome)
+
+    def release(self, row: Row) -> None:
+        """Give back a row that its owner releases by ending its lease, charged nothing.
+
+        Whether a run had begun is not known here, so a task that runs at most once ends.
+        """
+        token = row.token
+        if row.status is TaskStatus.RUNNING and row_rules.runs_at_most_once(row):
+            settled = Settled(
+                finish=row_rules.finish_crashed(row, self.now, "its lease was given up")
+            )
+            self.settle(row, token, settled, None)
+            return
+        outcome = (
+            Rescheduled(row.id, token, from_micros(self.now))
+            if row.status is TaskStatus.RETRYING
+            else Released(row.id, token)
+        )
+        self.settle(row, token, row_rules.settle(row, outcome, self.now), None)
+
+    def settle(self, row: Row, token: int, settled: Settled, result: bytes | None) -> None:
+        """Apply the effects of an outcome: the claim leaves its gates, the row changes or ends."""
+        self._settled.add(row.id)
+        self.gates.leave(row, token, settled)
+        if settled.result is not None and result is not None:
+            row.attached = True
+            self._put(NEWEST, row.id, result)
+            self._delete(CHECKPOINT, row.id)
+            self._delete(PROGRESS, row.id)
+        if settled.finish is not None:
+            self.finish(row, settled.finish, result)
+        else:
+            self.update(row)
+
+    # Rows
+
+    def update(self, row: Row) -> None:
+        """Write the row as it is at the end of the step."""
+        self._updated[row.id] = row
+
+    def finish(self, row: Row, finish: Finish, result: bytes | None = None) -> None:
+        """End a row."""
+        self._live.pop(row.id, None)
+        self._updated.pop(row.id, None)
+        if row.owner is None and row.parked is None:
+            self.gates.refill(row)
+        if row.unique:
+            key, holder = row.unique, row.id.encode()
+            self.changes.documents.append(DocumentChange(UNIQUE, key, holder, None, if_equal=True))
+        if row.attached:
+            self._delete(PROGRESS, row.id)
+            self._delete(NEWEST, row.id)
+            if finish.dead is None:
+                self._delete(CHECKPOINT, row.id)
+        encoded = self._encode_finish(finish, result)
+        finished = row_rules.finished_row(row, finish, encoded, self.now)
+        self._ended[row.id] = Ended(finished, finish.dead)
+
+    def _put(self, kind: str, key: str, data: bytes) -> None:
+        self.changes.documents.append(DocumentChange(kind, key, ANY, data))
+
+    def _delete(self, kind: str, key: str) -> None:
+        self.changes.documents.append(DocumentChange(kind, key, ANY, None))
+
+    # The end
+
+    async def offer(self) -> list[Row]:
+        """Take the first rows out of the gates that have room; they return to the ready order."""
+        offered = await self.gates.offer()
+        for row in offered:
+            self._live[row.id] = row
+            self.update(row)
+        return offered
+
+    def claim(self, row: Row, owner: str) -> None:
+        """Claim a row that has entered its gates."""
+        row_rules.claim(row, owner, self.now)
+        if row.id in self._settled:
+            # The claim is not all that has changed: an outcome of this step has released the row.
+            return
+        self._updated.pop(row.id, None)
+        self.changes.claimed.append(row)
+
+    async def commit(self) -> frozenset[str]:
+        """Write all changes; returns the ids of claimed rows that others took first."""
+        await self.offer()
+        self.changes.updated = list(self._updated.values())
+        self.changes.ended = list(self._ended.values())
+        self.changes.documents += self.gates.changes()
+        if self.changes.is_empty:
+            return frozenset()
+        return await self.section.write(self.changes)
+
+    @property
+    def waiting(self) -> list[Row]:
+        """The rows that outcomes of this step have returned to the ready order."""
+        return [row for row in self._updated.values() if row.owner is None and row.parked is None]

@@ -1,0 +1,436 @@
+"""Everything that a store holds, in memory: rows, records of ended tasks, dead letters, documents, leases.
+
+For backends that hold their state in the process. Rows that are stored here are never changed in place:
+a section gets copies, and `apply` replaces them.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from omniq.clock import to_micros
+from omniq.errors import LeaseLost, QueueFull
+from omniq.models import DeadLetter, TaskStatus, WorkerInfo
+from omniq.storage.backend import (
+    ANY,
+    Changes,
+    Counts,
+    Document,
+    DocumentChange,
+    DocumentQuery,
+    FinishedQuery,
+    Lease,
+    Moved,
+    Order,
+    Record,
+    Section,
+    Wanted,
+)
+from omniq.storage.inspection import (
+    DeadQuery,
+    Scan,
+    ScanQuery,
+    TaskQuery,
+    cursor_sequence,
+    scan_by_sequence,
+)
+from omniq.storage.ready_rows import ReadyRows
+from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.types import Renewal
+
+_T = TypeVar("_T")
+
+
+class StoredLease(msgspec.Struct, frozen=True):
+    """An owner's lease, which ends at `until` on the clock of leases."""
+
+    info: WorkerInfo
+    until: int
+
+
+class StoredDead(msgspec.Struct, frozen=True):
+    """A dead letter, and the row from which its task can be retried."""
+
+    letter: DeadLetter
+    row: Row
+
+
+class Documents:
+    """The documents of one kind."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Document] = {}
+        self._due: list[tuple[int, str]] = []
+
+    def put(self, document: Document) -> None:
+        """Add a document, or replace it."""
+        self.by_key[document.key] = document
+        if document.due is not None:
+            heapq.heappush(self._due, (document.due, document.key))
+
+    def find(self, query: DocumentQuery) -> list[Document]:
+        """The documents that the query describes."""
+        if query.due_by is not None:
+            return list(self._due_by(query.due_by, query.limit))
+        keys = (key for key in self.by_key if key > query.after and key.startswith(query.prefix))
+        return [self.by_key[key] for key in heapq.nsmallest(query.limit, keys)]
+
+    def _due_by(self, instant: int, limit: int) -> Iterator[Document]:
+        found: dict[str, int] = {}
+        while self._due and self._due[0][0] <= instant and len(found) < limit:
+            due, key = heapq.heappop(self._due)
+            document = self.by_key.get(key)
+            if document is not None and document.due == due and key not in found:
+                found[key] = due
+                yield document
+        for key, due in found.items():
+            heapq.heappush(self._due, (due, key))
+
+
+class Tables:
+    """The state of a store. Only the methods `set_…` change it, each one entry of one table."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.rows: dict[str, Row] = {}
+        self.ready = ReadyRows()
+        self.held: dict[str, dict[str, Row]] = {}
+        self.finished: dict[str, FinishedRow] = {}
+        self.dead: dict[str, StoredDead] = {}
+        self.documents: dict[str, Documents] = {}
+        self.leases: dict[str, StoredLease] = {}
+        self.fenced: dict[str, int] = {}
+        """Owners that can have no lease any more, and when they were fenced."""
+
+    # Changing
+
+    def check(self, changes: Changes, now: int) -> None:
+        """Raise `Moved` or `QueueFull` if the changes cannot be made."""
+        for change in changes.documents:
+            if not change.if_equal and change.before is not ANY:
+                stored = self.document(change.kind, change.key)
+                if (None if stored is None else stored.data) != change.before:
+                    raise Moved
+        revived = set(changes.deleted_dead)
+        for row in changes.inserted:
+            if row.id not in revived and self.record_of(row.id, now) is not None:
+                raise Moved
+        bound = changes.bound
+        if bound is not None and len(self.ready.rows) + len(changes.inserted) > bound:
+            raise QueueFull(bound)
+
+    def apply(self, changes: Changes, now: int) -> None:
+        """Make the changes, which `check` has accepted."""
+        before = changes.finished_before
+        for task_id in changes.deleted_finished:
+            known = self.finished.get(task_id)
+            if known is not None and (before is None or known.finished_at < before):
+                self.set_finished(task_id, None)
+        for task_id in changes.deleted_dead:
+            self.set_dead(task_id, None)
+        for row in changes.inserted:
+            self.seq += 1
+            row.seq = self.seq
+            if row.id in self.finished:
+                self.set_finished(row.id, None)
+            self.set_row(row.id, row, now)
+        for row in changes.claimed:
+            self.set_row(row.id, row, now)
+        for row in changes.updated:
+            self.set_row(row.id, row, now)
+        for ended in changes.ended:
+            row = ended.row
+            self.set_row(row.id, None, now)
+            if row.result_ttl:
+                self.set_finished(row.id, ended.finished)
+            if ended.letter is not None:
+                self.set_dead(row.id, StoredDead(ended.letter, row))
+        for change in changes.documents:
+            self._apply_document(change)
+
+    def _apply_document(self, change: DocumentChange) -> None:
+        kind, key = change.kind, change.key
+        if change.if_equal:
+            stored = self.document(kind, key)
+            if (None if stored is None else stored.data) != change.before:
+                return
+        after = change.after
+        document = None if after is None else Document(kind, key, after, change.due)
+        self.set_document(kind, key, document)
+
+    def set_row(self, task_id: str, row: Row | None, now: int) -> None:
+        """Store a live row, or remove it with None."""
+        before = self.rows.get(task_id)
+        if before is not None and before.owner is not None:
+            self._remove_held(before.owner, task_id)
+        if row is None:
+            del self.rows[task_id]
+            self.ready.discard(task_id)
+            return
+        if before is not None and not row.body:
+            # A section may have read the row without its body.
+            row.body = before.body
+        self.rows[task_id] = row
+        if row.owner is None:
+            self.ready.put(row, now)
+        else:
+            self.ready.discard(task_id)
+            self.held.setdefault(row.owner, {})[task_id] = row
+
+    def _remove_held(self, owner: str, task_id: str) -> None:
+        held = self.held[owner]
+        del held[task_id]
+        if not held:
+            del self.held[owner]
+
+    def set_finished(self, task_id: str, finished: FinishedRow | None) -> None:
+        """Store the record of an ended task, or delete it with None."""
+        _set(self.finished, task_id, finished)
+
+    def set_dead(self, task_id: str, dead: StoredDead | None) -> None:
+        """Store a dead letter, or delete it with None."""
+        _set(self.dead, task_id, dead)
+
+    def set_document(self, kind: str, key: str, document: Document | None) -> None:
+        """Store a document, or delete it with None."""
+        documents = self.documents.get(kind)
+        if documents is None:
+            documents = self.documents[kind] = Documents()
+        if document is None:
+            documents.by_key.pop(key, None)
+        else:
+            documents.put(document)
+
+    def set_lease(self, owner: str, lease: StoredLease | None) -> None:
+        """Store an owner's lease, or end it with None."""
+        _set(self.leases, owner, lease)
+
+    def set_fenced(self, owner: str, at: int | None) -> None:
+        """Store that the owner was fenced, or forget it with None."""
+        _set(self.fenced, owner, at)
+
+    def document(self, kind: str, key: str) -> Document | None:
+        """The document with that key, or None."""
+        documents = self.documents.get(kind)
+        return None if documents is None else documents.by_key.get(key)
+
+    # Leases: `now` and `until` are instants on the clock of leases.
+
+    def renew(self, info: WorkerInfo, until: int, *, is_first: bool) -> Renewal:
+        """Extend the lease of an owner, or raise `LeaseLost`."""
+        owner = info.id
+        known = self.leases.get(owner)
+        if owner in self.fenced or (known is None and not is_first):
+            raise LeaseLost(owner)
+        info = msgspec.structs.replace(info, paused=known is not None and known.info.paused)
+        self.set_lease(owner, StoredLease(info, until))
+        held = self.held.get(owner, {}).values()
+        return Renewal(
+            {row.id: row.token for row in held},
+            frozenset(row.id for row in held if row.cancel_requested),
+            info.paused,
+        )
+
+    def fence(self, owner: str, now: int, *, retires: bool) -> bool:
+        """End an expired lease, or any lease if the owner itself retires; False if it is valid."""
+        lease = self.leases.get(owner)
+        if lease is not None and lease.until > now and not retires:
+            return False
+        if lease is not None:
+            self.set_lease(owner, None)
+        if owner not in self.fenced:
+            self.set_fenced(owner, now)
+        return True
+
+    def pause_worker(self, owner: str, now: int, *, paused: bool) -> bool:
+        """Set whether renewals say that the owner is paused; False when it has no valid lease."""
+        lease = self.leases.get(owner)
+        if lease is None or lease.until <= now:
+            return False
+        info = msgspec.structs.replace(lease.info, paused=paused)
+        self.set_lease(owner, StoredLease(info, lease.until))
+        return True
+
+    def list_leases(self, now: int) -> list[Lease]:
+        """All leases in owner order, and the owners that hold tasks without one."""
+        return [
+            Lease(owner, lease.info, lease.until > now)
+            if (lease := self.leases.get(owner)) is not None
+            else Lease(owner, None, is_live=False)
+            for owner in sorted(self.leases.keys() | self.held.keys())
+        ]
+
+    # Reading
+
+    def record_of(self, task_id: str, now: int) -> Record | None:
+        """What is stored under the id; a record past its `expires_at` is not."""
+        row = self.rows.get(task_id)
+        if row is not None:
+            return Record(row)
+        finished = self.finished.get(task_id)
+        if finished is not None and finished.expires_at <= now:
+            finished = None
+        dead = self.dead.get(task_id)
+        if dead is not None:
+            return Record(dead.row, finished, dead.letter)
+        return None if finished is None else Record(finished.row, finished)
+
+    def page(self, query: Any, now: int) -> Any:
+        """One page, as `Backend.page` describes it."""
+        match query:
+            case TaskQuery():
+                return self.list_rows(query, now)
+            case ScanQuery():
+                return self.scan(query, now)
+            case DeadQuery():
+                return self.list_dead(query)
+            case FinishedQuery():
+                return self.list_finished(query)
+
+    def list_rows(self, query: TaskQuery, now: int) -> list[Row]:
+        """A page of rows, live and finished, in id order."""
+        matching = (
+            row for row in self._all_rows(now) if row.id > query.after and _matches(row, query)
+        )
+        return heapq.nsmallest(query.limit, matching, key=_id_of)
+
+    def scan(self, query: ScanQuery, now: int) -> Scan:
+        """The matching rows, newest first, and where to continue."""
+        begin = cursor_sequence(query.cursor)
+        rows = sorted(self._all_rows(now), key=_seq_of, reverse=True)
+        if begin is None and query.until is not None:
+            rows = [row for row in rows if row.created_at < query.until]
+        older = [row for row in rows if begin is None or row.seq < begin]
+        found = [copy.copy(row) for row in older[: query.max_scanned] if _matches(row, query)]
+        last = older[query.max_scanned - 1].seq if len(older) > query.max_scanned else None
+        return scan_by_sequence(found[: query.limit + 1], query.limit, last)
+
+    def _all_rows(self, now: int) -> Iterator[Row]:
+        yield from self.rows.values()
+        for finished in self.finished.values():
+            if finished.expires_at > now:
+                yield finished.row
+
+    def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
+        """A page of dead letters, in id order."""
+        letters = (
+            stored.letter
+            for task_id, stored in self.dead.items()
+            if task_id > query.after and _is_wanted(stored.letter, query)
+        )
+        return heapq.nsmallest(query.limit, letters, key=_task_id_of)
+
+    def list_finished(self, query: FinishedQuery) -> list[str]:
+        """The ids of records whose instant is at most that of the query."""
+        by_expiry = query.by == "expires_at"
+        return [
+            task_id
+            for task_id, each in self.finished.items()
+            if (each.expires_at if by_expiry else each.finished_at) <= query.before
+        ][: query.limit]
+
+    def counts(self, now: int) -> Counts:
+        """The number of tasks."""
+        counts = Counts(now=now, by_status=dict.fromkeys(TaskStatus, 0), dead=len(self.dead))
+        for row in self._all_rows(now):
+            counts.by_status[row.status] += 1
+            if not row.status.is_final:
+                counts.by_queue[row.queue] = counts.by_queue.get(row.queue, 0) + 1
+                if row.owner is None:
+                    first = counts.oldest.get(row.queue, row.due)
+                    counts.oldest[row.queue] = min(row.due, first)
+        counts.waiting = self.count_waiting()
+        return counts
+
+    def count_waiting(self) -> int:
+        """The number of live tasks that do not run, without reading all rows."""
+        held = (row for rows in self.held.values() for row in rows.values())
+        return len(self.rows) - sum(row.status is TaskStatus.RUNNING for row in held)
+
+
+class TablesSection(Section):
+    """A section over tables that nobody else changes meanwhile."""
+
+    def __init__(self, tables: Tables, now: int) -> None:
+        self.now = now
+        self._tables = tables
+
+    async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
+        found: dict[str, Record] = {}
+        for task_id in ids:
+            record = self._tables.record_of(task_id, self.now)
+            if record is not None:
+                found[task_id] = msgspec.structs.replace(record, row=copy.copy(record.row))
+        return found
+
+    async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
+        return [
+            copy.copy(row)
+            for owner in owners
+            for row in self._tables.held.get(owner, {}).values()
+            if row.crashes or not only_suspects
+        ]
+
+    async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
+        self._tables.ready.promote(wanted.due_by)
+        return [copy.copy(row) for row in self._tables.ready.candidates(wanted, after, limit)]
+
+    async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
+        return [copy.copy(row) for row in self._tables.ready.parked(keys, limit)]
+
+    async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
+        stored = self._tables.documents.get(kind)
+        if stored is None:
+            return {}
+        return {key: stored.by_key[key] for key in keys if key in stored.by_key}
+
+    async def find_documents(self, query: DocumentQuery) -> list[Document]:
+        stored = self._tables.documents.get(query.kind)
+        return [] if stored is None else stored.find(query)
+
+    async def write(self, changes: Changes) -> frozenset[str]:
+        self._tables.check(changes, self.now)
+        self._tables.apply(changes, self.now)
+        return frozenset()
+
+
+def _set(table: dict[str, _T], key: str, value: _T | None) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _matches(row: Row, query: TaskQuery | ScanQuery) -> bool:
+    return (
+        query.status in (None, row.status)
+        and query.queue in (None, row.queue)
+        and query.func_path in (None, row.func_path)
+    )
+
+
+def _is_wanted(letter: DeadLetter, query: DeadQuery) -> bool:
+    failed_at = to_micros(letter.last_failure)
+    return (
+        query.func_path in (None, letter.func_path)
+        and query.reason in (None, letter.failure_reason)
+        and (query.since is None or failed_at >= query.since)
+        and (query.until is None or failed_at < query.until)
+    )
+
+
+def _id_of(row: Row) -> str:
+    return row.id
+
+
+def _seq_of(row: Row) -> int:
+    return row.seq
+
+
+def _task_id_of(letter: DeadLetter) -> str:
+    return letter.task_id

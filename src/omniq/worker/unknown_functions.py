@@ -1,0 +1,125 @@
+"""What a pool does about tasks whose function it cannot run: it leaves them to other workers.
+
+Its claims name what it can run, so that it does not even see the others. A function that turns out to
+be missing is excluded by name. Nothing of this uses an attempt, and nothing becomes a dead letter,
+unless the setting `unknown_function_timeout` says after how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+
+from omniq import events
+from omniq.errors import FunctionNotFound
+from omniq.events import Dispatcher
+from omniq.models import Runnable, Task, TaskError
+from omniq.outcomes import Failed, Outcome, Released
+from omniq.storage.base import BaseStorage
+from omniq.storage.health import due_time, unrunnable_tasks
+from omniq.tasks.functions import FunctionCache
+
+_DELAY = timedelta(seconds=5)
+"""The pause of a task that would be claimed again and again otherwise."""
+
+_MAX_ENDED = 100
+"""How many tasks one round ends as dead letters."""
+
+_SHORTEST_ROUND, _LONGEST_ROUND, _ROUNDS = 0.5, 60.0, 4
+"""Seconds between two rounds: the timeout divided by `_ROUNDS`, within these bounds."""
+
+
+class UnknownFunctions:
+    """Decides about the tasks that one pool cannot run."""
+
+    def __init__(
+        self, storage: BaseStorage, functions: FunctionCache, dispatcher: Dispatcher
+    ) -> None:
+        self._storage = storage
+        self._clock = storage.clock
+        self._functions = functions
+        self._events = dispatcher
+        self._timeout = storage.settings.unknown_function_timeout
+
+    @property
+    def runnable(self) -> Runnable | None:
+        """The functions to claim; None for all. From any thread."""
+        return self._functions.runnable
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds between two calls of `end_overdue`; None when no task is ever ended by it."""
+        if self._timeout is None:
+            return None
+        return min(max(self._timeout / _ROUNDS, _SHORTEST_ROUND), _LONGEST_ROUND)
+
+    def release(self, task: Task, error: FunctionNotFound) -> Released:
+        """Leave a task to others whose function was found missing, and claim no more of that function."""
+        excluded = self._functions.runnable
+        if not self._functions.exclude(task.func_path, error.why):
+            return self._release_later(task)
+        if self._functions.runnable is not excluded:
+            self._events.emit(events.FunctionMissing(func_path=task.func_path, reason=error.why))
+        # It keeps its place: a worker that has the function may claim it immediately.
+        return Released(task.id, task.token, unknown_function=True)
+
+    def split(
+        self, claimed: Sequence[Task], runnable: Runnable | None
+    ) -> tuple[Sequence[Task], list[Released]]:
+        """The tasks to run, and the release of those that `runnable`, which the claim named, excludes.
+
+        There are such tasks only in a storage that ignores it. They pause, since the next claim would
+        return them again.
+        """
+        if runnable is None:
+            return claimed, []
+        others = [
+            task
+            for task in claimed
+            if not self._functions.has_found(task.func_path)
+            and not runnable.accepts(task.func_path)
+        ]
+        if not others:
+            return claimed, []
+        mine = [task for task in claimed if all(task is not other for other in others)]
+        return mine, [self._release_later(task) for task in others]
+
+    async def end_overdue(self) -> list[tuple[Task, Outcome]]:
+        """Claim tasks that no live worker has been able to run for too long; returns how each ends."""
+        if self._timeout is None:
+            return []
+        storage, latest = self._storage, self._clock.now() - timedelta(seconds=self._timeout)
+        workers = [
+            # The last heartbeat may not have reported yet what was found missing since.
+            msgspec.structs.replace(worker, runnable=self.runnable)
+            if worker.id == storage.owner
+            else worker
+            for worker in await storage.workers()
+        ]
+        waiting = await unrunnable_tasks(storage, workers)
+        names = frozenset(task.func_path for task in waiting if due_time(task) <= latest)
+        if not names:
+            return []
+        claimed = await storage.reserve(_MAX_ENDED, runnable=Runnable(names=names))
+        return [
+            (
+                task,
+                self._failure(task)
+                if task.func_path in names and due_time(task) <= latest
+                else Released(task.id, task.token),
+            )
+            for task in claimed
+        ]
+
+    def _failure(self, task: Task) -> Failed:
+        why = f"no live worker has been able to run it for {self._timeout:g} s"
+        error = TaskError.from_exception(
+            FunctionNotFound(task.func_path, why), timestamp=self._clock.now()
+        )
+        return Failed(task.id, task.token, error, "unknown function")
+
+    def _release_later(self, task: Task) -> Released:
+        later = self._clock.now() + _DELAY
+        return Released(task.id, task.token, unknown_function=True, eta=later)

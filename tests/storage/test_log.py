@@ -1,0 +1,27 @@
+"""The log backend fulfils the whole contract, also on a log that fails."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from omniq.testing.contract import StorageContract, opener
+from tests.storage.memory_log import Records, log_storage
+
+
+class TestLog(StorageContract):
+    @pytest.fixture
+    async def open_another(self, clock):
+        async with opener(partial(log_storage, Records(), clock)) as open_another:
+            yield open_another
+
+
+class TestLogWithFaults(StorageContract):
+    """Others commit first, replies and requests are lost, and snapshots replace commits at once."""
+
+    @pytest.fixture
+    async def open_another(self, clock):
+        make = partial(log_storage, Records(), clock, faults=0.5, snapshot_bytes=2_000)
+        async with opener(make) as open_another:
+            yield open_another
