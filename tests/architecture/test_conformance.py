@@ -11,6 +11,7 @@ import pytest
 
 from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
+from omniq.storage.log import LogStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.postgres import PostgresStorage
 from omniq.storage.redis import RedisStorage
@@ -23,6 +24,7 @@ BACKENDS = {
     "sqlite": SQLiteStorage,
     "postgres": PostgresStorage,
     "redis": RedisStorage,
+    "log": LogStorage,
 }
 
 # Public methods beyond the contract, with the reason. No caller that enqueues or runs tasks needs them.
@@ -37,6 +39,7 @@ OWN = {
 # The same job has the same module name in every backend that has a module for it.
 JOBS = {
     "implement the contract": "storage",
+    "implement the port of the engine": "backend",
     "connect to the database or the server": "connection",
     "insert tasks": "enqueue",
     "choose and hold due tasks": "claim",
@@ -81,6 +84,12 @@ ONE_BACKEND = {
         "record_and_claim": "one SQL function records and claims, unless the rules are needed",
         "statements": "loads the SQL files and fills in the name of the schema",
         "vacuum": "dead rows slow down the claims of a busy table",
+    },
+    "log": {
+        "commit_thread": "one thread commits the waiting calls together",
+        "log": "the port of servers that can only append",
+        "replica": "the state in the process, and how far it has followed the log",
+        "undoable_tables": "a decision is undone when another process commits first",
     },
     "redis": {
         "address": "the driver is only a parser: omniq reads the URL itself",

@@ -24,7 +24,7 @@ _blocking models log metrics
 outcomes serialization durations gate_rules to_json
 tasks circuit_breaker
 storage.* omniq
-storage.memory storage.file storage.sqlite storage.postgres storage.redis
+storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.log
 storage.urls
 storage scheduling operations
 worker

@@ -97,7 +97,7 @@ F70 | Objects, functions, files, values that contain themselves | Refused with t
 F71 | A result that cannot be encoded | The task fails for good and does not run again
 F72 | A coroutine or generator instead of a value | Awaited, or refused
 F73 | Records of another version, with missing fields or wrong types | Dead letters, or moved aside; other tasks continue
-F74 | A function that this worker does not have | Left to other workers; a dead letter if no worker has it
+F74 | A function that this worker does not have | Left to other workers, uncharged; it waits if no worker has it
 """,
     "What user code does": """
 F75 | It raises SystemExit, KeyboardInterrupt, CancelledError, StopIteration or any other exception | That attempt fails

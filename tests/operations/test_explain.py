@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from omniq.errors import TaskNotFound
-from omniq.models import BreakerRule, Limit, Progress
+from omniq.models import BreakerRule, Limit, Progress, Runnable
 from omniq.operations.explain import Reason, explain
 from omniq.outcomes import Cancelled, Failed, Released, Retried, Succeeded
 from omniq.testing.builders import a_result, a_task, an_error
@@ -158,6 +158,37 @@ async def test_a_function_that_no_worker_has_is_named_with_its_releases(storage,
     (reason,) = await reasons(storage, "a")
     assert (reason.code, reason.facts) == ("unknown_function", {"releases": 3})
     assert "shop.send" in reason.text
+
+
+async def test_a_function_that_no_live_worker_has_is_named_with_what_the_workers_run(
+    storage, worker
+):
+    first = await worker(runnable=Runnable(modules=("mail",)))
+    second = await worker(
+        concurrency=1,
+        runnable=Runnable(modules=("shop",), excluded=frozenset({"shop.new"})),
+    )
+    await worker(queues=("other",), runnable=Runnable(modules=("shop",)))
+    await storage.enqueue(a_task("a", func_path="shop.new"))
+    await storage.enqueue(a_task("b", func_path="shop.old"))
+
+    (reason,) = await reasons(storage, "a")
+    assert reason.code == "no_worker_for_function"
+    assert reason.text.startswith("No live worker can run shop.new: worker ")
+    assert reason.hint == "start a worker that has it: omniq worker shop"
+    assert reason.facts["workers"] == {first.owner: "mail", second.owner: "shop; not shop.new"}
+    # Tasks that this worker cannot run are not ahead of those that it can.
+    assert await codes(storage, "b") == ["due"]
+
+
+async def test_only_workers_that_have_the_function_are_busy(storage, worker):
+    busy = await worker(concurrency=1, runnable=Runnable(modules=("shop",)))
+    await worker(concurrency=5, runnable=Runnable(modules=("mail",)))
+    await storage.enqueue_many([a_task("a", func_path="shop.f"), a_task("b", func_path="shop.f")])
+    await busy.reserve(1)
+
+    (reason,) = await reasons(storage, "b")
+    assert (reason.code, reason.facts) == ("all_busy", {"workers": 1, "slots": 1})
 
 
 async def test_a_suspect_waits_for_the_other_suspect(storage, worker, clock):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from omniq.errors import TaskNotFound
-from omniq.models import Task, TaskStatus
+from omniq.models import Runnable, Task, TaskStatus
 from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.operations.overview import Monitor, queue_summaries
 from omniq.operations.task_detail import task_detail
@@ -45,6 +45,19 @@ async def test_a_purge_does_not_make_rates_negative(storage, worker, clock):
 
     assert rates is not None
     assert (rates.enqueued, rates.finished) == (0, 0)
+
+
+async def test_functions_that_no_live_worker_can_run_are_found(storage, worker, clock):
+    await worker(lease=1000, runnable=Runnable(modules=("mail",)))
+    await storage.enqueue_many(some_tasks("abc", func_path="shop.new"))
+    await storage.enqueue(a_task("d", func_path="mail.send"))
+    monitor = Monitor(storage)
+    assert (await monitor.overview()).unrunnable == ()
+
+    clock.advance(10)
+    (found,) = (await monitor.overview()).unrunnable
+    assert (found.func_path, found.waiting) == ("shop.new", 3)
+    assert list(found.runs.values()) == ["mail"]
 
 
 async def test_wait_and_run_are_measured_from_the_newest_tasks(storage, worker, clock):

@@ -152,12 +152,11 @@ class RawSQLiteStore(RawStore):
 
     def _blobs(self, table: str) -> list[tuple[str, str]]:
         columns = self._db.execute(f"PRAGMA table_info({table})").fetchall()
-        key = next(column[1] for column in columns if column[5])
-        return [(column[1], key) for column in columns if column[2] == "BLOB"]
+        return [(column[1], self._key(table)) for column in columns if column[2] == "BLOB"]
 
     def _key(self, table: str) -> str:
         columns = self._db.execute(f"PRAGMA table_info({table})").fetchall()
-        return str(next(column[1] for column in columns if column[5]))
+        return " || '/' || ".join(column[1] for column in columns if column[5])
 
     def read(self, address: Address) -> bytes:
         table, column, row = address

@@ -15,10 +15,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from omniq.clock import SystemClock
-from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Limit, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Released, Snoozed
 from omniq.settings import Settings
 from omniq.storage.file import FileStorage
+
+
+ONE_AT_A_TIME = (Limit(key="k", max_running=1),)
 
 
 class NextBoot(SystemClock):
@@ -39,7 +42,10 @@ def report(*fields: object) -> None:
 
 
 async def use(folder: Path) -> None:
-    """Enqueue, claim, succeed, retry, snooze, fail, cancel, retry a dead letter, lose a worker."""
+    """Enqueue, claim, succeed, retry, snooze, fail, cancel, retry a dead letter, lose a worker.
+
+    Also wait for a limit.
+    """
     settings = Settings(durability="os")
     async with FileStorage(folder, settings=settings) as storage:
         await enqueue(storage, "a")
@@ -62,6 +68,11 @@ async def use(folder: Path) -> None:
         assert await storage.retry_dead("c")
         await enqueue(storage, "g", "h", unique=True)
         await claim(storage, 3)
+        await enqueue(storage, "i", "j", queue="limited", limits=ONE_AT_A_TIME)
+        (first,) = await storage.reserve(2, queues=["limited"])
+        await storage.mark_done(first.id, TaskResult(task_id=first.id, status=TaskStatus.SUCCESS))
+        report("ended", first.id, "success")
+        assert len(await storage.reserve(2, queues=["limited"])) == 1
     async with (
         FileStorage(folder, settings=settings, clock=NextBoot()) as recovering,
         FileStorage(folder, settings=settings) as lost,
@@ -70,11 +81,20 @@ async def use(folder: Path) -> None:
         await recovering.give_back_abandoned()
 
 
-async def enqueue(storage: FileStorage, *ids: str, unique: bool = False) -> None:
+async def enqueue(
+    storage: FileStorage,
+    *ids: str,
+    unique: bool = False,
+    queue: str = "default",
+    limits: tuple[Limit, ...] = (),
+) -> None:
     """Enqueue a batch, and report each task."""
     keys = {task_id: f"key {task_id}" if unique else None for task_id in ids}
     await storage.enqueue_many(
-        [Task(id=task_id, func_path="m.f", unique=keys[task_id]) for task_id in ids]
+        [
+            Task(id=task_id, func_path="m.f", unique=keys[task_id], queue=queue, limits=limits)
+            for task_id in ids
+        ]
     )
     for task_id in ids:
         report("enqueued", task_id)

@@ -25,7 +25,7 @@ CAPABILITIES = Capabilities(name="log", durability="none", reach="fleet")
 class Records:
     """What the server of a log holds. Each process has a `MemoryLog` on it."""
 
-    def __init__(self, kept: int = 20) -> None:
+    def __init__(self, kept: int = 1_000) -> None:
         self.kept = kept
         """Commits that stay behind a snapshot, for those who look for their own."""
         self.lock = threading.Lock()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from omniq.settings import Settings
 from omniq.storage.file import FileStorage
+from omniq.storage.file.encoding import DOCUMENT
+from omniq.storage.file.file_names import DocumentName, document_key
+from omniq.storage.file.shared_file import unpack_one
 from omniq.testing.contract import (
     ClaimContract,
     LeaseContract,
@@ -24,8 +27,11 @@ class TestFile(OrphanedCheckpointTests, StorageContract):
     @pytest.fixture
     def copy_checkpoint(self, tmp_path):
         async def copy(source, target):
-            notes = tmp_path / "tasks" / "notes"
-            shutil.copytree(notes / source, notes / target)
+            (path,) = (tmp_path / "tasks" / "tasks").glob(f"checkpoint~{source}.*")
+            document = DOCUMENT.decode(unpack_one(path.read_bytes(), f"checkpoint~{source}"))
+            name = DocumentName(document_key("checkpoint", target), "copied-1", document.due)
+            copied = msgspec.structs.replace(document, key=target)
+            (path.parent / str(name)).write_bytes(DOCUMENT.encode(copied))
 
         return copy
 

@@ -14,19 +14,22 @@ import pytest
 from omniq.models import TaskResult, TaskStatus
 from omniq.settings import Settings
 from omniq.storage.file import FileStorage
-from omniq.storage.file.file_names import claimed_of, committed_of, id_of
+from omniq.storage.file.file_names import RowName, id_of, parse
 from tests.storage.file_victim import NextBoot
 
 PASSES = {
-    "file.enqueue.before_link": 3,
-    "file.enqueue.after_link": 3,
-    "file.enqueue.before_publish": 3,
+    "file.enqueue.before_link": 7,
+    "file.enqueue.after_link": 7,
+    "file.enqueue.before_publish": 7,
+    "file.enqueue.after_publish": 14,
     "file.claim.after_rename": 10,
     "file.record.after_part": 10,
+    "file.record.after_take": 21,
     "file.record.after_commit": 13,
-    "file.record.before_result": 4,
-    "file.record.after_result": 4,
-    "file.record.before_clear": 18,
+    "file.record.after_rename": 4,
+    "file.record.before_result": 5,
+    "file.record.after_result": 5,
+    "file.record.before_clear": 16,
     "file.requeue.before_task": 9,
     "file.requeue.after_task": 9,
     "file.recover.after_fence": 1,
@@ -51,17 +54,21 @@ def run_victim(folder: Path, failpoints: str, *more: str) -> tuple[int, list[lis
 
 
 def records(folder: Path) -> Counter[str]:
-    """The number of files of each task: in the queue folder, or else its result."""
+    """The number of files of each task: in the folder of live tasks, or else its result."""
     found: Counter[str] = Counter()
-    for name in os.listdir(folder / "queue"):
-        task_id = id_of(name, ".task")
-        known = claimed_of(name) or committed_of(name)
-        found[task_id or (known.id if known else name)] += 1
+    for name in live_names(folder):
+        parsed = parse(name)
+        found[parsed.key if isinstance(parsed, RowName) else name] += 1
     for name in os.listdir(folder / "results"):
         task_id = id_of(name, ".result")
         if task_id is not None and task_id not in found:
             found[task_id] += 1
     return found
+
+
+def live_names(folder: Path) -> list[str]:
+    """The names of live tasks, and of writes that are not ended."""
+    return [name for name in os.listdir(folder / "tasks") if not name.endswith(".doc")]
 
 
 async def assert_promises_hold(folder: Path, lines: list[list[str]]) -> None:
@@ -92,7 +99,7 @@ async def assert_promises_hold(folder: Path, lines: list[list[str]]) -> None:
     assert not claimed & (ended.keys() - retried), "an ended task was run"
     assert not any(count for status, count in stats.by_status.items() if not status.is_final)
     assert not list((folder / "corrupt").iterdir())
-    assert not list((folder / "queue").iterdir())
+    assert not live_names(folder)
 
 
 @pytest.mark.deep

@@ -18,10 +18,20 @@ class TestLog(StorageContract):
 
 
 class TestLogWithFaults(StorageContract):
-    """Others commit first, replies and requests are lost, and snapshots replace commits at once."""
+    """Others commit first, and replies and requests are lost."""
 
     @pytest.fixture
     async def open_another(self, clock):
         make = partial(log_storage, Records(), clock, faults=0.5, snapshot_bytes=2_000)
+        async with opener(make) as open_another:
+            yield open_another
+
+
+class TestLogOfSnapshots(StorageContract):
+    """Each commit is at once replaced by a snapshot, so that every other process must load it."""
+
+    @pytest.fixture
+    async def open_another(self, clock):
+        make = partial(log_storage, Records(kept=0), clock, snapshot_bytes=1)
         async with opener(make) as open_another:
             yield open_another

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,15 @@ from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskResult, TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.settings import Settings
-from omniq.storage.sqlite import SQLiteStorage, claim, connection, leases, queries, tables
+from omniq.storage.sqlite import (
+    SQLiteStorage,
+    connection,
+    lanes,
+    leases,
+    queries,
+    section,
+    tables,
+)
 from omniq.storage.sqlite.connection import statement
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
@@ -73,24 +81,25 @@ def done(task):
 
 
 def plan(db, sql):
-    names = ("owner", "due_by", "limit", "queues", "source", "skip", "now", "seqs", "ids")
-    parameters = {**dict.fromkeys(names, 1), "queues": "[]", "seqs": "[]", "ids": "[]"}
+    arrays = ("queues", "seqs", "ids", "lanes", "places", "ranges", "owners", "keys", "claims")
+    parameters = dict.fromkeys(("owner", "due_by", "limit", "now", "kind"), 1)
+    parameters |= dict.fromkeys(arrays, "[]")
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
 
 
 def claim_statements():
-    for place in (tables.READY, tables.SUSPECT):
-        yield tables.rows_statement("next_in_queue", place=place)
-        yield claim._queues_statement(place, "all_queues")
-        yield claim._queues_statement(place, "given_queues")
-    yield tables.rows_statement("next_parked")
-    yield tables.rows_statement("live_by_id", body=False)
-    yield tables.rows_statement("live_by_owner", body=False)
-    for name in ("claimable_kinds", "promote", "parked_lots", "claim", "still_held", "holders"):
+    for by_queue in (False, True):
+        yield lanes._statement("lanes", by_queue)
+        yield lanes._statement("first_in_lanes", by_queue)
+    for name in ("load", "held", "parked"):
+        yield tables.rows_statement(name, bodies=False)
+    for name in ("claim_facts", "promote", "claim", "still_held", "holders", "queues"):
         yield statement(name)
+    yield section.DELETE_DOCUMENTS
 
 
 async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
+    await storage.reserve(1, queues=["mail"])
     db = sqlite3.connect(path)
     steps = [(sql, step) for sql in claim_statements() for step in plan(db, sql)]
     db.close()
@@ -99,7 +108,7 @@ async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
     scans += [
         (sql, step)
         for sql, step in steps
-        for table in ("live", "next", "head", "first", "tasks")
+        for table in ("live", "next", "head", "tasks", "dead", "finished", "found")
         if step.startswith(f"SCAN {table} ") or step == f"SCAN {table}"
     ]
 
@@ -111,7 +120,7 @@ async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
 async def test_priority_decides_when_more_tasks_come_due_than_one_transaction_moves(path):
     clock = ManualClock()
     late = clock.now() + timedelta(hours=1)
-    count = claim.PROMOTE_BATCH * 2 + 1
+    count = section.PROMOTE_BATCH * 2 + 1
     async with SQLiteStorage(path, clock=clock, settings=QUICK) as storage:
         await storage.enqueue_many(some(count, eta=late))
         await storage.enqueue(Task(id="urgent", func_path="m.f", eta=late, priority=1))
@@ -192,10 +201,10 @@ async def test_the_log_does_not_grow_without_bound(storage, path):
 async def test_no_connection_runs_a_checkpoint_automatically(storage):
     await storage.enqueue_many(some(10))
 
-    limits = await storage._writer.run(
+    limits = await storage._backend._writer.run(
         lambda db: db.execute("PRAGMA wal_autocheckpoint").fetchone()
     )
-    of_reader = await storage._reader.run(
+    of_reader = await storage._backend._reader.run(
         lambda db: db.execute("PRAGMA wal_autocheckpoint").fetchone()
     )
 
@@ -393,7 +402,7 @@ async def test_a_claim_under_way_while_its_owner_is_fenced_is_refused(path):
         await other.give_back_abandoned()
 
         with pytest.raises(LeaseLost):
-            await slow._record_and_claim(owner, [], slow._claim_request(1, None, None, None))
+            await slow._record_and_claim(owner, [], slow._claim_request(1, None, None, None, None))
 
         assert len(await other.reserve(2)) == 2
 
@@ -414,7 +423,7 @@ async def test_an_owner_whose_lease_is_gone_counts_as_dead(path):
     async with SQLiteStorage(path) as lost, SQLiteStorage(path) as alive:
         await lost.enqueue(Task(id="a", func_path="m.f"))
         await lost.reserve(1)
-        await alive._leases.run(lambda db: db.execute("DELETE FROM omniq_leases").rowcount)
+        await alive._backend._leases.run(lambda db: db.execute("DELETE FROM omniq_leases").rowcount)
 
         assert [each.task_id for each in await alive.give_back_abandoned()] == ["a"]
         with pytest.raises(LeaseLost):
@@ -433,7 +442,7 @@ async def test_old_fences_are_forgotten(path):
             await last.renew()
             clock.advance(timedelta(minutes=5))
             await alive.give_back_abandoned()
-            fences = await alive._reader.run(
+            fences = await alive._backend._reader.run(
                 lambda db: (
                     db.execute("SELECT count(*) FROM omniq_fences").fetchone()[0],
                     db.execute("SELECT count(*) FROM leases.omniq_leases").fetchone()[0],
@@ -631,48 +640,17 @@ async def test_a_system_error_is_raised_to_every_caller_of_the_transaction(stora
     assert len(await storage.list_tasks()) == 5 - len(failed)
 
 
-# Versions
-
-
-async def test_a_store_of_version_1_is_upgraded_with_its_tasks(path):
-    async with SQLiteStorage(path, settings=QUICK) as storage:
-        await storage.enqueue(Task(id="a", func_path="m.f"))
-    for file, leftovers in (
-        (path, ("INDEX omniq_retrying", "INDEX omniq_ended_badly")),
-        (path.with_name(f"{path.name}-leases"), ("TABLE omniq_resting",)),
-    ):
-        old = sqlite3.connect(file)
-        for each in leftovers:
-            old.execute(f"DROP {each}")
-        old.execute("PRAGMA user_version = 1")
-        old.commit()
-        old.close()
-
-    async with SQLiteStorage(path, settings=QUICK) as storage:
-        await storage.renew()
-        (task,) = await storage.reserve(1)
-        await storage.pause_worker(storage.owner)
-        failed = await storage.scan_tasks(status=TaskStatus.FAILED)
-        retrying = await storage.scan_tasks(status=TaskStatus.RETRYING)
-
-        assert task.id == "a"
-        assert (await storage.renew()).paused
-        assert failed.tasks == retrying.tasks == ()
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (connection.SCHEMA_VERSION,)
-
-
 async def test_a_count_does_not_delay_other_reads(storage, monkeypatch):
     """A count of a large store takes a second; other reads must not wait for it."""
     began, may_end = threading.Event(), threading.Event()
-    count = queries.read_stats
+    count = queries.count_all
 
     def slow(*given):
         began.set()
         assert may_end.wait(10)
         return count(*given)
 
-    monkeypatch.setattr(queries, "read_stats", slow)
+    monkeypatch.setattr(queries, "count_all", slow)
     await storage.enqueue(Task(id="a", func_path="m.f"))
     counting = asyncio.create_task(storage.stats())
     await asyncio.to_thread(began.wait, 10)

@@ -72,8 +72,8 @@ class TestSQLite(OrphanedCheckpointTests, StorageContract):
         async def copy(source, target):
             with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
                 connection.execute(
-                    "INSERT INTO omniq_checkpoints "
-                    "SELECT ?, saved_at, checkpoint FROM omniq_checkpoints WHERE id = ?",
+                    "INSERT INTO omniq_documents SELECT kind, ?, data, due FROM omniq_documents "
+                    "WHERE kind = 'checkpoint' AND key = ?",
                     (target, source),
                 )
 

@@ -47,6 +47,7 @@ def test_the_defaults_are_those_that_are_documented():
         "shutdown_timeout": 30.0,
         "max_payload": 1048576,
         "errors": None,
+        "unknown_function_timeout": None,
     }
 
 

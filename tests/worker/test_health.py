@@ -11,6 +11,7 @@ from omniq import (
     BreakerRule,
     BreakerState,
     Health,
+    Runnable,
     Settings,
     StuckTask,
     TaskQueue,
@@ -226,6 +227,22 @@ async def test_the_problems_name_everything_that_needs_an_operator(queue, storag
         "queue mail is paused and holds 1 tasks",
         "1 tasks wait and there is no worker",
         "1 dead letters wait for an operator",
+    ]
+
+
+async def test_functions_that_no_live_worker_can_run_are_a_problem(queue, storage, worker, clock):
+    await worker.renew(lease=LEASE, concurrency=4, runnable=Runnable(modules=("mail",)))
+    await queue.enqueue("shop.new")
+    await queue.enqueue("shop.new")
+    await queue.enqueue("mail.send")
+    await queue.options(delay=3600).enqueue("shop.later")
+    assert (await queue.health()).unrunnable == ()
+
+    clock.advance(6)
+    health = await queue.health()
+    assert [(each.func_path, each.waiting) for each in health.unrunnable] == [("shop.new", 2)]
+    assert health.problems == [
+        f"2 tasks of shop.new: no live worker can run it ({worker.owner} runs mail)"
     ]
 
 

@@ -216,9 +216,8 @@ async def test_what_a_task_returns_after_it_was_stopped_counts(memory_queue):
 async def test_a_path_that_must_not_run_is_not_run_and_holds_up_nothing(memory_queue, path):
     refused = await memory_queue.enqueue(path)
     async with memory_queue.worker():
-        handle = await memory_queue.enqueue(tasks.returns_when_cancelled)
-        await memory_queue.cancel(handle.id)
-        await memory_queue.get_result(handle.id, timeout=30)
+        handle = await memory_queue.enqueue(tasks.good_in_the_loop, 1)
+        await handle.result(timeout=30)
         task = await memory_queue.get_task(refused.id)
 
     assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)

@@ -480,7 +480,9 @@ async def test_a_module_is_imported_once_for_many_tasks(
 async def test_a_function_that_does_not_exist_waits_without_using_an_attempt(
     queue: AsyncTaskQueue,
 ) -> None:
-    handle = await queue.options(max_retries=0).enqueue("tests.worker.sample_tasks.no_such_function")
+    handle = await queue.options(max_retries=0).enqueue(
+        "tests.worker.sample_tasks.no_such_function"
+    )
 
     assert await queue.worker().run_until_empty() == 1
     task = await queue.get_task(handle.id)

@@ -26,10 +26,10 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 import msgspec
 
 from omniq.errors import StorageError
-from omniq.models import DeadLetter, TaskStatus, WorkerInfo
+from omniq.models import DeadLetter, Runnable, TaskStatus, WorkerInfo
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.types import Capabilities, Claim, Renewal, Runnable
+from omniq.storage.types import Capabilities, Claim, Renewal
 
 _T = TypeVar("_T")
 

@@ -592,6 +592,9 @@ class BaseStorage(SideData):
         G3. No more tasks with one rate key are claimed within any span than it allows.
         G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
         G5. A parked task keeps its position in the order, and does not hold up other tasks.
+        G6. A claim does not cost more because keys are blocked, or because many have room at once.
+        G7. What has room is offered in order, and a task that cannot be taken keeps no other out.
+        G8. The state of a limit that says nothing is deleted, and that changes nothing.
         """
         recorded, claimed = await self._engine.record_and_claim(owner, entries, claim)
         if claimed.expired:

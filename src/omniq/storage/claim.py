@@ -41,7 +41,7 @@ class Claimer:
 
     async def claim(self) -> Claimed:
         """Claim the first rows that are due, wanted, and admitted by their gates."""
-        self._claimed.is_partial = await self._step.gates.wake()
+        self._claimed.is_partial = await self._step.gates.wake(self._wanted.due_by)
         self._add(await self._released())
         after: Order | None = None
         is_last, size = False, 0
@@ -54,6 +54,7 @@ class Claimer:
                 page = await self._step.section.candidates(self._wanted, after, size)
                 is_last = len(page) < size
                 after = page[-1].order if page else after
+                page = [row for row in page if not self._step.is_changed(row.id)]
             elif not self._returned:
                 return self._claimed
             rows = self._merged(page, None if is_last else after)

@@ -51,6 +51,10 @@ _PURGED = 500
 """Records that one step deletes, so that other steps can run in between."""
 
 
+_NOTHING = object()
+"""No connection of a caller; None may be given as one by mistake."""
+
+
 class _StoredSchedule(msgspec.Struct, array_like=True):
     """A schedule without its task's arguments, and the task as the serializer encodes it."""
 
@@ -104,12 +108,12 @@ class Engine:
         work: Callable[[Section], Awaitable[_T]],
         *,
         claims_as: str | None = None,
-        within: object | None = None,
+        within: object = _NOTHING,
     ) -> _T:
         """Run `work` in a section; with `within`, in a caller's transaction on that connection."""
         while True:
             with suppress(Moved):
-                if within is not None:
+                if within is not _NOTHING:
                     return await self.backend.transact_within(within, work)
                 return await self.backend.transact(work, claims_as=claims_as)
 
@@ -126,7 +130,7 @@ class Engine:
 
     # Enqueue
 
-    async def enqueue(self, rows: Sequence[Row], *, within: object | None = None) -> list[str]:
+    async def enqueue(self, rows: Sequence[Row], *, within: object = _NOTHING) -> list[str]:
         """Insert the rows, or raise `DuplicateTask` or `QueueFull`; returns an id for each row.
 
         The first try reads nothing: most ids and unique keys are free. With `within`, they are inserted in
@@ -163,6 +167,10 @@ class Engine:
                 else:
                     keys.left_behind[key] = document.data
         return keys
+
+    def insertion(self, rows: Sequence[Row]) -> tuple[Changes, list[str]]:
+        """What to insert if no id and no unique key is taken, and the id that each enqueue returns."""
+        return self._insertion(rows, {}, _UniqueKeys())
 
     def _insertion(
         self, rows: Sequence[Row], known: dict[str, Record], keys: _UniqueKeys
@@ -252,6 +260,8 @@ class Engine:
         taken = await step.commit()
         if taken:
             claimed.rows = [row for row in claimed.rows if row.id not in taken]
+            # Another step claims the rows behind those that others took first.
+            claimed.is_partial = True
         return recorded, claimed
 
     def _step(self, section: Section) -> Step:

@@ -14,7 +14,7 @@ A limit's state that says nothing any more is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from omniq import gate_rules
 from omniq.gate_rules import FOREVER, Gate, GateState
@@ -27,8 +27,13 @@ KIND = "gate"
 DUE_GATES = 200
 """The number of gates that one step refills because their time has come."""
 
-_OFFERED = 100
-"""The number of rows of each queue and function that one step offers of one gate."""
+_OFFERED, _FIRST_OFFERED = 100, 4
+"""Rows of each lot of a gate that one step reads, at most, and as long as the gate's room is unknown."""
+
+_ALL = 10_000
+
+_Lot = tuple[str, str, bool]
+"""The rows parked under one gate that a claim may take alike: their queue, function, and if suspects."""
 
 decode_gate = lenient_decoder(GateState, None)
 
@@ -44,7 +49,8 @@ class GateStates:
         self._states: dict[str, GateState] = {}
         self._gates: dict[str, Gate] = {}
         self._refills: set[str] = set()
-        self._offered: set[str] = set()
+        self._offered: dict[str, int] = {}
+        self._due_by: int | None = None
         self._passed: set[str] = set()
 
     async def load(self, rows: Iterable[Row]) -> None:
@@ -111,40 +117,61 @@ class GateStates:
 
     # Parked rows
 
-    async def wake(self) -> bool:
+    async def wake(self, due_by: int) -> bool:
         """Have `offer` refill the gates whose time has come; returns whether there may be more."""
         query = DocumentQuery(kind=KIND, due_by=self._now, limit=DUE_GATES)
+        if due_by < self._now:
+            # A caller's `now` lies behind, and what was offered may not be due then: offer the rows
+            # that are. Workers never do this, so it may cost more.
+            self._due_by = due_by
+            query = DocumentQuery(kind=KIND, limit=_ALL)
         due = await self._section.find_documents(query)
         for document in due:
             if document.key not in self._states:
                 self._add(document.key, document)
             if self._states[document.key].has_parked:
                 self._refills.add(document.key)
-            else:
+            elif document.due is not None and document.due <= self._now:
                 self._passed.add(document.key)
         return len(due) == DUE_GATES
 
-    async def offer(self) -> list[Row]:
-        """Take the first rows out of the gates that have room, and return them."""
-        keys = [key for key in self._refills if self._may_have_room(key)]
+    async def offer(self, is_changed: Callable[[str], bool]) -> list[Row]:
+        """Take the first rows out of the gates that have room, and return them.
+
+        `is_changed` says of an id whether this step has changed that row: the store still has it as it
+        was before.
+        """
+        keys_by_limit: dict[int, list[str]] = {}
+        for key in sorted(self._refills):
+            if limit := self._rows_to_read(key):
+                keys_by_limit.setdefault(limit, []).append(key)
         self._refills.clear()
-        if not keys:
-            return []
-        lots: dict[str, dict[tuple[str, str, bool], list[Row]]] = {key: {} for key in keys}
-        for row in await self._section.parked(sorted(keys), _OFFERED):
-            lot = (row.queue, row.func_path, row.is_suspect)
-            lots[row.parked or ""].setdefault(lot, []).append(row)
         offered: list[Row] = []
-        for key, rows_by_lot in lots.items():
-            offered += self._offer_from(key, list(rows_by_lot.values()))
-        self._offered.update(row.id for row in offered)
+        for limit, keys in keys_by_limit.items():
+            lots: dict[str, dict[_Lot, list[Row]]] = {key: {} for key in keys}
+            for row in await self._section.parked(keys, limit):
+                lot = (row.queue, row.func_path, row.is_suspect)
+                lots[row.parked or ""].setdefault(lot, []).append(row)
+            for key, rows_by_lot in lots.items():
+                offered += self._offer_from(key, list(rows_by_lot.values()), limit, is_changed)
         return offered
 
-    def _may_have_room(self, key: str) -> bool:
-        gate = self._gates.get(key)
-        return gate is None or gate_rules.room(gate, self._states[key], self._now) > 0
+    def _rows_to_read(self, key: str) -> int:
+        """How many rows of each lot to read: one more than there is room for, to see if more wait.
 
-    def _offer_from(self, key: str, lots: list[list[Row]]) -> list[Row]:
+        The store still has the rows that were offered earlier in this step.
+        """
+        if self._due_by is not None:
+            return _ALL
+        gate, offered = self._gates.get(key), self._offered.get(key, 0)
+        if gate is None:
+            return _FIRST_OFFERED + offered
+        room = gate_rules.room(gate, self._states[key], self._now)
+        return min(room + 1, _OFFERED) + offered if room else 0
+
+    def _offer_from(
+        self, key: str, lots: list[list[Row]], limit: int, is_changed: Callable[[str], bool]
+    ) -> list[Row]:
         state = self._states[key]
         if not lots:
             state.has_parked = False
@@ -152,15 +179,18 @@ class GateStates:
         gate = self._gates.get(key) or _gate_of(lots[0][0], key)
         self._gates[key] = gate
         room = gate_rules.room(gate, state, self._now)
-        # The store still has the rows that were offered earlier in this step.
-        has_more = any(len(lot) == _OFFERED for lot in lots)
-        lots = [[row for row in lot if row.id not in self._offered] for lot in lots]
+        has_more = self._due_by is not None or any(len(lot) == limit for lot in lots)
+        due_by = FOREVER if self._due_by is None else self._due_by
+        lots = [
+            [row for row in lot if row.visible <= due_by and not is_changed(row.id)] for lot in lots
+        ]
         offered = [row for lot in lots for row in lot[:room]]
+        self._offered[key] = self._offered.get(key, 0) + len(offered)
         for row in offered:
             row.parked = None
         if room == 0:
             state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
-        elif room > _OFFERED and has_more:
+        elif room >= limit and has_more:
             state.wake_at = self._now
         else:
             # What was offered will enter, and then the gate has no room, or refill the gate.

@@ -8,6 +8,7 @@ happened. All other outcomes are recorded by the rules, on rows that are read ag
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -39,10 +40,11 @@ class KnownRows:
         """Plan the outcomes of plain rows."""
         plan = Plan(Changes(ended=[], updated=[], documents=[]), [])
         known = self._rows if owner == self._owner else {}
-        seen: set[str] = set()
+        outcomes = Counter(entry.outcome.task_id for entry in entries)
         for number, entry in enumerate(entries):
             row = known.get(entry.outcome.task_id)
-            if row is None or row.id in seen or not _is_plain(row, entry):
+            # Several outcomes of one task are recorded by the rules, in their order.
+            if row is None or outcomes[row.id] > 1 or not _is_plain(row, entry):
                 plan.unplanned.append(number)
                 continue
             # A copy: if the call fails, the known row must be unchanged.
@@ -52,7 +54,6 @@ class KnownRows:
             if settled.result is not None or (finish is not None and finish.dead is not None):
                 plan.unplanned.append(number)
                 continue
-            seen.add(row.id)
             if finish is None:
                 plan.changes.updated.append(row)
             else:

@@ -17,7 +17,10 @@ from omniq.storage.row_rules import Row
 
 
 class RowCodec:
-    """Splits rows into `columns`, the body, and the rest."""
+    """Splits rows into `columns`, the body, and the rest.
+
+    Rows that are written or read together mostly have the same rest, so the last one is remembered.
+    """
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
@@ -39,6 +42,8 @@ class RowCodec:
         self._defaults = tuple(_default(fields[name]) for name in rest)
         self._values = attrgetter(*self.columns)
         self._decode = internal_decoder(self._kind)
+        self._last_written = (self._defaults, b"")
+        self._last_read = (b"", self._blank(b""))
 
     def values(self, row: Row) -> tuple[Any, ...]:
         """The values of the columns."""
@@ -48,11 +53,32 @@ class RowCodec:
     def rest(self, row: Row) -> bytes:
         """All other fields but the body, encoded; empty when all have their defaults."""
         values = self._rest(row)
-        return b"" if values == self._defaults else encode_internal(self._kind(*values))
+        known, encoded = self._last_written
+        if values != known:
+            is_default = values == self._defaults
+            encoded = b"" if is_default else encode_internal(self._kind(*values))
+            self._last_written = (values, encoded)
+        return encoded
 
     def row(self, values: Sequence[Any], rest: bytes, body: bytes = b"") -> Row:
         """The row with these values of the columns; `SerializationError` if `rest` is damaged."""
-        row = Row(**dict(zip(self.columns, values, strict=True)), body=body)
+        row = self.without_columns(rest)
+        for name, value in zip(self.columns, values, strict=True):
+            setattr(row, name, value)
+        row.body = body
+        return row
+
+    def without_columns(self, rest: bytes) -> Row:
+        """A row with the fields of `rest`; the caller sets all columns and the body."""
+        known, row = self._last_read
+        if rest != known:
+            row = self._blank(rest)
+            self._last_read = (rest, row)
+        copied: Row = row.__copy__()
+        return copied
+
+    def _blank(self, rest: bytes) -> Row:
+        row = Row(id="", queue="", priority=0, func_path="", due=0, visible=0, created_at=0)
         if rest:
             decoded = self._decode(rest)
             for name in self._rest_names:

@@ -37,6 +37,7 @@ class Step:
         self._updated: dict[str, Row] = {}
         self._settled: set[str] = set()
         self._ended: dict[str, Ended] = {}
+        self._claimed: set[str] = set()
 
     # Reading
 
@@ -157,11 +158,15 @@ class Step:
     def _delete(self, kind: str, key: str) -> None:
         self.changes.documents.append(DocumentChange(kind, key, ANY, None))
 
+    def is_changed(self, task_id: str) -> bool:
+        """Whether this step has changed the row: the store still has it as it was before."""
+        return task_id in self._updated or task_id in self._ended or task_id in self._claimed
+
     # The end
 
     async def offer(self) -> list[Row]:
         """Take the first rows out of the gates that have room; they return to the ready order."""
-        offered = await self.gates.offer()
+        offered = await self.gates.offer(self.is_changed)
         for row in offered:
             self._live[row.id] = row
             self.update(row)
@@ -169,6 +174,7 @@ class Step:
 
     def claim(self, row: Row, owner: str) -> None:
         """Claim a row that has entered its gates."""
+        self._claimed.add(row.id)
         row_rules.claim(row, owner, self.now)
         if row.id in self._settled:
             # The claim is not all that has changed: an outcome of this step has released the row.

@@ -2,29 +2,23 @@
 
 | module | job |
 |---|---|
-| `storage` | `FileStorage`: opens and closes, and implements the verbs of the contract |
-| `store` | `Store`: carries out the verbs, with blocking system calls |
+| `storage` | `FileStorage`, and the layout of the folder |
+| `backend` | `FileBackend`: the port of the engine, and the watch for work |
 | `store_thread` | the thread in which the store runs |
-| `task_files` | reads the records of tasks, and changes them by the protocol of renames |
-| `enqueue` | adds tasks to the queue folder |
-| `claim` | claims due tasks |
-| `record` | records outcomes and cancellations; gives back and retries tasks |
+| `store` | `Store`: carries out the calls of the backend, with blocking system calls |
+| `section` | one read-modify-write of the engine |
+| `writes` | changes many names in one step, with renames alone; ends the writes of dead processes |
+| `task_files` | follows the folder of live tasks, and reads records |
+| `index` | the names in that folder, in memory |
+| `wakeups` | inotify: which names have appeared and disappeared in it |
 | `finished` | counts, lists and deletes ended tasks and dead letters |
 | `leases` | one file for each owner, whose name contains the end of its lease |
-| `gates` | the shared state of running limits, rate limits and breakers |
-| `unique_keys` | the tasks that hold unique keys |
-| `schedules` | the schedules |
-| `checkpoints` | checkpoints and progress |
-| `wakeups` | inotify: which names have appeared and disappeared in the queue folder |
-| `index` | the names in the queue folder, in memory |
-| `shared_values` | compare-and-swap on small values, made of renames |
-| `shared_file` | records of many tasks in one file |
-| `listed_records` | reads the records of listed names, each shared file once |
+| `upgrade` | moves what older versions have stored to the new folders |
+| `row_names` | what the name of a task says beside its record |
+| `file_names` | builds and parses names |
+| `shared_file` | many records in one file |
 | `encoding` | the contents of files: header, checksum, record |
-| `file_names` | builds and parses the names of files |
 | `filesystem` | the system calls: what is atomic, and what is durable |
-
-The layout of the folder and the table of crashes are at the top of `storage`.
 """
 
 from omniq.storage.file.storage import FileStorage as FileStorage

@@ -1,11 +1,12 @@
-"""Encoding: the contents of a file: a header with version, length and checksum, then a record.
+"""Encoding: the contents of a file: a header with format, length and checksum, then a record.
 
-    offset  0  "omnq"        4  version      5  kind      6  two zero bytes
+    offset  0  "omnq"        4  format       5  kind      6  two zero bytes
             8  length        12 CRC-32 of the first 12 bytes and the payload
             16 payload (MessagePack)
 
-A file that is empty, truncated, longer than its header says, changed in any bit, of another kind or
-of a later version is not a record: `NotARecord` says why, and the file is moved to `corrupt/`.
+A file that is empty, truncated, longer than its header says, changed in any bit or of another kind is
+not a record: `NotARecord` says why, and the file is moved to `corrupt/`. A whole record of a later
+format is left where it is: `NewerRecord`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Generic, TypeVar
 import msgspec
 
 from omniq.errors import SerializationError
-from omniq.gate_rules import Gate, GateState
-from omniq.models import DeadLetter, Progress, Schedule, TaskStatus, WorkerInfo
+from omniq.gate_rules import Gate
+from omniq.models import DeadLetter, TaskStatus, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
+from omniq.storage.backend import Document
 from omniq.storage.row_rules import FinishedRow, Row
 
-VERSION = 1
+FORMAT = 1
 HEADER_SIZE = 16
 
 _HEADER = struct.Struct(">4sBBHI")
@@ -36,33 +38,31 @@ class NotARecord(Exception):
     """The file is not a complete record of the expected kind; the message says why."""
 
 
+class NewerRecord(Exception):
+    """A complete record of a later format than this version of omniq can read."""
+
+
 class Kind(IntEnum):
-    """The kinds of records. The numbers are stored in the files."""
+    """The kinds of records. The numbers are stored in the files; 4 to 8 only in older stores."""
 
     LIVE = 1
     ENDED = 2
     WORKER = 3
     GATE = 4
     SCHEDULE = 5
-    HOLDERS = 6
     CHECKPOINT = 7
     PROGRESS = 8
     SHARED = 9
+    DOCUMENT = 10
 
 
 class Live(msgspec.Struct, omit_defaults=True):
-    """The record of a task that waits or is held.
-
-    `newest` is the result of a repeating task's last run. With `clears_notes` the task starts from
-    the beginning: the checkpoint and the progress of earlier runs are deleted.
-    """
+    """The record of a task that waits or is held."""
 
     row: Row
-    newest: bytes | None = None
-    clears_notes: bool = False
 
 
-class Ended(msgspec.Struct, omit_defaults=True):
+class EndedTask(msgspec.Struct, omit_defaults=True):
     """The record of a task that has ended, with its dead letter if it has one."""
 
     row: Row
@@ -73,7 +73,7 @@ class Ended(msgspec.Struct, omit_defaults=True):
 
     @property
     def finished_row(self) -> FinishedRow:
-        """The record as the contract's read methods return it."""
+        """The record as the engine knows it."""
         return FinishedRow(
             row=self.row,
             finished_at=self.finished_at,
@@ -82,26 +82,28 @@ class Ended(msgspec.Struct, omit_defaults=True):
         )
 
 
-class IndexEntry(msgspec.Struct, gc=False):
+class WaitingRow(msgspec.Struct, gc=False):
     """The fields of a waiting task that decide its order, as the index holds them: no body."""
 
     id: str
     queue: str
     priority: int
+    func_path: str
     due: int
     visible: int
     seq: int = 0
-    token: int = 0
     crashes: int = 0
     status: TaskStatus = TaskStatus.PENDING
-    expires: int | None = None
     gates: tuple[Gate, ...] = ()
+    turn: int | None = None
     parked: str | None = None
+    owner: str | None = None
+    content: str = ""
 
     @property
     def order(self) -> tuple[int, int, int]:
         """The sort key: the order in which tasks are claimed."""
-        return (-self.priority, self.due, self.seq)
+        return (-self.priority, self.due if self.turn is None else self.turn, self.seq)
 
     @property
     def is_suspect(self) -> bool:
@@ -109,25 +111,26 @@ class IndexEntry(msgspec.Struct, gc=False):
         return self.crashes > 0
 
     @classmethod
-    def of(cls, row: Row) -> IndexEntry:
-        """Return the index entry of that row."""
+    def of(cls, row: Row, content: str) -> WaitingRow:
+        """Return these fields of the row, which is stored in that content."""
         return cls(
             id=row.id,
             queue=row.queue,
             priority=row.priority,
+            func_path=row.func_path,
             due=row.due,
             visible=row.visible,
             seq=row.seq,
-            token=row.token,
             crashes=row.crashes,
             status=row.status,
-            expires=row.expires,
             gates=row.gates,
+            turn=row.turn,
+            content=content,
         )
 
 
 class _LiveSummary(msgspec.Struct):
-    row: IndexEntry
+    row: WaitingRow
 
 
 class EndedSummary(msgspec.Struct):
@@ -142,27 +145,6 @@ class EndedSummary(msgspec.Struct):
     row: Row
     finished_at: int
     expires_at: int
-
-
-class Holder(msgspec.Struct, array_like=True):
-    """The task that holds a unique key. While the file `via` exists, it is about to become live."""
-
-    task_id: str
-    via: str = ""
-
-
-class Checkpoint(msgspec.Struct):
-    """The data from which a task resumes, and when it was saved."""
-
-    saved_at: int
-    data: bytes
-
-
-class StoredSchedule(msgspec.Struct):
-    """A schedule; its task's arguments are in `body`, encoded by the user's serializer."""
-
-    schedule: Schedule
-    body: bytes
 
 
 T = TypeVar("T")
@@ -190,23 +172,19 @@ class Codec(Generic[T]):
             raise NotARecord(str(error)) from error
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
+def frame(kind: Kind, payload: bytes, record_format: int = FORMAT) -> bytes:
     """Return a complete record: header and payload."""
-    header = _HEADER.pack(_MAGIC, VERSION, kind, 0, len(payload))
+    header = _HEADER.pack(_MAGIC, record_format, kind, 0, len(payload))
     return header + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
 
 
 def declared_size(start: bytes) -> int:
     """Return the file size that the header declares; raises `NotARecord` for another header."""
-    if not start:
-        raise NotARecord("the file is empty")
     if len(start) < HEADER_SIZE:
-        raise NotARecord(f"truncated: {len(start)} bytes are shorter than a header")
-    magic, version, _, _, length = _HEADER.unpack_from(start)
+        raise NotARecord(f"only {len(start)} bytes long")
+    magic, _, _, _, length = _HEADER.unpack_from(start)
     if magic != _MAGIC:
-        raise NotARecord("the header does not begin with 'omnq'")
-    if version != VERSION:
-        raise NotARecord(f"written in version {version} of the format; this is version {VERSION}")
+        raise NotARecord("not a file of omniq")
     return HEADER_SIZE + int(length)
 
 
@@ -219,28 +197,28 @@ def unframe(data: bytes) -> tuple[int, bytes]:
     (checksum,) = _CHECKSUM.unpack_from(data, 12)
     if zlib.crc32(payload, zlib.crc32(data[:12])) != checksum:
         raise NotARecord("the checksum is wrong")
+    if data[4] > FORMAT:
+        raise NewerRecord(f"format {data[4]} of the record; this is format {FORMAT}")
     return data[5], payload
 
 
 LIVE = Codec(Kind.LIVE, Live)
-ENDED = Codec(Kind.ENDED, Ended)
+ENDED = Codec(Kind.ENDED, EndedTask)
 WORKER = Codec(Kind.WORKER, WorkerInfo)
-GATE: Codec[tuple[str, GateState]] = Codec(Kind.GATE, tuple[str, GateState])
-SCHEDULE = Codec(Kind.SCHEDULE, StoredSchedule)
-HOLDERS: Codec[dict[str, Holder]] = Codec(Kind.HOLDERS, dict[str, Holder])
-CHECKPOINT = Codec(Kind.CHECKPOINT, Checkpoint)
-PROGRESS = Codec(Kind.PROGRESS, Progress)
+DOCUMENT = Codec(Kind.DOCUMENT, Document)
 
-_LIVE_SUMMARY = Codec(Kind.LIVE, _LiveSummary)
 ENDED_SUMMARY = Codec(Kind.ENDED, EndedSummary)
+_LIVE_SUMMARY = Codec(Kind.LIVE, _LiveSummary)
 
 
-def decode_index_entry(data: bytes) -> IndexEntry:
-    """Decode a waiting task's record into its index entry."""
+def decode_waiting(data: bytes) -> WaitingRow:
+    """Decode the fields of a waiting task's record that decide its order."""
     return _LIVE_SUMMARY.decode(data).row
 
 
-def decode_part(data: bytes) -> Live | Ended:
-    """Decode the new record of a change: the task is still live, or it has ended."""
+def decode_part(data: bytes) -> Live | EndedTask | Document:
+    """Decode a new record of any kind."""
     kind, _ = unframe(data)
-    return LIVE.decode(data) if kind == Kind.LIVE else ENDED.decode(data)
+    if kind == Kind.LIVE:
+        return LIVE.decode(data)
+    return ENDED.decode(data) if kind == Kind.ENDED else DOCUMENT.decode(data)

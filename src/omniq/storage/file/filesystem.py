@@ -19,13 +19,10 @@ from typing import Any
 
 from omniq.errors import StorageError
 from omniq.storage.file.encoding import HEADER_SIZE, NotARecord, declared_size
-from omniq.storage.file.shared_file import unpack_one
+from omniq.storage.file.shared_file import find_record
 from omniq.storage.permissions import refuse_shared
 
-FOLDERS = (
-    *("queue", "results", "dead", "tmp", "corrupt"),
-    *("workers", "gates", "unique", "schedules", "paused", "notes"),
-)
+FOLDERS = ("parts", "results", "dead", "leases", "tmp", "corrupt")
 _NETWORK_TYPES = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "glusterfs", "gpfs", "lustre", "ncpfs"),
@@ -35,6 +32,7 @@ _NETWORK_TYPES = frozenset(
 )
 _MAX_OPEN = 64
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHANGE = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = _ROOT | os.O_NOFOLLOW
@@ -83,6 +81,10 @@ class Disk:
         self._count += 1
         return f"{self._nonce_prefix}-{self._count:x}"
 
+    def is_own_nonce(self, nonce: str) -> bool:
+        """Whether this object made the nonce."""
+        return nonce.startswith(f"{self._nonce_prefix}-")
+
     # Reading
 
     def read(self, path: str) -> bytes | None:
@@ -90,11 +92,6 @@ class Disk:
 
         Raises `NotARecord` when it is not a regular file.
         """
-        found = self.read_file(path)
-        return None if found is None else found[1]
-
-    def read_file(self, path: str) -> tuple[int, bytes] | None:
-        """Return the file's inode number and its contents; None when it is missing."""
         try:
             fd = os.open(path, _READ, dir_fd=self._fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -107,18 +104,27 @@ class Disk:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise NotARecord("not a regular file")
-            return facts.st_ino, _read_whole(fd, facts.st_size)
+            return _read_whole(fd, facts.st_size)
         finally:
             os.close(fd)
-
-    def read_record(self, path: str, task_id: str) -> bytes | None:
-        """Return the record of that task from a file that may hold records of other tasks too."""
-        data = self.read(path)
-        return None if data is None else unpack_one(data, task_id)
 
     def exists(self, path: str) -> bool:
         """Whether the path exists."""
         return os.access(path, os.F_OK, dir_fd=self._fd, follow_symlinks=False)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether the path is a folder."""
+        try:
+            return stat.S_ISDIR(os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def inode(self, path: str) -> int:
+        """The inode number of a file; 0 when it is missing."""
+        try:
+            return os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder; none when it is missing."""
@@ -208,6 +214,11 @@ class Disk:
             _sync_and_close(waiting)
             return os.open(path, _CREATE, 0o600, dir_fd=self._fd)
 
+    def write_new(self, path: str) -> None:
+        """Create an empty file, unless the name exists."""
+        with suppress(FileExistsError):
+            os.close(os.open(path, _CREATE, 0o600, dir_fd=self._fd))
+
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Create or replace a file atomically."""
         temporary = f"tmp/{self.nonce()}.tmp"
@@ -219,12 +230,8 @@ class Disk:
             raise
 
     def make_folder(self, path: str) -> None:
-        """Create a folder unless it exists. Another kind of file there is moved to `corrupt/`."""
+        """Create a folder unless it exists."""
         _make_folder(path, dir_fd=self._fd)
-        facts = os.stat(path, dir_fd=self._fd, follow_symlinks=False)
-        if not stat.S_ISDIR(facts.st_mode):
-            self.quarantine(path, "not a folder")
-            _make_folder(path, dir_fd=self._fd)
 
     def sync(self, *folders: str) -> None:
         """In a durable store, wait until the names in these folders are on the disk."""
@@ -249,6 +256,21 @@ class Disk:
             return False
         return True
 
+    def move_folder(self, source: str, target: str) -> bool:
+        """Rename a folder. False when the target exists and is not empty."""
+        try:
+            os.rename(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+        return True
+
+    def move_quietly(self, source: str, target: str) -> None:
+        """Rename, ignoring errors: another process will."""
+        with suppress(OSError):
+            self.move(source, target)
+
     def link(self, source: str, target: str) -> bool:
         """Add a name to the file. False when that name exists."""
         try:
@@ -271,11 +293,27 @@ class Disk:
             os.unlink(path, dir_fd=self._fd)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and the files in it, ignoring errors."""
-        for name in self.names(path):
-            self.remove_quietly(f"{path}/{name}")
+        """Remove an empty folder, ignoring errors."""
         with suppress(OSError):
             os.rmdir(path, dir_fd=self._fd)
+
+    def erase(self, path: str, key: str) -> None:
+        """Remove a name; if other records are in the same file, overwrite the one with that key first.
+
+        Without this, the arguments of a deleted task would be readable until the last task of its
+        file is deleted.
+        """
+        with suppress(NotARecord, FileNotFoundError):
+            fd = os.open(path, _CHANGE, dir_fd=self._fd)
+            try:
+                facts = os.fstat(fd)
+                if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1:
+                    place = find_record(_read_whole(fd, facts.st_size), key)
+                    if place is not None and place[0] + place[1] <= facts.st_size:
+                        os.pwrite(fd, bytes(place[1]), place[0])
+            finally:
+                os.close(fd)
+        self.remove(path)
 
     def quarantine(self, path: str, why: str) -> None:
         """Move a file that is not a record to `corrupt/`, with a file that gives the reason.

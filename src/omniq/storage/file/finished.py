@@ -11,17 +11,21 @@ from itertools import islice
 import msgspec
 
 from omniq.clock import to_micros
-from omniq.models import DeadLetter, QueueStats, TaskStatus
-from omniq.storage.file.encoding import ENDED_SUMMARY, Ended, Live, NotARecord
-from omniq.storage.file.file_names import committed_of, dead_path, id_of, result_path
+from omniq.models import DeadLetter, TaskStatus
+from omniq.storage.backend import Counts, FinishedQuery, Record
+from omniq.storage.file.encoding import ENDED_SUMMARY, NewerRecord, NotARecord
+from omniq.storage.file.file_names import DeadName, id_of, result_path
 from omniq.storage.file.filesystem import Disk
-from omniq.storage.file.listed_records import ListedRecords
+from omniq.storage.file.shared_file import unpack_all, unpack_one
 from omniq.storage.file.task_files import TaskFiles
-from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery, queue_stats
+from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
 from omniq.storage.row_rules import Row
 
 _STALE_AFTER = 3600 * 10**9
 """Nanoseconds after which a temporary file counts as left behind by a process that died."""
+
+Find = Callable[[str], Record | None]
+"""Returns everything that is stored under an id."""
 
 
 class ResultSummary(msgspec.Struct, frozen=True, gc=False):
@@ -36,12 +40,19 @@ class ResultSummary(msgspec.Struct, frozen=True, gc=False):
 class FinishedTasks:
     """The folders `results` and `dead`."""
 
-    def __init__(self, task_files: TaskFiles) -> None:
-        self._task_files = task_files
-        self._disk: Disk = task_files.disk
+    def __init__(self, files: TaskFiles) -> None:
+        self._files = files
+        self._disk: Disk = files.disk
         self._known: dict[str, ResultSummary] = {}
+        self._letters: dict[str, tuple[int, DeadLetter]] = {}
+        self._listed: list[str] = []
+        self._listed_to = ""
 
     # Results
+
+    def has_record(self, task_id: str) -> bool:
+        """Whether a task with that id has a result or a dead letter, expired or not."""
+        return self._disk.exists(result_path(task_id)) or self._disk.exists(DeadName(task_id).path)
 
     def results(self) -> dict[str, ResultSummary]:
         """All tasks that have ended and are not live again, expired or not."""
@@ -56,72 +67,93 @@ class FinishedTasks:
                 found[task_id] = known
             else:
                 unread.append((inode, task_id))
-        listed = ListedRecords(self._disk)
+        before, records = 0, dict[str, bytes]()
         for inode, task_id in sorted(unread):
-            summary = self._read_summary(result_path(task_id), task_id, inode, listed)
+            # Names of one file follow each other, so that it is read once.
+            if inode != before or task_id not in records:
+                records = self._read_file(result_path(task_id), task_id)
+                before = inode
+            summary = self._summary(result_path(task_id), task_id, inode, records)
             if summary is not None:
                 found[task_id] = summary
         self._known = found
-        self._task_files.refresh()
-        is_live = self._task_files.index.is_live
+        self._files.refresh()
+        is_live = self._files.index.is_live
         return {task_id: known for task_id, known in found.items() if not is_live(task_id)}
 
-    def _read_summary(
-        self, path: str, task_id: str, inode: int, listed: ListedRecords
-    ) -> ResultSummary | None:
+    def _read_file(self, path: str, task_id: str) -> dict[str, bytes]:
         try:
-            data = listed.read(path, task_id, inode)
-            if data is None:
-                return None
-            ended = ENDED_SUMMARY.decode(data)
+            data = self._disk.read(path)
+            return (
+                {} if data is None else (unpack_all(data) or {task_id: unpack_one(data, task_id)})
+            )
+        except NotARecord as error:
+            self._disk.quarantine(path, str(error))
+        except NewerRecord:
+            pass
+        return {}
+
+    def _summary(
+        self, path: str, task_id: str, inode: int, records: dict[str, bytes]
+    ) -> ResultSummary | None:
+        if task_id not in records:
+            return None
+        try:
+            ended = ENDED_SUMMARY.decode(records[task_id])
             if ended.row.id != task_id:
                 raise NotARecord(f"the record of another task, {ended.row.id}")
         except NotARecord as error:
             self._disk.quarantine(path, str(error))
             return None
+        except NewerRecord:
+            return None
         return ResultSummary(inode, ended.row.status, ended.finished_at, ended.expires_at)
 
-    def purge(self, is_old: Callable[[ResultSummary], bool]) -> int:
-        """Delete the records of ended tasks for which `is_old` holds; returns how many."""
-        old = [task_id for task_id, summary in self.results().items() if is_old(summary)]
-        return sum(self._delete_if_old(task_id, is_old) for task_id in old)
+    def list_ids(self, query: FinishedQuery) -> list[str]:
+        """The ids of records whose instant is at most that of the query, in order."""
+        by_expiry = query.by == "expires_at"
+        if not query.after or query.after != self._listed_to:
+            if by_expiry:
+                self.remove_leftovers()
+            self._listed = [
+                task_id
+                for task_id, each in sorted(self.results().items(), reverse=True)
+                if (each.expires_at if by_expiry else each.finished_at) <= query.before
+            ]
+        # The folder is listed once for all pages.
+        page = self._listed[: -query.limit - 1 : -1]
+        del self._listed[-query.limit :]
+        self._listed_to = page[-1] if page else ""
+        return page
 
-    def delete(self, task_id: str, now: int) -> bool:
-        """Delete the record of one ended task; False when there is no such record."""
-        found = self._task_files.find(task_id)
-        if not isinstance(found, Ended):
-            return False
-        return self._delete_if_old(task_id, lambda summary: summary.expires_at > now)
-
-    def _delete_if_old(self, task_id: str, is_old: Callable[[ResultSummary], bool]) -> bool:
-        # Move it first and read it then: it may have been replaced since it was found to be old.
+    def delete(self, task_id: str, finished_before: int | None) -> None:
+        """Delete the record of an ended task, unless it is a later one than the caller means."""
         path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
-        if not self._disk.move(path, aside):
-            return False
-        summary = self._read_summary(aside, task_id, 0, ListedRecords(self._disk))
-        is_deleted = summary is not None and is_old(summary)
-        if summary is not None and not is_deleted:
-            self._disk.link(aside, path)
-        self._disk.remove_quietly(aside)
         self._known.pop(task_id, None)
-        return is_deleted
+        # Moved first and read then: it may be replaced between a check and the removal.
+        if not self._disk.move(path, aside):
+            return
+        if finished_before is not None:
+            summary = self._summary(aside, task_id, 0, self._read_file(aside, task_id))
+            if summary is not None and summary.finished_at >= finished_before:
+                self._disk.link(aside, path)
+                self._disk.remove_quietly(aside)
+                return
+        self._disk.erase(aside, task_id)
 
     def remove_leftovers(self) -> None:
         """Remove old temporary files and parts that were left by processes that died."""
         now = self._disk.disk_time()
-        for name in self._disk.names("tmp"):
-            if self._is_stale(f"tmp/{name}", now) and not name.endswith(".task.tmp"):
-                self._remove_anything(f"tmp/{name}")
-        for folder in ("results", "dead"):
+        index = self._files.index
+        for folder in ("tmp", "parts"):
             for name in self._disk.names(folder):
-                part = committed_of(name, "part")
-                # A part that a change of its task may still need stays, however old it is.
-                if part is None or self._task_files.index.is_live(part.id):
-                    continue
-                if self._disk.exists(dead_path(part.id)):
-                    continue
-                if self._is_stale(f"{folder}/{name}", now):
-                    self._disk.remove_quietly(f"{folder}/{name}")
+                path = f"{folder}/{name}"
+                # What a write that is not settled may still need stays, however old it is.
+                if self._is_stale(path, now) and not any(
+                    f".{write}." in name or name.startswith(write)
+                    for write in (*index.writes, *index.markers)
+                ):
+                    self._disk.remove_quietly(path)
 
     def _is_stale(self, path: str, now: int) -> bool:
         try:
@@ -129,97 +161,76 @@ class FinishedTasks:
         except FileNotFoundError:
             return False
 
-    def _remove_anything(self, path: str) -> None:
-        if path.endswith(".cell"):
-            self._disk.remove_folder(path)
-        else:
-            self._disk.remove_quietly(path)
-
     # Listing
 
-    def stats(self, now: int) -> QueueStats:
+    def counts(self, now: int, find: Find) -> Counts:
         """Count the tasks, each once, including those that change their state meanwhile."""
-        by_status = dict.fromkeys(TaskStatus, 0)
-        by_queue: dict[str, int] = {}
-        oldest: dict[str, int] = {}
-        known = self._live_ids()
+        counts = Counts(now=now, by_status=dict.fromkeys(TaskStatus, 0), by_queue={}, oldest={})
+        self._files.refresh()
+        before = self._files.index.ids()
         ended = self.results()
-        for summary in ended.values():
-            if summary.expires_at > now:
-                by_status[summary.status] += 1
-        live = self._live_tasks()
-        for task_id in known:
-            if task_id in ended or task_id in live:
-                continue
-            found = self._task_files.find(task_id)
-            if isinstance(found, Live):
-                live[task_id] = found.row.status, found.row.queue, None
-            elif found is not None:
-                by_status[found.row.status] += 1
-        for task_id, (status, queue, due) in live.items():
-            if task_id in ended:
-                continue
-            by_status[status] += 1
-            by_queue[queue] = by_queue.get(queue, 0) + 1
-            if due is not None:
-                oldest[queue] = min(due, oldest.get(queue, due))
-        return queue_stats(by_status, by_queue, oldest, now=now, dead=len(self.dead_ids()))
+        self._files.read_unread()
+        index = self._files.index
+        live = {row.id: row for row in index.ready.rows.values()}
+        for task_id in before | index.ids():
+            if task_id in live:
+                self._count(counts, live[task_id])
+            elif task_id not in ended and (record := find(task_id)) is not None:
+                if record.is_live:
+                    self._count(counts, record.row)
+                elif record.finished is not None:
+                    counts.by_status[record.row.status] += 1
+        for task_id, summary in ended.items():
+            if summary.expires_at > now and task_id not in live:
+                counts.by_status[summary.status] += 1
+        counts.dead = len(self.dead_ids())
+        counts.waiting = self.count_waiting(find)
+        return counts
 
-    def _live_ids(self) -> set[str]:
-        """The ids of all live tasks. Read before the results, to miss no task that ends."""
-        self._task_files.refresh()
-        index = self._task_files.index
-        return {*index.waiting_ids(), *index.running, *(each.id for each in index.committed())}
+    def _count(self, counts: Counts, row: Row) -> None:
+        counts.by_status[row.status] += 1
+        counts.by_queue[row.queue] = counts.by_queue.get(row.queue, 0) + 1
+        if row.owner is None:
+            counts.oldest[row.queue] = min(row.due, counts.oldest.get(row.queue, row.due))
 
-    def _live_tasks(self) -> dict[str, tuple[TaskStatus, str, int | None]]:
-        """The status and queue of every live task, and for waiting tasks the time they are due."""
-        task_files = self._task_files
-        for committed in task_files.index.committed():
-            task_files.finish_change(committed)
-        task_files.refresh()
-        task_files.read_unread()
-        found: dict[str, tuple[TaskStatus, str, int | None]] = {}
-        for entry in task_files.index.ready.items.values():
-            found[entry.id] = entry.status, entry.queue, entry.due
-        for claimed in list(task_files.index.running.values()):
-            live = task_files.read_claimed(claimed)
-            if live is not None:
-                found[claimed.id] = live.row.status, live.row.queue, None
-        return found
+    def count_waiting(self, find: Find) -> int:
+        """The number of live tasks that do not run, without reading the waiting ones."""
+        index = self._files.index
+        held = [task_id for names in index.held.values() for task_id in names]
+        taken = [task_id for task_id in index.ids() if task_id not in index.rows]
+        records = (find(task_id) for task_id in (*held, *taken))
+        return index.waiting_count + sum(
+            record is not None and record.is_live and record.row.status is not TaskStatus.RUNNING
+            for record in records
+        )
 
-    def list_rows(self, query: TaskQuery, now: int) -> list[Row]:
+    def list_rows(self, query: TaskQuery, now: int, find: Find) -> list[Row]:
         """A page of rows, live and ended together, in id order."""
         ids = sorted(task_id for task_id in self._ids(now) if task_id > query.after)
-        found = self._matching(ids, query)
-        return list(islice(found, query.limit))
+        return list(islice(_matching(ids, query, find), query.limit))
 
     def read_backwards(
-        self, query: ScanQuery, before: str, limit: int, now: int
+        self, query: ScanQuery, before: str, limit: int, now: int, find: Find
     ) -> tuple[list[Row], str | None]:
         """Read matching rows with ids below `before`, the largest id first.
 
         The second value is the id at which the bound stopped the scan; None when it did not.
         """
         ids = sorted((task_id for task_id in self._ids(now) if task_id < before), reverse=True)
-        rows = list(islice(self._matching(ids[: query.max_scanned], query), limit))
+        rows = list(islice(_matching(ids[: query.max_scanned], query, find), limit))
         is_cut = len(ids) > query.max_scanned and len(rows) < limit
         return rows, ids[query.max_scanned - 1] if is_cut else None
 
     def _ids(self, now: int) -> set[str]:
         """The ids of all tasks, live and ended."""
-        live = self._live_ids()
+        self._files.refresh()
+        live = self._files.index.ids()
         ended = self.results()
         return {
             *live,
             *(task_id for task_id, summary in ended.items() if summary.expires_at > now),
-            *self._live_ids(),
+            *self._files.index.ids(),
         }
-
-    def _matching(self, ids: Iterable[str], query: TaskQuery | ScanQuery) -> Iterator[Row]:
-        for task_id in ids:
-            found = self._task_files.find(task_id)
-            if found is not None and _matches(found.row, query):
-                yield found.row
 
     # Dead letters
 
@@ -230,47 +241,50 @@ class FinishedTasks:
 
     def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         """A page of dead letters, in id order."""
-        page: list[DeadLetter] = []
-        for ended in self._dead_after(query.after):
-            if len(page) >= query.limit:
-                break
-            letter = ended.letter
-            if (
-                letter is not None
-                and query.func_path in (None, letter.func_path)
-                and query.reason in (None, letter.failure_reason)
-            ):
-                page.append(letter)
-        return page
+        return list(islice(self._letters_of(query), query.limit))
 
-    def purge_dead(self, before: int) -> int:
-        """Delete dead letters whose last failure is older than `before`; returns how many."""
-        old = [
-            ended.row.id
-            for ended in self._dead_after("")
-            if ended.letter is not None and to_micros(ended.letter.last_failure) < before
-        ]
-        return sum(self.delete_dead(task_id) for task_id in old)
+    def _letters_of(self, query: DeadQuery) -> Iterator[DeadLetter]:
+        """The letters that the query describes; each file is read once by this process."""
+        found = {
+            task_id: inode
+            for name, inode in self._disk.scan("dead")
+            if (task_id := id_of(name, ".dead")) is not None
+        }
+        self._letters = {key: known for key, known in self._letters.items() if key in found}
+        for task_id in sorted(task_id for task_id in found if task_id > query.after):
+            known = self._letters.get(task_id)
+            if known is None or known[0] != found[task_id]:
+                ended = self._files.dead(task_id)
+                if ended is None or ended.letter is None:
+                    continue
+                known = self._letters[task_id] = found[task_id], ended.letter
+            if _is_wanted(known[1], query):
+                yield known[1]
 
-    def delete_dead(self, task_id: str) -> bool:
-        """Delete a dead letter and its checkpoint; False when there is no such dead letter."""
-        if not self._disk.remove(dead_path(task_id)):
-            return False
-        self._task_files.mark_unsynced("dead")
-        self._task_files.checkpoints.clear(task_id)
-        return True
-
-    def _dead_after(self, after: str) -> Iterator[Ended]:
-        for task_id in self.dead_ids():
-            if task_id > after:
-                ended = self._task_files.read_dead(task_id)
-                if ended is not None:
-                    yield ended
+    def delete_dead(self, task_id: str) -> None:
+        """Delete a dead letter."""
+        self._disk.erase(DeadName(task_id).path, task_id)
 
 
-def _matches(row: Row, query: TaskQuery | ScanQuery) -> bool:
+def _matching(ids: Iterable[str], query: TaskQuery | ScanQuery, find: Find) -> Iterator[Row]:
+    for task_id in ids:
+        record = find(task_id)
+        if record is None or (not record.is_live and record.finished is None):
+            continue
+        row = record.row if record.finished is None else record.finished.row
+        if (
+            query.status in (None, row.status)
+            and query.queue in (None, row.queue)
+            and query.func_path in (None, row.func_path)
+        ):
+            yield row
+
+
+def _is_wanted(letter: DeadLetter, query: DeadQuery) -> bool:
+    failed_at = to_micros(letter.last_failure)
     return (
-        query.status in (None, row.status)
-        and query.queue in (None, row.queue)
-        and query.func_path in (None, row.func_path)
+        query.func_path in (None, letter.func_path)
+        and query.reason in (None, letter.failure_reason)
+        and (query.since is None or failed_at >= query.since)
+        and (query.until is None or failed_at < query.until)
     )

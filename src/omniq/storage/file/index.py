@@ -1,197 +1,235 @@
-"""Index: the names in the queue folder, in memory, so that a claim need not list the folder.
+"""Index: the names in the folder `tasks`, in memory, so that a claim need not list the folder.
 
-It follows changes of names: those of this process, and those that `FolderWatch` reports, in the
-order in which they happened. It may be out of date, and it decides nothing: every step that matters
-is a rename of a file, which fails when the index was wrong. A file's contents are read once, before
-a claim.
+It follows the changes of names that `FolderWatch` reports, in the order in which they happened. It may
+be out of date, and it decides nothing: every step that matters is a rename, which fails when the index
+was wrong. A file's contents are read once, before a claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable
+from typing import cast
 
-from omniq.storage.file.encoding import IndexEntry
-from omniq.storage.file.file_names import Claimed, Committed, claimed_of, committed_of, id_of
+from omniq.storage.file.encoding import WaitingRow
+from omniq.storage.file.file_names import (
+    AnyName,
+    DocumentName,
+    Marker,
+    NewName,
+    RowName,
+    TakenName,
+    parse,
+)
 from omniq.storage.file.wakeups import Event
-from omniq.storage.ready_queue import ReadyQueue
+from omniq.storage.ready_rows import ReadyRows
+from omniq.storage.row_rules import Row
 
-_PREFIX = len("queue/")
+
+class Documents:
+    """The names of the documents of one kind."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, DocumentName] = {}
+        self._due: list[tuple[int, DocumentName]] = []
+
+    def put(self, name: DocumentName) -> None:
+        """Add a document, or replace it."""
+        self.by_key[name.key] = name
+        if name.due is not None:
+            heapq.heappush(self._due, (name.due, name))
+
+    def due_by(self, instant: int, limit: int) -> list[DocumentName]:
+        """The first documents that are due at that instant, in order."""
+        found: dict[DocumentName, int] = {}
+        while self._due and self._due[0][0] <= instant and len(found) < limit:
+            due, name = heapq.heappop(self._due)
+            if self.by_key.get(name.key) == name:
+                found[name] = due
+        for name, due in found.items():
+            heapq.heappush(self._due, (due, name))
+        return list(found)
 
 
 class Index:
-    """The live tasks by state: waiting (`ready` and `unread`), running, or in a committed change.
+    """The names by what they stand for.
 
-    `unread` are waiting tasks whose order is not known yet, with their inode number, or 0.
+    `rows` and `documents` are current; `taken` are those that a write has taken, and `new` those that a
+    write is about to add. `unread` are waiting tasks whose order is not known yet.
     """
 
     def __init__(self) -> None:
-        self.ready: ReadyQueue[IndexEntry] = ReadyQueue()
-        self.unread: dict[str, int] = {}
-        self.running: dict[str, Claimed] = {}
+        self.rows: dict[str, RowName] = {}
+        self.ready = ReadyRows()
+        self.unread: dict[str, RowName] = {}
+        self.held: dict[str, dict[str, RowName]] = {}
+        self.documents: dict[str, Documents] = {}
+        self.taken: dict[str, TakenName] = {}
+        self.new: dict[str, dict[str, NewName]] = {}
+        self.writes: dict[str, dict[str, TakenName | NewName]] = {}
+        self.markers: dict[str, Marker] = {}
         self.arrivals = 0
         """Counts the waiting tasks that other processes have added."""
-        self._done: dict[str, dict[str, Committed]] = {}
-        self._own_events: set[Event] = set()
-        self._inodes: dict[str, int] = {}
+        self._waiting: dict[str, WaitingRow] = {}
+        self._expected: dict[str, tuple[AnyName, WaitingRow | None]] = {}
 
     @property
-    def waiting(self) -> int:
-        """The number of waiting tasks."""
-        return len(self.ready.items) + len(self.unread)
-
-    def is_waiting(self, task_id: str) -> bool:
-        """Whether the task has a file that can be claimed."""
-        return task_id in self.ready.items or task_id in self.unread
+    def waiting_count(self) -> int:
+        """The number of tasks that no owner holds."""
+        return len(self.ready.rows) + len(self.unread)
 
     def is_live(self, task_id: str) -> bool:
-        """Whether the queue folder holds a file of the task."""
-        return self.is_waiting(task_id) or task_id in self.running or task_id in self._done
+        """Whether there is a live task with that id, also one that a write is changing."""
+        return task_id in self.rows or task_id in self.taken
 
-    def waiting_ids(self) -> Iterator[str]:
-        """The ids of all waiting tasks."""
-        yield from self.ready.items
-        yield from self.unread
+    def waiting(self, task_id: str) -> WaitingRow:
+        """The known fields of a waiting task."""
+        return self._waiting[task_id]
 
-    def committed(self, task_id: str | None = None) -> list[Committed]:
-        """Committed changes that may not be finished yet: of one task, or of all."""
-        if task_id is not None:
-            return list(self._done.get(task_id, {}).values())
-        return [committed for changes in self._done.values() for committed in changes.values()]
+    def document(self, key: str) -> DocumentName | None:
+        """The current name of the document with that key."""
+        documents = self.documents.get(key.partition("~")[0])
+        return None if documents is None else documents.by_key.get(key)
 
-    # Changes by this process. The watch reports them too, and `apply_events` then skips them
+    def ids(self) -> set[str]:
+        """The ids of all live tasks."""
+        return {
+            *self.rows,
+            *(each.inner.key for each in self.taken.values() if isinstance(each.inner, RowName)),
+        }
 
-    def put(self, entry: IndexEntry, now: int) -> None:
-        """This process has made the task wait."""
-        self._own_events.add((True, f"{entry.id}.task"))
-        self._put(entry, now)
+    # Changes
 
-    def hold(self, claimed: Claimed) -> None:
-        """This process has claimed the task, or has renamed the file of a claimed task."""
-        self._own_events.add((True, claimed.path[_PREFIX:]))
-        self._hold(claimed)
+    def expect(self, name: RowName | DocumentName, waiting: WaitingRow | None = None) -> None:
+        """This process is adding the name: it is not an arrival, and need not be read."""
+        self._expected[str(name)] = name, waiting
 
-    def commit(self, committed: Committed) -> None:
-        """This process has committed a change: the task is neither waiting nor held now."""
-        self._own_events.add((True, committed.path[_PREFIX:]))
-        self._commit(committed)
+    def apply(self, events: Iterable[Event], now: int) -> None:
+        """Apply events in order."""
+        for has_appeared, name in events:
+            expected = self._expected.pop(name, None) if has_appeared else None
+            if expected is not None:
+                parsed, waiting = expected
+                if waiting is not None:
+                    self._waiting[waiting.id] = waiting
+                self._add(parsed, now, is_own=True)
+                continue
+            found = parse(name)
+            if found is not None and has_appeared:
+                self._add(found, now)
+            elif found is not None:
+                self._remove(found)
 
-    def clear(self, committed: Committed) -> None:
-        """This process has finished the change and removed its `.done` file."""
-        self._own_events.add((False, committed.path[_PREFIX:]))
-        self._clear(committed)
+    @classmethod
+    def rebuilt(cls, before: Index, names: Iterable[str], now: int) -> Index:
+        """An index of all names of the folder; what was read of unchanged files stays."""
+        index = cls()
+        index._waiting, index.arrivals = before._waiting, before.arrivals
+        for name in names:
+            found = parse(name)
+            if found is not None:
+                is_known = isinstance(found, RowName) and found.key in before.rows
+                index._add(found, now, is_own=is_known)
+        index._waiting = {key: row for key, row in index._waiting.items() if key in index.rows}
+        return index
 
-    def set_order(self, entry: IndexEntry, now: int) -> None:
-        """This process has read the order of a task that was unread."""
-        if entry.id in self.unread:
-            self._put(entry, now)
+    def _add(self, name: AnyName, now: int, *, is_own: bool = False) -> None:
+        match name:
+            case RowName():
+                self._drop_row(name.key)
+                self.rows[name.key] = name
+                self._settle(name)
+                if name.owner:
+                    self.held.setdefault(name.owner, {})[name.key] = name
+                else:
+                    self._wait(name, now)
+                    self.arrivals += not is_own and name.parked is None
+            case DocumentName():
+                self._settle(name)
+                self.documents.setdefault(name.kind, Documents()).put(name)
+            case NewName():
+                self.new.setdefault(name.inner.key, {})[str(name)] = name
+                self.writes.setdefault(name.write, {})[str(name)] = name
+            case TakenName():
+                self.discard(name.inner)
+                self.taken[name.key] = name
+                self.writes.setdefault(name.write, {})[str(name)] = name
+            case Marker():
+                self.markers[name.write] = name
 
-    def put_back(self, entry: IndexEntry, now: int) -> None:
-        """Put back a task that was taken out and not claimed, unless it has changed since."""
-        if not (self.is_waiting(entry.id) or entry.id in self.running):
-            self.ready.put(entry, now)
+    def _settle(self, name: RowName | DocumentName) -> None:
+        """Remove the names from which this name was renamed."""
+        new = f"{name}.new"
+        news = self.new.get(name.key)
+        if news is not None and new in news:
+            self._remove(news[new])
+        taken = self.taken.get(name.key)
+        if taken is not None and getattr(taken.inner, "content", None) == name.content:
+            self._remove(taken)
 
-    def drop(self, task_id: str) -> None:
-        """Remove a task whose file is no longer under the known name."""
-        self.ready.discard(task_id)
-        self.unread.pop(task_id, None)
-        self.running.pop(task_id, None)
+    def _wait(self, name: RowName, now: int) -> None:
+        waiting = self._waiting.get(name.key)
+        if waiting is None or waiting.content != name.content:
+            self.unread[name.key] = name
+        else:
+            self._put(name, waiting, now)
 
-    def remove_path(self, path: str) -> None:
-        """Remove a file that was moved to `corrupt/`."""
-        self._name_removed(path[_PREFIX:])
+    def set_order(self, name: RowName, waiting: WaitingRow, now: int) -> None:
+        """The record of an unread task was read."""
+        if self.unread.get(name.key) == name:
+            del self.unread[name.key]
+            waiting.content = name.content
+            self._waiting[name.key] = waiting
+            self._put(name, waiting, now)
 
-    # Changes by other processes
+    def _put(self, name: RowName, waiting: WaitingRow, now: int) -> None:
+        gates = waiting.gates
+        is_parked = name.parked is not None and name.parked < len(gates)
+        waiting.parked = gates[name.parked or 0].key if is_parked else None
+        # It has every field of a row that decides the order.
+        self.ready.put(cast("Row", waiting), now)
 
-    def add_unread(self, task_id: str) -> None:
-        """Add a waiting task whose order has to be read."""
-        self.drop(task_id)
-        self.unread[task_id] = 0
-        self.arrivals += 1
+    def discard(self, name: object) -> None:
+        """Remove a current name, if it is the known one."""
+        if isinstance(name, RowName) and self.rows.get(name.key) == name:
+            self._drop_row(name.key)
+        elif isinstance(name, DocumentName) and self.document(name.key) == name:
+            del self.documents[name.kind].by_key[name.key]
 
-    def apply_events(self, events: Iterable[Event]) -> set[str]:
-        """Apply events in order; returns the ids of tasks that other processes have changed."""
-        own = self._own_events
-        touched: set[str] = set()
-        for event in events:
-            if event in own:
-                own.discard(event)
-                if not touched or _task_id_of(event[1]) not in touched:
-                    continue
-            # After a change by another process, this process's later ones must be applied again.
-            task_id = self._name_added(event[1]) if event[0] else self._name_removed(event[1])
-            if task_id is not None:
-                touched.add(task_id)
-        return touched
+    def _drop_row(self, key: str) -> None:
+        before = self.rows.pop(key, None)
+        if before is None:
+            return
+        if before.owner:
+            held = self.held[before.owner]
+            del held[key]
+            if not held:
+                del self.held[before.owner]
+        elif self.unread.pop(key, None) is None:
+            self.ready.discard(key)
 
-    def _name_added(self, name: str) -> str | None:
-        if (task_id := id_of(name, ".task")) is not None:
-            self.add_unread(task_id)
-            return task_id
-        if (claimed := claimed_of(name)) is not None:
-            self._hold(claimed)
-            return claimed.id
-        if (committed := committed_of(name)) is not None:
-            self._commit(committed)
-            return committed.id
-        return None
+    def _remove(self, name: AnyName) -> None:
+        match name:
+            case RowName() | DocumentName():
+                self.discard(name)
+            case NewName():
+                news = self.new.get(name.inner.key, {})
+                news.pop(str(name), None)
+                if not news:
+                    self.new.pop(name.inner.key, None)
+                self._leave_write(name)
+            case TakenName():
+                if self.taken.get(name.key) == name:
+                    del self.taken[name.key]
+                    if name.key not in self.rows:
+                        self._waiting.pop(name.key, None)
+                self._leave_write(name)
+            case Marker():
+                if self.markers.get(name.write) == name:
+                    del self.markers[name.write]
 
-    def _name_removed(self, name: str) -> str | None:
-        if (committed := committed_of(name)) is not None:
-            self._clear(committed)
-            return committed.id
-        if (task_id := id_of(name, ".task")) is not None:
-            self.ready.discard(task_id)
-            self.unread.pop(task_id, None)
-        elif (claimed := claimed_of(name)) is not None:
-            task_id = claimed.id
-            if self.running.get(task_id) == claimed:
-                del self.running[task_id]
-        return task_id
-
-    def replace(self, found: Iterable[tuple[str, int]]) -> None:
-        """Rebuild the index from all names of the folder; entries of unchanged files are reused."""
-        known, inodes = self.ready.items, self._inodes
-        self.unread, self.running, self._done, self._inodes = {}, {}, {}, {}
-        self._own_events.clear()
-        waiting = set()
-        for name, inode in found:
-            if (task_id := id_of(name, ".task")) is not None:
-                waiting.add(task_id)
-                self._inodes[task_id] = inode
-                if task_id not in known or inodes.get(task_id) != inode:
-                    self.unread[task_id] = inode
-                    self.arrivals += 1
-            elif (claimed := claimed_of(name)) is not None:
-                self.running[claimed.id] = claimed
-            elif (committed := committed_of(name)) is not None:
-                self._done.setdefault(committed.id, {})[committed.path] = committed
-        for task_id in [task_id for task_id in known if task_id not in waiting]:
-            self.ready.discard(task_id)
-        for task_id in self.unread:
-            self.ready.discard(task_id)
-
-    def _put(self, entry: IndexEntry, now: int) -> None:
-        self.running.pop(entry.id, None)
-        self.unread.pop(entry.id, None)
-        self.ready.put(entry, now)
-
-    def _hold(self, claimed: Claimed) -> None:
-        self.ready.discard(claimed.id)
-        self.unread.pop(claimed.id, None)
-        self.running[claimed.id] = claimed
-
-    def _commit(self, committed: Committed) -> None:
-        self.drop(committed.id)
-        self._done.setdefault(committed.id, {})[committed.path] = committed
-
-    def _clear(self, committed: Committed) -> None:
-        changes = self._done.get(committed.id)
-        if changes is not None and changes.pop(committed.path, None) is not None and not changes:
-            del self._done[committed.id]
-
-
-def _task_id_of(name: str) -> str | None:
-    if (task_id := id_of(name, ".task")) is not None:
-        return task_id
-    found = claimed_of(name) or committed_of(name)
-    return None if found is None else found.id
+    def _leave_write(self, name: TakenName | NewName) -> None:
+        names = self.writes.get(name.write, {})
+        names.pop(str(name), None)
+        if not names:
+            self.writes.pop(name.write, None)

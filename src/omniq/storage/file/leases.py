@@ -1,6 +1,6 @@
 """Leases: one file for each owner, whose name contains the time at which its lease expires.
 
-`workers/<owner>.<boot>.<until>.lease`. An owner renews its lease by renaming the file to a later
+`leases/<owner>.<boot>.<until>.<length>.<epoch>.<beat>.lease`. An owner renews its lease by renaming the file to a later
 time. Another storage fences the owner by removing the file under the name it has read. If the owner
 has renewed meanwhile, that name is gone and the owner is not fenced. If it was fenced, there is no
 file to rename, and the renewal fails. An owner that has lost its file never gets a lease again.
@@ -17,9 +17,12 @@ from omniq.clock import Clock
 from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
 from omniq.storage.file.encoding import WORKER, NotARecord
+from omniq.storage.file.file_names import RowName
 from omniq.storage.file.filesystem import Disk
 
-_NAME = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9a-f]{12})\.(\d{1,19})\.lease")
+_NAME = re.compile(
+    r"([A-Za-z0-9_-]{1,64})\.([0-9a-f]{12})\.(\d{1,16})\.(\d{1,16})\.(\d{1,16})\.(\d{1,16})\.lease"
+)
 _OTHER_FILES = (".info", ".resting")
 """The endings of an owner's other files: its `WorkerInfo`, and the mark that it is paused."""
 
@@ -28,16 +31,57 @@ _TRIES = 20
 
 
 class Lease(NamedTuple):
-    """An owner's lease; `until` is a time of the boot clock, valid in the boot `boot`."""
+    """An owner's lease; `until` is a time of the boot clock, valid in the boot `boot`.
+
+    `length` is that of its last renewal. `epoch` and `beat` are 0 until they are used.
+    """
 
     owner: str
     boot: str
     until: int
+    length: int = 0
+    epoch: int = 0
+    beat: int = 0
 
     @property
     def path(self) -> str:
         """Relative to the store's folder."""
-        return f"workers/{self.owner}.{self.boot}.{self.until}.lease"
+        numbers = f"{self.until}.{self.length}.{self.epoch}.{self.beat}"
+        return f"leases/{self.owner}.{self.boot}.{numbers}.lease"
+
+
+class OwnClaims:
+    """The claims of this process's owner by the names it knows, shared with the storage's siblings.
+
+    No lock is needed: each operation on the dictionary is atomic.
+    """
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self.lease_path = ""
+        self._names: dict[str, RowName] = {}
+
+    def start(self, owner: str, lease_path: str) -> None:
+        """Become the owner with that lease."""
+        if owner != self.owner:
+            self.owner, self._names = owner, {}
+        self.lease_path = lease_path
+
+    def put(self, name: RowName) -> bool:
+        """Note the new name of a task; returns whether this owner holds it."""
+        if name.owner == self.owner and name.owner:
+            self._names[name.key] = name
+            return True
+        self._names.pop(name.key, None)
+        return False
+
+    def drop(self, task_id: str) -> None:
+        """Forget a task that this owner no longer holds."""
+        self._names.pop(task_id, None)
+
+    def all(self) -> list[RowName]:
+        """All claims."""
+        return list(self._names.values())
 
 
 class Leases:
@@ -50,10 +94,10 @@ class Leases:
     def all(self) -> dict[str, Lease]:
         """All leases, expired or not, by owner."""
         found: dict[str, Lease] = {}
-        for name in self._disk.names("workers"):
+        for name in self._disk.names("leases"):
             match = _NAME.fullmatch(name)
             if match is not None:
-                lease = Lease(match[1], match[2], int(match[3]))
+                lease = Lease(match[1], match[2], *map(int, match.groups()[2:]))
                 if lease.owner not in found or found[lease.owner].until < lease.until:
                     found[lease.owner] = lease
         return found
@@ -74,12 +118,13 @@ class Leases:
     def renew(self, info: WorkerInfo, duration: int, *, is_first: bool) -> Lease:
         """Extend the lease to `duration` from now; raises `LeaseLost` when the owner was fenced."""
         lease = self._renew(info.id, duration, is_first)
-        self._disk.replace(f"workers/{info.id}.info", WORKER.encode(info), durable=False)
+        self._disk.replace(f"leases/{info.id}.info", WORKER.encode(info), durable=False)
         return lease
 
     def _renew(self, owner: str, duration: int, is_first: bool) -> Lease:
         for _ in range(_TRIES):
-            after = Lease(owner, self._boot(), self._clock.boot_micros() + duration)
+            until = self._clock.boot_micros() + duration
+            after = Lease(owner, self._boot(), until, duration)
             before = self.of(owner)
             if before is None:
                 if not is_first:
@@ -96,7 +141,7 @@ class Leases:
             ended = self._disk.remove(lease.path)
             if ended or self.of(lease.owner) is None:
                 for kind in _OTHER_FILES:
-                    self._disk.remove_quietly(f"workers/{lease.owner}{kind}")
+                    self._disk.remove_quietly(f"leases/{lease.owner}{kind}")
                 return True
         return False
 
@@ -106,29 +151,29 @@ class Leases:
         if lease is None or not self.is_live(lease):
             return False
         if paused:
-            self._disk.replace(f"workers/{owner}.resting", b"", durable=False)
+            self._disk.replace(f"leases/{owner}.resting", b"", durable=False)
         else:
-            self._disk.remove_quietly(f"workers/{owner}.resting")
+            self._disk.remove_quietly(f"leases/{owner}.resting")
         return True
 
     def is_paused(self, owner: str) -> bool:
         """Whether the owner is paused."""
-        return self._disk.exists(f"workers/{owner}.resting")
+        return self._disk.exists(f"leases/{owner}.resting")
 
     def info(self, owner: str) -> WorkerInfo | None:
         """The `WorkerInfo` of the owner's last renewal; None when it is missing or unreadable."""
         with suppress(NotARecord):
-            data = self._disk.read(f"workers/{owner}.info")
+            data = self._disk.read(f"leases/{owner}.info")
             return None if data is None else WORKER.decode(data)
         return None
 
     def remove_leftovers(self) -> None:
         """Remove the other files of owners that have no lease."""
         alive = self.all()
-        for name in self._disk.names("workers"):
+        for name in self._disk.names("leases"):
             owner = name.removesuffix(_OTHER_FILES[0]).removesuffix(_OTHER_FILES[1])
             if owner != name and owner not in alive and self.of(owner) is None:
-                self._disk.remove_quietly(f"workers/{name}")
+                self._disk.remove_quietly(f"leases/{name}")
 
     def _boot(self) -> str:
         return hashlib.sha256(self._clock.boot_id().encode()).hexdigest()[:12]

@@ -1,38 +1,67 @@
-"""Store: carries out the verbs of the file backend, with blocking calls, in one thread."""
+"""Store: carries out the calls of the backend, with blocking system calls, in one thread."""
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from omniq.clock import Clock, from_micros
-from omniq.errors import DuplicateTask, LeaseLost
+from omniq.errors import LeaseLost, StorageError, StorageRefused
 from omniq.failpoints import hit
-from omniq.models import DeadLetter, Progress, Schedule, TaskStatus, WorkerInfo
-from omniq.serialization import Serializer
-from omniq.storage.file.claim import Claimer
-from omniq.storage.file.encoding import Live
-from omniq.storage.file.enqueue import Batch, Enqueuer, SequenceNumbers
-from omniq.storage.file.file_names import Claimed, dead_path
+from omniq.models import WorkerInfo
+from omniq.serialization import encode_internal, internal_decoder
+from omniq.storage import backend
+from omniq.storage.backend import Counts, Document, Record, Work, complete
+from omniq.storage.file.encoding import DOCUMENT
+from omniq.storage.file.file_names import DocumentName, RowName, document_key
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.finished import FinishedTasks
-from omniq.storage.file.gates import Gates
-from omniq.storage.file.leases import Lease, Leases
-from omniq.storage.file.record import EncodeFinish, HeldTasks, Recorder
-from omniq.storage.file.schedules import Schedules
+from omniq.storage.file.leases import Leases, OwnClaims
+from omniq.storage.file.section import FileSection
 from omniq.storage.file.task_files import TaskFiles
-from omniq.storage.file.unique_keys import UniqueKeys
+from omniq.storage.file.upgrade import drain_old_layout
+from omniq.storage.file.writes import Writes, boot_mark
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
+from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.row_rules import Row
-from omniq.storage.types import Claim, Entry, GivenBack, Renewal
+from omniq.storage.types import Renewal
 
-_NONCE_PREFIX_LENGTH = 12
-"""Characters of a new id that begin a store's nonces: its random end. Long names cost space."""
+T = TypeVar("T")
+
+FORMAT = 2
+"""The format of the store. A folder with `queue/` instead of `tasks/` has format 1."""
+
+_NONCE_LENGTH = 10
+"""Random characters at the beginning of a store's nonces. Long names cost space."""
+
+
+class StoreInfo(msgspec.Struct, array_like=True):
+    """The document `store`: the store's identity, its format, and the oldest that can read it."""
+
+    id: str
+    epoch: int = 0
+    format: int = FORMAT
+    oldest_reader: int = FORMAT
+
+
+class SequenceNumbers:
+    """Sequence numbers: in this process, later enqueues get larger numbers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def next(self, now: int) -> int:
+        """Return the next number. Across processes the clock decides the order."""
+        with self._lock:
+            self._last = max(now, self._last + 1)
+            return self._last
+
 
 _sequences: WeakValueDictionary[tuple[int, int], SequenceNumbers] = WeakValueDictionary()
 _sequences_lock = threading.Lock()
@@ -45,294 +74,230 @@ def _sequence_numbers_of(root: Path) -> SequenceNumbers:
         return _sequences.setdefault((facts.st_dev, facts.st_ino), SequenceNumbers())
 
 
-class StoreOptions(msgspec.Struct):
-    """The options and collaborators of a store."""
-
-    root: Path
-    is_durable: bool
-    clock: Clock
-    serializer: Serializer
-    max_pending: int | None
-    held_tasks: HeldTasks
-    encode_finish: EncodeFinish
-    is_watched: bool = True
-
-
 class Store:
     """One folder. Call `open` first; after that every method leaves the store consistent."""
 
-    def __init__(self, options: StoreOptions) -> None:
-        self._clock = options.clock
-        self.held_tasks = options.held_tasks
+    def __init__(
+        self, root: Path, clock: Clock, own_claims: OwnClaims, *, is_durable: bool
+    ) -> None:
+        self._clock = clock
+        self._own_claims = own_claims
         self.disk = Disk(
-            options.root,
-            is_durable=options.is_durable,
-            nonce_prefix=options.clock.new_id()[-_NONCE_PREFIX_LENGTH:],
+            root,
+            is_durable=is_durable,
+            nonce_prefix=boot_mark(clock) + clock.new_id()[-_NONCE_LENGTH:],
         )
-        self.task_files = TaskFiles(self.disk, options.clock, watched=options.is_watched)
-        self.leases = Leases(self.disk, options.clock)
-        self.gates = Gates(self.disk, self.task_files)
-        self.finished = FinishedTasks(self.task_files)
-        self.schedules = Schedules(self.disk, options.serializer)
-        unique = UniqueKeys(self.disk, self.task_files)
-        self.recorder = Recorder(
-            self.task_files, self.gates, unique, options.held_tasks, options.encode_finish
-        )
-        self.claimer = Claimer(self.task_files, self.gates, options.held_tasks, self.recorder)
-        self._unique = unique
-        self._options = options
+        self.files = TaskFiles(self.disk, clock)
+        self.writes = Writes(self.files, clock)
+        self.finished = FinishedTasks(self.files)
+        self.leases = Leases(self.disk, clock)
 
     def open(self) -> None:
-        """Create the missing folders, and enqueue the intents of processes that died."""
+        """Create the missing folders, and move what an older version has stored to the new ones."""
         self.disk.open()
         try:
-            self.enqueuer = Enqueuer(
-                self.task_files,
-                self._unique,
-                _sequence_numbers_of(self.disk.root),
-                self._options.max_pending,
-            )
-            if not self._options.held_tasks.lease_path:
-                self.enqueuer.enqueue_abandoned()
+            self._sequence = _sequence_numbers_of(self.disk.root)
+            self._make_tasks_folder()
+            drain_old_layout(self, is_opening=True)
         except BaseException:
             self.close()
             raise
 
+    def _make_tasks_folder(self) -> None:
+        """Create `tasks` together with the document `store`, so that there is never one without it."""
+        if self.disk.is_folder("tasks"):
+            return
+        draft = f"tmp/{self.disk.nonce()}.tasks"
+        self.disk.make_folder(draft)
+        info = encode_internal(StoreInfo(self._clock.new_id()))
+        name = DocumentName(document_key("store", "store"), self.disk.nonce())
+        self.disk.write(f"{draft}/{name}", DOCUMENT.encode(Document("store", "store", info)))
+        self.disk.sync(draft)
+        if not self.disk.move_folder(draft, "tasks"):
+            self.disk.remove(f"{draft}/{name}")
+            self.disk.remove_folder(draft)
+        self.disk.sync(".")
+
     def close(self) -> None:
         """Close; does nothing when called again."""
-        self.task_files.close()
+        self.files.close()
         self.disk.close()
 
-    # Tasks
+    def next_seq(self) -> int:
+        """The sequence number of a new task."""
+        return self._sequence.next(self._clock.micros())
 
-    def enqueue(self, batches: list[Batch]) -> None:
-        """Enqueue the batches, and set the `ids` or the `error` of each."""
-        self.enqueuer.enqueue(batches)
+    # Sections
 
-    def record_and_claim(
-        self, owner: str, entries: list[Entry], claim: Claim | None
-    ) -> tuple[list[bool], list[Row]]:
-        """Record the outcomes, then claim; returns what was recorded and the claimed rows."""
-        now = self._clock.micros()
-        self.task_files.refresh()
-        if claim is not None:
-            self._check_lease(owner)
-        recorded = self.recorder.record(owner, entries, now)
-        rows: list[Row] = []
-        if claim is not None:
-            rows = self.claimer.claim(owner, claim, now)
-            if rows and not self._has_lease(owner):
+    def section(self) -> FileSection:
+        """A new section on what is stored now."""
+        section = FileSection(
+            self.files, self.writes, self.finished, self._own_claims, self.next_seq
+        )
+        self._check_format()
+        return section
+
+    def _check_format(self) -> None:
+        found = self.files.index.documents.get("store")
+        for name in () if found is None else found.by_key.values():
+            document = self.files.read_document(name)
+            info = None if document is None else _decode_info(document[1].data)
+            if info is not None and info.oldest_reader > FORMAT:
+                raise StorageRefused(
+                    f"{self.disk.root} has format {info.format}, which needs a newer version of "
+                    f"omniq; this one reads format {FORMAT}"
+                )
+
+    def transact(self, section: FileSection, work: Work[T], claims_as: str | None) -> T:
+        """Run the work of the engine in the section."""
+        if claims_as is not None:
+            self._check_lease(claims_as)
+        try:
+            result = complete(work(section))
+            if section.claimed and claims_as is not None and not self._has_lease(claims_as):
                 # Fenced between the two checks. Undone here, the claims cost the tasks no crash.
-                self.claimer.undo_claims(rows, now)
-                self.task_files.flush()
-                self._check_lease(owner)
-        self.task_files.flush()
-        return recorded, [copy.copy(row) for row in rows]
+                section.undo_claims()
+                raise LeaseLost(claims_as)
+        finally:
+            self.writes.flush()
+        return result
 
-    def undo_claims(self, rows: list[Row]) -> None:
-        """Undo claims whose caller was cancelled."""
-        self.claimer.undo_claims(rows, self._clock.micros())
-        self.task_files.flush()
+    def undo_claims(self, section: FileSection) -> None:
+        """Undo the claims of a section whose caller was cancelled."""
+        self.files.refresh()
+        section.undo_claims()
+        self.writes.flush()
 
-    def cancel(self, task_id: str, reason: str) -> bool:
-        """See `Recorder.cancel`."""
-        is_cancelled = self.recorder.cancel(task_id, reason, self._clock.micros())
-        self.task_files.flush()
-        return is_cancelled
+    def find(self, task_id: str) -> Record | None:
+        """What is stored under an id; None for records of a newer format, which are left alone."""
+        try:
+            return self._reader.find(task_id)
+        except StorageError:
+            return None
 
-    def retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
-        """Put a dead letter's task back into its queue; False when there is no such dead letter."""
-        self.task_files.refresh()
-        dead = self.task_files.read_dead(task_id)
-        if dead is None:
-            return False
-        self.enqueuer.check_room(1)
-        seq, now = self.enqueuer.next_seq(), self._clock.micros()
-        is_retried = self.recorder.retry_dead(dead, body, from_start, seq, now)
-        self.task_files.flush()
-        return is_retried
+    # Counts and pages
 
-    def purge_expired(self) -> int:
-        """Delete expired records; returns how many. Also removes leftovers of dead processes."""
-        now = self._clock.micros()
-        purged = self.finished.purge(lambda summary: summary.expires_at <= now)
-        self.finished.remove_leftovers()
-        return purged
+    def counts(self, *, only_waiting: bool) -> Counts:
+        """Count the tasks."""
+        self._reader = self.section()
+        now = self._reader.now
+        if only_waiting:
+            return Counts(now=now, waiting=self.finished.count_waiting(self.find))
+        return self.finished.counts(now, self.find)
+
+    def page(self, query: object) -> object:
+        """Return one page."""
+        self._reader = self.section()
+        now, finished = self._reader.now, self.finished
+        match query:
+            case TaskQuery():
+                return finished.list_rows(query, now, self.find)
+            case ScanQuery():
+                return self._scan(query, now)
+            case DeadQuery():
+                return finished.list_dead(query)
+            case backend.FinishedQuery():
+                return finished.list_ids(query)
+        raise TypeError(f"no such query: {query!r}")
+
+    def _scan(self, query: ScanQuery, now: int) -> Scan:
+        async def read_backwards(before: str, limit: int) -> tuple[list[Row], str | None]:
+            return self.finished.read_backwards(query, before, limit, now, self.find)
+
+        async def read_page(page: TaskQuery) -> list[Row]:
+            return self.finished.list_rows(page, now, self.find)
+
+        return complete(scan_by_id(query, read_backwards, read_page))
 
     # Leases and recovery
 
     def _has_lease(self, owner: str) -> bool:
-        path = self.held_tasks.lease_path
-        if path.startswith(f"workers/{owner}.") and self.disk.exists(path):
+        own = self._own_claims
+        if own.owner == owner and self.disk.exists(own.lease_path):
             return True
         lease = self.leases.of(owner)
         if lease is not None:
-            self.held_tasks.lease_path = lease.path
+            own.start(owner, lease.path)
         return lease is not None
 
     def _check_lease(self, owner: str) -> None:
         if not self._has_lease(owner):
-            self.held_tasks.forget(owner)
             raise LeaseLost(owner)
 
-    def renew(self, info: WorkerInfo, duration: int, *, is_first: bool) -> Renewal:
+    def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
         """Renew the lease; returns the tasks that the owner still holds, by their files."""
-        try:
-            lease = self.leases.renew(info, duration, is_first=is_first)
-        except LeaseLost:
-            self.held_tasks.forget(info.id)
-            raise
-        self.held_tasks.lease_path = lease.path
+        lease = self.leases.renew(info, length, is_first=is_first)
+        self._own_claims.start(info.id, lease.path)
         held: dict[str, int] = {}
         cancelled: set[str] = set()
-        for each in self.held_tasks.of(info.id):
-            claimed = each.claimed
-            if self.disk.exists(claimed.cancelled().path):
-                cancelled.add(claimed.id)
-            elif not self.disk.exists(claimed.path) and claimed.id not in self.held_tasks.changing:
-                continue
-            held[claimed.id] = claimed.token
+        for known in self._own_claims.all():
+            name = self._current_claim(known)
+            if name is not None:
+                held[name.key] = name.token
+                if "c" in name.marks:
+                    cancelled.add(name.key)
         return Renewal(held, frozenset(cancelled), self.leases.is_paused(info.id))
 
-    def retire(self, owner: str) -> None:
-        """Release all tasks of the owner, and remove its lease."""
-        self.recorder.retire(owner, self._clock.micros())
-        self.task_files.flush()
-        lease = self.leases.of(owner)
-        if lease is not None:
-            self.leases.fence(lease)
-        self.held_tasks.forget(owner)
+    def _current_claim(self, known: RowName) -> RowName | None:
+        """The name that a claimed task has now. The index is asked only if it is none of the usual."""
+        if self.disk.exists(known.path):
+            return known
+        cancelled = known._replace(version=known.version + 1, marks=f"{known.marks}c")
+        if self.disk.exists(cancelled.path):
+            return cancelled
+        self.files.refresh()
+        index = self.files.index
+        taken = index.taken.get(known.key)
+        name = index.rows.get(known.key) or (None if taken is None else taken.inner)
+        if not isinstance(name, RowName) or (name.owner, name.token) != (known.owner, known.token):
+            return None
+        return name
 
-    def give_back(self, max_crashes: int) -> list[GivenBack]:
-        """Finish abandoned enqueues and changes, fence expired owners, give back their tasks."""
-        self.enqueuer.enqueue_abandoned()
-        self.task_files.recheck()
-        for committed in self.task_files.index.committed():
-            self.task_files.finish_change(committed)
-        # The claims were read before the leases, so an owner that starts now is not among them.
-        for lease in self.leases.all().values():
-            if not self.leases.is_live(lease):
-                self.leases.fence(lease)
-        hit("file.recover.after_fence")
-        by_owner: dict[str, list[Claimed]] = {}
-        for claimed in self.task_files.index.running.values():
-            by_owner.setdefault(claimed.owner, []).append(claimed)
-        now = self._clock.micros()
-        given_back: list[GivenBack] = []
-        for owner, claims in by_owner.items():
-            if not self._is_alive(self.leases.of(owner)):
-                for row, _ in self.recorder.give_back(claims, now, max_crashes):
-                    given_back.append(GivenBack(row.id, row.func_path, owner, row.status))
-        self.task_files.flush()
+    def all_leases(self) -> list[backend.Lease]:
+        """End abandoned writes; return all leases, and the owners that hold tasks without one."""
+        drain_old_layout(self)
+        self.files.recheck()
+        self.writes.recover()
+        self.files.refresh()
+        # The claims are read before the leases, so an owner that starts now is not among them.
+        index = self.files.index
+        taken = (each.inner for each in index.taken.values())
+        owners = {*index.held, *(each.owner for each in taken if isinstance(each, RowName))} - {""}
+        leases = self.leases.all()
+        found: list[backend.Lease] = []
+        for owner in sorted(owners | leases.keys()):
+            lease = leases.get(owner)
+            if lease is None:
+                found.append(backend.Lease(owner, None, is_live=False))
+            else:
+                is_live = self.leases.is_live(lease)
+                found.append(backend.Lease(owner, self._info(owner), is_live))
         self.leases.remove_leftovers()
-        return given_back
-
-    def _is_alive(self, lease: Lease | None) -> bool:
-        return lease is not None and self.leases.is_live(lease)
-
-    def workers(self) -> list[WorkerInfo]:
-        """Workers with a valid lease, in id order."""
-        self.task_files.refresh()
-        found: list[WorkerInfo] = []
-        for owner, lease in sorted(self.leases.all().items()):
-            if not self.leases.is_live(lease):
-                continue
-            unknown = WorkerInfo(
-                id=owner, host="", pid=0, started_at=from_micros(0), last_heartbeat=from_micros(0)
-            )
-            info = self.leases.info(owner) or unknown
-            running = tuple(sorted(self._held_by(owner)))
-            paused = self.leases.is_paused(owner)
-            found.append(msgspec.structs.replace(info, running=running, paused=paused))
         return found
 
-    def held_by(self, owner: str) -> dict[str, int]:
-        """The claims of an owner: task id to token."""
-        self.task_files.refresh()
-        return self._held_by(owner)
+    def _info(self, owner: str) -> WorkerInfo:
+        unknown = WorkerInfo(
+            id=owner, host="", pid=0, started_at=from_micros(0), last_heartbeat=from_micros(0)
+        )
+        paused = self.leases.is_paused(owner)
+        return msgspec.structs.replace(self.leases.info(owner) or unknown, paused=paused)
 
-    def _held_by(self, owner: str) -> dict[str, int]:
-        running = self.task_files.index.running.values()
-        return {claimed.id: claimed.token for claimed in running if claimed.owner == owner}
-
-    def count_waiting(self) -> int:
-        """The number of live tasks that are not running: waiting, or failed and still held."""
-        task_files = self.task_files
-        task_files.refresh()
-        for committed in task_files.index.committed():
-            task_files.finish_change(committed)
-        count = task_files.index.waiting
-        for claimed in list(task_files.index.running.values()):
-            held = self.held_tasks.held.get(claimed.id)
-            if held is not None and held.claimed.token == claimed.token:
-                live: Live | None = held.live
-            else:
-                live = task_files.read_claimed(claimed)
-            count += live is not None and live.row.status is TaskStatus.RETRYING
-        return count
-
-    # Side data
-
-    def is_held(self, owner: str, task_id: str, token: int) -> bool:
-        """Whether that claim is the current one."""
-        self.task_files.refresh()
-        claimed = self.task_files.index.running.get(task_id)
-        return claimed is not None and (claimed.owner, claimed.token) == (owner, token)
-
-    def save_checkpoint(self, owner: str, task_id: str, token: int, data: bytes) -> bool:
-        """Store the checkpoint; False when that claim is not the current one."""
-        if not self.is_held(owner, task_id, token):
+    def fence(self, owner: str, *, retires: bool) -> bool:
+        """End a lease for good; False if it is valid."""
+        lease = self.leases.of(owner)
+        if lease is None:
+            return True
+        if not retires and self.leases.is_live(lease):
             return False
-        self.task_files.checkpoints.save(task_id, token, data)
-        return True
+        is_fenced = self.leases.fence(lease)
+        if not retires:
+            hit("file.recover.after_fence")
+        return is_fenced
 
-    def report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
-        """Store the reports whose claims are current."""
-        for report in reports:
-            if self.is_held(owner, report.task_id, report.token):
-                self.task_files.checkpoints.report(report)
+    def check_for_work(self) -> tuple[int | None, bool]:
+        """Return when the next task is due, and whether tasks were added since the last claim."""
+        self.files.refresh()
+        return self.files.index.ready.next_due(), self.files.has_arrivals()
 
-    def purge_checkpoints(self, before: int) -> int:
-        """Delete old checkpoints of tasks that are neither live nor dead; returns how many."""
-        self.task_files.refresh()
-        purged = 0
-        for task_id in self.task_files.checkpoints.task_ids():
-            if self.task_files.index.is_live(task_id) or self.disk.exists(dead_path(task_id)):
-                continue
-            checkpoint = self.task_files.checkpoints.load(task_id)
-            if checkpoint is not None and checkpoint.saved_at < before:
-                self.task_files.checkpoints.clear(task_id)
-                purged += 1
-        return purged
 
-    def get_dead(self, task_id: str) -> DeadLetter | None:
-        """Return the dead letter with its checkpoint, or None."""
-        dead = self.task_files.read_dead(task_id)
-        if dead is None or dead.letter is None:
-            return None
-        checkpoint = self.task_files.checkpoints.load(task_id)
-        data = None if checkpoint is None else checkpoint.data
-        return msgspec.structs.replace(dead.letter, checkpoint=data)
-
-    def fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
-        """Enqueue the row, then advance the schedule; False if the schedule has changed."""
-        before = self.schedules.read_if_unchanged(schedule)
-        if before is None:
-            return False
-        if row is not None:
-            # The task first: after a crash in between, the schedule fires the same id again.
-            batch = Batch([row])
-            self.enqueuer.enqueue([batch])
-            if batch.error is not None and not isinstance(batch.error, DuplicateTask):
-                raise batch.error
-            hit("file.schedule.after_task")
-        return self.schedules.advance(before, advanced)
-
-    def set_paused(self, queue: str, paused: bool) -> None:
-        """Pause or resume a queue."""
-        path = f"paused/{queue}.paused"
-        if paused:
-            self.disk.replace(path, b"")
-        else:
-            self.disk.remove(path)
-        self.disk.sync("paused")
+_decode_info = internal_decoder(StoreInfo)

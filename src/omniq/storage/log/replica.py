@@ -47,6 +47,7 @@ class Replica:
 
     def _forget(self) -> None:
         self.is_loaded = False
+        self.needs_snapshot = False
         self.tables = UndoableTables()
         self.number = 0
         self._last_id = ""
@@ -148,7 +149,7 @@ class Replica:
                 is_won = await self._look_for(commit.id, is_refused=is_won is False)
             if is_won:
                 self.tables.end()
-                self._reach(self.number + 1, commit, len(data))
+                self._reach_own(commit, len(data))
             if is_won is not None:
                 return is_won
             await self._clock.sleep(pause)
@@ -203,10 +204,13 @@ class Replica:
 
     # Snapshots
 
-    @property
-    def needs_snapshot(self) -> bool:
-        """Whether so much was committed that the next opening should not have to read it all."""
-        return self._bytes_since >= max(self._snapshot_bytes, self._snapshot_size // 2)
+    def _reach_own(self, commit: Commit, size: int) -> None:
+        # Of all processes, the one whose commit makes the log too long saves a snapshot. If it dies,
+        # the one that makes the log twice as long does.
+        longest = max(self._snapshot_bytes, self._snapshot_size // 2)
+        lengths = self._bytes_since // longest
+        self._reach(self.number + 1, commit, size)
+        self.needs_snapshot = self.needs_snapshot or self._bytes_since // longest > lengths
 
     def snapshot(self) -> tuple[int, bytes]:
         """The state as it is now, and the number of its last commit."""
@@ -224,6 +228,7 @@ class Replica:
             )
         )
         self._bytes_since, self._snapshot_size = 0, len(data)
+        self.needs_snapshot = False
         return self.number, data
 
     async def save(self, number: int, data: bytes) -> None:

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from omniq.errors import InvalidTask, StorageCorrupt, StorageError
 from omniq.storage.permissions import refuse_shared
+from omniq.storage.sqlite.upgrade import FUNCTIONS
 
 Connection = sqlite3.Connection
 DriverError = sqlite3.Error
@@ -28,7 +29,7 @@ MisuseError = sqlite3.ProgrammingError
 BUSY_SECONDS = 30.0
 """Seconds for which a call waits for a lock that another connection holds, before it fails."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 NO_COMMIT_INSIDE = (
     "ctx.transaction(): the transaction is committed when the block is left, and rolled back when "
@@ -250,6 +251,8 @@ class Database:
             return
         self.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
         try:
+            for name, (size, function) in FUNCTIONS.items():
+                connection.create_function(name, size, function)
             for name in self._missing(self._version(connection)):
                 for command in statement(name).split(";"):
                     connection.execute(command)

@@ -1,21 +1,21 @@
 """Leases: the leases of a store's owners, in a separate database. See `leases.sql`.
 
-An owner loses its tasks in two steps, each a transaction:
+An owner loses its tasks in three steps, each a transaction:
 
     step                                        after a crash here
     1 in this database: the owner's lease has   the owner is fenced here and still holds tasks in
       expired, or it has none: fence it, so     the store. The next recovery finds it by the tasks
       that it cannot renew                      it holds, not by its new fence, and does step 2
-    2 in the store: insert its fence, and       the recovery is complete
-      give back its tasks
+    2 in the store: insert its fence, so that   as after step 1
+      it cannot claim
+    3 in the store: give back its tasks         the recovery is complete
 
 A claim checks the fence in the store, in its own transaction. A claim before step 2 is given back
-by step 2; a claim after step 2 is refused.
+by step 3; a claim after step 2 is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -24,8 +24,10 @@ from omniq.clock import Clock
 from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
-from omniq.storage.sqlite.connection import Connection
-from omniq.storage.sqlite.tables import json_text, read_array
+from omniq.storage.backend import Lease
+from omniq.storage.sqlite.connection import Connection, StatementRunner, statement
+from omniq.storage.sqlite.tables import read_array
+from omniq.storage.types import Renewal
 
 FENCE_RETENTION = 86_400_000_000
 """Microseconds for which a fence is stored at least: longer than any request can be delayed.
@@ -33,123 +35,108 @@ FENCE_RETENTION = 86_400_000_000
 An owner whose fence was deleted holds no tasks, and cannot renew: only a first lease inserts a row.
 """
 
+_IS_LIVE = "fenced = 0 AND boot_id = :boot AND until > :now"
+
 _decode_info = internal_decoder(WorkerInfo)
 
 
-def renew(db: Connection, info: WorkerInfo, lease: int, clock: Clock, *, is_first: bool) -> None:
-    """Extend the lease to `lease` microseconds from now; `LeaseLost` when the owner was fenced."""
-    parameters: dict[str, Any] = {
-        "owner": info.id,
-        "boot": clock.boot_id(),
-        "until": clock.boot_micros() + lease,
-        "at": clock.micros(),
-        "info": encode_internal(info),
-    }
+def _times(clock: Clock) -> dict[str, Any]:
+    return {"boot": clock.boot_id(), "now": clock.boot_micros(), "at": clock.micros()}
+
+
+# On the database of the leases
+
+
+def renew(db: Connection, info: WorkerInfo, length: int, clock: Clock, *, is_first: bool) -> None:
+    """Extend the lease to `length` microseconds from now; `LeaseLost` when the owner was fenced."""
+    values = "boot_id = :boot, until = :now + :length, at = :at, info = :info, length = :length"
     if is_first:
         sql = (
-            "INSERT INTO omniq_leases VALUES (:owner, :boot, :until, 0, :at, :info) "
-            "ON CONFLICT (owner) DO UPDATE SET boot_id = :boot, until = :until, at = :at, info = :info "
-            "WHERE fenced = 0"
+            "INSERT INTO omniq_leases (owner, boot_id, until, fenced, at, info, length) "
+            "VALUES (:owner, :boot, :now + :length, 0, :at, :info, :length) "
+            f"ON CONFLICT (owner) DO UPDATE SET {values} WHERE fenced = 0"
         )
     else:
-        sql = (
-            "UPDATE omniq_leases SET boot_id = :boot, until = :until, at = :at, info = :info "
-            "WHERE owner = :owner AND fenced = 0"
-        )
-    if db.execute(sql, parameters).rowcount != 1:
+        sql = f"UPDATE omniq_leases SET {values} WHERE owner = :owner AND fenced = 0"
+    parameters = {"owner": info.id, "length": length, "info": encode_internal(info)}
+    if db.execute(sql, {**parameters, **_times(clock)}).rowcount != 1:
         raise LeaseLost(info.id)
 
 
-def set_paused(db: Connection, owner: str, clock: Clock, *, paused: bool) -> bool:
-    """Store whether the owner is paused; False when it has no valid lease."""
-    is_live = db.execute(
-        "SELECT 1 FROM omniq_leases WHERE owner = ? AND fenced = 0 AND boot_id = ? AND until > ?",
-        (owner, clock.boot_id(), clock.boot_micros()),
-    ).fetchone()
-    if is_live is None:
+def fence(db: Connection, owner: str, clock: Clock, *, retires: bool) -> bool:
+    """Fence the owner; False when its lease is valid, unless it retires."""
+    parameters = {"owner": owner, "old": clock.micros() - FENCE_RETENTION, **_times(clock)}
+    sql = f"SELECT 1 FROM omniq_leases WHERE owner = :owner AND {_IS_LIVE}"
+    if not retires and db.execute(sql, parameters).fetchone() is not None:
         return False
-    sql = (
-        "INSERT OR IGNORE INTO omniq_resting VALUES (?)"
-        if paused
-        else "DELETE FROM omniq_resting WHERE owner = ?"
+    db.execute(
+        "INSERT INTO omniq_leases (owner, boot_id, until, fenced, at) VALUES (:owner, '', 0, 1, :at) "
+        "ON CONFLICT (owner) DO UPDATE SET fenced = 1, at = :at",
+        parameters,
     )
-    db.execute(sql, (owner,))
+    # An owner that still holds tasks is found by them, and fenced again.
+    db.execute("DELETE FROM omniq_leases WHERE fenced = 1 AND at < :old", parameters)
     return True
 
 
-def is_paused(db: Connection, owner: str) -> bool:
-    """Whether the owner is paused. `db` has the leases attached."""
-    sql = "SELECT 1 FROM leases.omniq_resting WHERE owner = ?"
+def pause(db: Connection, owner: str, clock: Clock, *, paused: bool) -> bool:
+    """Store whether the owner is paused; False when it has no valid lease."""
+    sql = f"UPDATE omniq_leases SET paused = :paused WHERE owner = :owner AND {_IS_LIVE}"
+    parameters = {"owner": owner, "paused": paused, **_times(clock)}
+    return db.execute(sql, parameters).rowcount == 1
+
+
+# On the store
+
+
+def fence_in_store(db: Connection, owner: str, now: int) -> None:
+    """Fence the owner, so that it cannot claim."""
+    sql = (
+        "INSERT INTO omniq_fences VALUES (?, ?) ON CONFLICT (owner) DO UPDATE SET at = excluded.at"
+    )
+    db.execute(sql, (owner, now))
+    db.execute("DELETE FROM omniq_fences WHERE at < ?", (now - FENCE_RETENTION,))
+
+
+def is_fenced(db: StatementRunner, owner: str) -> bool:
+    """Whether the owner may not claim."""
+    sql = "SELECT 1 FROM omniq_fences WHERE owner = ?"
     return db.execute(sql, (owner,)).fetchone() is not None
 
 
-def _forget_pauses(db: Connection) -> None:
-    """Delete the pauses of owners without a lease: a pause ends with the lease."""
-    db.execute(
-        "DELETE FROM omniq_resting "
-        "WHERE owner NOT IN (SELECT owner FROM omniq_leases WHERE fenced = 0)"
-    )
+# On a reader, which has the leases attached
 
 
-def needs_fencing(db: Connection, holders: Iterable[str], clock: Clock) -> bool:
-    """Whether a lease has expired, or a holder has none. `db` has the leases attached."""
-    live = {
-        owner
-        for owner, boot, until, fenced in db.execute(
-            "SELECT owner, boot_id, until, fenced FROM leases.omniq_leases"
+def read_leases(db: Connection, clock: Clock) -> list[Lease]:
+    """The leases in owner order, and the owners that hold tasks without one."""
+    found = {
+        owner: Lease(
+            owner,
+            msgspec.structs.replace(_decode_info(info), paused=paused == 1),
+            is_live == 1,
         )
-        if not fenced and boot == clock.boot_id() and until > clock.boot_micros()
+        for owner, info, paused, is_live in db.execute(
+            f"SELECT owner, info, paused, {_IS_LIVE} FROM leases.omniq_leases WHERE fenced = 0",
+            _times(clock),
+        )
     }
-    (unfenced,) = db.execute("SELECT count(*) FROM leases.omniq_leases WHERE fenced = 0").fetchone()
-    return unfenced > len(live) or not live.issuperset(holders)
+    for owner in read_array(db, statement("holders")):
+        found.setdefault(owner, Lease(owner, None, is_live=False))
+    return [found[owner] for owner in sorted(found)]
 
 
-def fence_expired(db: Connection, holders: list[str], clock: Clock) -> tuple[list[str], list[str]]:
-    """Fence every owner without a valid lease, and delete old fences.
-
-    Returns the owners fenced now, and those of `holders` that are fenced.
-    """
-    parameters = {"boot": clock.boot_id(), "now": clock.boot_micros(), "at": clock.micros()}
-    dead = db.execute(
-        "UPDATE omniq_leases SET fenced = 1, at = :at "
-        "WHERE fenced = 0 AND (boot_id <> :boot OR until <= :now) RETURNING owner",
-        parameters,
-    ).fetchall()
-    db.execute(
-        "INSERT INTO omniq_leases SELECT value, '', 0, 1, :at, NULL FROM json_each(:holders) "
-        "WHERE true ON CONFLICT (owner) DO NOTHING",
-        {"at": parameters["at"], "holders": json_text(holders)},
-    )
-    db.execute(
-        "DELETE FROM omniq_leases WHERE fenced = 1 AND at < :old "
-        "AND owner NOT IN (SELECT value FROM json_each(:holders))",
-        {"old": clock.micros() - FENCE_RETENTION, "holders": json_text(holders)},
-    )
-    _forget_pauses(db)
-    fenced = read_array(
+def read_renewal(db: Connection, owner: str) -> Renewal:
+    """The tasks that the owner holds, which of them were cancelled, and whether it is paused."""
+    held = read_array(
         db,
-        "SELECT json_group_array(owner) FROM omniq_leases "
-        "WHERE fenced = 1 AND owner IN (SELECT value FROM json_each(:holders))",
-        {"holders": json_text(holders)},
+        "SELECT json_group_array(json_array(tasks.id, live.token, live.cancel_requested)) "
+        "FROM omniq_live AS live CROSS JOIN omniq_tasks AS tasks ON tasks.seq = live.seq "
+        "WHERE live.place = 4 AND live.owner = :owner",
+        {"owner": owner},
     )
-    return [owner for (owner,) in dead], fenced
-
-
-def retire(db: Connection, owner: str, clock: Clock) -> None:
-    """End the lease of an owner that retires."""
-    db.execute(
-        "UPDATE omniq_leases SET fenced = 1, at = ? WHERE owner = ?", (clock.micros(), owner)
+    sql = "SELECT 1 FROM leases.omniq_leases WHERE owner = ? AND fenced = 0 AND paused = 1"
+    return Renewal(
+        {task_id: token for task_id, token, _ in held},
+        frozenset(task_id for task_id, _, is_cancelled in held if is_cancelled),
+        db.execute(sql, (owner,)).fetchone() is not None,
     )
-    _forget_pauses(db)
-
-
-def read_workers(db: Connection, clock: Clock) -> list[WorkerInfo]:
-    """Workers with a valid lease, in id order. `db` has the leases attached."""
-    found = db.execute(
-        "SELECT info, owner IN (SELECT owner FROM leases.omniq_resting) FROM leases.omniq_leases "
-        "WHERE fenced = 0 AND boot_id = ? AND until > ? ORDER BY owner",
-        (clock.boot_id(), clock.boot_micros()),
-    )
-    return [
-        msgspec.structs.replace(_decode_info(info), paused=paused == 1) for info, paused in found
-    ]

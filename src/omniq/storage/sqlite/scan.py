@@ -49,7 +49,7 @@ def scan(db: Connection, query: ScanQuery, now: int) -> Scan:
     stopped_at = max((seq for seq in lowest if seq is not None), default=None)
     parameters["lowest_seq"] = -1 if stopped_at is None else stopped_at
     sql = _statement(query.status, query.queue is not None, query.func_path is not None)
-    rows = [stored.row for stored in tables.read_rows(db, sql, parameters)]
+    rows = tables.read_rows(db, sql, parameters)
     return scan_by_sequence(rows, query.limit, stopped_at)
 
 
@@ -95,7 +95,7 @@ def _statement(status: TaskStatus | None, by_queue: bool, by_function: bool) -> 
         + (" AND tasks.func_path = :func_path" if by_function else "")
         for table in _tables_for(status)
     )
-    return tables.rows_statement("scan", union=True).replace("{found}", found)
+    return tables.rows_statement("scan").replace("{found}", found)
 
 
 def _source(table: str, status: TaskStatus | None) -> str:

@@ -10,39 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from omniq.gate_rules import Gate
-from omniq.models import Attempt, TaskStatus
-from omniq.serialization import encode_internal, lenient_decoder
+from omniq.clock import to_micros
+from omniq.errors import SerializationError
+from omniq.models import DeadLetter, TaskStatus
+from omniq.serialization import encode_internal, internal_decoder
+from omniq.storage.backend import Ended, Record, place_of
+from omniq.storage.row_codec import RowCodec
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.sqlite.connection import Connection, StatementRunner, statement
-
-READY, SUSPECT, DELAYED, PARKED, HELD = range(5)
-"""The values of the column `place` of `omniq_live`: see `schema.sql`."""
+from omniq.storage.sqlite.connection import StatementRunner, statement
 
 _INLINE_BYTES = 8_192
-"""Bytes of a body or a history that may be part of the JSON; longer ones are read separately."""
+"""Bytes of a blob that may be part of the JSON; longer ones are read separately."""
 
 _LARGEST_WRITE = 256
 
+_CONSTANT = (
+    "seq", "id", "nonce", "queue", "priority", "func_path", "created_at", "stored_at", "unique",
+    "expires", "result_ttl", "repeats",
+)  # fmt: skip
+"""The columns of `omniq_tasks`. All others but the body are state."""
+
+_STATE = (
+    "due", "attempts", "crashes", "token", "settled", "started_at", "status", "cancel_requested",
+)  # fmt: skip
+"""The columns of `omniq_live`, `omniq_finished` and `omniq_dead`."""
+
+_LIVE_STATE = {"turn": "due", "visible": "0", "owner": "NULL", "parked": "NULL", "attached": "0"}
+"""The columns of `omniq_live` alone, and what replaces them for a task that has ended."""
+
+_CODEC = RowCodec((*_CONSTANT, *_STATE, *_LIVE_STATE))
+_REPEATS, _STATUS, _CANCELLED, _ATTACHED = map(
+    _CODEC.columns.index, ("repeats", "status", "cancel_requested", "attached")
+)
 _STATUSES = {status.value: status for status in TaskStatus}
-decode_json = msgspec.json.Decoder().decode
-_decode_gates = lenient_decoder(tuple[Gate, ...], None)
-_decode_history = lenient_decoder(tuple[Attempt, ...], ())
-
-
-def place_of(row: Row, now: int) -> int:
-    """The place in which a claim finds the row."""
-    if row.owner is not None:
-        return HELD
-    if row.visible > now:
-        return DELAYED
-    if row.parked is not None:
-        return PARKED
-    return SUSPECT if row.is_suspect else READY
+_decode_json = msgspec.json.Decoder().decode
+_decode_letter = internal_decoder(DeadLetter)
 
 
 def json_text(value: Any) -> str:
@@ -52,64 +59,52 @@ def json_text(value: Any) -> str:
 
 # Reading
 
-_TASK_COLUMNS = (
-    "seq", "id", "nonce", "queue", "priority", "func_path", "created_at", "repeats", "unique_key",
-    "expires", "result_ttl",
-)  # fmt: skip
-_STATE_COLUMNS = (
-    "due", "visible", "status", "attempts", "crashes", "releases", "token", "settled", "owner",
-    "started_at", "cancel_requested", "parked", "attached",
-)  # fmt: skip
-_LIVE_ONLY = {"owner", "parked", "attached"}
 
-
-def _blob(column: str) -> str:
+def _hex(blob: str) -> str:
     """SQL for a blob in hexadecimal: "" for NULL, and NULL when it is too long for the JSON."""
-    return f"CASE WHEN coalesce(length({column}), 0) <= {_INLINE_BYTES} THEN hex({column}) END"
-
-
-def _columns(*, body: bool, union: bool) -> str:
-    """The columns that `_row` expects.
-
-    With `union` the state is that of `live` or, for a task that is not live, of `finished`.
-    """
-
-    def state(column: str) -> str:
-        if not union:
-            return f"state.{column}"
-        if column in _LIVE_ONLY:
-            return f"live.{column}"
-        return f"coalesce(live.{column}, finished.{column})"
-
-    return ", ".join(
-        [
-            *(f"tasks.{column}" for column in _TASK_COLUMNS),
-            *map(state, _STATE_COLUMNS),
-            "hex(tasks.gates)",
-            _blob(state("history")),
-            _blob("tasks.body") if body else "''",
-        ]
-    )
+    return f"CASE WHEN coalesce(length({blob}), 0) <= {_INLINE_BYTES} THEN hex({blob}) END"
 
 
 @cache
-def rows_statement(name: str, *, body: bool = True, union: bool = False, place: int = 0) -> str:
-    """The SQL of that name, with the columns of a row and the place filled in."""
-    columns = _columns(body=body, union=union)
-    return statement(name).replace("{columns}", columns).replace("{place}", str(place))
+def _columns(*, bodies: bool, is_live: bool) -> str:
+    """The columns that `_row` expects; the tables have the names that `rows_statement` describes."""
+    if is_live:
+        state = [f"live.{column}" for column in (*_STATE, *_LIVE_STATE)]
+        rest = "live.rest"
+    else:
+        state = [f"coalesce(live.{name}, dead.{name}, finished.{name})" for name in _STATE]
+        state += [
+            f"coalesce(live.{name}, dead.due, finished.due)"
+            if instead == "due"
+            else f"coalesce(live.{name}, {instead})"
+            for name, instead in _LIVE_STATE.items()
+        ]
+        rest = "coalesce(live.rest, dead.rest, finished.rest)"
+    constant = [f'tasks."{column}"' for column in _CONSTANT]
+    return ", ".join([*constant, *state, _hex(rest), _hex("tasks.body") if bodies else "''"])
 
 
-class StoredRow(msgspec.Struct, frozen=True):
-    """A row, and whether it may have side data that must be deleted when the task ends."""
+_JOINS = """
+LEFT JOIN omniq_live AS live ON live.seq = tasks.seq
+LEFT JOIN omniq_dead AS dead ON dead.seq = tasks.seq
+LEFT JOIN omniq_finished AS finished ON finished.seq = tasks.seq AND finished.expires_at > :now
+"""
 
-    row: Row
-    attached: bool
 
+@cache
+def rows_statement(name: str, *, bodies: bool = True) -> str:
+    """The SQL of that name, with the columns of rows filled in.
 
-def read_rows(db: Connection, sql: str, parameters: dict[str, Any]) -> list[StoredRow]:
-    """The rows that a statement made by `rows_statement` finds, in its order."""
-    (text,) = db.execute(sql, parameters).fetchone()
-    return [_row(db, values) for values in decode_json(text)]
+    `{live}` are those of live tasks, from the tables `tasks` and `live`. `{any}` are those of any task,
+    from `tasks` and the other tables, which `{joins}` joins.
+    """
+    return (
+        statement(name)
+        .replace("{live}", _columns(bodies=bodies, is_live=True))
+        .replace("{any}", _columns(bodies=bodies, is_live=False))
+        .replace("{joins}", _JOINS)
+        .replace("{ended}", f"{_hex('finished.result')}, {_hex('dead.letter')}")
+    )
 
 
 def read_array(
@@ -117,73 +112,66 @@ def read_array(
 ) -> list[Any]:
     """The JSON array that a statement returns."""
     (text,) = db.execute(sql, parameters or {}).fetchone()
-    array: list[Any] = decode_json(text)
+    array: list[Any] = _decode_json(text)
     return array
 
 
-def read_record(db: Connection, task_id: str, now: int) -> Row | FinishedRow | None:
-    """Return the record of the task, live or finished and not expired; or None."""
-    sql = rows_statement("find", union=True)
-    found = db.execute(sql, {"id": task_id, "now": now}).fetchone()
-    if found is None:
-        return None
-    text, finished_at, expires_at, result = found
-    row = _row(db, decode_json(text)).row
-    if result is None:
-        return row
-    return FinishedRow(row=row, finished_at=finished_at, expires_at=expires_at, result=result)
+def read_rows(db: StatementRunner, sql: str, parameters: dict[str, Any]) -> list[Row]:
+    """The rows that a statement made by `rows_statement` finds, in its order."""
+    return [_row(db, values) for values in read_array(db, sql, parameters)]
 
 
-def _row(db: Connection, values: list[Any]) -> StoredRow:
-    (
-        seq, task_id, nonce, queue, priority, func_path, created_at, repeats, unique, expires, ttl,
-        due, visible, status, attempts, crashes, releases, token, settled, owner, started_at,
-        cancel_requested, parked, attached, gates, history, body,
-    ) = values  # fmt: skip
-    if history is None:
-        history = _fetch_history(db, seq)
+def read_records(
+    db: StatementRunner, ids: Sequence[str], now: int, *, bodies: bool
+) -> dict[str, Record]:
+    """What is stored under these ids; a record past its `expires_at` is not."""
+    found: dict[str, Record] = {}
+    sql = rows_statement("load", bodies=bodies)
+    for values in read_array(db, sql, {"ids": json_text(ids), "now": now}):
+        *values, finished_at, expires_at, is_dead, result, letter = values
+        row = _row(db, values)
+        finished = letter_of = None
+        if finished_at is not None:
+            data = _blob(db, result, "result", "omniq_finished", row.seq)
+            finished = FinishedRow(
+                row=row, finished_at=finished_at, expires_at=expires_at, result=data
+            )
+        if is_dead:
+            letter_of = _decode_letter(_blob(db, letter, "letter", "omniq_dead", row.seq))
+        found[row.id] = Record(row, finished, letter_of)
+    return found
+
+
+def _row(db: StatementRunner, values: list[Any]) -> Row:
+    *values, rest, body = values
+    seq = values[0]
+    if rest is None:
+        rest = next(
+            found
+            for table in ("omniq_live", "omniq_dead", "omniq_finished")
+            if (found := _long_blob(db, "rest", table, seq))
+        )
     if body is None:
-        (body,) = db.execute("SELECT hex(body) FROM omniq_tasks WHERE seq = ?", (seq,)).fetchone()
-    limits = _decode_gates(bytes.fromhex(gates)) if gates else ()
-    row = Row(
-        id=task_id,
-        seq=seq,
-        nonce=nonce,
-        queue=queue,
-        priority=priority,
-        func_path=func_path,
+        body = _long_blob(db, "body", "omniq_tasks", seq)
+    values[_REPEATS] = values[_REPEATS] == 1
+    values[_STATUS] = _STATUSES[values[_STATUS]]
+    values[_CANCELLED] = values[_CANCELLED] == 1
+    values[_ATTACHED] = values[_ATTACHED] == 1
+    try:
+        return _CODEC.row(values, bytes.fromhex(rest), bytes.fromhex(body))
+    except SerializationError:
         # A task whose limits cannot be decoded must not run: without a body it cannot.
-        body=b"" if limits is None else bytes.fromhex(body),
-        due=due,
-        visible=visible,
-        created_at=created_at,
-        status=_STATUSES[status],
-        attempts=attempts,
-        crashes=crashes,
-        releases=releases,
-        token=token,
-        settled=settled,
-        owner=owner,
-        started_at=started_at,
-        cancel_requested=cancel_requested == 1,
-        repeats=repeats == 1,
-        unique=unique,
-        expires=expires,
-        result_ttl=ttl,
-        gates=limits or (),
-        parked=parked,
-        history=_decode_history(bytes.fromhex(history)) if history else (),
-    )
-    return StoredRow(row, attached == 1)
+        return _CODEC.row(values, b"")
 
 
-def _fetch_history(db: Connection, seq: int) -> str:
-    sql = " UNION ALL ".join(
-        f"SELECT hex(history) FROM {table} WHERE seq = :seq"
-        for table in ("omniq_live", "omniq_finished", "omniq_dead")
-    )
-    history: str = db.execute(sql, {"seq": seq}).fetchone()[0]
-    return history
+def _blob(db: StatementRunner, inline: str | None, column: str, table: str, seq: int) -> bytes:
+    return bytes.fromhex(_long_blob(db, column, table, seq) if inline is None else inline)
+
+
+def _long_blob(db: StatementRunner, column: str, table: str, seq: int) -> str:
+    sql = f"SELECT hex({column}) FROM {table} WHERE seq = :seq"
+    found = db.execute(sql, {"seq": seq}).fetchone()
+    return "" if found is None else str(found[0])
 
 
 # Writing
@@ -194,7 +182,8 @@ class BulkInsert:
 
     def __init__(self, table: str, columns: Sequence[str], suffix: str = "") -> None:
         group = f"({', '.join('?' * len(columns))})"
-        self._start = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {group}"
+        names = ", ".join(f'"{column}"' for column in columns)
+        self._start = f"INSERT INTO {table} ({names}) VALUES {group}"
         self._more = f", {group}"
         self._end = f" {suffix}"
         self._statements: dict[int, str] = {}
@@ -225,73 +214,114 @@ def _parts(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Sequence[tupl
         start += size
 
 
-_CHANGING = ("place", "lot", *_STATE_COLUMNS, "history")
-_ENDED = (*(column for column in _STATE_COLUMNS if column not in _LIVE_ONLY), "history")
-_LIVE = ("seq", "queue", "priority", "unique_key", *_CHANGING)
-_SAVE = "ON CONFLICT (seq) DO UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in _CHANGING)
+def _getter(*columns: str) -> attrgetter[tuple[Any, ...]]:
+    # As plain strings and numbers, which the driver binds without asking for an adapter.
+    plain = {"status": "status._value_"}
+    plain |= {name: f"{name}.real" for name in ("repeats", "cancel_requested", "attached")}
+    return attrgetter(*(plain.get(column, column) for column in columns))
 
-_INSERT_TASKS = BulkInsert(
-    "omniq_tasks", [*_TASK_COLUMNS, "gates", "body"], "ON CONFLICT (id) DO NOTHING"
-)
-_INSERT_NEW = BulkInsert(
+
+_LIVE = (*_STATE, "visible", "owner", "parked", "attached")
+_PLACED = ("queue", "func_path", "rank", "turn", "place", "lot", "rest")
+_NEW = ("seq", "queue", "func_path", "due", "visible", "attempts")
+
+_constant_values = _getter(*_CONSTANT, "body")
+_new_values = _getter(*_NEW)
+_live_values = _getter("seq", *_LIVE)
+_ended_values = _getter("seq", *_STATE)
+
+_INSERT_TASKS = BulkInsert("omniq_tasks", (*_CONSTANT, "body"), "ON CONFLICT (id) DO NOTHING")
+_INSERT_NEW = BulkInsert("omniq_live", (*_NEW, "rank", "turn", "place", "rest"))
+_SAVE_LIVE = BulkInsert(
     "omniq_live",
-    ("seq", "queue", "priority", "unique_key", "place", "due", "visible", "attempts"),
+    ("seq", *_LIVE, *_PLACED),
+    "ON CONFLICT (seq) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in (*_LIVE, *_PLACED)),
 )
-_SAVE_LIVE = BulkInsert("omniq_live", _LIVE, _SAVE)
 _INSERT_FINISHED = BulkInsert(
-    "omniq_finished", ["seq", *_ENDED, "finished_at", "expires_at", "result"]
+    "omniq_finished", ("seq", *_STATE, "rest", "finished_at", "expires_at", "result")
 )
-_INSERT_DEAD = BulkInsert("omniq_dead", ["seq", "id", *_ENDED, "last_failure", "reason", "letter"])
+_INSERT_DEAD = BulkInsert(
+    "omniq_dead", ("seq", *_STATE, "rest", "id", "last_failure", "reason", "letter")
+)
 
 
-def insert_tasks(db: StatementRunner, rows: Iterable[Row]) -> int:
-    """Write the constant part of new rows; returns fewer than given when an id is taken."""
-    return _INSERT_TASKS.write(
-        db,
-        [
-            (
-                row.seq, row.id, row.nonce, row.queue, row.priority, row.func_path, row.created_at,
-                row.repeats, row.unique, row.expires, row.result_ttl,
-                encode_internal(row.gates) if row.gates else None, row.body,
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
+def rank(priority: int) -> int:
+    """A number of the same size that sorts the other way."""
+    return ~priority
 
 
-def insert_new(db: StatementRunner, rows: Iterable[Row], now: int) -> None:
-    """Write the state of rows that have never been claimed."""
+def _rest(row: Row) -> bytes | None:
+    return _CODEC.rest(row) or None
+
+
+def insert_rows(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
+    """Insert rows in order, giving each its `seq`; False, and none is inserted, when an id is taken."""
+    (newest,) = db.execute("SELECT coalesce(max(seq), 0) FROM omniq_tasks").fetchone()
+    for seq, row in enumerate(rows, start=newest + 1):
+        row.seq = seq
+    if _INSERT_TASKS.write(db, [_constant_values(row) for row in rows]) < len(rows):
+        db.execute("DELETE FROM omniq_tasks WHERE seq > ?", (newest,))
+        return False
+    new = [row for row in rows if not (row.token or row.attached)]
     _INSERT_NEW.write(
         db,
         [
+            (*_new_values(row), rank(row.priority), row.order[1], place_of(row, now), _rest(row))
+            for row in new
+        ],
+    )
+    if len(new) < len(rows):
+        save_live(db, [row for row in rows if row.token or row.attached], now)
+    return True
+
+
+def save_live(db: StatementRunner, rows: Iterable[Row], now: int) -> None:
+    """Insert or update the state of live rows."""
+    _SAVE_LIVE.write(
+        db,
+        [
             (
-                row.seq, row.queue, row.priority, row.unique, place_of(row, now), row.due,
-                row.visible, row.attempts,
+                *_live_values(row), row.queue, row.func_path, rank(row.priority), row.order[1], place_of(row, now),
+                None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.func_path}",
+                _rest(row),
             )
             for row in rows
         ],
     )  # fmt: skip
 
 
-def save_live(db: Connection, rows: Iterable[StoredRow], now: int) -> None:
-    """Insert or update the state of live rows."""
-    _SAVE_LIVE.write(db, [_live(stored.row, now, stored.attached) for stored in rows])
-
-
-def insert_finished(db: Connection, ended: Iterable[FinishedRow]) -> None:
-    """Write the state and result of rows that have ended."""
+def insert_ended(db: StatementRunner, ended: Sequence[Ended]) -> None:
+    """Replace live rows by their records and dead letters."""
+    delete(db, "omniq_live", (each.row.seq for each in ended))
+    finished = [each.finished for each in ended if each.row.result_ttl]
     _INSERT_FINISHED.write(
         db,
         [
-            (each.row.seq, *_ended(each.row), each.finished_at, each.expires_at, each.result)
-            for each in ended
+            (
+                *_ended_values(each.row), _rest(each.row), each.finished_at, each.expires_at,
+                each.result,
+            )
+            for each in finished
         ],
-    )
-
-
-def insert_dead(db: Connection, row: Row, *, last_failure: int, reason: str, letter: bytes) -> None:
-    """Write a dead letter, and the state from which its task can be retried."""
-    _INSERT_DEAD.write(db, [(row.seq, row.id, *_ended(row), last_failure, reason, letter)])
+    )  # fmt: skip
+    if len(finished) == len(ended) and not any(each.letter for each in ended):
+        return
+    _INSERT_DEAD.write(
+        db,
+        [
+            (
+                *_ended_values(each.row), _rest(each.row), each.row.id,
+                to_micros(each.letter.last_failure), each.letter.failure_reason,
+                encode_internal(each.letter),
+            )
+            for each in ended
+            if each.letter is not None
+        ],
+    )  # fmt: skip
+    gone = [each.row.seq for each in ended if not each.row.result_ttl and each.letter is None]
+    if gone:
+        delete(db, "omniq_tasks", gone)
 
 
 def delete(db: StatementRunner, table: str, seqs: Iterable[int]) -> None:
@@ -302,25 +332,20 @@ def delete(db: StatementRunner, table: str, seqs: Iterable[int]) -> None:
     )
 
 
-def _live(row: Row, now: int, attached: bool) -> tuple[Any, ...]:
-    return (
-        row.seq, row.queue, row.priority, row.unique, place_of(row, now), _lot(row), row.due, row.visible,
-        row.status._value_, row.attempts, row.crashes, row.releases, row.token, row.settled,
-        row.owner, row.started_at, row.cancel_requested, row.parked, attached, _history(row),
-    )  # fmt: skip
+_SEQS = "SELECT seq FROM omniq_tasks WHERE id IN (SELECT value FROM json_each(:ids))"
 
 
-def _lot(row: Row) -> str | None:
-    # The name of a queue contains no slash.
-    return None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.parked}"
-
-
-def _ended(row: Row) -> tuple[Any, ...]:
-    return (
-        row.due, row.visible, row.status._value_, row.attempts, row.crashes, row.releases, row.token,
-        row.settled, row.started_at, row.cancel_requested, _history(row),
-    )  # fmt: skip
-
-
-def _history(row: Row) -> bytes | None:
-    return encode_internal(row.history) if row.history else None
+def delete_records(
+    db: StatementRunner, table: str, ids: Sequence[str], condition: str = "true", **values: Any
+) -> None:
+    """Delete finished records or dead letters, and the tasks of which nothing else is stored."""
+    parameters = {"ids": json_text(ids), **values}
+    db.execute(f"DELETE FROM {table} WHERE seq IN ({_SEQS}) AND {condition}", parameters)
+    has_no_record = " ".join(
+        f"AND NOT EXISTS (SELECT 1 FROM {other} AS state WHERE state.seq = omniq_tasks.seq)"
+        for other in ("omniq_live", "omniq_finished", "omniq_dead")
+    )
+    db.execute(
+        "DELETE FROM omniq_tasks WHERE id IN (SELECT value FROM json_each(:ids)) " + has_no_record,
+        {"ids": parameters["ids"]},
+    )

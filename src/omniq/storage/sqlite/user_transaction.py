@@ -1,4 +1,4 @@
-"""User transaction: enqueues inside a caller's transaction, on the caller's connection.
+"""User transaction: sections inside a caller's transaction, on the caller's connection.
 
 The connection must lead to the same file. Its row factory, the way it begins transactions and its
 timeout are the caller's choice, and are not changed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,7 +22,8 @@ from omniq.storage.sqlite.connection import (
     is_busy,
 )
 
-_Enqueue = Callable[[StatementRunner], list[str]]
+_T = TypeVar("_T")
+_Work = Callable[[StatementRunner], _T]
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -83,33 +84,33 @@ class _SQLAlchemyConnection:
         return _Result(result.fetchone() if result.returns_rows else None, result.rowcount)
 
 
-async def enqueue_within(database: Database, connection: object, enqueue: _Enqueue) -> list[str]:
-    """Enqueue on that connection. With a blocking connection this never suspends."""
+async def run_within(database: Database, connection: object, work: _Work[_T]) -> _T:
+    """Run `work` on that connection. With a blocking connection this never suspends."""
     given: Any = connection
     if isinstance(connection, Connection):
-        return _enqueue_in_transaction(database, _DriverConnection(connection), enqueue)
+        return _run_in_transaction(database, _DriverConnection(connection), work)
     if any(kind.__module__.startswith("sqlalchemy.") for kind in type(connection).__mro__):
         if hasattr(connection, "run_sync"):
-            ids: list[str] = await given.run_sync(
-                lambda inner: _enqueue_with_sqlalchemy(database, inner, enqueue)
+            result: _T = await given.run_sync(
+                lambda inner: _run_with_sqlalchemy(database, inner, work)
             )
-            return ids
+            return result
         if hasattr(connection, "exec_driver_sql") or callable(getattr(given, "connection", None)):
-            return _enqueue_with_sqlalchemy(database, given, enqueue)
+            return _run_with_sqlalchemy(database, given, work)
     raise InvalidTask(
         f"connection: expected one of sqlite3, or a Connection or Session of SQLAlchemy, not "
         f"{type(connection).__module__}.{type(connection).__qualname__}"
     )
 
 
-def _enqueue_with_sqlalchemy(database: Database, given: Any, enqueue: _Enqueue) -> list[str]:
+def _run_with_sqlalchemy(database: Database, given: Any, work: _Work[_T]) -> _T:
     connection = given if hasattr(given, "exec_driver_sql") else given.connection()
-    return _enqueue_in_transaction(database, _SQLAlchemyConnection(connection), enqueue)
+    return _run_in_transaction(database, _SQLAlchemyConnection(connection), work)
 
 
-def _enqueue_in_transaction(
-    database: Database, db: _DriverConnection | _SQLAlchemyConnection, enqueue: _Enqueue
-) -> list[str]:
+def _run_in_transaction(
+    database: Database, db: _DriverConnection | _SQLAlchemyConnection, work: _Work[_T]
+) -> _T:
     try:
         _check_file(database, db)
         is_begun_here = not db.driver.in_transaction
@@ -117,19 +118,19 @@ def _enqueue_in_transaction(
             _check_no_autocommit(db.driver)
             # The driver begins a transaction at the first write, but not at a savepoint.
             db.execute("BEGIN IMMEDIATE")
-        return _enqueue_in_savepoint(db, enqueue, is_begun_here=is_begun_here)
+        return _run_in_savepoint(db, work, is_begun_here=is_begun_here)
     except Exception as error:
         _raise_cause(database, error)
         raise
 
 
-def _enqueue_in_savepoint(
-    db: _DriverConnection | _SQLAlchemyConnection, enqueue: _Enqueue, *, is_begun_here: bool
-) -> list[str]:
-    """Enqueue inside a savepoint, so that a failure leaves the transaction as it was."""
+def _run_in_savepoint(
+    db: _DriverConnection | _SQLAlchemyConnection, work: _Work[_T], *, is_begun_here: bool
+) -> _T:
+    """Run `work` inside a savepoint, so that a failure leaves the transaction as it was."""
     db.execute("SAVEPOINT omniq_enqueue")
     try:
-        ids = enqueue(db)
+        result = work(db)
         db.execute("RELEASE omniq_enqueue")
     except BaseException:
         # Unless SQLite itself has rolled back, as it does when the disk is full.
@@ -139,7 +140,7 @@ def _enqueue_in_savepoint(
             if is_begun_here:
                 db.execute("ROLLBACK")
         raise
-    return ids
+    return result
 
 
 def _check_file(database: Database, db: _DriverConnection | _SQLAlchemyConnection) -> None:

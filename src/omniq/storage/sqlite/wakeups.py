@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
-from omniq.storage.sqlite import tables
-from omniq.storage.sqlite.claim import ready_queues
+import msgspec
+
+from omniq.storage.backend import Wanted
 from omniq.storage.sqlite.connection import Connection, DriverError
+from omniq.storage.sqlite.lanes import ready_lanes
+from omniq.storage.sqlite.tables import read_array
+
+_PAUSED = "SELECT json_group_array(key) FROM omniq_documents WHERE kind = 'paused_queue'"
 
 
 class Wakeups:
@@ -29,11 +33,15 @@ class Wakeups:
             return -1
         return int(version)
 
-    def has_work(self, queues: Sequence[str] | None) -> bool:
-        """Whether there may be ready tasks in these queues."""
+    def has_work(self, wanted: Wanted | None) -> bool:
+        """Whether there may be ready tasks that `wanted`, that of the last claim, accepts."""
+        if wanted is None:
+            return True
         try:
             with self._lock:
-                return bool(ready_queues(self._connection, tables.READY, queues))
+                paused = read_array(self._connection, _PAUSED)
+                wanted = msgspec.structs.replace(wanted, paused=frozenset(paused))
+                return bool(ready_lanes(self._connection, wanted))
         except DriverError:
             return True
 

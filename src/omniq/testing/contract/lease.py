@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from omniq.errors import InvalidValue, LeaseLost, StaleClaim
-from omniq.models import Task, TaskStatus
+from omniq.models import Runnable, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
@@ -182,6 +182,24 @@ class LeaseContract(ContractPart):
         assert worker.started_at == clock.now() - timedelta(seconds=1)
         clock.advance(LEASE)
         assert await other.workers() == []
+
+    @promise("L5")
+    @pytest.mark.parametrize(
+        "runnable",
+        [
+            None,
+            Runnable(),
+            Runnable(modules=("shop", "mail"), names=frozenset({"a.b", "c.d"})),
+            Runnable(modules=None, excluded=frozenset({"shop.new"})),
+        ],
+        ids=str,
+    )
+    async def test_a_worker_is_listed_with_what_it_can_run(
+        self, storage: BaseStorage, open_another: OpenAnother, runnable: Runnable | None
+    ) -> None:
+        other = await open_another()
+        await storage.renew(runnable=runnable)
+        assert [worker.runnable for worker in await other.workers()] == [runnable]
 
     @promise("L5")
     async def test_workers_are_listed_by_their_ids(self, open_another: OpenAnother) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
+import msgspec
 import pytest
 
 from omniq.errors import InvalidValue
@@ -401,3 +402,102 @@ class GateContract(ContractPart):
         assert await storage.reserve(10) == []
         clock.advance(5)
         assert ids(await storage.reserve(10)) == ["a"]
+
+    @promise("G6")
+    async def test_many_limits_that_have_room_at_once_hold_up_no_task(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        keys = [f"k{number:03}" for number in range(250)]
+        for round_number in range(2):
+            await storage.enqueue_many(
+                [
+                    a_task(f"{key}.{round_number}", limits=(Limit(key=key, rate=1, per=5.0),))
+                    for key in keys
+                ]
+            )
+        assert len(await storage.reserve(1_000)) == len(keys)
+        assert await storage.reserve(1_000) == []
+        clock.advance(5)
+        await storage.enqueue(a_task("plain", priority=1))
+
+        assert ids(await storage.reserve(1)) == ["plain"]
+        assert ids(await storage.reserve(1_000)) == [f"{key}.1" for key in keys]
+
+    @promise("G7")
+    async def test_when_a_task_that_may_run_is_cancelled_the_next_one_may_run(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue_many(some_tasks("abc", limits=_at_most(1)))
+        running = await claim_one(storage)
+        assert await storage.reserve(3) == []
+        await _succeed(storage, running)
+        assert await storage.cancel("b")
+
+        assert ids(await storage.reserve(3)) == ["c"]
+
+    @promise("G7", "C8")
+    async def test_when_a_task_that_may_run_has_expired_the_next_one_may_run(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        soon = clock.now() + timedelta(seconds=1)
+        tasks = [a_task("a"), a_task("b", expires=soon), a_task("c")]
+        await storage.enqueue_many([_limited(task) for task in tasks])
+        running = await claim_one(storage)
+        assert await storage.reserve(3) == []
+        await _succeed(storage, running)
+        clock.advance(2)
+
+        assert ids(await storage.reserve(3)) == ["c"]
+
+    @promise("G7")
+    async def test_a_task_that_another_limit_blocks_keeps_no_other_out(
+        self, storage: BaseStorage
+    ) -> None:
+        both = (*_at_most(1), Limit(key="other", max_running=1))
+        await storage.enqueue(a_task("holds-other", limits=(Limit(key="other", max_running=1),)))
+        await storage.enqueue(a_task("holds-k", limits=_at_most(1)))
+        claimed = {task.id: task for task in await storage.reserve(2)}
+        await storage.enqueue_many([a_task("both", limits=both), a_task("one", limits=_at_most(1))])
+        assert await storage.reserve(3) == []
+        await _succeed(storage, claimed["holds-k"])
+
+        assert ids(await storage.reserve(3)) == ["one"]
+        await _succeed(storage, claimed["holds-other"])
+        assert await storage.reserve(3) == []
+
+    @promise("G7", "G1")
+    async def test_a_task_of_a_paused_queue_keeps_no_other_out_of_its_limit(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("first", limits=_at_most(1)))
+        running = await claim_one(storage)
+        await storage.enqueue_many([_limited(a_task("slow", queue="slow")), _limited(a_task("b"))])
+        assert await storage.reserve(3) == []
+        await _succeed(storage, running)
+        await storage.pause_queue("slow")
+
+        assert ids(await storage.reserve(3)) == ["b"]
+
+    @promise("G8")
+    async def test_the_state_of_a_limit_that_says_nothing_is_deleted(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        keys = [f"k{number}" for number in range(20)]
+        for _ in range(2):
+            tasks = [
+                a_task(limits=(Limit(key=key, max_running=1), Limit(key=key, rate=1, per=5.0)))
+                for key in keys
+            ]
+            await storage.enqueue_many(tasks)
+            claimed = await storage.reserve(100)
+            assert len(claimed) == len(keys)
+            await _succeed(storage, *claimed)
+            clock.advance(6)
+            # A claim notices that the states say nothing any more.
+            assert await storage.reserve(1) == []
+
+            assert await storage.gates() == {}
+
+
+def _limited(task: Task) -> Task:
+    return msgspec.structs.replace(task, limits=_at_most(1))

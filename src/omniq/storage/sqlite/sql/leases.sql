@@ -1,8 +1,10 @@
--- The leases of a store's owners, version 2, in a separate database: a process that is stopped in
+-- The leases of a store's owners, version 3, in a separate database: a process that is stopped in
 -- the middle of a write to the store must not make the leases of other owners expire.
 --
--- `until` is a time of the boot clock, valid in the boot `boot_id`. The row of a fenced owner stays,
--- so that it cannot renew; `at` (microseconds since 1970) is the time of the last write, for pruning.
+-- `until` is a time of the boot clock, valid in the boot `boot_id`; `length` is that of the lease. The
+-- row of a fenced owner stays, so that it cannot renew; `at` (microseconds since 1970) is the time of
+-- the last write, for pruning. An operator has paused an owner with `paused`. `epoch` and `beat` are
+-- not used yet.
 
 CREATE TABLE omniq_leases (
     owner   TEXT PRIMARY KEY,
@@ -10,8 +12,13 @@ CREATE TABLE omniq_leases (
     until   INTEGER NOT NULL,
     fenced  INTEGER NOT NULL,
     at      INTEGER NOT NULL,
-    info    BLOB
+    info    BLOB,
+    length  INTEGER NOT NULL DEFAULT 0,
+    epoch   INTEGER NOT NULL DEFAULT 0,
+    beat    INTEGER NOT NULL DEFAULT 0,
+    paused  INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
--- Workers that an operator has paused. A row is deleted when the owner's lease ends.
-CREATE TABLE omniq_resting (owner TEXT PRIMARY KEY) WITHOUT ROWID
+-- The one row has the id of this file, which the store knows: see store_file.py.
+CREATE TABLE omniq_lease_file (id TEXT PRIMARY KEY) WITHOUT ROWID;
+INSERT INTO omniq_lease_file VALUES (hex(randomblob(16)))

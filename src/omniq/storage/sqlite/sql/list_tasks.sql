@@ -1,8 +1,8 @@
 -- A page of tasks, live and finished together, in id order.
--- {columns} see tables.py
+-- {any}, {joins} see tables.py
 -- :after, :limit, :now, and NULL or a value: :status, :queue, :func_path
 -- returns   a JSON array of rows
-SELECT json_group_array(json_array({columns}))
+SELECT json_group_array(json_array({any}))
 FROM (
     SELECT tasks.seq AS seq
     FROM omniq_tasks AS tasks
@@ -16,5 +16,4 @@ FROM (
     ORDER BY tasks.id LIMIT :limit
 ) AS page
 CROSS JOIN omniq_tasks AS tasks ON tasks.seq = page.seq
-LEFT JOIN omniq_live AS live ON live.seq = page.seq
-LEFT JOIN omniq_finished AS finished ON finished.seq = page.seq
+{joins}

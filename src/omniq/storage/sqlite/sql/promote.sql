@@ -3,7 +3,7 @@
 -- :limit    the maximum, so that one transaction stays short
 -- changes() the number of moved tasks
 UPDATE omniq_live
-SET place = CASE WHEN lot IS NULL THEN crashes > 0 ELSE 3 END
+SET place = CASE WHEN parked IS NULL THEN crashes > 0 ELSE 3 END
 WHERE place = 2 AND seq IN (
     SELECT seq FROM omniq_live WHERE place = 2 AND visible <= :due_by ORDER BY visible LIMIT :limit
 )

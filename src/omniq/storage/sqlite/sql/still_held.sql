@@ -1,7 +1,8 @@
--- The tasks among these that an owner holds, with the columns that others may have changed.
--- :owner, :seqs (a JSON array)
--- returns   a JSON array of [seq, token, cancel_requested, attached]
-SELECT json_group_array(json_array(live.seq, live.token, live.cancel_requested, live.attached))
-FROM json_each(:seqs) AS wanted
-CROSS JOIN omniq_live AS live ON live.seq = wanted.value
-WHERE live.place = 4 AND live.owner = :owner
+-- The tasks among these that an owner holds, unchanged by others since it claimed them.
+-- :owner, :claims (a JSON array of [seq, token])
+-- returns   a JSON array of seq
+SELECT json_group_array(live.seq)
+FROM json_each(:claims) AS claim
+CROSS JOIN omniq_live AS live ON live.seq = json_extract(claim.value, '$[0]')
+WHERE live.place = 4 AND live.owner = :owner AND live.token = json_extract(claim.value, '$[1]')
+    AND live.cancel_requested = 0 AND live.attached = 0

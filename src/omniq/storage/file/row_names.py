@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 
 from omniq.models import TaskStatus
-from omniq.storage.file_next.encoding import NotARecord
-from omniq.storage.file_next.file_names import RowName
+from omniq.storage.file.encoding import NotARecord
+from omniq.storage.file.file_names import RowName
 from omniq.storage.row_rules import Row
 
 

@@ -1,0 +1,218 @@
+"""The file backend: runs the store in its thread, and watches its folder for work."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omniq.clock import Clock
+from omniq.errors import StorageClosed, StorageError
+from omniq.models import WorkerInfo
+from omniq.storage.backend import Backend, Counts, Lease, Work
+from omniq.storage.file.leases import OwnClaims
+from omniq.storage.file.section import FileSection
+from omniq.storage.file.store import Store
+from omniq.storage.file.store_thread import StoreThread
+from omniq.storage.types import Capabilities, Durability, Renewal
+from omniq.storage.wakeups import LocalWakeups
+
+T = TypeVar("T")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FileBackend(Backend):
+    """A folder of a local disk."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        wakeups: LocalWakeups,
+        durability: Durability,
+        own_claims: OwnClaims | None = None,
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._wakeups = wakeups
+        self._durability: Durability = durability
+        self._shared_claims = own_claims
+        self._own_claims = own_claims or OwnClaims()
+        self._store: Store | None = None
+        self._thread: StoreThread | None = None
+        self._pid = 0
+        self.waiting = 0
+        self._watching: tuple[asyncio.AbstractEventLoop, int] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            name="file", durability=self._durability, reach="machine", exact_bound=False
+        )
+
+    def sibling(self) -> FileBackend:
+        return FileBackend(
+            self._path, self._clock, self._wakeups, self._durability, self._own_claims
+        )
+
+    async def open(self) -> None:
+        if self._shared_claims is None:
+            self._own_claims = OwnClaims()
+        store = Store(
+            self._path, self._clock, self._own_claims, is_durable=self._durability == "power"
+        )
+        try:
+            await asyncio.to_thread(store.open)
+        except OSError as error:
+            raise self._wrap_error(error) from error
+        self._store, self._thread, self._pid = store, StoreThread(), os.getpid()
+
+    async def close(self) -> None:
+        thread, store = self._thread, self._store
+        self._thread = self._store = None
+        self._unwatch_folder()
+        if thread is None or store is None or self._pid != os.getpid():
+            return
+        thread.submit(store.close)
+        await asyncio.to_thread(thread.stop)
+
+    def _opened(self) -> tuple[Store, StoreThread]:
+        if self._store is None or self._thread is None:
+            raise StorageClosed("the file storage is not open; use it inside 'async with'")
+        if self._pid != os.getpid():
+            raise StorageError(
+                f"the file storage in {self._path} was opened by process {self._pid}, and used in "
+                f"process {os.getpid()} after a fork; open a separate storage in each process"
+            )
+        return self._store, self._thread
+
+    async def _run(
+        self, work: Callable[[Store], T], on_cancel: Callable[[], None] | None = None
+    ) -> T:
+        """Run `work` in the store's thread; `on_cancel` too, afterwards, if the caller is cancelled."""
+        store, thread = self._opened()
+        future = thread.submit(lambda: work(store))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if on_cancel is not None:
+                thread.submit(on_cancel)
+            raise
+        except OSError as error:
+            raise self._wrap_error(error) from error
+        finally:
+            self._notify_arrivals(store)
+
+    def _wrap_error(self, error: OSError) -> StorageError:
+        if error.errno in _FULL:
+            return StorageError(
+                f"no space left on the disk of {self._path}: nothing was written; "
+                "free some space and try again"
+            )
+        return StorageError(f"the file storage in {self._path} failed: {error}")
+
+    # Sections, pages and counts
+
+    async def transact(
+        self, work: Work[T], *, claims_as: str | None = None, writes: bool = True
+    ) -> T:
+        sections: list[tuple[Store, FileSection]] = []
+
+        def run(store: Store) -> T:
+            section = store.section()
+            sections.append((store, section))
+            return store.transact(section, work, claims_as)
+
+        def undo() -> None:
+            # The caller does not learn what was claimed, so the claims are undone.
+            for store, section in sections:
+                if section.claimed:
+                    store.undo_claims(section)
+
+        return await self._run(run, undo)
+
+    async def page(self, query: Any) -> Any:
+        return await self._run(lambda store: store.page(query))
+
+    async def counts(self, *, only_waiting: bool = False) -> Counts:
+        return await self._run(lambda store: store.counts(only_waiting=only_waiting))
+
+    # Leases
+
+    async def leases(self) -> list[Lease]:
+        return await self._run(Store.all_leases)
+
+    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+        return await self._run(lambda store: store.renew(info, length, is_first=is_first))
+
+    async def fence(self, owner: str, *, retires: bool = False) -> bool:
+        return await self._run(lambda store: store.fence(owner, retires=retires))
+
+    async def pause_worker(self, owner: str, *, paused: bool) -> bool:
+        return await self._run(lambda store: store.leases.set_paused(owner, paused=paused))
+
+    # Waiting
+
+    async def wait_for_work(self, timeout: float) -> None:
+        with self._wakeups.listen_for_work() as notified:
+            next_due, has_arrivals = await self._run(Store.check_for_work)
+            if has_arrivals:
+                return
+            if next_due is not None:
+                remaining = (next_due - self._clock.micros()) / 1_000_000
+                timeout = min(timeout, max(0.0, remaining))
+            self.waiting += 1
+            try:
+                self._watch_folder(asyncio.get_running_loop())
+                await self._clock.wait(notified, timeout)
+            finally:
+                self.waiting -= 1
+                if not self.waiting:
+                    self._unwatch_folder()
+
+    def _notify_arrivals(self, store: Store) -> None:
+        """Wake the waiters if the last call has read events of new tasks, which they now miss."""
+        if self.waiting and store.files.has_arrivals():
+            self._wakeups.notify_work()
+
+    def _watch_folder(self, loop: asyncio.AbstractEventLoop) -> None:
+        """While a caller waits for work, have the event loop watch the folder for changes."""
+        watch = None if self._store is None else self._store.files.watch
+        if self._watching is None and watch is not None and self.waiting:
+            loop.add_reader(watch.fd, self._on_folder_change)
+            self._watching = (loop, watch.fd)
+
+    def _unwatch_folder(self) -> None:
+        if self._watching is not None:
+            (loop, fd), self._watching = self._watching, None
+            if not loop.is_closed():
+                loop.remove_reader(fd)
+
+    def _on_folder_change(self) -> None:
+        """Check whether a change has added tasks: most changes do not, and need wake no caller."""
+        if self._watching is None or self._store is None or self._thread is None:
+            return
+        loop, store = self._watching[0], self._store
+        self._unwatch_folder()
+        check = self._thread.submit(store.check_for_work)
+        check.add_done_callback(lambda done: _call_soon(loop, self._after_check, loop, done))
+
+    def _after_check(
+        self, loop: asyncio.AbstractEventLoop, check: Future[tuple[int | None, bool]]
+    ) -> None:
+        if check.cancelled() or check.exception() is not None or check.result()[1]:
+            self._wakeups.notify_work()
+        else:
+            self._watch_folder(loop)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *given: object) -> None:
+    # The loop may have been closed meanwhile; then it has no waiters.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(work, *given)

@@ -1,0 +1,361 @@
+"""Upgrade: moves what versions of omniq before format 2 have stored to the folders of today.
+
+Those versions kept live tasks in the folder `queue`. It is moved aside, and an empty file takes its
+name, so that their enqueues and claims fail with a `StorageError`. Then everything is moved piece by
+piece: first what belongs to a task, then the task. Each piece is removed from its old place after it
+is in its new one, so an upgrade that was interrupted, at any point, continues at the next opening.
+Records of tasks have the same format, and only get new names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from omniq.clock import to_micros
+from omniq.gate_rules import GateState
+from omniq.models import Progress, Schedule
+from omniq.serialization import encode_internal
+from omniq.storage.backend import Changes, DocumentChange, Moved, complete
+from omniq.storage.claim import PAUSED_QUEUE
+from omniq.storage.engine import SCHEDULE
+from omniq.storage.file.encoding import (
+    Codec,
+    EndedTask,
+    Kind,
+    NewerRecord,
+    NotARecord,
+    unframe,
+)
+from omniq.storage.file.file_names import DeadName, RowName, document_key, id_of, result_path
+from omniq.storage.file.filesystem import Disk
+from omniq.storage.file.section import FileSection
+from omniq.storage.file.shared_file import unpack_one
+from omniq.storage.file.task_files import TaskFiles
+from omniq.storage.file.writes import Writes
+from omniq.storage.gate_states import KIND as GATE
+from omniq.storage.row_rules import Row
+from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE
+
+T = TypeVar("T")
+
+_BATCH = 200
+_CLAIM = re.compile(r"(.+)\.(\d{1,19})\.([A-Za-z0-9_-]{1,64})\.(\d{1,19})\.(running|cancelling)")
+_DONE = re.compile(r"(.+)\.(\d{1,19}\.[A-Za-z0-9_-]{1,64})\.done")
+_LEASE = re.compile(r"([A-Za-z0-9_-]{1,64}\.[0-9a-f]{12}\.\d{1,16})\.lease")
+
+
+class _OldLive(msgspec.Struct):
+    row: Row
+    newest: bytes | None = None
+    clears_notes: bool = False
+
+
+class _OldSchedule(msgspec.Struct):
+    schedule: Schedule
+    body: bytes
+
+
+class _OldCheckpoint(msgspec.Struct):
+    saved_at: int
+    data: bytes
+
+
+_LIVE = Codec(Kind.LIVE, _OldLive)
+_ENDED = Codec(Kind.ENDED, EndedTask)
+
+
+class _PartCodec(Codec["_OldLive | EndedTask"]):
+    """Decodes the new record of a change."""
+
+    def __init__(self) -> None:
+        """Both kinds have a codec."""
+
+    def decode(self, data: bytes) -> _OldLive | EndedTask:
+        return _LIVE.decode(data) if unframe(data)[0] == Kind.LIVE else _ENDED.decode(data)
+
+
+_PART = _PartCodec()
+_GATE: Codec[tuple[str, GateState]] = Codec(Kind.GATE, tuple[str, GateState])
+_SCHEDULE = Codec(Kind.SCHEDULE, _OldSchedule)
+_CHECKPOINT = Codec(Kind.CHECKPOINT, _OldCheckpoint)
+_PROGRESS = Codec(Kind.PROGRESS, Progress)
+
+
+class _Moving(NamedTuple):
+    """A live task in an old place: its path, its new name, and its record."""
+
+    path: str
+    name: RowName
+    live: _OldLive
+
+
+class Upgraded(Protocol):
+    """The parts of a store that an upgrade needs."""
+
+    disk: Disk
+    files: TaskFiles
+    writes: Writes
+
+    def section(self) -> FileSection:
+        """A new section."""
+        ...
+
+
+def drain_old_layout(store: Upgraded, *, is_opening: bool = False) -> None:
+    """Move what is in the old places, and close them."""
+    disk = store.disk
+    is_old = disk.is_folder("queue")
+    if is_old:
+        disk.move("queue", f"queue-{disk.nonce()}")
+    if is_old or not disk.exists("queue"):
+        disk.write_new("queue")
+    elif not is_opening:
+        return
+    left = [name for name in disk.names(".") if name.startswith("queue-")]
+    if left:
+        _Upgrade(store).run(left)
+
+
+class _Upgrade:
+    def __init__(self, store: Upgraded) -> None:
+        self._store = store
+        self._disk = store.disk
+        self._contents: dict[int, str] = {}
+
+    def run(self, folders: list[str]) -> None:
+        """Move everything; other processes may do the same at the same time."""
+        self._move_leases()
+        for folder in folders:
+            for name in self._disk.names(folder):
+                done = _DONE.fullmatch(name)
+                if done is not None:
+                    self._finish_change(f"{folder}/{name}", done[1], done[2])
+        self._put(self._gates())
+        self._put(self._schedules())
+        self._put(self._paused())
+        self._put(self._notes())
+        self._move_rows(self._intents())
+        for folder in folders:
+            self._move_rows(self._rows(folder))
+        self._disk.sync("tasks", "results", "dead", "leases")
+        for folder in ("gates", "unique", "schedules", "paused", "notes", "workers", *folders):
+            for name in self._disk.names(folder) if folder in ("unique", "workers") else ():
+                self._remove(f"{folder}/{name}")
+            self._disk.remove_folder(folder)
+        self._disk.sync(".")
+
+    # Tasks
+
+    def _rows(self, folder: str) -> Iterator[_Moving]:
+        for name, inode in sorted(self._disk.scan(folder), key=lambda entry: entry[1]):
+            path = f"{folder}/{name}"
+            claim = _CLAIM.fullmatch(name)
+            task_id = id_of(name, ".task")
+            if claim is not None:
+                marks = "c" if claim[5] == "cancelling" else ""
+                place = (marks, None, int(claim[2]), claim[3], int(claim[4]))
+                moving = self._moving(path, inode, claim[1], place)
+            elif task_id is not None:
+                moving = self._moving(path, inode, task_id, ("", None, 0, "", 0))
+            else:
+                self._disk.quarantine(path, "not the name of a task")
+                continue
+            if moving is not None:
+                yield moving
+
+    def _intents(self) -> Iterator[_Moving]:
+        """Tasks that a process was about to enqueue when it died."""
+        for name, inode in self._disk.scan("tmp"):
+            task_id = id_of(name, ".task.tmp")
+            if task_id is not None:
+                path = f"tmp/{name}"
+                if self._disk.exists(result_path(task_id)) or self._disk.exists(
+                    DeadName(task_id).path
+                ):
+                    self._disk.remove_quietly(path)
+                    continue
+                moving = self._moving(path, inode, task_id, ("", None, 0, "", 0))
+                if moving is not None:
+                    yield moving
+
+    def _moving(
+        self, path: str, inode: int, task_id: str, place: tuple[str, None, int, str, int]
+    ) -> _Moving | None:
+        live = self._read(path, task_id, _LIVE)
+        if live is None:
+            return None
+        index = self._store.files.index
+        kinds = (CHECKPOINT, PROGRESS)
+        has_notes = any(index.document(document_key(kind, task_id)) for kind in kinds)
+        marks = ("a" if has_notes or live.newest is not None else "") + place[0]
+        content = self._contents.setdefault(inode, self._disk.nonce())
+        return _Moving(path, RowName(task_id, content, 0, marks, *place[1:]), live)
+
+    def _move_rows(self, rows: Iterator[_Moving]) -> None:
+        """Write the documents of some rows, then give the rows their new names."""
+        batch: list[_Moving] = []
+        for moving in rows:
+            batch.append(moving)
+            if len(batch) == _BATCH:
+                self._move_batch(batch)
+                batch = []
+        self._move_batch(batch)
+
+    def _move_batch(self, batch: list[_Moving]) -> None:
+        documents: list[DocumentChange] = []
+        for _, name, live in batch:
+            unique = live.row.unique
+            if unique is not None:
+                documents.append(_document(UNIQUE, unique, name.key.encode()))
+            if live.newest is not None:
+                documents.append(_document(NEWEST, name.key, live.newest))
+        self._write(documents)
+        self._store.files.refresh()
+        for path, name, _ in batch:
+            if self._store.files.index.is_live(name.key):
+                self._disk.quarantine(path, "another task has this id")
+            else:
+                self._disk.move(path, name.path)
+
+    def _finish_change(self, path: str, task_id: str, change: str) -> None:
+        """Finish a change that was committed when its process died."""
+        part, dead_part = f"results/{task_id}.{change}.part", f"dead/{task_id}.{change}.part"
+        found = self._read(part, task_id, _PART)
+        if isinstance(found, _OldLive):
+            if found.clears_notes:
+                for name in self._disk.names(f"notes/{task_id}"):
+                    self._remove(f"notes/{task_id}/{name}")
+            owner = found.row.owner or ""
+            place = ("", None, found.row.token, owner, found.row.started_at)
+            inode = self._disk.inode(part)
+            moving = self._moving(part, inode, task_id, place if owner else ("", None, 0, "", 0))
+            self._move_batch([] if moving is None else [moving])
+        elif found is not None:
+            if found.row.result_ttl:
+                self._disk.move(part, result_path(task_id))
+            else:
+                self._disk.remove(part)
+        self._disk.move(dead_part, DeadName(task_id).path)
+        self._disk.sync("tasks", "results", "dead")
+        self._disk.remove_quietly(path)
+
+    # Documents
+
+    def _put(self, documents: Iterator[tuple[str, DocumentChange | None]]) -> None:
+        """Write documents, then remove the files from which they were read."""
+        batch: list[tuple[str, DocumentChange | None]] = []
+        for each in documents:
+            batch.append(each)
+            if len(batch) == _BATCH:
+                self._put_batch(batch)
+                batch = []
+        self._put_batch(batch)
+
+    def _put_batch(self, batch: list[tuple[str, DocumentChange | None]]) -> None:
+        self._write([change for _, change in batch if change is not None])
+        for path, _ in batch:
+            self._remove(path)
+
+    def _write(self, documents: list[DocumentChange]) -> None:
+        while documents:
+            try:
+                complete(self._store.section().write(Changes(documents=documents)))
+                break
+            except Moved:
+                continue
+        self._store.writes.flush()
+
+    def _gates(self) -> Iterator[tuple[str, DocumentChange | None]]:
+        for folder, name in self._values("gates"):
+            found = self._read(f"{folder}/{name}", "", _GATE)
+            if found is not None:
+                key, state = found
+                yield folder, _document(GATE, key, encode_internal(state))
+
+    def _schedules(self) -> Iterator[tuple[str, DocumentChange | None]]:
+        for folder, name in self._values("schedules"):
+            found = self._read(f"{folder}/{name}", "", _SCHEDULE)
+            if found is not None:
+                schedule = found.schedule
+                due = None if schedule.next_at is None else to_micros(schedule.next_at)
+                data = encode_internal((schedule.version, schedule, found.body))
+                yield folder, _document(SCHEDULE, schedule.id, data, due)
+
+    def _values(self, kind: str) -> Iterator[tuple[str, str]]:
+        """The folder of each value, and the name of its newest version."""
+        for entry in self._disk.names(kind):
+            folder = f"{kind}/{entry}"
+            if not self._disk.is_folder(folder):
+                continue
+            names = self._disk.names(folder)
+            for name in names:
+                number, _, rest = name.partition(".")
+                # A change that was committed: its new version has not got its name yet.
+                if rest.endswith(".over") and number.isdigit():
+                    part = f"{int(number) + 1}.{rest.removesuffix('.over')}.part"
+                    self._disk.move(f"{folder}/{part}", f"{folder}/{int(number) + 1}")
+            numbers = [int(name) for name in self._disk.names(folder) if name.isdigit()]
+            if numbers:
+                yield folder, str(max(numbers))
+
+    def _paused(self) -> Iterator[tuple[str, DocumentChange | None]]:
+        for name in self._disk.names("paused"):
+            queue = name.removesuffix(".paused")
+            if queue != name:
+                yield f"paused/{name}", _document(PAUSED_QUEUE, queue, b"")
+
+    def _notes(self) -> Iterator[tuple[str, DocumentChange | None]]:
+        for task_id in self._disk.names("notes"):
+            folder = f"notes/{task_id}"
+            if not self._disk.is_folder(folder):
+                continue
+            names = self._disk.names(folder)
+            tokens = [name.removesuffix(".checkpoint") for name in names]
+            newest = max((int(token) for token in tokens if token.isdigit()), default=None)
+            if newest is not None:
+                found = self._read(f"{folder}/{newest}.checkpoint", "", _CHECKPOINT)
+                if found is not None:
+                    data = encode_internal((found.saved_at, found.data))
+                    yield "", _document(CHECKPOINT, task_id, data, found.saved_at)
+            progress = self._read(f"{folder}/progress", "", _PROGRESS)
+            change = None
+            if progress is not None:
+                change = _document(PROGRESS, task_id, encode_internal(progress))
+            yield folder, change
+
+    # Files
+
+    def _move_leases(self) -> None:
+        for name in self._disk.names("workers"):
+            lease = _LEASE.fullmatch(name)
+            if lease is not None:
+                # Whoever renews under the old name is fenced. Its tasks are given back in time.
+                self._disk.move(f"workers/{name}", f"leases/{lease[1]}.0.0.0.lease")
+            elif name.endswith(".info"):
+                self._disk.move(f"workers/{name}", f"leases/{name}")
+
+    def _read(self, path: str, key: str, codec: Codec[T]) -> T | None:
+        try:
+            data = self._disk.read(path)
+            return None if data is None else codec.decode(unpack_one(data, key))
+        except (NotARecord, NewerRecord) as error:
+            self._disk.quarantine(path, str(error))
+            return None
+
+    def _remove(self, path: str) -> None:
+        """Remove a file, or a folder with its files."""
+        if path and self._disk.is_folder(path):
+            for name in self._disk.names(path):
+                self._disk.remove_quietly(f"{path}/{name}")
+            self._disk.remove_folder(path)
+        elif path:
+            self._disk.remove_quietly(path)
+
+
+def _document(kind: str, key: str, data: bytes, due: int | None = None) -> DocumentChange:
+    # What is there already was written by an upgrade that did not end, or later.
+    return DocumentChange(kind, key, None, data, due, if_equal=True)

@@ -1,0 +1,246 @@
+"""The SQLite backend: sections in the writer thread, reads in others, leases in a second file.
+
+All writes go through one thread, which runs all waiting sections in one transaction (`writer_thread`).
+Reads have a separate thread and connection, so that reads and writes do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omniq.clock import Clock
+from omniq.errors import LeaseLost
+from omniq.failpoints import hit
+from omniq.models import WorkerInfo
+from omniq.settings import Settings
+from omniq.storage.backend import Backend, Counts, Lease, Wanted, Work, complete
+from omniq.storage.sqlite import leases, queries, store_record
+from omniq.storage.sqlite.connection import Connection, Database, StatementRunner
+from omniq.storage.sqlite.section import SQLiteSection
+from omniq.storage.sqlite.task_transaction import TaskTransactions
+from omniq.storage.sqlite.user_transaction import run_within
+from omniq.storage.sqlite.wakeups import Wakeups
+from omniq.storage.sqlite.writer_thread import ConnectionThread, WriterThread
+from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.wakeups import LocalWakeups
+
+_T = TypeVar("_T")
+
+_WAL_LIMIT = 4 * 1024 * 1024
+_LEASES_WAL_LIMIT = 256 * 1024
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.025
+"""Seconds between two polls for commits of other processes."""
+
+_NOT_YET: Any = object()
+"""The reply of a claim that has made as many tasks ready as one transaction may, and nothing else."""
+
+
+class SQLiteBackend(Backend):
+    """A store in the file at `path`, with its leases in `<path>-leases`."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        settings: Settings,
+        wakeups: LocalWakeups,
+        *,
+        is_sibling: bool = False,
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._settings = settings
+        self._local_wakeups = wakeups
+        self._is_sibling = is_sibling
+        self._version_at_claim = -1
+        self._wanted: Wanted | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            name="sqlite",
+            durability=self._settings.durability,
+            reach="machine",
+            transactions=True,
+        )
+
+    def sibling(self) -> SQLiteBackend:
+        return SQLiteBackend(
+            self._path, self._clock, self._settings, self._local_wakeups, is_sibling=True
+        )
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        path = _real_path(self._path)
+        self._database = Database(
+            path,
+            schema="schema",
+            synchronous="FULL" if self._settings.durability == "power" else "NORMAL",
+            wal_limit=_WAL_LIMIT,
+            random=self._clock.random,
+        )
+        # A power cut ends every lease, so this database need not survive one.
+        self._lease_database = Database(
+            path.with_name(f"{path.name}-leases"),
+            schema="leases",
+            synchronous="NORMAL",
+            wal_limit=_LEASES_WAL_LIMIT,
+            random=self._clock.random,
+        )
+        self._writer = WriterThread("writer", self._database)
+        self._leases = WriterThread("leases", self._lease_database)
+        self._reader = ConnectionThread("reader", self._database, self._connect_reader)
+        # Separate from the reader, because a count takes longer than other reads.
+        self._counter = ConnectionThread("counter", self._database, self._connect_reader)
+        self._task_transactions = TaskTransactions(self._database)
+        try:
+            self._database.create()
+            self._lease_database.create()
+            if not self._is_sibling:
+                await self._writer.connect()
+            await self._leases.connect()
+            if not self._is_sibling:
+                await self._register()
+            self._wakeups = Wakeups(self._database.connect(writes=False, any_thread=True))
+        except BaseException:
+            for thread in (self._reader, self._writer, self._leases):
+                await thread.close()
+            raise
+
+    async def _register(self) -> None:
+        """Have the store know its lease file."""
+        known = await self._reader.run(store_record.read_record)
+        lease_file = await self._reader.run(store_record.read_lease_file_id)
+        if known is None or known.leases != lease_file:
+            path, new_id = str(self._database.path), self._clock.new_id()
+            await self._writer.run(lambda db: store_record.put_record(db, path, lease_file, new_id))
+
+    def _connect_reader(self) -> Connection:
+        connection = self._database.connect(writes=False)
+        connection.execute("ATTACH DATABASE ? AS leases", (str(self._lease_database.path),))
+        return connection
+
+    async def close(self) -> None:
+        self._wakeups.close()
+        for thread in (self._reader, self._counter, self._leases, self._writer):
+            await thread.close()
+
+    async def end_transactions(self) -> None:
+        """Roll back the open transaction of a task, because it blocks all writers."""
+        await self._task_transactions.close()
+
+    # Sections
+
+    async def transact(
+        self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
+    ) -> _T:
+        thread = self._writer if writes else self._reader
+        if claims_as is not None:
+            # Read before the claim, so that `wait_for_work` notices what others add from now on.
+            self._version_at_claim = self._wakeups.version()
+        reply: _T = _NOT_YET
+        while reply is _NOT_YET:
+            reply = await thread.run(lambda db: self._run(db, work, claims_as))
+        return reply
+
+    def _run(self, db: StatementRunner, work: Work[_T], claims_as: str | None = None) -> _T:
+        section = SQLiteSection(db, self._clock.micros())
+        if claims_as is not None:
+            if leases.is_fenced(db, claims_as):
+                raise LeaseLost(claims_as)
+            if section.promote(section.now):
+                # A claim now could take a task before one of higher priority that is not ready yet.
+                return _NOT_YET  # type: ignore[no-any-return]
+        result = complete(work(section))
+        if section.wanted is not None:
+            self._wanted = section.wanted
+        return result
+
+    async def transact_within(self, connection: object, work: Work[_T]) -> _T:
+        return await run_within(self._database, connection, lambda db: self._run(db, work))
+
+    @asynccontextmanager
+    async def transaction(
+        self, finish: Callable[[], Work[None]], *, seconds: float, blocking: bool
+    ) -> AsyncIterator[Connection]:
+        def finish_in() -> Callable[[Connection], None]:
+            work = finish()
+            return lambda db: self._run(db, work)
+
+        async with self._task_transactions.transaction(seconds, finish_in) as connection:
+            yield connection
+
+    # Reading
+
+    async def page(self, query: Any) -> Any:
+        return await self._reader.run(lambda db: queries.read_page(db, query, self._clock.micros()))
+
+    async def counts(self, *, only_waiting: bool = False) -> Counts:
+        if only_waiting:
+            return await self._reader.run(
+                lambda db: queries.count_waiting(db, self._clock.micros())
+            )
+        return await self._counter.run(lambda db: queries.count_all(db, self._clock.micros()))
+
+    # Leases
+
+    async def leases(self) -> list[Lease]:
+        return await self._reader.run(lambda db: leases.read_leases(db, self._clock))
+
+    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+        await self._leases.run(
+            lambda db: leases.renew(db, info, length, self._clock, is_first=is_first)
+        )
+
+        def read(db: Connection) -> Renewal:
+            store_record.check_lease_file(db, str(self._database.path))
+            return leases.read_renewal(db, info.id)
+
+        return await self._reader.run(read)
+
+    async def fence(self, owner: str, *, retires: bool = False) -> bool:
+        is_fenced = await self._leases.run(
+            lambda db: leases.fence(db, owner, self._clock, retires=retires)
+        )
+        if is_fenced:
+            hit("sqlite.after_fence")
+            await self._writer.run(
+                lambda db: leases.fence_in_store(db, owner, self._clock.micros())
+            )
+        return is_fenced
+
+    async def pause_worker(self, owner: str, *, paused: bool) -> bool:
+        return await self._leases.run(
+            lambda db: leases.pause(db, owner, self._clock, paused=paused)
+        )
+
+    # Waiting
+
+    async def wait_for_work(self, timeout: float) -> None:
+        deadline = self._clock.monotonic() + timeout
+        seen, pause = self._version_at_claim, _FIRST_PAUSE
+        next_due = self._wakeups.next_due()
+        with self._local_wakeups.listen_for_work() as notified:
+            while True:
+                version = self._wakeups.version()
+                if version != seen:
+                    seen = version
+                    if self._wakeups.has_work(self._wanted):
+                        return
+                    next_due = self._wakeups.next_due()
+                remaining = deadline - self._clock.monotonic()
+                if next_due is not None:
+                    remaining = min(remaining, (next_due - self._clock.micros()) / 1_000_000)
+                if remaining <= 0 or await self._clock.wait(notified, min(pause, remaining)):
+                    return
+                pause = min(pause * 1.3, _LONGEST_PAUSE)
+
+
+def _real_path(path: Path) -> Path:
+    """The path without symbolic links, so that all names of a database have one lease file."""
+    return Path(os.path.realpath(path))

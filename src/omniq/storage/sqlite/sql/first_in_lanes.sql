@@ -1,0 +1,20 @@
+-- The first tasks of lanes behind a position, and of each lane as many as wanted.
+-- {live}    see tables.py; {queue}, {index} see lanes.sql
+-- :lanes    a JSON array of [place, queue, func_path, rank, turn, seq]; the last three are the position
+-- :due_by, :limit
+-- returns   a JSON array of rows
+SELECT json_group_array(json_array({live}))
+FROM json_each(:lanes) AS lane
+CROSS JOIN omniq_live AS live ON live.seq IN (
+    SELECT head.seq FROM omniq_live AS head INDEXED BY {index}
+    WHERE head.place <= 1 AND head.place = json_extract(lane.value, '$[0]')
+        AND {queue} = json_extract(lane.value, '$[1]')
+        AND head.func_path = json_extract(lane.value, '$[2]')
+        AND (head.rank, head.turn, head.seq) > (
+            json_extract(lane.value, '$[3]'), json_extract(lane.value, '$[4]'),
+            json_extract(lane.value, '$[5]')
+        )
+        AND head.visible <= :due_by
+    ORDER BY head.rank, head.turn, head.seq LIMIT :limit
+)
+CROSS JOIN omniq_tasks AS tasks ON tasks.seq = live.seq

@@ -1,0 +1,47 @@
+"""The time of a store is known from its replies, whatever this machine's wall clock says."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from omniq.storage.store_clock import StoreClock
+from omniq.testing.clock import ManualClock
+
+HOUR = 3_600_000_000
+
+
+def test_before_the_first_reply_it_is_the_clock_of_this_machine() -> None:
+    clock = ManualClock()
+
+    assert StoreClock(clock).micros() == clock.micros()
+
+
+def test_it_is_the_time_of_the_store_and_goes_on_with_the_boot_clock() -> None:
+    clock = ManualClock()
+    store = StoreClock(clock)
+    there = clock.micros() + HOUR
+    store.observe(there, sent_at=clock.boot_micros())
+    clock.advance(timedelta(seconds=5))
+
+    assert store.micros() == there + 5_000_000
+    assert store.now() == clock.now() + timedelta(hours=1)
+
+
+def test_a_slow_reply_does_not_change_a_time_that_may_be_right() -> None:
+    clock = ManualClock()
+    store = StoreClock(clock)
+    store.observe(clock.micros(), sent_at=clock.boot_micros())
+    sent_at, there = clock.boot_micros(), clock.micros()
+    clock.advance(timedelta(seconds=2))
+    store.observe(there, sent_at=sent_at)
+
+    assert store.micros() == clock.micros()
+
+
+def test_a_clock_of_the_store_that_was_set_is_followed() -> None:
+    clock = ManualClock()
+    store = StoreClock(clock)
+    store.observe(clock.micros(), sent_at=clock.boot_micros())
+    store.observe(clock.micros() - HOUR, sent_at=clock.boot_micros())
+
+    assert store.micros() == clock.micros() - HOUR
