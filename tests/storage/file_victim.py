@@ -20,7 +20,6 @@ from omniq.outcomes import Released, Snoozed
 from omniq.settings import Settings
 from omniq.storage.file import FileStorage
 
-
 ONE_AT_A_TIME = (Limit(key="k", max_running=1),)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,13 +82,16 @@ async def storage(request, tmp_path, clock):
 
 
 @pytest.mark.parametrize("ids", ["a", "abc"], ids=["one task", "a batch"])
-async def test_a_task_is_written_to_a_temporary_file_and_renamed_into_the_queue(storage, ids):
+async def test_a_task_is_written_to_a_temporary_file_and_renamed_into_its_folder(storage, ids):
     with recorded_calls() as calls:
         await storage.enqueue_many(some_tasks(ids))
 
-    assert {path for path in calls.created() if not path.startswith("tmp/")} == set()
+    assert {path for path in calls.created() if not path.startswith("parts/")} == set()
+    renamed = calls.renamed()
     for task_id in ids:
-        assert calls.renamed()[f"queue/{task_id}.task"].startswith("tmp/")
+        (path,) = [each for each in renamed if re.fullmatch(rf"tasks/{task_id}\..*\.task", each)]
+        assert renamed[path] == f"{path}.new"
+        assert renamed[f"{path}.new"].startswith("parts/")
 
 
 async def test_an_outcome_is_written_to_a_temporary_file_and_renamed(storage, clock):
@@ -99,9 +103,12 @@ async def test_an_outcome_is_written_to_a_temporary_file_and_renamed(storage, cl
         later = clock.now() + timedelta(hours=1)
         await storage.record([Retried(retried.id, retried.token, an_error(), later)])
 
-    assert {path for path in calls.created() if not path.endswith(".part")} == set()
-    for path in (f"results/{done.id}.result", f"dead/{failed.id}.dead", f"queue/{retried.id}.task"):
-        assert calls.renamed()[path].endswith(".part")
+    assert {path for path in calls.created() if not path.startswith("parts/")} == set()
+    renamed = calls.renamed()
+    (waiting,) = [path for path in renamed if path.endswith(".task")]
+    assert waiting.startswith(f"tasks/{retried.id}.")
+    for path in (f"results/{done.id}.result", f"dead/{failed.id}.dead", waiting):
+        assert renamed[path].startswith("parts/")
 
 
 async def test_no_lock_is_taken_and_no_lock_file_is_made(storage, tmp_path, clock):
@@ -116,7 +123,10 @@ async def test_no_lock_is_taken_and_no_lock_file_is_made(storage, tmp_path, cloc
 
     endings = {path.rpartition(".")[2] for path in (*calls.created(), *calls.renamed())}
     assert calls.locks() == []
-    assert endings == {"task", "running", "done", "result", "lease", "info", "part", "tmp", "tmpx"}
+    assert endings == {
+        *("task", "running", "new", "open", "done", "result", "data", "part"),
+        *("lease", "info", "tmp", "tmpx"),
+    }
 
 
 async def test_the_settings_name_the_folder(tmp_path):
@@ -125,7 +135,7 @@ async def test_the_settings_name_the_folder(tmp_path):
         assert isinstance(storage, FileStorage)
         await storage.enqueue(a_task("a"))
 
-    assert (tmp_path / "tasks" / "queue" / "a.task").is_file()
+    assert list((tmp_path / "tasks" / "tasks").glob("a.*.task"))
 
 
 async def test_without_a_url_the_default_storage_is_in_the_base_folder(tmp_path):

@@ -9,10 +9,12 @@ from functools import partial
 
 import pytest
 
+from omniq import failpoints
 from omniq.errors import LeaseLost, StorageCorrupt, StorageError, StorageRefused
 from omniq.models import TaskStatus
 from omniq.storage.backend import Section
 from omniq.storage.log import LogStorage
+from omniq.storage.log.backend import LogBackend
 from omniq.storage.log.encoding import Commit, Effects, encode_commit
 from omniq.storage.log.replica import Replica
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -279,6 +281,31 @@ async def test_a_log_that_was_replaced_by_another_is_reported_and_then_loaded(ma
         assert await storage.get_task("a") is None
 
 
+@pytest.mark.parametrize(
+    ("failpoint", "is_stored"), [("log.before_append", False), ("log.after_append", True)]
+)
+async def test_after_a_defect_the_state_is_loaded_again(make, failpoint, is_stored):
+    async with make() as storage:
+        await storage.enqueue(a_task("a"))
+        failpoints.configure(f"{failpoint}=raise:EIO@1")
+        try:
+            with pytest.raises(StorageError):
+                await storage.enqueue(a_task("b"))
+        finally:
+            failpoints.reset()
+
+        assert (await storage.get_task("b") is not None) is is_stored
+        assert await storage.get_task("a") is not None
+
+
+async def test_a_forked_process_gets_an_error(make, monkeypatch):
+    async with make() as storage:
+        with monkeypatch.context() as forked:
+            forked.setattr("os.getpid", lambda: 1)
+            with pytest.raises(StorageError, match="after a fork"):
+                await storage.get_task("a")
+
+
 # Time
 
 
@@ -311,7 +338,9 @@ async def test_a_process_that_opens_loads_the_snapshot_and_what_follows(records,
 
     async with make() as storage:
         assert await storage.count_waiting() == 29
-        assert (await storage.get_result(task.id)).result == 7
+        result = await storage.get_result(task.id)
+        assert result is not None
+        assert result.result == 7
 
 
 async def test_a_process_that_stood_still_loads_the_snapshot_that_replaced_its_commits(clock):
@@ -327,11 +356,15 @@ async def test_a_process_that_stood_still_loads_the_snapshot_that_replaced_its_c
         assert len(await asleep.reserve(9)) == 7
 
 
-async def test_of_many_processes_one_saves_the_snapshot(records, clock):
-    make = partial(log_storage, records, clock, snapshot_bytes=20_000)
+async def test_of_many_processes_one_saves_the_snapshot(clock):
     saved: list[int] = []
-    save = records.save_snapshot
-    records.save_snapshot = lambda number, data: (saved.append(number), save(number, data))[1]
+
+    class CountedRecords(Records):
+        def save_snapshot(self, number, data):
+            saved.append(number)
+            super().save_snapshot(number, data)
+
+    make = partial(log_storage, CountedRecords(), clock, snapshot_bytes=20_000)
     async with make() as one, make() as two, make() as three:
         for number in range(120):
             await (one, two, three)[number % 3].enqueue(a_task())
@@ -355,7 +388,7 @@ async def test_the_arguments_of_a_task_are_in_one_commit_only(make, records):
 # The way back
 
 
-async def test_undo_returns_to_the_state_before(records, clock):
+async def test_undo_returns_to_the_state_before(clock, monkeypatch):
     """Every verb, decided and then lost: the state is as before, and the next claim returns the same."""
     calls = [
         lambda it: it.enqueue_many(some_tasks("xyz", unique=None)),
@@ -382,7 +415,7 @@ async def test_undo_returns_to_the_state_before(records, clock):
             await storage.mark_done("done", a_result(tasks["done"]))
             await storage.mark_failed("dead", an_error(), will_retry=False)
             await storage.enqueue_many(some_tasks("abc"))
-            replica = storage._backend._thread._replica
+            replica = _replica_of(storage)
             before = _state(replica)
             states: list[object] = []
             undo = replica.undo
@@ -393,12 +426,19 @@ async def test_undo_returns_to_the_state_before(records, clock):
                 if was_changed:
                     states.append(_state(replica))
 
-            replica.undo = noting
+            monkeypatch.setattr(replica, "undo", noting)
             log.faults = ["conflict"]
             await call(storage)
 
         assert states, "the call changed nothing"
         assert states[0] == before
+
+
+def _replica_of(storage: LogStorage) -> Replica:
+    backend = storage._backend
+    assert isinstance(backend, LogBackend)
+    assert backend._thread is not None
+    return backend._thread._replica
 
 
 def _state(replica: Replica) -> object:
@@ -430,6 +470,6 @@ async def test_all_replicas_have_the_same_state(records, clock):
                 else:
                     await storage.mark_failed(task.id, an_error(), will_retry=number % 2 == 0)
         await asyncio.gather(*(storage.stats() for storage in storages))
-        states = [_state(storage._backend._thread._replica) for storage in storages]
+        states = [_state(_replica_of(storage)) for storage in storages]
 
     assert states[0] == states[1] == states[2]

@@ -82,7 +82,8 @@ def done(task):
 
 def plan(db, sql):
     arrays = ("queues", "seqs", "ids", "lanes", "places", "ranges", "owners", "keys", "claims")
-    parameters = dict.fromkeys(("owner", "due_by", "limit", "now", "kind"), 1)
+    names = ("owner", "due_by", "limit", "now", "place", "queue", "func_path", "rank", "turn", "seq")
+    parameters = dict.fromkeys(names, 1)
     parameters |= dict.fromkeys(arrays, "[]")
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
 
@@ -90,8 +91,9 @@ def plan(db, sql):
 def claim_statements():
     for by_queue in (False, True):
         yield lanes._statement("lanes", by_queue)
-        yield lanes._statement("first_in_lanes", by_queue)
-    for name in ("load", "held", "parked"):
+        yield lanes._statement("positions", by_queue)
+        yield lanes._statement("lane_rows", by_queue)
+    for name in ("load", "held", "parked", "live_rows"):
         yield tables.rows_statement(name, bodies=False)
     for name in ("claim_facts", "promote", "claim", "still_held", "holders", "queues"):
         yield statement(name)

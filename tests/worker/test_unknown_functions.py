@@ -154,18 +154,24 @@ async def test_a_new_function_waits_for_a_worker_that_has_it(store, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("allow", [None, ["tests.worker"]], ids=["any", "allowed"])
+@pytest.mark.parametrize(
+    "allow", [None, ["tests.worker", "broken_service", "os"]], ids=["any", "allowed"]
+)
 @pytest.mark.parametrize(
     "path",
     [
         MISSING,
         "tests.worker.no_such_module.f",
-        "tests.worker.broken_service.f",
+        "broken_service.f",
         "tests.worker.hostile_tasks.OwnBase",
         "os.system",
     ],
 )
-async def test_whatever_a_worker_cannot_run_waits_uncharged(memory_store, path, allow):
+async def test_whatever_a_worker_cannot_run_waits_uncharged(
+    memory_store, path, allow, tmp_path, monkeypatch
+):
+    (tmp_path / "broken_service.py").write_text("raise KeyboardInterrupt('at the top')")
+    monkeypatch.syspath_prepend(tmp_path)
     async with memory_store.another() as storage:
         task_id = await storage.enqueue(a_task(func_path=path, max_retries=0))
         before = await storage.get_task(task_id)

@@ -54,7 +54,7 @@ class Claimer:
                 page = await self._step.section.candidates(self._wanted, after, size)
                 is_last = len(page) < size
                 after = page[-1].order if page else after
-                page = [row for row in page if not self._step.is_changed(row.id)]
+                page = self._step.without_changed(page)
             elif not self._returned:
                 return self._claimed
             rows = self._merged(page, None if is_last else after)

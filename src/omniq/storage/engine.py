@@ -207,28 +207,31 @@ class Engine:
             return await self._record_and_claim_by_rules(owner, entries, claim)
         plan = self._known.plan(owner, entries, fast_path.now(), self._encode_finish)
         answers: dict[int, bool] = {}
-        if plan.unplanned:
-            by_rules = [entries[number] for number in plan.unplanned]
-            recorded, _ = await self._record_and_claim_by_rules(owner, by_rules, None)
-            answers.update(zip(plan.unplanned, recorded, strict=True))
         claimed = Claimed()
-        if claim is not None or not plan.changes.is_empty:
+        if plan.unplanned:
+            # All of them by the rules: a second transaction would cost more than it saves.
+            answers, claimed = await self._by_rules(owner, entries, range(len(entries)), claim)
+        elif claim is not None or not plan.changes.is_empty:
             reply = await fast_path.record_and_claim(owner, plan.changes, claim)
+            claimed.rows = reply.rows or []
             missed = [
                 number
                 for number, entry in enumerate(entries)
-                if number not in answers and entry.outcome.task_id in reply.missed
+                if entry.outcome.task_id in reply.missed
             ]
-            claimed.rows = reply.rows or []
             if missed or (claim is not None and reply.rows is None):
-                recorded, claimed = await self._record_and_claim_by_rules(
-                    owner,
-                    [entries[number] for number in missed],
-                    claim if reply.rows is None else None,
-                )
-                answers.update(zip(missed, recorded, strict=True))
+                rest = claim if reply.rows is None else None
+                answers, claimed = await self._by_rules(owner, entries, missed, rest)
         self._known.update(owner, entries, claimed.rows)
         return [answers.get(number, True) for number in range(len(entries))], claimed
+
+    async def _by_rules(
+        self, owner: str, entries: Sequence[Entry], numbers: Sequence[int], claim: Claim | None
+    ) -> tuple[dict[int, bool], Claimed]:
+        """Record the entries with these numbers, then claim; whether each is recorded, and the rows."""
+        given = [entries[number] for number in numbers]
+        recorded, claimed = await self._record_and_claim_by_rules(owner, given, claim)
+        return dict(zip(numbers, recorded, strict=True)), claimed
 
     async def _record_and_claim_by_rules(
         self, owner: str, entries: Sequence[Entry], claim: Claim | None

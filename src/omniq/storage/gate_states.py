@@ -55,7 +55,7 @@ class GateStates:
 
     async def load(self, rows: Iterable[Row]) -> None:
         """Read the gates of these rows."""
-        keys = {gate.key for row in rows for gate in row.gates} - self._states.keys()
+        keys = {gate.key for row in rows if row.gates for gate in row.gates} - self._states.keys()
         if keys:
             found = await self._section.documents(KIND, sorted(keys))
             for key in keys:

@@ -1,26 +1,86 @@
 """The waiting rows of a backend that holds them in memory, in the order in which they are claimed.
 
 Reading the first rows costs O(log n) each, whatever else waits: rows of other queues and functions, rows
-that are not due yet, and parked rows are in other heaps.
+that are not due yet, and parked rows are elsewhere.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from omniq.storage.backend import DELAYED, PARKED, Order, Wanted, place_of
 from omniq.storage.row_rules import Row
 
 _Entry = tuple[int, int, int, str]
-"""A row in a heap: its order, or for a delayed row when it becomes visible; and its id."""
+"""A row in a lane: its order and its id. Of a delayed row, when it becomes visible instead."""
 
-_Heap = list[_Entry]
-_Lane = tuple[str, str, bool]
+_Entries = dict[str, _Entry]
+_LaneKey = tuple[str, str, bool]
 """Queue ("" for all), function, and whether the rows are suspects."""
 
 _MAX_STALE = 1_000
-"""Stale entries that the heaps may hold beyond the number of rows."""
+"""Stale entries that the lanes may hold beyond the number of rows."""
+
+
+class _Lane:
+    """Rows in claim order: the first ones sorted, as far as they were read, all others in a heap."""
+
+    __slots__ = ("_heap", "_sorted", "_start")
+
+    def __init__(self) -> None:
+        self._sorted: list[_Entry] = []
+        self._start = 0
+        self._heap: list[_Entry] = []
+
+    def push(self, entry: _Entry) -> None:
+        """Add a row."""
+        if len(self._sorted) > self._start and entry < self._sorted[-1]:
+            insort(self._sorted, entry, self._start)
+        else:
+            heapq.heappush(self._heap, entry)
+
+    def read(self, entries: _Entries, after: Order | None, size: int) -> Iterator[_Entry]:
+        """The rows behind `after` in order, about `size` at a time. `entries` has those not stale."""
+        self._drop_first_stale(entries)
+        position = self._start
+        if after is not None:
+            # No id is as large: the entry of `after` itself sorts before this one.
+            position = bisect_right(self._sorted, (*after, "\U0010ffff"), self._start)
+        while True:
+            missing = position + size - len(self._sorted)
+            for _ in range(min(missing, len(self._heap))):
+                self._sorted.append(heapq.heappop(self._heap))
+            page = self._sorted[position : position + size]
+            if not page:
+                return
+            position += len(page)
+            for entry in page:
+                if entries.get(entry[3]) is entry and (after is None or entry[:3] > after):
+                    yield entry
+
+    def _drop_first_stale(self, entries: _Entries) -> None:
+        start, last = self._start, len(self._sorted)
+        # Identity, not equality: a row that was removed and put in again has a new entry.
+        while start < last and entries.get(self._sorted[start][3]) is not self._sorted[start]:
+            start += 1
+        if start > _MAX_STALE or start == last:
+            del self._sorted[:start]
+            start = 0
+        self._start = start
+
+    def drop_stale(self, entries: _Entries) -> bool:
+        """Drop all stale entries; returns whether any others are left."""
+        live = [*self._sorted[self._start :], *self._heap]
+        self._heap = [entry for entry in live if entries.get(entry[3]) is entry]
+        heapq.heapify(self._heap)
+        self._sorted, self._start = [], 0
+        return bool(self._heap)
+
+
+_Lanes = dict[_LaneKey, _Lane]
 
 
 class ReadyRows:
@@ -28,20 +88,21 @@ class ReadyRows:
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
-        self._entries: dict[str, _Entry] = {}
+        self._entries: _Entries = {}
         # By function for claims from all queues, and by queue and function for the others. Each is
         # built by the first claim that needs it.
-        self._of_all_queues: dict[_Lane, _Heap] | None = None
-        self._by_queue: dict[_Lane, _Heap] | None = None
-        self._delayed: _Heap = []
-        self._parked: dict[str, dict[_Lane, _Heap]] = {}
+        self._of_all_queues: _Lanes | None = None
+        self._by_queue: _Lanes | None = None
+        self._delayed: list[_Entry] = []
+        self._parked: dict[str, _Lanes] = {}
         self._stale = 0
 
     # Changing
 
     def put(self, row: Row, now: int) -> None:
         """Add a row, or replace it by its new state."""
-        self.discard(row.id)
+        if row.id in self.rows:
+            self.discard(row.id)
         self.rows[row.id] = row
         place = place_of(row, now)
         if place == DELAYED:
@@ -50,17 +111,13 @@ class ReadyRows:
         else:
             entry = (*row.order, row.id)
             if place == PARKED:
-                lanes = self._parked.setdefault(row.parked or "", {})
-                heapq.heappush(lanes.setdefault(_lane(row, row.queue), []), entry)
+                _push(self._parked.setdefault(row.parked or "", {}), row, row.queue, entry)
             else:
-                self._push_ready(row, entry)
+                if self._of_all_queues is not None:
+                    _push(self._of_all_queues, row, "", entry)
+                if self._by_queue is not None:
+                    _push(self._by_queue, row, row.queue, entry)
         self._entries[row.id] = entry
-
-    def _push_ready(self, row: Row, entry: _Entry) -> None:
-        if self._of_all_queues is not None:
-            heapq.heappush(self._of_all_queues.setdefault(_lane(row, ""), []), entry)
-        if self._by_queue is not None:
-            heapq.heappush(self._by_queue.setdefault(_lane(row, row.queue), []), entry)
 
     def discard(self, task_id: str) -> None:
         """Remove a row, if it is here."""
@@ -71,78 +128,77 @@ class ReadyRows:
         if self._stale > _MAX_STALE + len(self.rows):
             self._drop_stale()
 
+    def discard_all(self, rows: Iterable[Row]) -> None:
+        """Remove rows that are here."""
+        for row in rows:
+            del self.rows[row.id], self._entries[row.id]
+            self._stale += 1
+        if self._stale > _MAX_STALE + len(self.rows):
+            self._drop_stale()
+
     def _drop_stale(self) -> None:
         self._stale = 0
-        parked = [heap for lanes in self._parked.values() for heap in lanes.values()]
-        ready = [
-            heap
-            for lanes in (self._of_all_queues, self._by_queue)
-            for heap in (lanes or {}).values()
-        ]
-        for heap in (self._delayed, *parked, *ready):
-            heap[:] = [entry for entry in heap if self._entries.get(entry[3]) is entry]
-            heapq.heapify(heap)
-        self._parked = {
-            key: kept
-            for key, lanes in self._parked.items()
-            if (kept := {lane: heap for lane, heap in lanes.items() if heap})
-        }
-        for lanes in (self._of_all_queues, self._by_queue):
-            for lane in [lane for lane, heap in (lanes or {}).items() if not heap]:
-                del (lanes or {})[lane]
+        self._delayed = [each for each in self._delayed if self._entries.get(each[3]) is each]
+        heapq.heapify(self._delayed)
+        ready = [lanes for lanes in (self._of_all_queues, self._by_queue) if lanes is not None]
+        for lanes in (*ready, *self._parked.values()):
+            for key in [key for key, lane in lanes.items() if not lane.drop_stale(self._entries)]:
+                del lanes[key]
+        self._parked = {key: lanes for key, lanes in self._parked.items() if lanes}
 
     def promote(self, due_by: int) -> None:
         """Move rows that have become visible to where claims find them."""
-        while (entry := self._top(self._delayed)) is not None and entry[1] <= due_by:
+        while (entry := self._first_delayed()) is not None and entry[1] <= due_by:
             heapq.heappop(self._delayed)
             row = self.rows.pop(entry[3])
             del self._entries[row.id]
             self.put(row, max(due_by, row.visible))
 
+    def _first_delayed(self) -> _Entry | None:
+        while self._delayed:
+            if self._entries.get(self._delayed[0][3]) is self._delayed[0]:
+                return self._delayed[0]
+            heapq.heappop(self._delayed)
+        return None
+
     # Reading
 
     def next_due(self) -> int | None:
         """When the first delayed row becomes visible."""
-        entry = self._top(self._delayed)
+        entry = self._first_delayed()
         return None if entry is None else entry[1]
 
     def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
         """The first rows that `wanted` accepts, in claim order, behind `after`."""
-        lanes = [self._sorted(heap, after) for heap in self._lanes(wanted)]
-        merged = lanes[0] if len(lanes) == 1 else heapq.merge(*lanes)
-        found: list[Row] = []
-        for entry in merged:
-            row = self.rows[entry[3]]
-            if row.visible <= wanted.due_by:
-                found.append(row)
-                if len(found) == limit:
-                    break
-        return found
+        lanes = list(self._wanted_lanes(wanted))
+        size = max(2, 2 * limit // len(lanes)) if len(lanes) > 1 else limit
+        read = [lane.read(self._entries, after, size) for lane in lanes]
+        rows, due_by = self.rows, wanted.due_by
+        merged = heapq.merge(*read) if len(read) > 1 else read[0] if read else iter(())
+        due = (row for entry in merged if (row := rows[entry[3]]).visible <= due_by)
+        return list(islice(due, limit))
 
-    def _lanes(self, wanted: Wanted) -> Iterator[_Heap]:
+    def _wanted_lanes(self, wanted: Wanted) -> Iterator[_Lane]:
         lanes = self._ready_lanes(of_all_queues=wanted.queues is None and not wanted.paused)
         runnable = wanted.runnable
-        for (queue, func_path, is_suspect), heap in lanes.items():
+        for (queue, func_path, is_suspect), lane in lanes.items():
             if (
-                heap
-                and (not is_suspect or wanted.suspects)
+                (not is_suspect or wanted.suspects)
                 and (runnable is None or runnable.accepts(func_path))
                 and (wanted.queues is None or queue in wanted.queues)
                 and queue not in wanted.paused
             ):
-                yield heap
+                yield lane
 
-    def _ready_lanes(self, *, of_all_queues: bool) -> dict[_Lane, _Heap]:
+    def _ready_lanes(self, *, of_all_queues: bool) -> _Lanes:
         lanes = self._of_all_queues if of_all_queues else self._by_queue
         if lanes is None:
             lanes = {}
-            others = {entry[3] for entry in self._delayed if self._entries.get(entry[3]) is entry}
+            delayed = {each[3] for each in self._delayed if self._entries.get(each[3]) is each}
             for row in self.rows.values():
-                if row.parked is None and row.id not in others:
-                    lane = _lane(row, "" if of_all_queues else row.queue)
-                    lanes.setdefault(lane, []).append(self._entries[row.id])
-            for heap in lanes.values():
-                heapq.heapify(heap)
+                if row.parked is None and row.id not in delayed:
+                    queue = "" if of_all_queues else row.queue
+                    _push(lanes, row, queue, self._entries[row.id])
             if of_all_queues:
                 self._of_all_queues = lanes
             else:
@@ -152,35 +208,14 @@ class ReadyRows:
     def parked(self, keys: Iterable[str], limit: int) -> Iterator[Row]:
         """The first rows of each gate, queue and function."""
         for key in keys:
-            for heap in self._parked.get(key, {}).values():
-                for number, entry in enumerate(self._sorted(heap, None), start=1):
+            for lane in self._parked.get(key, {}).values():
+                for entry in islice(lane.read(self._entries, None, limit), limit):
                     yield self.rows[entry[3]]
-                    if number == limit:
-                        break
-
-    def _sorted(self, heap: _Heap, after: Order | None) -> Iterator[_Entry]:
-        """The entries of a heap in order, without changing it; stale ones at its top are dropped."""
-        if self._top(heap) is None:
-            return
-        entries = self._entries
-        # The smallest entries first: an entry's followers in the order are among its two children.
-        reached = [(heap[0], 0)]
-        while reached:
-            entry, index = heapq.heappop(reached)
-            if entries.get(entry[3]) is entry and (after is None or entry[:3] > after):
-                yield entry
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
-                    heapq.heappush(reached, (heap[child], child))
-
-    def _top(self, heap: _Heap) -> _Entry | None:
-        while heap:
-            # Identity, not equality: a row that was removed and put in again has a new entry.
-            if self._entries.get(heap[0][3]) is heap[0]:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
 
 
-def _lane(row: Row, queue: str) -> _Lane:
-    return (queue, row.func_path, row.is_suspect)
+def _push(lanes: _Lanes, row: Row, queue: str, entry: _Entry) -> None:
+    key = (queue, row.func_path, row.crashes > 0)
+    lane = lanes.get(key)
+    if lane is None:
+        lane = lanes[key] = _Lane()
+    lane.push(entry)

@@ -6,6 +6,7 @@ A backend names the fields that it searches by or changes in a statement. A fiel
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, get_type_hints
@@ -74,8 +75,7 @@ class RowCodec:
         if rest != known:
             row = self._blank(rest)
             self._last_read = (rest, row)
-        copied: Row = row.__copy__()
-        return copied
+        return copy.copy(row)
 
     def _blank(self, rest: bytes) -> Row:
         row = Row(id="", queue="", priority=0, func_path="", due=0, visible=0, created_at=0)

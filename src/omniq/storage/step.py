@@ -55,7 +55,7 @@ class Step:
 
     async def _add(self, rows: Iterable[Row]) -> None:
         added = list(rows)
-        self._live.update((row.id, row) for row in added)
+        self._live.update({row.id: row for row in added})
         await self.gates.load(added)
 
     def live(self, task_id: str) -> Row | None:
@@ -117,7 +117,8 @@ class Step:
     def settle(self, row: Row, token: int, settled: Settled, result: bytes | None) -> None:
         """Apply the effects of an outcome: the claim leaves its gates, the row changes or ends."""
         self._settled.add(row.id)
-        self.gates.leave(row, token, settled)
+        if row.gates:
+            self.gates.leave(row, token, settled)
         if settled.result is not None and result is not None:
             row.attached = True
             self._put(NEWEST, row.id, result)
@@ -138,7 +139,7 @@ class Step:
         """End a row."""
         self._live.pop(row.id, None)
         self._updated.pop(row.id, None)
-        if row.owner is None and row.parked is None:
+        if row.gates and row.owner is None and row.parked is None:
             self.gates.refill(row)
         if row.unique:
             key, holder = row.unique, row.id.encode()
@@ -149,14 +150,21 @@ class Step:
             if finish.dead is None:
                 self._delete(CHECKPOINT, row.id)
         encoded = self._encode_finish(finish, result)
-        finished = row_rules.finished_row(row, finish, encoded, self.now)
-        self._ended[row.id] = Ended(finished, finish.dead)
+        self._ended[row.id] = Ended(
+            row_rules.finished_row(row, finish, encoded, self.now), finish.dead
+        )
 
     def _put(self, kind: str, key: str, data: bytes) -> None:
         self.changes.documents.append(DocumentChange(kind, key, ANY, data))
 
     def _delete(self, kind: str, key: str) -> None:
         self.changes.documents.append(DocumentChange(kind, key, ANY, None))
+
+    def without_changed(self, rows: list[Row]) -> list[Row]:
+        """The rows that this step has not changed; the store still has those as they were before."""
+        if not self._updated:
+            return rows
+        return [row for row in rows if not self.is_changed(row.id)]
 
     def is_changed(self, task_id: str) -> bool:
         """Whether this step has changed the row: the store still has it as it was before."""

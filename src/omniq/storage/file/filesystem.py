@@ -280,10 +280,10 @@ class Disk:
         return True
 
     def remove(self, path: str) -> bool:
-        """Remove a file. False when it is missing."""
+        """Remove a file. False when it is missing, or is a folder."""
         try:
             os.unlink(path, dir_fd=self._fd)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return False
         return True
 

@@ -11,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from omniq.clock import to_micros
+from omniq.errors import StorageError
 from omniq.models import DeadLetter, TaskStatus
 from omniq.storage.backend import Counts, FinishedQuery, Record
 from omniq.storage.file.encoding import ENDED_SUMMARY, NewerRecord, NotARecord
@@ -254,7 +255,11 @@ class FinishedTasks:
         for task_id in sorted(task_id for task_id in found if task_id > query.after):
             known = self._letters.get(task_id)
             if known is None or known[0] != found[task_id]:
-                ended = self._files.dead(task_id)
+                try:
+                    ended = self._files.dead(task_id)
+                except StorageError:
+                    # Of a newer format: left alone.
+                    continue
                 if ended is None or ended.letter is None:
                     continue
                 known = self._letters[task_id] = found[task_id], ended.letter

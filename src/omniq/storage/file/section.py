@@ -7,6 +7,7 @@ renames those names, so it fails (`Moved`) if others have changed any of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from heapq import nsmallest
 from operator import attrgetter
 
@@ -181,7 +182,10 @@ class FileSection(Section):
                 if stored_key not in self._files.index.taken:
                     return None
                 continue
-            found = self._files.document(kind, key)
+            try:
+                found = self._files.document(kind, key)
+            except NewerRecord as error:
+                raise StorageError(f"{kind} {key} was written by a newer omniq") from error
             if found is not None:
                 return found
             self._files.refresh()
@@ -192,22 +196,20 @@ class FileSection(Section):
         if stored is None:
             return []
         if query.due_by is not None:
-            due: list[Document] = []
-            for name in stored.due_by(query.due_by, query.limit):
-                found = self._files.read_document(name)
-                if found is not None:
-                    due.append(found[1])
-            return due
-        names = list(stored.by_key.values())
-        read = (self._files.read_document(name) for name in names)
+            return list(self._readable_documents(stored.due_by(query.due_by, query.limit)))
         documents = (
-            found[1]
-            for found in read
-            if found is not None
-            and found[1].key > query.after
-            and found[1].key.startswith(query.prefix)
+            document
+            for document in self._readable_documents(list(stored.by_key.values()))
+            if document.key > query.after and document.key.startswith(query.prefix)
         )
         return nsmallest(query.limit, documents, key=attrgetter("key"))
+
+    def _readable_documents(self, names: Iterable[DocumentName]) -> Iterator[Document]:
+        for name in names:
+            with suppress(NewerRecord):
+                found = self._files.read_document(name)
+                if found is not None:
+                    yield found[1]
 
     # Writing
 

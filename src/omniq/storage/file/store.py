@@ -14,7 +14,7 @@ from omniq.clock import Clock, from_micros
 from omniq.errors import LeaseLost, StorageError, StorageRefused
 from omniq.failpoints import hit
 from omniq.models import WorkerInfo
-from omniq.serialization import encode_internal, internal_decoder
+from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage import backend
 from omniq.storage.backend import Counts, Document, Record, Work, complete
 from omniq.storage.file.encoding import DOCUMENT
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 FORMAT = 2
 """The format of the store. A folder with `queue/` instead of `tasks/` has format 1."""
+
+_STORE = document_key("store", "store")
 
 _NONCE_LENGTH = 10
 """Random characters at the beginning of a store's nonces. Long names cost space."""
@@ -91,6 +93,7 @@ class Store:
         self.writes = Writes(self.files, clock)
         self.finished = FinishedTasks(self.files)
         self.leases = Leases(self.disk, clock)
+        self._checked: DocumentName | None = None
 
     def open(self) -> None:
         """Create the missing folders, and move what an older version has stored to the new ones."""
@@ -110,7 +113,7 @@ class Store:
         draft = f"tmp/{self.disk.nonce()}.tasks"
         self.disk.make_folder(draft)
         info = encode_internal(StoreInfo(self._clock.new_id()))
-        name = DocumentName(document_key("store", "store"), self.disk.nonce())
+        name = DocumentName(_STORE, self.disk.nonce())
         self.disk.write(f"{draft}/{name}", DOCUMENT.encode(Document("store", "store", info)))
         self.disk.sync(draft)
         if not self.disk.move_folder(draft, "tasks"):
@@ -138,15 +141,18 @@ class Store:
         return section
 
     def _check_format(self) -> None:
-        found = self.files.index.documents.get("store")
-        for name in () if found is None else found.by_key.values():
-            document = self.files.read_document(name)
-            info = None if document is None else _decode_info(document[1].data)
-            if info is not None and info.oldest_reader > FORMAT:
-                raise StorageRefused(
-                    f"{self.disk.root} has format {info.format}, which needs a newer version of "
-                    f"omniq; this one reads format {FORMAT}"
-                )
+        """Refuse a store that needs a newer version of omniq."""
+        name = self.files.index.document(_STORE)
+        if name is None or name == self._checked:
+            return
+        found = self.files.read_document(name)
+        info = None if found is None else _decode_info(found[1].data)
+        if info is not None and info.oldest_reader > FORMAT:
+            raise StorageRefused(
+                f"{self.disk.root} has format {info.format}, which needs a newer version of "
+                f"omniq; this one reads format {FORMAT}"
+            )
+        self._checked = name
 
     def transact(self, section: FileSection, work: Work[T], claims_as: str | None) -> T:
         """Run the work of the engine in the section."""
@@ -300,4 +306,4 @@ class Store:
         return self.files.index.ready.next_due(), self.files.has_arrivals()
 
 
-_decode_info = internal_decoder(StoreInfo)
+_decode_info = lenient_decoder(StoreInfo, None)

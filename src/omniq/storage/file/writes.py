@@ -465,7 +465,7 @@ class Writes:
             # A power cut has reordered renames: the write was committed.
             self._disk.remove_quietly(each.path)
         else:
-            self._disk.move(each.path, each.inner.path)
+            self._disk.move_quietly(each.path, each.inner.path)
         for ending in ("part", "dead"):
             self._disk.remove_quietly(part_path(each.key, write_of(each.write), ending))
 

@@ -37,24 +37,6 @@ class Effects(msgspec.Struct, array_like=True):
     fenced: dict[str, int] = {}
     removed: list[Entry] = []
 
-    def add(self, entry: Entry, value: Any) -> None:
-        """Add an entry as it is afterwards."""
-        match value:
-            case Row():
-                self.rows.append(value)
-            case FinishedRow():
-                self.finished.append(value)
-            case StoredDead():
-                self.dead.append(value)
-            case Document():
-                self.documents.append(value)
-            case StoredLease():
-                self.leases.append(value)
-            case int():
-                self.fenced[entry[1]] = value
-            case _:
-                self.removed.append(entry)
-
     def apply(self, tables: UndoableTables, now: int) -> None:
         """Make the tables hold these entries."""
         # Ended rows first: they take their bodies from the live ones.
@@ -97,14 +79,20 @@ def effects_of(before: Mapping[Entry, Any], after: Mapping[Entry, Any]) -> Effec
     for entry, value in after.items():
         match value:
             case Row():
-                value = _without_body(value, before)
+                effects.rows.append(_without_body(value, before))
             case FinishedRow():
-                value = msgspec.structs.replace(value, row=_without_body(value.row, before))
+                row = _without_body(value.row, before)
+                effects.finished.append(msgspec.structs.replace(value, row=row))
             case StoredDead():
-                value = StoredDead(value.letter, _without_body(value.row, before))
-            case None if before.get(entry) is None:
-                continue
-        effects.add(entry, value)
+                effects.dead.append(StoredDead(value.letter, _without_body(value.row, before)))
+            case Document():
+                effects.documents.append(value)
+            case StoredLease():
+                effects.leases.append(value)
+            case int():
+                effects.fenced[entry[1]] = value
+            case None if before[entry] is not None:
+                effects.removed.append(entry)
     return effects
 
 

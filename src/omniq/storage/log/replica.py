@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from omniq.clock import Clock
 from omniq.errors import StorageCorrupt, StorageError, StorageRefused
-from omniq.storage.log.encoding import (
-    Commit,
-    decode_commit,
-    effects_of,
-    encode_commit,
-    everything,
-)
+from omniq.failpoints import hit
+from omniq.storage.log.encoding import Commit, decode_commit, effects_of, encode_commit, everything
 from omniq.storage.log.log import Log, Trimmed
 from omniq.storage.log.undoable_tables import UndoableTables
 
@@ -64,7 +59,11 @@ class Replica:
             self._forget()
             snapshot = await self._log.load_snapshot()
             if snapshot is not None:
-                self._take_snapshot(*snapshot)
+                number, data = snapshot
+                commit = decode_commit(data)
+                self._apply(commit)
+                self._reach(number, commit)
+                self._snapshot_size = len(data)
             try:
                 self._follow(await self._log.read(self.number + 1))
             except Trimmed:
@@ -75,12 +74,6 @@ class Replica:
         raise StorageCorrupt(
             f"commit {self.number + 1} of the log is missing, and no snapshot has it"
         )
-
-    def _take_snapshot(self, number: int, data: bytes) -> None:
-        commit = decode_commit(data)
-        self._apply(commit)
-        self._reach(number, commit)
-        self._snapshot, self._snapshot_size = number, len(data)
 
     async def catch_up(self) -> bool:
         """Read the log to its end; returns whether others have committed anything."""
@@ -95,11 +88,10 @@ class Replica:
         for data in records:
             commit = decode_commit(data)
             if commit.previous != self._last_id:
-                # The log was cut, or replaced by another one.
+                # The log was cut, or replaced by another one: the next call loads it.
+                number = self.number + 1
                 self._forget()
-                raise StorageCorrupt(
-                    f"commit {self.number + 1} of the log does not follow the one before it"
-                )
+                raise StorageCorrupt(f"commit {number} does not follow the commit before it")
             self._apply(commit)
             self._reach(self.number + 1, commit, len(data))
 
@@ -172,7 +164,10 @@ class Replica:
     async def _append(self, data: bytes) -> bool | None:
         """Whether the log has stored the data; None if it did not answer."""
         try:
-            return await self._log.append(self.number + 1, data)
+            hit("log.before_append")
+            is_won = await self._log.append(self.number + 1, data)
+            hit("log.after_append")
+            return is_won
         except StorageRefused:
             raise
         except StorageError as error:

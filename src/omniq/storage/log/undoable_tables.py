@@ -44,6 +44,10 @@ class UndoableTables(Tables):
         self._remember(("row", task_id), self.rows.get(task_id), row)
         super().set_row(task_id, row, now)
 
+    def set_claimed(self, rows: list[Row], now: int) -> None:
+        for row in rows:
+            self.set_row(row.id, row, now)
+
     def set_finished(self, task_id: str, finished: FinishedRow | None) -> None:
         self._remember(("finished", task_id), self.finished.get(task_id), finished)
         super().set_finished(task_id, finished)

@@ -17,7 +17,17 @@ from omniq.errors import LeaseLost
 from omniq.failpoints import hit
 from omniq.models import WorkerInfo
 from omniq.settings import Settings
-from omniq.storage.backend import Backend, Counts, Lease, Wanted, Work, complete
+from omniq.storage.backend import (
+    Backend,
+    Changes,
+    Counts,
+    FastPath,
+    FastReply,
+    Lease,
+    Wanted,
+    Work,
+    complete,
+)
 from omniq.storage.sqlite import leases, queries, store_record
 from omniq.storage.sqlite.connection import Connection, Database, StatementRunner
 from omniq.storage.sqlite.section import SQLiteSection
@@ -25,7 +35,7 @@ from omniq.storage.sqlite.task_transaction import TaskTransactions
 from omniq.storage.sqlite.user_transaction import run_within
 from omniq.storage.sqlite.wakeups import Wakeups
 from omniq.storage.sqlite.writer_thread import ConnectionThread, WriterThread
-from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.types import Capabilities, Claim, Renewal
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
@@ -56,6 +66,7 @@ class SQLiteBackend(Backend):
         self._settings = settings
         self._local_wakeups = wakeups
         self._is_sibling = is_sibling
+        self.fast_path: FastPath = self
         self._version_at_claim = -1
         self._wanted: Wanted | None = None
 
@@ -160,6 +171,35 @@ class SQLiteBackend(Backend):
         if section.wanted is not None:
             self._wanted = section.wanted
         return result
+
+    # The fast path
+
+    def now(self) -> int:
+        """The store's time, which is that of this machine."""
+        return self._clock.micros()
+
+    async def record_and_claim(
+        self, owner: str, changes: Changes, claim: Claim | None
+    ) -> FastReply:
+        """See `FastPath`."""
+        if claim is not None:
+            self._version_at_claim = self._wakeups.version()
+        return await self._writer.run(lambda db: self._run_fast(db, owner, changes, claim))
+
+    def _run_fast(
+        self, db: Connection, owner: str, changes: Changes, claim: Claim | None
+    ) -> FastReply:
+        section = SQLiteSection(db, self._clock.micros())
+        missed: frozenset[str] = frozenset()
+        if not changes.is_empty:
+            missed = section.record_planned(owner, changes)
+        rows = None
+        if claim is not None and not missed:
+            rows = section.claim_plain(owner, claim)
+            self._wanted = section.wanted or self._wanted
+        return FastReply(missed, rows)
+
+    # Transactions of callers and tasks
 
     async def transact_within(self, connection: object, work: Work[_T]) -> _T:
         return await run_within(self._database, connection, lambda db: self._run(db, work))

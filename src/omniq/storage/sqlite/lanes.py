@@ -7,70 +7,73 @@ waits in other queues, is in other lanes.
 from __future__ import annotations
 
 from functools import cache
-from operator import attrgetter
+from itertools import chain
 from typing import Any
 
+from omniq.models import Runnable
 from omniq.storage.backend import READY, SUSPECT, Order, Wanted
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement
-from omniq.storage.types import Runnable
 
 _Lane = tuple[int, str, str]
 """Place, queue ("" in claims from all queues), and function."""
 
-_BEGIN: Order = (1 - 2**63, -(2**63), 0)
+_BEGIN: Order = (-(2**63), -(2**63), 0)
+
 AFTER_ALL = "\U0010ffff"
 """A text behind all others."""
-
-_order = attrgetter("order")
 
 
 def first_rows(db: StatementRunner, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
     """The first ready rows that `wanted` accepts, in claim order, behind `after`."""
-    by_queue = _is_by_queue(wanted)
-    if by_queue:
+    if _is_by_queue(wanted):
         db.execute(statement("ready_by_queue"))
+    begin = _BEGIN
+    if after is not None:
+        begin = (tables.rank(-after[0]), *after[1:])
     lanes = ready_lanes(db, wanted)
-    size = limit if len(lanes) == 1 else max(2, 2 * limit // max(1, len(lanes)))
-    unread = dict.fromkeys(lanes, after or _BEGIN)
-    rows: list[Row] = []
+    if not lanes:
+        return []
+    if len(lanes) == 1:
+        return _rows_of(db, wanted, lanes[0], begin, limit)
+    seqs = _first_seqs(db, wanted, dict.fromkeys(lanes, begin), limit)
+    return tables.read_rows(
+        db, tables.rows_statement("live_rows"), {"seqs": tables.json_text(seqs)}
+    )
+
+
+def _rows_of(
+    db: StatementRunner, wanted: Wanted, lane: _Lane, begin: Order, limit: int
+) -> list[Row]:
+    """The first rows of one lane, read at once, because a worker often has one."""
+    names = ("place", "queue", "func_path", "rank", "turn", "seq", "due_by", "limit")
+    parameters = dict(zip(names, (*lane, *begin, wanted.due_by, limit), strict=True))
+    return tables.read_rows(db, _statement("lane_rows", _is_by_queue(wanted)), parameters)
+
+
+def _first_seqs(
+    db: StatementRunner, wanted: Wanted, unread: dict[_Lane, Order], limit: int
+) -> list[int]:
+    """The first rows of the lanes, each read behind its position."""
+    sql = _statement("positions", _is_by_queue(wanted))
+    size = max(2, 2 * limit // len(unread))
+    found: list[Order] = []
     while unread:
-        rows += _read(db, unread, wanted.due_by, size, by_queue=by_queue)
-        rows.sort(key=_order)
-        last = _BEGIN if len(rows) < limit else rows[limit - 1].order
+        lanes = [(*lane, *behind) for lane, behind in unread.items()]
+        parameters = {"lanes": tables.json_text(lanes), "due_by": wanted.due_by, "limit": size}
+        read: list[list[Order]] = [[] for _ in lanes]
+        for rank, turn, seq, lane in tables.read_array(db, sql, parameters):
+            read[lane].append((rank, turn, seq))
+        found = sorted(chain(found, *read))[:limit]
+        # A lane of which there is more, and whose next row may be among the first.
         unread = {
-            lane: behind
-            for lane, behind in _ends(rows, unread, size, by_queue=by_queue).items()
-            if len(rows) < limit or behind < last
+            lane[:3]: last
+            for lane, rows in zip(lanes, read, strict=True)
+            if len(rows) == size and ((last := max(rows)) < found[-1] or len(found) < limit)
         }
         size *= 2
-    return rows[:limit]
-
-
-def _read(
-    db: StatementRunner, lanes: dict[_Lane, Order], due_by: int, size: int, *, by_queue: bool
-) -> list[Row]:
-    positions = [
-        [*lane, tables.rank(-rank), turn, seq] for lane, (rank, turn, seq) in lanes.items()
-    ]
-    parameters = {"lanes": tables.json_text(positions), "due_by": due_by, "limit": size}
-    return tables.read_rows(db, _statement("first_in_lanes", by_queue), parameters)
-
-
-def _ends(
-    rows: list[Row], read: dict[_Lane, Order], size: int, *, by_queue: bool
-) -> dict[_Lane, Order]:
-    """The position of the last row of each lane of which there may be more rows."""
-    counts = dict.fromkeys(read, 0)
-    ends: dict[_Lane, Order] = {}
-    for row in rows:
-        place = SUSPECT if row.crashes else READY
-        lane = (place, row.queue if by_queue else "", row.func_path)
-        if lane in counts and row.order > read[lane]:
-            counts[lane] += 1
-            ends[lane] = row.order
-    return {lane: end for lane, end in ends.items() if counts[lane] == size}
+    return [seq for _, _, seq in found]
 
 
 def _is_by_queue(wanted: Wanted) -> bool:
@@ -111,7 +114,7 @@ def _ranges(runnable: Runnable | None) -> list[tuple[str, str]]:
 
 @cache
 def _statement(name: str, by_queue: bool) -> str:
-    table = "head" if name == "first_in_lanes" else "next"
+    table = "next" if name == "lanes" else "head"
     return (
         tables.rows_statement(name)
         .replace("{queue}", f"{table}.queue" if by_queue else "''")

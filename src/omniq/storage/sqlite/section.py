@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from omniq.errors import QueueFull
+from omniq.errors import LeaseLost, QueueFull
+from omniq.storage import row_rules
 from omniq.storage.backend import (
     Changes,
     Document,
@@ -26,6 +27,7 @@ from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement
 from omniq.storage.sqlite.lanes import AFTER_ALL, first_rows
+from omniq.storage.types import Claim
 
 PROMOTE_BATCH = 2_000
 """The maximum number of delayed tasks that one statement makes ready."""
@@ -46,6 +48,12 @@ _PUT_DOCUMENTS = tables.BulkInsert(
 DELETE_DOCUMENTS = (
     "DELETE FROM omniq_documents WHERE (kind, key) IN "
     "(SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:keys))"
+)
+
+
+DELETE_IF_EQUAL = (
+    f"{DELETE_DOCUMENTS} AND kind || '/' || key || '/' || hex(data) IN "
+    "(SELECT json_extract(value, '$[2]') FROM json_each(:keys))"
 )
 
 
@@ -71,6 +79,10 @@ class SQLiteSection(Section):
         return tables.read_rows(self._db, sql, {"owners": tables.json_text(owners)})
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
+        return self.first_rows(wanted, after, limit)
+
+    def first_rows(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
+        """See `candidates`."""
         if wanted.due_by > self._promoted_by:
             # A caller may name a time to come. What is due by now was made ready before.
             self._promoted_by = wanted.due_by
@@ -180,10 +192,11 @@ class SQLiteSection(Section):
         added: list[tuple[Any, ...]] = []
         put: dict[tuple[str, str], tuple[Any, ...]] = {}
         deleted: dict[tuple[str, str], None] = {}
+        released: list[tuple[str, str, str]] = []
         for change in changes:
             key = (change.kind, change.key)
             if change.if_equal:
-                self._write_if_equal(change)
+                released.append((*key, f"{change.kind}/{change.key}/{_hex(change.before)}"))
             elif change.after is None:
                 put.pop(key, None)
                 deleted[key] = None
@@ -192,17 +205,61 @@ class SQLiteSection(Section):
             else:
                 deleted.pop(key, None)
                 put[key] = (*key, change.after, change.due)
+        if released:
+            self._db.execute(DELETE_IF_EQUAL, {"keys": tables.json_text(released)})
         if deleted:
             self._db.execute(DELETE_DOCUMENTS, {"keys": tables.json_text(list(deleted))})
         if _ADD_DOCUMENTS.write(self._db, added) < len(added):
             raise Moved
         _PUT_DOCUMENTS.write(self._db, list(put.values()))
 
-    def _write_if_equal(self, change: DocumentChange) -> None:
-        condition = "WHERE kind = ? AND key = ? AND data = ?"
-        where = (change.kind, change.key, change.before)
-        if change.after is None:
-            self._db.execute(f"DELETE FROM omniq_documents {condition}", where)
-        else:
-            sql = f"UPDATE omniq_documents SET data = ?, due = ? {condition}"
-            self._db.execute(sql, (change.after, change.due, *where))
+    # The fast path
+
+    def record_planned(self, owner: str, changes: Changes) -> frozenset[str]:
+        """Write the changes of rows that the owner still holds; returns the ids of the others."""
+        rows = [*(each.row for each in changes.ended), *changes.updated]
+        claims = tables.json_text([(row.seq, row.token) for row in rows])
+        parameters = {"owner": owner, "claims": claims}
+        held = set(tables.read_array(self._db, statement("still_held"), parameters))
+        missed = frozenset(row.id for row in rows if row.seq not in held)
+        ended, updated, documents = changes.ended, changes.updated, changes.documents
+        if missed:
+            ended = [each for each in ended if each.row.id not in missed]
+            updated = [row for row in updated if row.id not in missed]
+            documents = [each for each in documents if (each.before or b"").decode() not in missed]
+        if ended:
+            tables.insert_ended(self._db, ended)
+        if updated:
+            tables.save_live(self._db, updated, self.now)
+        if documents:
+            self._write_documents(documents)
+        return missed
+
+    def claim_plain(self, owner: str, claim: Claim) -> list[Row] | None:
+        """Claim rows that the rules would admit unchanged; None when the claim needs the rules."""
+        facts = self._db.execute(statement("claim_facts"), {"owner": owner, "now": self.now})
+        is_fenced, has_due, has_due_gate, holds_suspect, paused = facts.fetchone()
+        if is_fenced:
+            raise LeaseLost(owner)
+        if has_due_gate or (has_due and self.promote(self.now)):
+            return None
+        wanted = Wanted(
+            due_by=self.now if claim.now is None else claim.now,
+            queues=claim.queues,
+            paused=frozenset(tables.decode_json(paused)),
+            runnable=claim.runnable,
+            suspects=not holds_suspect,
+        )
+        rows = self.first_rows(wanted, None, claim.limit)
+        for row in rows:
+            if row.gates or row.crashes or row_rules.is_expired(row, wanted.due_by):
+                return None
+        for row in rows:
+            row_rules.claim(row, owner, self.now)
+        if rows:
+            self.claim(rows)
+        return rows
+
+
+def _hex(data: bytes | None) -> str:
+    return (data or b"").hex().upper()

@@ -44,11 +44,8 @@ _LIVE_STATE = {"turn": "due", "visible": "0", "owner": "NULL", "parked": "NULL",
 """The columns of `omniq_live` alone, and what replaces them for a task that has ended."""
 
 _CODEC = RowCodec((*_CONSTANT, *_STATE, *_LIVE_STATE))
-_REPEATS, _STATUS, _CANCELLED, _ATTACHED = map(
-    _CODEC.columns.index, ("repeats", "status", "cancel_requested", "attached")
-)
 _STATUSES = {status.value: status for status in TaskStatus}
-_decode_json = msgspec.json.Decoder().decode
+decode_json = msgspec.json.Decoder().decode
 _decode_letter = internal_decoder(DeadLetter)
 
 
@@ -112,7 +109,7 @@ def read_array(
 ) -> list[Any]:
     """The JSON array that a statement returns."""
     (text,) = db.execute(sql, parameters or {}).fetchone()
-    array: list[Any] = _decode_json(text)
+    array: list[Any] = decode_json(text)
     return array
 
 
@@ -153,15 +150,22 @@ def _row(db: StatementRunner, values: list[Any]) -> Row:
         )
     if body is None:
         body = _long_blob(db, "body", "omniq_tasks", seq)
-    values[_REPEATS] = values[_REPEATS] == 1
-    values[_STATUS] = _STATUSES[values[_STATUS]]
-    values[_CANCELLED] = values[_CANCELLED] == 1
-    values[_ATTACHED] = values[_ATTACHED] == 1
     try:
-        return _CODEC.row(values, bytes.fromhex(rest), bytes.fromhex(body))
+        row = _CODEC.without_columns(bytes.fromhex(rest))
+        row.body = bytes.fromhex(body)
     except SerializationError:
         # A task whose limits cannot be decoded must not run: without a body it cannot.
-        return _CODEC.row(values, b"")
+        row = _CODEC.without_columns(b"")
+    # In the order of the columns. One statement, because most of the time of a claim is spent here.
+    (
+        row.seq, row.id, row.nonce, row.queue, row.priority, row.func_path, row.created_at,
+        row.stored_at, row.unique, row.expires, row.result_ttl, repeats,
+        row.due, row.attempts, row.crashes, row.token, row.settled, row.started_at, status, cancelled,
+        row.turn, row.visible, row.owner, row.parked, attached,
+    ) = values  # fmt: skip
+    row.repeats, row.cancel_requested, row.attached = repeats == 1, cancelled == 1, attached == 1
+    row.status = _STATUSES[status]
+    return row
 
 
 def _blob(db: StatementRunner, inline: str | None, column: str, table: str, seq: int) -> bytes:

@@ -1,9 +1,10 @@
--- The first tasks of lanes behind a position, and of each lane as many as wanted.
--- {live}    see tables.py; {queue}, {index} see lanes.sql
--- :lanes    a JSON array of [place, queue, func_path, rank, turn, seq]; the last three are the position
+-- The positions of the first tasks of lanes, of each lane as many as wanted.
+-- {queue}, {index} see lanes.sql
+-- :lanes    a JSON array of [place, queue, func_path, rank, turn, seq]: a lane, and the position behind
+--           which it is read
 -- :due_by, :limit
--- returns   a JSON array of rows
-SELECT json_group_array(json_array({live}))
+-- returns   a JSON array of [rank, turn, seq, index of the lane]
+SELECT json_group_array(json_array(live.rank, live.turn, live.seq, lane.key))
 FROM json_each(:lanes) AS lane
 CROSS JOIN omniq_live AS live ON live.seq IN (
     SELECT head.seq FROM omniq_live AS head INDEXED BY {index}
@@ -17,4 +18,3 @@ CROSS JOIN omniq_live AS live ON live.seq IN (
         AND head.visible <= :due_by
     ORDER BY head.rank, head.turn, head.seq LIMIT :limit
 )
-CROSS JOIN omniq_tasks AS tasks ON tasks.seq = live.seq

@@ -1,3 +1,0 @@
-"""A module that cannot be imported."""
-
-raise KeyboardInterrupt("at the top")
