@@ -298,11 +298,15 @@ class Runnable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether the worker can run the function."""
         if func_path in self.excluded:
             return False
-        return (
-            self.modules is None
-            or func_path in self.names
-            or any(func_path.startswith(f"{module}.") for module in self.modules)
-        )
+        if self.modules is None or func_path in self.names:
+            return True
+        # A path has few dots, and a worker may have many modules.
+        end = func_path.find(".")
+        while end >= 0:
+            if func_path[:end] in self.modules:
+                return True
+            end = func_path.find(".", end + 1)
+        return False
 
     def __str__(self) -> str:
         """What it accepts, for people.

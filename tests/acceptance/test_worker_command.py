@@ -107,6 +107,25 @@ def test_a_function_of_another_module_is_left_to_other_workers(run_worker, queue
     assert not (folder / "touched").exists()
 
 
+@pytest.mark.fault("F74")
+def test_a_rolling_deploy_loses_and_charges_no_task_of_a_new_function(run_worker, queue, folder):
+    old = run_worker()
+    assert queue.enqueue("tasks.add", 1, 2).result(PATIENCE) == 3
+    source = folder / "tasks.py"
+    source.write_text(source.read_text() + "\n\ndef triple(number):\n    return number * 3\n")
+    handles = [queue.options(max_retries=0).enqueue("tasks.triple", n) for n in range(20)]
+    old.wait_for("function.missing")
+    assert not any(handle.status().is_final for handle in handles)
+    run_worker()
+
+    assert [handle.result(PATIENCE) for handle in handles] == [n * 3 for n in range(20)]
+    assert {queue.get_result(handle.id).attempts for handle in handles} == {1}
+    assert old.text.count("function.missing") == 1
+    assert "tasks.triple" not in "".join(
+        line for line in old.text.splitlines() if "task.started" in line
+    )
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_the_worker_process_does_not_import_the_command_line_parser(
     run_worker, queue, folder, processes

@@ -183,7 +183,7 @@ def test_each_nominal_time_fires_once_while_two_workers_alternate_200_times(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "failpoint", ["schedule.before_fire", "file.schedule.after_task", "schedule.after_fire"]
+    "failpoint", ["schedule.before_fire", "file.record.after_commit", "schedule.after_fire"]
 )
 @pytest.mark.fault("F85")
 def test_a_worker_that_dies_while_it_fires_loses_and_repeats_no_time(

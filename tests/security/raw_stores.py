@@ -220,7 +220,7 @@ class RawPostgresStore(RawStore):
         )
 
     def _key(self, table: str) -> str:
-        return {"gates": "key", "paused": "queue", "leases": "owner"}.get(table, "id")
+        return {"documents": "kind || '/' || key", "leases": "owner"}.get(table, "id")
 
     def addresses(self) -> list[Address]:
         return [

@@ -324,7 +324,7 @@ async def test_a_file_whose_header_claims_a_huge_size_is_not_read(tmp_path):
     async with open_storage(url) as storage:
         await storage.enqueue(a_task("a"))
     header = struct.pack(">4sBBHI", b"omnq", 1, 1, 0, 16)
-    with (tmp_path / "store" / "queue" / "b.task").open("wb") as file:
+    with (tmp_path / "store" / "tasks" / "b.c-1.0.task").open("wb") as file:
         file.write(header + b"\0\0\0\0")
         file.truncate(8 << 30)
     before = peak_kilobytes()

@@ -24,7 +24,7 @@ from omniq.storage.backend import Changes, Wanted, complete
 from omniq.storage.file import FileStorage
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.wakeups import FolderWatch
-from omniq.storage.file.writes import Writes
+from omniq.storage.file.writes import Write, Writes
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
@@ -337,6 +337,29 @@ async def test_a_committed_change_that_was_not_finished_is_found_by_id(
     assert await storage.record([Succeeded("a", 1, a_result(task, 42))]) == [True]
 
 
+@pytest.mark.fault("F27")
+async def test_a_write_whose_process_is_suspended_is_undone_by_another_and_made_again(
+    storage, another, monkeypatch
+):
+    """Suspended right before its commit. No lock outlives its owner, and none is needed."""
+    await storage.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
+    (task,) = await storage.reserve(2)
+    loop, decide, calls = asyncio.get_running_loop(), Writes._decide, list[Write]()
+
+    def suspended(writes, write):
+        calls.append(write)
+        if len(calls) == 1:
+            assert asyncio.run_coroutine_threadsafe(another.cancel("a"), loop).result()
+        decide(writes, write)
+
+    monkeypatch.setattr(Writes, "_decide", suspended)
+    assert await storage.record([Released("a", task.token)]) == [True]
+
+    ended = await another.get_result("a")
+    assert (ended and ended.status) is TaskStatus.CANCELLED
+    assert [task.id for task in await another.reserve(5)] == ["b"]
+
+
 async def test_the_outcome_of_a_cancelled_run_does_not_requeue_the_task(storage, another):
     await storage.enqueue(a_task("a"))
     await storage.reserve(1)
@@ -499,7 +522,7 @@ async def test_a_claim_costs_the_same_among_20_000_tasks_as_among_20(folder, mon
     assert costs[0][1] <= 5, "a claim opens the task's file"
 
 
-async def test_recovery_does_not_list_the_folder_each_time(folder, clock, monkeypatch):
+async def test_recovery_does_not_list_the_queue_folder_each_time(folder, clock, monkeypatch):
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
         await storage.enqueue_many(some_tasks("abc"))
         await storage.give_back_abandoned()
@@ -577,6 +600,32 @@ async def test_a_change_of_one_task_of_a_shared_file_does_not_affect_the_others(
     assert await storage.get_result("task-0") is None
     assert await storage.retry_dead("task-2")
     assert len(await storage.list_tasks(limit=200)) == 99
+
+
+@pytest.mark.parametrize("retried", [False, True])
+async def test_arguments_of_an_ended_task_are_not_left_in_the_file_of_its_batch(
+    storage, another, folder, clock, retried
+):
+    tasks = [
+        a_task(task_id, args=[f"secret-{task_id}"], result_ttl=0 if task_id == "b" else 60)
+        for task_id in "abc"
+    ]
+    await storage.enqueue_many(tasks)
+    claimed = {task.id: task for task in await storage.reserve(3)}
+    if retried:
+        outcomes = [Retried(each, 1, an_error(), clock.now()) for each in "ab"]
+        await storage.record(outcomes)
+        await another.reserve(3)
+        await another.record([Succeeded("b", 2, a_result(claimed["b"]))])
+    else:
+        await storage.mark_done("b", a_result(claimed["b"]))
+
+    stored = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"secret-b" not in stored
+    assert b"secret-a" in stored
+    assert b"secret-c" in stored
+    assert (await another.get_task("a")).args == ("secret-a",)
+    assert (await another.get_task("c")).args == ("secret-c",)
 
 
 async def test_tasks_in_a_shared_file_of_another_storage_are_claimed_and_counted(

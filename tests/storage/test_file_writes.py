@@ -82,7 +82,7 @@ async def storage(request, tmp_path, clock):
 
 
 @pytest.mark.parametrize("ids", ["a", "abc"], ids=["one task", "a batch"])
-async def test_a_task_is_written_to_a_temporary_file_and_renamed_into_its_folder(storage, ids):
+async def test_a_task_is_written_to_a_temporary_file_and_renamed_into_the_queue(storage, ids):
     with recorded_calls() as calls:
         await storage.enqueue_many(some_tasks(ids))
 

@@ -13,11 +13,22 @@ import pytest
 
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import InvalidTask, LeaseLost, SettingsError, StorageError, StorageRefused
-from omniq.models import TaskStatus
+from omniq.gate_rules import FOREVER, GateState, gates_of
+from omniq.models import (
+    Attempt,
+    DeadLetter,
+    Limit,
+    Progress,
+    Schedule,
+    TaskResult,
+    TaskStatus,
+)
 from omniq.outcomes import Released, Succeeded
+from omniq.serialization import MsgspecSerializer, encode_internal
 from omniq.storage import open_storage
+from omniq.storage.inspection import TaskQuery
 from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
-from omniq.storage.postgres.enqueue import PART_SIZE
+from omniq.storage.postgres.enqueue_in_parts import PART_SIZE
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
@@ -84,8 +95,8 @@ async def test_an_existing_empty_schema_is_set_up_too(postgres_url, postgres_ser
 async def test_a_newer_schema_is_refused_with_what_to_do(postgres_url):
     async with open_storage(postgres_url) as storage:
         assert isinstance(storage, PostgresStorage)
-        insert = storage._names("INSERT INTO {schema}.versions VALUES (99)")
-        await storage._write(lambda db: db.execute(insert))
+        insert = storage._backend.names("INSERT INTO {schema}.versions VALUES (99)")
+        await storage._backend.write(lambda db: db.execute(insert))
 
     for refused in (storage.open(), storage.upgrade_schema()):
         with pytest.raises(StorageRefused, match=r"version 99.*use a newer omniq"):
@@ -101,7 +112,7 @@ async def test_the_printed_sql_sets_up_what_opening_sets_up(postgres_database):
     async def shape(name):
         found = await administrator.fetch(
             "SELECT replace(indexdef, $1, '') FROM pg_indexes WHERE schemaname = $1 "
-            "UNION SELECT proname || pg_get_function_arguments(oid) FROM pg_proc "
+            "UNION SELECT proname || replace(pg_get_function_arguments(oid), $1, '') FROM pg_proc "
             "WHERE pronamespace = $1::regnamespace",
             name,
         )
@@ -146,32 +157,140 @@ def test_the_migrations_are_numbered_without_gaps_or_repeats():
     assert numbers == [f"{number:04}" for number in range(1, migrations.NEWEST + 1)]
 
 
-async def test_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_tasks(postgres_url):
-    task = a_task()
+VERSION_3 = """
+INSERT INTO {schema}.live (
+    rank, due, visible, created_at, attempts, token, result_ttl, crashes, place, status, repeats,
+    id, nonce, queue, func_path, owner, unique_key, parked, lot, gates, body
+) VALUES
+    (~0, 1, 0, 1, 0, 0, 9000000, 0, 0, 0, false, 'plain', 'n', 'q', 'f.g', NULL, 'u', NULL, NULL, NULL, ''),
+    (~5, 2, 0, 1, 1, 3, 9000000, 1, 1, 2, false, 'suspect', 'n', 'q', 'f.g', NULL, NULL, NULL, NULL, NULL, ''),
+    (~0, 3, 9e15, 1, 0, 0, 9000000, 0, 2, 0, true, 'later', 'n', 'q', 'f.g', NULL, NULL, NULL, NULL, NULL, ''),
+    (~0, 4, 0, 1, 0, 1, 9000000, 0, 4, 1, false, 'held', 'n', 'q', 'f.g', 'gone', NULL, NULL, NULL, {gates}, ''),
+    (~0, 5, 0, 1, 0, 0, 9000000, 0, 3, 0, false, 'parked', 'n', 'q', 'f.g', NULL, NULL, {key}, '0/q/' || {key},
+        {gates}, ''),
+    (~0, 6, 0, 1, 0, 0, 9000000, 0, 5, 0, false, 'gated', 'n', 'q', 'f.g', NULL, NULL, NULL, NULL, {gates}, '');
+INSERT INTO {schema}.finished VALUES
+    (9, ~0, 1, 0, 1, 2, 3, 3, 7, 9000000, NULL, 0, 1, 3, false, false, 'done', 'n', 'q', 'f.g', NULL, NULL,
+        NULL, '', 8, 9e15, {result});
+INSERT INTO {schema}.dead VALUES
+    (8, ~0, 1, 0, 1, 2, 3, 3, 7, 9000000, NULL, 0, 1, 4, false, false, 'buried', 'n', 'q', 'f.g', NULL, NULL,
+        {history}, '', 8, 'bad', {letter});
+INSERT INTO {schema}.newest VALUES ('later', {result});
+INSERT INTO {schema}.progress VALUES ('held', {progress});
+INSERT INTO {schema}.checkpoints VALUES ('held', 5, 'saved');
+INSERT INTO {schema}.schedules VALUES ('daily', 7, {schedule}, {task});
+INSERT INTO {schema}.paused VALUES ('stopped');
+INSERT INTO {schema}.gates VALUES ({key}, {forever}, {state});
+"""
+"""What a store of version 3 may hold."""
+
+
+def _version_3(schema):
+    """The SQL of a store of version 3 with tasks in every state."""
+    task = a_task("t", args=(1,))
+    (gate,) = gates_of(a_task(limits=[Limit(key="k", max_running=1)]))
+    now = SYSTEM_CLOCK.now()
+    attempt = Attempt(
+        number=1,
+        token=3,
+        owner="gone",
+        started_at=now,
+        finished_at=now,
+        outcome="failed",
+        error=an_error(),
+    )
+    letter = DeadLetter(
+        task_id="buried",
+        func_path="f.g",
+        failure_reason="bad",
+        attempt_count=2,
+        first_failure=now,
+        last_failure=now,
+        error_details="boom",
+        queue="q",
+    )
+    values = {
+        "gates": encode_internal((gate,)),
+        "state": encode_internal(GateState(holders=[("held", 1)], wake_at=FOREVER)),
+        "history": encode_internal((attempt,)),
+        "letter": encode_internal(letter),
+        "result": MsgspecSerializer().encode_result(
+            TaskResult(task_id="later", status=TaskStatus.SUCCESS)
+        ),
+        "progress": encode_internal(Progress(task_id="held", token=1, fraction=0.5)),
+        "schedule": encode_internal(Schedule(id="daily", task=a_task("t"), interval=60.0)),
+        "task": MsgspecSerializer().encode_task(task),
+    }
+    literals = {name: f"'\\x{data.hex()}'::bytea" for name, data in values.items()}
+    rows = VERSION_3.format(schema=f'"{schema}"', key=f"'{gate.key}'", forever=FOREVER, **literals)
+    names = statements.migrations()[:3]
+    return "".join(
+        (
+            f'CREATE SCHEMA "{schema}"; ',
+            f'CREATE TABLE "{schema}".versions (version int PRIMARY KEY); ',
+            *(statements.migration(schema, name) for name in names),
+            f'INSERT INTO "{schema}".versions VALUES (1), (2), (3);',
+            rows,
+        )
+    )
+
+
+async def test_a_store_of_version_3_is_refused_until_it_is_upgraded_and_loses_nothing(postgres_url):
+    storage = open_storage(postgres_url)
+    assert isinstance(storage, PostgresStorage)
+    administrator = await asyncpg.connect(storage._target.url)
+    await administrator.execute(_version_3(storage._target.schema))
+    await administrator.close()
+
+    with pytest.raises(StorageRefused, match=r"at version 3.*run 'omniq schema upgrade'"):
+        await storage.open()
+    assert await storage.upgrade_schema() == (3, migrations.NEWEST)
+    async with storage:
+        found = {row.id: row for row in (await storage._engine.list_tasks(TaskQuery()))}
+        (schedule,) = await storage.list_schedules()
+        letter = await storage.get_dead("buried")
+        history = await storage.history("buried")
+        newest = await storage.get_result("later")
+        progress = await storage.get_progress("held")
+        gates = await storage.gates()
+
+        assert sorted(found) == ["done", "gated", "held", "later", "parked", "plain", "suspect"]
+        assert [found["suspect"].priority, found["suspect"].attempts, found["suspect"].crashes] == [
+            5,
+            1,
+            1,
+        ]
+        assert (found["plain"].nonce, found["plain"].result_ttl) == ("n", 9_000_000)
+        assert found["later"].repeats
+        assert [gate.key for gate in found["gated"].gates] == list(gates)
+        assert (schedule.id, schedule.version, schedule.task.args) == ("daily", 7, (1,))
+        assert letter is not None
+        assert [attempt.outcome for attempt in history] == ["failed"]
+        assert newest is not None
+        assert newest.status is TaskStatus.SUCCESS
+        assert progress is not None
+        assert progress.fraction == 0.5
+        assert await storage.load_checkpoint("held") == b"saved"
+        assert await storage.paused_queues() == {"stopped"}
+        assert await storage.enqueue(a_task("second", unique="u")) == "plain"
+        assert [state.has_parked for state in gates.values()] == [True]
+        assert [back.task_id for back in await storage.give_back_abandoned()] == ["held"]
+
+
+async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monkeypatch):
     async with open_storage(postgres_url) as storage:
         assert isinstance(storage, PostgresStorage)
-        await storage.enqueue(task)
-        undo = (
-            "DROP INDEX {schema}.live_retrying, {schema}.finished_badly; "
-            "ALTER TABLE {schema}.leases DROP COLUMN paused; "
-            "DELETE FROM {schema}.versions WHERE version > 1"
-        )
-        await storage._write(lambda db: db.execute(storage._names(undo)))
+    monkeypatch.setattr(migrations, "NEWEST", 3)
 
-    with pytest.raises(StorageRefused, match=r"at version 1.*run 'omniq schema upgrade'"):
+    with pytest.raises(StorageRefused, match=r"version 4.*use a newer omniq"):
         await storage.open()
-    assert await storage.upgrade_schema() == (1, migrations.NEWEST)
-    async with storage:
-        await storage.renew()
-        assert await storage.pause_worker(storage.owner)
-        assert ids(await storage.reserve(1)) == [task.id]
 
 
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 3\n", "")
-    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 3\n", "")
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 3\n", "")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 4\n", "")
+    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 4\n", "")
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 4\n", "")
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")
@@ -224,7 +343,7 @@ async def test_the_rule_path_does_no_sequential_scan_either(schema):
 
 async def test_both_writers_have_the_same_planner_settings(schema):
     async with schema.new_storage() as storage:
-        for writer in (storage._writer, storage._second_writer):
+        for writer in (storage._backend.writer, storage._backend.second_writer):
             assert await writer.run(lambda db: db.fetchval("SHOW enable_seqscan")) == "off"
 
 
@@ -234,10 +353,10 @@ async def test_a_vacuum_runs_after_many_claims(schema, monkeypatch):
         await storage.enqueue_many([a_task() for _ in range(150)])
         before = _vacuums(schema)
         await storage.reserve(99)
-        assert storage._vacuum._claims == 99
+        assert storage._backend.vacuum._claims == 99
         await storage.reserve(1)
-        assert storage._vacuum._running is not None
-        await storage._vacuum._running
+        assert storage._backend.vacuum._running is not None
+        await storage._backend.vacuum._running
 
         assert _vacuums(schema) == before + 1
 
@@ -259,8 +378,8 @@ async def test_a_user_without_the_right_to_vacuum_can_still_work(schema, monkeyp
         await storage.enqueue_many([a_task() for _ in range(10)])
         while claimed := await storage.reserve(2):
             await storage.record([success(task) for task in claimed])
-            assert storage._vacuum._running is not None
-            await storage._vacuum._running
+            assert storage._backend.vacuum._running is not None
+            await storage._backend.vacuum._running
 
         assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 10
         assert _vacuums(schema) == before
@@ -278,15 +397,15 @@ def _past():
 
 async def _sequential_scans(storage):
     """The number of sequential scans of each table of tasks, by this storage's writer and all others."""
-    sql = storage._names("SELECT pg_stat_force_next_flush()")
-    await storage._write(lambda db: db.execute(sql))
+    sql = storage._backend.names("SELECT pg_stat_force_next_flush()")
+    await storage._backend.write(lambda db: db.execute(sql))
     sql = (
         "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE schemaname = $1 "
         "AND relname IN ('live', 'finished', 'dead') ORDER BY relname"
     )
     return [
         tuple(line)
-        for line in await storage._read(lambda db: db.fetch(sql, storage._target.schema))
+        for line in await storage._backend.read(lambda db: db.fetch(sql, storage._target.schema))
     ]
 
 
@@ -320,9 +439,9 @@ class Listener:
 
 async def until_awaited(storage, topic="work", is_awaited=True):
     """Return when a storage waits for notifications of the topic, or when none does any more."""
-    sql = storage._names(f"SELECT {{schema}}.is_awaited('{topic}')")
+    sql = storage._backend.names(f"SELECT {{schema}}.is_awaited('{topic}')")
     async with asyncio.timeout(PATIENCE):
-        while await storage._read(lambda db: db.fetchval(sql)) is not is_awaited:
+        while await storage._backend.read(lambda db: db.fetchval(sql)) is not is_awaited:
             pass
 
 
@@ -427,13 +546,15 @@ async def test_behind_a_pooler_everything_works_by_polling(schema):
         waiter = asyncio.create_task(storage.wait_for_work(0.05))
         await waiter
         waiting = asyncio.create_task(storage.wait_for_result("t0", timeout=0.05))
-        sql = other._names("SELECT {schema}.is_awaited('work') OR {schema}.is_awaited('results')")
+        sql = other._backend.names(
+            "SELECT {schema}.is_awaited('work') OR {schema}.is_awaited('results')"
+        )
 
         assert recorded == [True]
-        assert not await other._read(lambda db: db.fetchval(sql))
+        assert not await other._backend.read(lambda db: db.fetchval(sql))
         assert await waiting is None
         assert (await storage.stats()).dead == 1
-        prepared = await storage._write(
+        prepared = await storage._backend.write(
             lambda db: db.fetch("SELECT name FROM pg_prepared_statements")
         )
         assert prepared == []
@@ -622,13 +743,13 @@ async def test_the_record_shows_whether_a_commit_whose_reply_was_lost_was_done(
     async with behind(proxy, schema) as storage:
         await storage.enqueue(a_task("a"))
         task = await claim_one(storage)
-        commit = storage._task_transactions.commit
+        commit = storage._backend.task_transactions.commit
 
         async def commit_and_lose_the_reply(*arguments):
             proxy.cut(where)
             await commit(*arguments)
 
-        monkeypatch.setattr(storage._task_transactions, "commit", commit_and_lose_the_reply)
+        monkeypatch.setattr(storage._backend.task_transactions, "commit", commit_and_lose_the_reply)
 
         async def pay():
             async with storage.transaction("a", 1, lambda: success(task)) as connection:

@@ -54,10 +54,10 @@ class TestPostgres(OnPostgres, OrphanedCheckpointTests, StorageContract):
     @pytest.fixture
     def copy_checkpoint(self, schema):
         async def copy(source, target):
-            table = f'"{schema.name}".checkpoints'
+            table = f'"{schema.name}".documents'
             schema.execute(
-                f"INSERT INTO {table} "
-                f"SELECT '{target}', saved_at, checkpoint FROM {table} WHERE id = '{source}'"
+                f"INSERT INTO {table} SELECT kind, '{target}', due, data FROM {table} "
+                f"WHERE kind = 'checkpoint' AND key = '{source}'"
             )
 
         return copy

@@ -129,7 +129,19 @@ async def use_every_verb(storage, clock, before_each_verb=None):
 
 
 async def keys_of(admin):
-    return sorted([key.decode() async for key in admin.scan_iter(count=1000)])
+    """The keys of the store; not those that are closed to older versions."""
+    keys = [key.decode() async for key in admin.scan_iter(count=1000)]
+    return sorted(key for key in keys if ":2:" in key or not key.startswith("{"))
+
+
+DUE = "{p}:2:document_dues"
+LEFT = [DUE, "{p}:2:document_keys", "{p}:2:documents", "{p}:2:nonces", "{p}:2:sequence"]
+"""Keys that do not grow with the number of tasks."""
+
+
+async def documents_of(admin):
+    """The kinds of the documents that are stored."""
+    return {name.decode().partition("/")[0] for name in await admin.hkeys("{p}:2:documents")}
 
 
 async def test_all_keys_have_one_hash_tag(storage, admin, clock):
@@ -145,9 +157,10 @@ async def test_after_all_results_expired_only_gates_and_the_worker_are_left(stor
     clock.advance(10)
     assert await storage.purge_expired() == 14
 
-    assert await keys_of(admin) == ["{p}:gates", "{p}:leases", "{p}:workers"]
+    assert await keys_of(admin) == sorted(["{p}:2:leases", *LEFT, "{p}:2:workers"])
     await storage.retire()
-    assert await keys_of(admin) == ["{p}:gates"]
+    assert await keys_of(admin) == LEFT
+    assert await documents_of(admin) == {"gate", "store"}
 
 
 async def test_a_purge_leaves_nothing_of_the_tasks_it_deleted(storage, admin, clock):
@@ -155,7 +168,8 @@ async def test_a_purge_leaves_nothing_of_the_tasks_it_deleted(storage, admin, cl
     assert await storage.purge_results(clock.now() + timedelta(days=1)) == 14
     await storage.retire()
 
-    assert await keys_of(admin) == ["{p}:gates"]
+    assert await keys_of(admin) == LEFT
+    assert await documents_of(admin) == {"gate", "store"}
 
 
 async def test_with_result_ttl_zero_nothing_is_left_of_a_finished_task(storage, admin):
@@ -168,8 +182,9 @@ async def test_with_result_ttl_zero_nothing_is_left_of_a_finished_task(storage, 
     await storage.retire()
 
     # Neither grows with the number of tasks, and the second expires.
-    assert await keys_of(admin) == ["{p}:nonces", "{p}:sequence"]
-    assert await admin.ttl("{p}:nonces") > 0
+    assert await keys_of(admin) == [key for key in LEFT if key != DUE]
+    assert await documents_of(admin) == {"store"}
+    assert await admin.ttl("{p}:2:nonces") > 0
 
 
 @asynccontextmanager
@@ -322,12 +337,12 @@ async def test_permanent_errors_are_refused_with_the_next_step(server, change, w
 
 
 async def test_keys_of_another_program_are_not_touched(server, admin):
-    await admin.set("{p}:tasks", "not ours")
+    await admin.set("{p}:2:tasks", "not ours")
     async with RedisStorage(server.url, prefix="p") as storage:
         with pytest.raises(StorageRefused, match="prefix="):
             await storage.enqueue(a_task("a"))
 
-    assert await admin.get("{p}:tasks") == b"not ours"
+    assert await admin.get("{p}:2:tasks") == b"not ours"
 
 
 @pytest.mark.parametrize("prefix", ["", "a{b}", "a b", "x" * 101])
@@ -365,7 +380,7 @@ async def test_when_memory_is_full_enqueues_are_refused_and_running_tasks_can_fi
 @pytest.mark.fault("F41")
 async def test_a_record_that_was_deleted_by_hand_does_not_block_claims(storage, admin):
     await storage.enqueue_many(some_tasks("ab"))
-    await admin.hdel("{p}:tasks", "a")
+    await admin.hdel("{p}:2:tasks", "a")
 
     assert [task.id for task in await storage.reserve(2)] == ["b"]
     assert [task.id for task in await storage.list_tasks()] == ["b"]
@@ -576,7 +591,7 @@ async def wait_as_a_pool_does(storage, queues=None):
 
 
 async def until_it_waits(admin, storage):
-    await until(lambda: admin.hexists("{omniq}:idle", storage._channel))
+    await until(lambda: admin.hexists("{omniq}:2:idle", storage._backend.channel))
 
 
 async def test_a_task_enqueued_by_another_storage_ends_the_wait_for_work(two, admin):
@@ -593,7 +608,7 @@ async def test_a_task_of_another_queue_does_not_wake_the_worker(two, admin):
     waiting = asyncio.create_task(wait_as_a_pool_does(one, queues=["mail"]))
     await until_it_waits(admin, one)
     await other.enqueue(a_task("a"))
-    assert await admin.hexists("{omniq}:idle", one._channel)
+    assert await admin.hexists("{omniq}:2:idle", one._backend.channel)
     await other.enqueue(a_task("b", queue="mail"))
 
     assert await asyncio.wait_for(waiting, TIMEOUT) == ["b"]
@@ -644,7 +659,7 @@ async def test_the_end_of_a_task_is_notified_to_another_storage_that_awaits_it(t
     one, other = two
     await other.enqueue(a_task("a"))
     waiting = asyncio.create_task(one.wait_for_result("a"))
-    await until(lambda: admin.sismember("{omniq}:awaited", "a"))
+    await until(lambda: admin.sismember("{omniq}:2:awaited", "a"))
     with one._local_wakeups.listen_for_result("a") as pushed:
         await other.mark_done("a", a_result((await other.reserve(1))[0], 7))
         await asyncio.wait_for(pushed, TIMEOUT)
@@ -652,7 +667,7 @@ async def test_the_end_of_a_task_is_notified_to_another_storage_that_awaits_it(t
     result = await asyncio.wait_for(waiting, TIMEOUT)
     assert result is not None
     assert result.result == 7
-    assert await admin.exists("{omniq}:awaited") == 0
+    assert await admin.exists("{omniq}:2:awaited") == 0
 
 
 # Lost replies

@@ -16,8 +16,12 @@ class TestRedis(OrphanedCheckpointTests, StorageContract):
         async def copy(source, target):
             server, _, prefix = redis_url.partition("?prefix=")
             async with Redis.from_url(server) as client:
-                (key,) = [key async for key in client.scan_iter(f"*{prefix}*checkpoints")]
-                await client.hset(key, target, await client.hget(key, source))
+                store = f"{{{prefix}}}:2"
+                value = await client.hget(f"{store}:documents", f"checkpoint/{source}")
+                due = value.partition(b"/")[0].decode()
+                await client.hset(f"{store}:documents", f"checkpoint/{target}", value)
+                await client.zadd(f"{store}:document_keys", {f"checkpoint/{target}": 0})
+                await client.zadd(f"{store}:document_dues", {f"checkpoint/{due}/{target}": 0})
 
         return copy
 

@@ -7,8 +7,11 @@ from importlib import resources
 
 import pytest
 
-from omniq.storage.redis.encoding import STAMP_SIZE, PlaceSlices
+from omniq.models import TaskStatus
+from omniq.storage.redis import encoding
+from omniq.storage.redis.encoding import LUA_CONSTANTS, SLICES
 from omniq.storage.redis.scripts import compose, script
+from omniq.storage.row_rules import Row
 
 LUA = resources.files("omniq.storage.redis").joinpath("lua")
 LIBRARY = LUA.joinpath("lib")
@@ -18,40 +21,79 @@ VERBS = sorted(
 PARTS = sorted(each.name.removesuffix(".lua") for each in LIBRARY.iterdir())
 
 
-def lua_constants() -> dict[str, int]:
-    source = LIBRARY.joinpath("places.lua").read_text("utf-8")
-    found: dict[str, int] = {}
-    for names, values in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)", source, re.MULTILINE):
-        found.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
-    return found
+def test_the_parts_of_a_place_are_where_their_names_say():
+    row = Row(
+        id="a",
+        seq=7,
+        queue="q",
+        priority=3,
+        func_path="m.f",
+        due=20,
+        turn=10,
+        visible=30,
+        created_at=1,
+        status=TaskStatus.RETRYING,
+        cancel_requested=True,
+        attached=True,
+        crashes=2,
+        expires=40,
+        token=5,
+        owner="me",
+        started_at=9,
+    )
+    place = encoding.place_of(row)
+    parts = {name: place[part] for name, part in SLICES.items() if name not in ("ORDER", "FIXED")}
 
-
-def test_lua_and_python_have_the_same_positions_in_a_place():
-    constants = lua_constants()
-
-    assert constants == {
-        "PRIORITY_LAST": PlaceSlices.PRIORITY.stop,
-        "DUE_FIRST": PlaceSlices.DUE.start + 1,
-        "DUE_LAST": PlaceSlices.DUE.stop,
-        "ORDER_LAST": PlaceSlices.ORDER.stop,
-        "STATUS_AT": PlaceSlices.STATUS.stop,
-        "VISIBLE_FLAG": PlaceSlices.VISIBLE.stop,
-        "CONDITIONS_FLAG": PlaceSlices.CONDITIONS.stop,
-        "SUSPECT_FLAG": PlaceSlices.SUSPECT.stop,
-        "CANCEL_FLAG": PlaceSlices.CANCEL_REQUESTED.stop,
-        "TOKEN_FIRST": PlaceSlices.TOKEN.start + 1,
-        "STAMP_SIZE": STAMP_SIZE,
+    assert parts == {
+        "KIND": "h",
+        "STATUS": "t",
+        "CANCELLED": "1",
+        "ATTACHED": "1",
+        "SUSPECT": "1",
+        "GATED": "0",
+        "EXPIRING": "1",
+        "PRIORITY": f"{2**63 - 1 - 3:020d}",
+        "TURN": encoding.stamp(10),
+        "SEQ": f"{7:016d}",
+        "DUE": encoding.stamp(20),
+        "VISIBLE": encoding.stamp(30),
     }
+    assert place[SLICES["ORDER"]] == encoding.order_text(row.order)
+    assert place[SLICES["FIXED"].stop :] == f"5/q/m.f/{encoding.stamp(40)}/me/9/"
+
+
+def test_lua_counts_the_parts_from_one():
+    assert LUA_CONSTANTS["KIND"] == 1
+    assert LUA_CONSTANTS["ORDER_FIRST"] == SLICES["PRIORITY"].start + 1
+    assert LUA_CONSTANTS["ORDER_LAST"] == SLICES["SEQ"].stop
+
+
+def test_a_script_has_the_constants_that_it_mentions_and_no_others():
+    text = compose("return string.sub(ARGV[1], TURN_FIRST, TURN_LAST)").text
+
+    assert text.count("local ") == 2
+    assert f"local TURN_LAST = {LUA_CONSTANTS['TURN_LAST']}\n" in text
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_script_uses_the_parts_whose_functions_it_calls(name):
-    text = script(name).text
+def test_a_script_defines_everything_that_it_uses(name):
+    text = re.sub(r"--.*|'[^'\n]*'", "", script(name).text)
     for part in PARTS:
         source = LIBRARY.joinpath(f"{part}.lua").read_text("utf-8")
         for function in re.findall(r"^local function (\w+)", source, re.MULTILINE):
-            if re.search(rf"(?<![\w.:'`]){function}\(", text):
+            if re.search(rf"(?<![\w.:`]){function}\(", text):
                 assert f"local function {function}(" in text, f"uses {part}"
+    for constant in set(re.findall(r"\b[A-Z][A-Z_]{3,}\b", text)) - {"KEYS", "ARGV"}:
+        assert re.search(rf"local [A-Z_, ]*\b{constant}\b[A-Z_, ]* =", text), constant
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_script_declares_every_key_that_it_touches(name):
+    known = {key for verb in VERBS for key in script(verb).keys}
+    text = re.sub(r"--.*|'[^'\n]*'", "", script(name).text)
+    used = {key for key in known if re.search(rf"[(,{{] ?{key}[,)]", text)}
+
+    assert used <= set(script(name).keys) | set(re.findall(r"local (\w+)", text))
 
 
 def test_every_part_is_used():
@@ -65,7 +107,20 @@ def test_every_part_is_used():
     assert used == set(PARTS)
 
 
-def test_keys_have_the_names_that_stores_have():
-    composed = compose("-- keys: leases paused_workers conditions dead_ids paused_queues\n")
+@pytest.mark.parametrize("key", ["plain", "a/b", "50%", "%2F", "a%2Fb/%25", "ä/ö", "/"])
+def test_the_name_of_a_gate_has_no_slash_and_gives_back_its_key(key):
+    row = Row(
+        id="a",
+        queue="q",
+        priority=0,
+        func_path="m.f",
+        due=0,
+        turn=0,
+        visible=0,
+        created_at=0,
+        parked=key,
+    )
 
-    assert composed.keys == ("leases", "resting", "terms", "letters", "paused")
+    assert "/" not in encoding.gate_name(key)
+    place = encoding.place_of(row).encode()
+    assert encoding.read_row("a", place, encoding.record_of(row), b"") == row

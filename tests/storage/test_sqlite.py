@@ -82,7 +82,18 @@ def done(task):
 
 def plan(db, sql):
     arrays = ("queues", "seqs", "ids", "lanes", "places", "ranges", "owners", "keys", "claims")
-    names = ("owner", "due_by", "limit", "now", "place", "queue", "func_path", "rank", "turn", "seq")
+    names = (
+        "owner",
+        "due_by",
+        "limit",
+        "now",
+        "place",
+        "queue",
+        "func_path",
+        "rank",
+        "turn",
+        "seq",
+    )
     parameters = dict.fromkeys(names, 1)
     parameters |= dict.fromkeys(arrays, "[]")
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
@@ -112,6 +123,8 @@ async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
         for sql, step in steps
         for table in ("live", "next", "head", "tasks", "dead", "finished", "found")
         if step.startswith(f"SCAN {table} ") or step == f"SCAN {table}"
+        # The result of a subquery, which is in the plan too.
+        if (sql, f"CO-ROUTINE {table}") not in steps
     ]
 
     assert len(steps) > 40

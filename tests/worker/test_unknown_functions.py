@@ -104,8 +104,8 @@ async def test_two_services_run_beside_each_other_without_waiting_for_a_poll(sto
     assert {(result.status, result.attempts) for result in results} == {(TaskStatus.SUCCESS, 1)}
 
 
-async def test_a_service_that_cannot_run_what_waits_does_not_keep_asking(memory_store):
-    async with memory_store.another() as storage:
+async def test_a_service_that_cannot_run_what_waits_does_not_keep_asking(store):
+    async with store.another() as storage:
         await enqueue_both(storage, 10)
         pool = AsyncWorkerPool(storage, 5, poll_interval=60, allow=[A])
         emitted = recorded(pool)

@@ -94,8 +94,12 @@ class Claimer:
 
     def _take(self, rows: list[Row]) -> None:
         step, claimed = self._step, self._claimed
-        for row in rows:
+        for position, row in enumerate(rows):
             if len(claimed.rows) == self._limit:
+                break
+            if step.gates.has_refills:
+                # A row that another gate offers now may sort before the next one.
+                self._returned += rows[position:]
                 break
             if row.crashes and not self._wanted.suspects:
                 continue

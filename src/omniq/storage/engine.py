@@ -176,6 +176,8 @@ class Engine:
         self, rows: Sequence[Row], known: dict[str, Record], keys: _UniqueKeys
     ) -> tuple[Changes, list[str]]:
         """What to insert, and the id that each row's enqueue returns."""
+        if not known and not any(row.unique for row in rows):
+            return Changes(inserted=rows, bound=self._max_pending), [row.id for row in rows]
         holders = dict(keys.holders)
         ids: list[str] = []
         fresh: list[Row] = []
@@ -221,7 +223,9 @@ class Engine:
             ]
             if missed or (claim is not None and reply.rows is None):
                 rest = claim if reply.rows is None else None
-                answers, claimed = await self._by_rules(owner, entries, missed, rest)
+                answers, by_rules = await self._by_rules(owner, entries, missed, rest)
+                # A caller that repeats a call gets the rows that it claimed already.
+                claimed = by_rules if reply.rows is None else claimed
         self._known.update(owner, entries, claimed.rows)
         return [answers.get(number, True) for number in range(len(entries))], claimed
 

@@ -104,6 +104,11 @@ class GateStates:
             )
         self.refill(row)
 
+    @property
+    def has_refills(self) -> bool:
+        """Whether `offer` has something to do."""
+        return bool(self._refills)
+
     def refill(self, row: Row) -> None:
         """Have `offer` fill the room that this row leaves to others in its gates."""
         self._note(row)

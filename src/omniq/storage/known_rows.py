@@ -8,7 +8,6 @@ happened. All other outcomes are recorded by the rules, on rows that are read ag
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -40,11 +39,12 @@ class KnownRows:
         """Plan the outcomes of plain rows."""
         plan = Plan(Changes(ended=[], updated=[], documents=[]), [])
         known = self._rows if owner == self._owner else {}
-        outcomes = Counter(entry.outcome.task_id for entry in entries)
+        if len({entry.outcome.task_id for entry in entries}) < len(entries):
+            # Several outcomes of one task are recorded by the rules, in their order.
+            known = {}
         for number, entry in enumerate(entries):
             row = known.get(entry.outcome.task_id)
-            # Several outcomes of one task are recorded by the rules, in their order.
-            if row is None or outcomes[row.id] > 1 or not _is_plain(row, entry):
+            if row is None or not _is_plain(row, entry):
                 plan.unplanned.append(number)
                 continue
             # A copy: if the call fails, the known row must be unchanged.

@@ -80,9 +80,10 @@ class RowCodec:
     def _blank(self, rest: bytes) -> Row:
         row = Row(id="", queue="", priority=0, func_path="", due=0, visible=0, created_at=0)
         if rest:
-            decoded = self._decode(rest)
-            for name in self._rest_names:
-                setattr(row, name, getattr(decoded, name))
+            values = self._rest(self._decode(rest))
+            for name, value, default in zip(self._rest_names, values, self._defaults, strict=True):
+                if value is not default:
+                    setattr(row, name, value)
         return row
 
 

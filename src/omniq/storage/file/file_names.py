@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -47,16 +48,21 @@ class RowName(NamedTuple):
     started: int = 0
 
     def __str__(self) -> str:
-        parked = "" if self.parked is None else f"p{self.parked}"
-        start = f"{self.key}.{self.content}.{self.version}{self.marks}{parked}"
-        if not self.owner:
-            return f"{start}.task"
-        return f"{start}.{self.token}.{self.owner}.{self.started}.running"
+        return _text(self)
 
     @property
     def path(self) -> str:
         """Relative to the store's folder."""
         return f"tasks/{self}"
+
+
+@lru_cache(maxsize=4096)
+def _text(name: RowName) -> str:
+    parked = "" if name.parked is None else f"p{name.parked}"
+    start = f"{name.key}.{name.content}.{name.version}{name.marks}{parked}"
+    if not name.owner:
+        return f"{start}.task"
+    return f"{start}.{name.token}.{name.owner}.{name.started}.running"
 
 
 class DocumentName(NamedTuple):

@@ -140,7 +140,14 @@ class FinishedTasks:
                 self._disk.link(aside, path)
                 self._disk.remove_quietly(aside)
                 return
-        self._disk.erase(aside, task_id)
+        self._erase(aside, task_id, DeadName(task_id).path)
+
+    def _erase(self, path: str, task_id: str, other: str) -> None:
+        """Remove a record, unless the other path is a name of the same record."""
+        if self._disk.inode(path) == self._disk.inode(other):
+            self._disk.remove(path)
+        else:
+            self._disk.erase(path, task_id)
 
     def remove_leftovers(self) -> None:
         """Remove old temporary files and parts that were left by processes that died."""
@@ -268,7 +275,7 @@ class FinishedTasks:
 
     def delete_dead(self, task_id: str) -> None:
         """Delete a dead letter."""
-        self._disk.erase(DeadName(task_id).path, task_id)
+        self._erase(DeadName(task_id).path, task_id, result_path(task_id))
 
 
 def _matching(ids: Iterable[str], query: TaskQuery | ScanQuery, find: Find) -> Iterator[Row]:

@@ -25,6 +25,8 @@ from omniq.storage.file.wakeups import Event
 from omniq.storage.ready_rows import ReadyRows
 from omniq.storage.row_rules import Row
 
+_MAX_EXPECTED = 100_000
+
 
 class Documents:
     """The names of the documents of one kind."""
@@ -100,8 +102,11 @@ class Index:
 
     # Changes
 
-    def expect(self, name: RowName | DocumentName, waiting: WaitingRow | None = None) -> None:
-        """This process is adding the name: it is not an arrival, and need not be read."""
+    def expect(self, name: AnyName, waiting: WaitingRow | None = None) -> None:
+        """This process is adding the name: it is not an arrival, and need not be parsed or read."""
+        if len(self._expected) > _MAX_EXPECTED:
+            # Names of renames that failed: others were faster.
+            self._expected.clear()
         self._expected[str(name)] = name, waiting
 
     def apply(self, events: Iterable[Event], now: int) -> None:
@@ -114,11 +119,16 @@ class Index:
                     self._waiting[waiting.id] = waiting
                 self._add(parsed, now, is_own=True)
                 continue
-            found = parse(name)
+            found = parse(name) if has_appeared else self._known_of_write(name) or parse(name)
             if found is not None and has_appeared:
                 self._add(found, now)
             elif found is not None:
                 self._remove(found)
+
+    def _known_of_write(self, name: str) -> TakenName | NewName | None:
+        """The name if a write is known to have taken it: most names that disappear."""
+        parts = name.rsplit(".", 2)
+        return self.writes.get(parts[1], {}).get(name) if len(parts) == 3 else None
 
     @classmethod
     def rebuilt(cls, before: Index, names: Iterable[str], now: int) -> Index:

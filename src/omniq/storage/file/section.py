@@ -89,9 +89,9 @@ class FileSection(Section):
 
     def _live(self, task_id: str) -> Row | None:
         """Return the row of a live task, also when its file is renamed meanwhile; or None."""
-        index = self._files.index
         for _ in range(_TRIES):
-            self._writes.settle_task(task_id)
+            self._writes.settle_key(task_id)
+            self._writes.settle_key(f"{task_id}.dead")
             index = self._files.index
             name = index.rows.get(task_id)
             if name is None:
@@ -105,21 +105,22 @@ class FileSection(Section):
         return None
 
     def _row(self, name: RowName) -> Row | None:
-        row = self._files.row(name)
-        record = self._files.record(name) if row is not None else None
-        if row is None or record is None:
-            return None
-        self._sources[name.key] = name, record
+        record = self._files.record(name)
+        row = None if record is None else self._files.row(name, record)
+        if row is not None and record is not None:
+            self._sources[name.key] = name, record
         return row
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
         wanted = set(owners)
         for taken in list(self._files.index.taken.values()):
             if isinstance(taken.inner, RowName) and taken.inner.owner in wanted:
-                self._writes.settle_task(taken.key)
+                self._writes.settle_key(taken.key)
         found: list[Row] = []
         for owner in owners:
             for name in list(self._files.index.held.get(owner, {}).values()):
+                if only_suspects and not self._files.may_be_suspect(name):
+                    continue
                 row = self._readable(name)
                 if row is not None and row.owner == owner and row.crashes >= only_suspects:
                     found.append(row)
@@ -175,9 +176,7 @@ class FileSection(Section):
     def _document(self, kind: str, key: str) -> tuple[DocumentName, Document] | None:
         stored_key = document_key(kind, key)
         for _ in range(_TRIES):
-            taken = self._files.index.taken.get(stored_key)
-            if taken is not None and self._files.index.document(stored_key) is None:
-                self._writes.settle(taken.write)
+            self._writes.settle_key(stored_key)
             if self._files.index.document(stored_key) is None:
                 if stored_key not in self._files.index.taken:
                     return None

@@ -152,17 +152,16 @@ class TaskFiles:
         known = self.records.get(name.key)
         if known is not None and known[0] == name.content:
             return known[1]
-        return self._record(name.path, name)
-
-    def _record(self, path: str, name: RowName) -> Row | None:
-        live = self._read(path, name, LIVE.decode, attrgetter("row.id"))
+        live = self._read(name.path, name, LIVE.decode, attrgetter("row.id"))
         return None if live is None else live.row
 
-    def row(self, name: RowName) -> Row | None:
-        """Return the row with that name; None when the name is gone."""
-        record = self.record(name)
-        if record is None:
-            return None
+    def may_be_suspect(self, name: RowName) -> bool:
+        """Whether the task is a suspect, as far as it is known without reading its file."""
+        known = self.records.get(name.key)
+        return known is None or known[0] != name.content or known[1].is_suspect
+
+    def row(self, name: RowName, record: Row) -> Row | None:
+        """Return the row with that name and record; None when they do not belong together."""
         try:
             return row_of(name, record)
         except NotARecord as error:

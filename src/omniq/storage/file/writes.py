@@ -201,9 +201,7 @@ class Writes:
         """Wait until what has moved is settled, so that the next try can succeed."""
         self._files.refresh()
         for each in (*(source.key for source in sources), key):
-            taken = self._files.index.taken.get(each)
-            if taken is not None:
-                self.settle(taken.write)
+            self.settle_key(each)
         raise Moved
 
     def _prepare(self, write: Write) -> None:
@@ -244,6 +242,7 @@ class Writes:
         hit("file.enqueue.before_link")
         for each in write.inserted:
             assert each.name is not None
+            self._files.index.expect(NewName(each.name, write.nonce))
             self._disk.link(f"parts/{each.name.content}.data", f"{each.name.path}.new")
         hit("file.enqueue.after_link")
         # Whoever announces later sees this announcement, so one of two notices the other.
@@ -270,6 +269,7 @@ class Writes:
         is_done = not write.has_marker
         for source in write.sources:
             taken = TakenName(source, write.nonce, is_done)
+            self._files.index.expect(taken)
             if not self._disk.move(source.path, taken.path):
                 self._undo(write)
                 self._raise_moved([source])
@@ -401,12 +401,19 @@ class Writes:
             self._pause.wait(0.0005)
         self._end(write)
 
-    def settle_task(self, task_id: str) -> None:
-        """Settle the write that has taken the task or its dead letter, if one has."""
-        for key in (task_id, f"{task_id}.dead"):
-            taken = self._files.index.taken.get(key)
-            if taken is not None and task_id not in self._files.index.rows:
-                self.settle(taken.write)
+    def settle_key(self, key: str) -> None:
+        """Settle the write that has taken the name with that key, or has committed a new one."""
+        index = self._files.index
+        if key in index.rows or index.document(key) is not None:
+            return
+        taken = index.taken.get(key)
+        writes = [] if taken is None else [taken.write]
+        for new in index.new.get(key, {}).values():
+            marker = index.markers.get(new.write)
+            if marker is not None and marker.is_done:
+                writes.append(new.write)
+        for write in writes:
+            self.settle(write)
 
     def recover(self) -> None:
         """End the writes of processes that died."""

@@ -90,9 +90,10 @@ _CONFLICTS = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
-    # Another transaction inserted the id or the unique key meanwhile: the next attempt sees it.
-    asyncpg.UniqueViolationError,
 )
+_WRITE_REFUSALS = {"OQ001", "OQ002", "OQ003", asyncpg.UniqueViolationError.sqlstate}
+"""See the SQL function `write`."""
+
 _CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -122,6 +123,14 @@ _REFUSED = (
 
 class ReplyLost(StorageError):
     """The connection was lost before the reply: the server may have carried out the call."""
+
+
+class WriteRefused(Exception):
+    """The SQL function `write` or `enqueue` has refused the changes, for the reason `sqlstate`."""
+
+    def __init__(self, sqlstate: str) -> None:
+        super().__init__(sqlstate)
+        self.sqlstate = sqlstate
 
 
 class Target:
@@ -256,6 +265,7 @@ class ServerConnection:
                 self._drop()
                 raise ReplyLost(f"{self._target}: {str(error) or type(error).__name__}") from error
             except asyncpg.PostgresError as error:
+                raise_if_refused(error)
                 raise self._target.wrap_error(error) from error
             except asyncio.CancelledError:
                 # A statement that was cancelled half-way leaves the connection busy for a while.
@@ -369,6 +379,13 @@ def is_driver_error(error: BaseException) -> bool:
     return not isinstance(error, OmniqError) and isinstance(
         error, (asyncpg.PostgresError, asyncpg.InterfaceError)
     )
+
+
+def raise_if_refused(error: BaseException) -> None:
+    """Raise `WriteRefused` if that is what the error means."""
+    state = getattr(error, "sqlstate", "")
+    if state in _WRITE_REFUSALS:
+        raise WriteRefused(state) from error
 
 
 def is_missing(error: BaseException) -> bool:

@@ -1,152 +1,175 @@
-"""Encoding: rows as columns of the tables, and back."""
+"""Encoding: rows as columns of the tables, and back; changes as parameters of the SQL functions.
+
+`rest` has all fields of a row that no statement uses (`RowCodec`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from omniq.clock import to_micros
-from omniq.gate_rules import Gate
-from omniq.models import Attempt, DeadLetter, TaskStatus
-from omniq.serialization import encode_internal, lenient_decoder
-from omniq.storage.row_rules import FinishedRow, Row
+from omniq.errors import SerializationError
+from omniq.models import Runnable, TaskStatus
+from omniq.serialization import encode_internal
+from omniq.storage.backend import ANY, DocumentChange, Ended
+from omniq.storage.row_codec import RowCodec
+from omniq.storage.row_rules import Row
 
 STATUSES = tuple(TaskStatus)
 """The statuses, indexed by their numbers in the tables."""
 
 STATUS_NUMBERS = {status: number for number, status in enumerate(STATUSES)}
 
-_decode_gates = lenient_decoder(tuple[Gate, ...], None)
-_decode_history = lenient_decoder(tuple[Attempt, ...], ())
+_CODEC = RowCodec(
+    (
+        "id", "seq", "queue", "func_path", "priority", "turn", "due", "visible", "created_at",
+        "expires", "token", "settled", "started_at", "crashes", "status", "cancel_requested",
+        "attached", "owner", "parked",
+    )
+)  # fmt: skip
+_NAMES = ["rank" if name == "priority" else name for name in _CODEC.columns]
+_WIDTH = len(_CODEC.columns)
+_PRIORITY, _TURN, _STATUS = map(_CODEC.columns.index, ("priority", "turn", "status"))
 
-_SHARED_COLUMNS = (
-    "id, seq, nonce, queue, rank, func_path, due, visible, created_at, status, attempts, crashes, "
-    "releases, token, settled, started_at, cancel_requested, repeats, unique_key, expires, "
-    "result_ttl, gates, history, "
+_SHARED = (
+    "id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, "
+    "started_at, crashes, status, cancel_requested, "
 )
-LIVE_COLUMNS = f"{_SHARED_COLUMNS} body, owner, parked, attached"
-LIVE_COLUMNS_WITHOUT_BODY = f"{_SHARED_COLUMNS} ''::bytea AS body, owner, parked, attached"
+LIVE_COLUMNS = f"{_SHARED} attached, owner, parked, rest, body"
+LIVE_COLUMNS_WITHOUT_BODY = f"{_SHARED} attached, owner, parked, rest, ''::bytea AS body"
 ENDED_COLUMNS = (
-    f"{_SHARED_COLUMNS} body, NULL::text AS owner, NULL::text AS parked, false AS attached"
+    f"{_SHARED} false AS attached, NULL::text AS owner, NULL::text AS parked, rest, body"
 )
-"""The columns that `stored_row` expects: of `live`, and of `finished` and `dead`."""
+ENDED_COLUMNS_WITHOUT_BODY = ENDED_COLUMNS.replace("rest, body", "rest, ''::bytea AS body")
+"""The columns that `row_from` expects: of `live`, and of `finished` and `dead`."""
 
 
-class StoredRow(msgspec.Struct, frozen=True):
-    """A row, and whether it may have side data that must be deleted when the task ends."""
-
-    row: Row
-    attached: bool
-
-
-def stored_row(record: Sequence[Any]) -> StoredRow:
+def row_from(record: Sequence[Any]) -> Row:
     """Build the row from the columns above. More columns may follow them."""
-    (
-        task_id, seq, nonce, queue, rank, func_path, due, visible, created_at, status, attempts,
-        crashes, releases, token, settled, started_at, cancel_requested, repeats, unique, expires,
-        result_ttl, gates, history, body, owner, parked, attached, *_,
-    ) = record  # fmt: skip
-    limits = _decode_gates(gates) if gates else ()
-    row = Row(
-        id=task_id,
-        seq=seq,
-        nonce=nonce,
-        queue=queue,
-        priority=~rank,
-        func_path=func_path,
+    values = list(record[:_WIDTH])
+    values[_PRIORITY] = ~values[_PRIORITY]
+    values[_STATUS] = STATUSES[values[_STATUS]]
+    try:
+        return _CODEC.row(values, record[_WIDTH], record[_WIDTH + 1])
+    except SerializationError:
         # A task whose limits cannot be decoded must not run: without a body it cannot.
-        body=b"" if limits is None else body,
-        due=due,
-        visible=visible,
-        created_at=created_at,
-        status=STATUSES[status],
-        attempts=attempts,
-        crashes=crashes,
-        releases=releases,
-        token=token,
-        settled=settled,
-        owner=owner,
-        started_at=started_at,
-        cancel_requested=cancel_requested,
-        repeats=repeats,
-        unique=unique,
-        expires=expires,
-        result_ttl=result_ttl,
-        gates=limits or (),
-        parked=parked,
-        history=_decode_history(history) if history else (),
-    )
-    return StoredRow(row, attached)
+        return _CODEC.row(values, b"")
 
 
-def claimed_row(record: Sequence[Any], owner: str) -> Row:
-    """Build a row that the fast path has claimed: the fields that a run and its outcome need."""
-    (
-        _, _, _, _, task_id, seq, queue, rank, func_path, body, due, visible, attempts, crashes,
-        releases, token, started_at, cancel_requested, repeats, expires, history,
-    ) = record  # fmt: skip
-    return Row(
-        id=task_id,
-        seq=seq,
-        queue=queue,
-        priority=~rank,
-        func_path=func_path,
-        body=body,
-        due=due,
-        visible=visible,
-        created_at=0,
-        status=TaskStatus.RUNNING,
-        attempts=attempts,
-        crashes=crashes,
-        releases=releases,
-        token=token,
-        owner=owner,
-        started_at=started_at,
-        cancel_requested=cancel_requested,
-        repeats=repeats,
-        expires=expires,
-        history=_decode_history(history) if history else (),
-    )
+def row_from_names(record: dict[str, Any]) -> Row:
+    """Build the row without its body from the columns by their names, where bytes are hexadecimal."""
+    return row_from([*map(record.get, _NAMES), unhex(record["rest"]), b""])
 
 
-def encode_history(row: Row) -> bytes | None:
-    """The value of the column `history`."""
-    return encode_internal(row.history) if row.history else None
+def unhex(text: str) -> bytes:
+    """The bytes that PostgreSQL has written in hexadecimal form."""
+    return bytes.fromhex(text.removeprefix("\\x"))
 
 
-def to_columns(lines: Iterable[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    """Transpose lines into columns, for parameters that are arrays.
+def task(row: Row, *, body: bool = False) -> tuple[Any, ...]:
+    """The row as a value of the SQL type `task`."""
+    values = list(_CODEC.values(row))
+    values[_PRIORITY] = ~row.priority
+    values[_STATUS] = STATUS_NUMBERS[row.status]
+    values[_TURN] = row.due if row.turn is None else row.turn
+    return (*values, _CODEC.rest(row), row.body if body else None, _gate_keys(row), None)
 
-    >>> to_columns([(1, "a"), (2, "b")], 2)
-    [[1, 2], ['a', 'b']]
-    """
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    return columns or [[] for _ in range(width)]
 
-
-def save_line(row: Row, attached: bool, claim_id: str | None) -> tuple[Any, ...]:
-    """The values for one task in a call of the SQL function `save`."""
+def new_task(row: Row) -> tuple[Any, ...]:
+    """A row that was never claimed as a value of the SQL type `new_task`."""
     return (
-        row.id, row.due, row.visible, STATUS_NUMBERS[row.status], row.attempts, row.crashes,
-        row.releases, row.token, row.settled, row.owner, row.started_at, row.cancel_requested,
-        row.parked, _lot(row), attached, encode_history(row), claim_id,
-    )  # fmt: skip
+        row.id,
+        row.queue,
+        row.func_path,
+        ~row.priority,
+        row.due if row.turn is None else row.turn,
+        row.due,
+        row.visible,
+        row.created_at,
+        row.expires,
+        _CODEC.rest(row),
+        row.body,
+        _gate_keys(row),
+    )
 
 
-def finish_line(finished: FinishedRow, letter: DeadLetter | None) -> tuple[Any, ...]:
-    """The values for one task in a call of the SQL function `finish`."""
+NEW_TASK_FIELDS = (
+    "id", "queue", "func_path", "rank", "turn", "due", "visible", "created_at", "expires", "rest",
+    "body", "gates",
+)  # fmt: skip
+"""The names of the values of a `new_task`."""
+
+
+def _gate_keys(row: Row) -> list[str] | None:
+    return [gate.key for gate in row.gates] if row.gates else None
+
+
+def ending(ended: Ended, *, is_known: bool = False) -> tuple[Any, ...]:
+    """The end of a row as a value of the SQL type `ending`.
+
+    `is_known`: the rest of the row is stored already, because the task has not failed.
+    """
+    finished, letter = ended.finished, ended.letter
     row = finished.row
     dead: tuple[bytes | None, int | None, str | None] = (None, None, None)
     if letter is not None:
         dead = (encode_internal(letter), to_micros(letter.last_failure), letter.failure_reason)
     return (
-        row.id, STATUS_NUMBERS[row.status], row.attempts, row.crashes, row.settled,
-        encode_history(row), finished.result, *dead,
-    )  # fmt: skip
+        row.id,
+        row.token,
+        row.settled,
+        row.crashes,
+        STATUS_NUMBERS[row.status],
+        None if is_known else _CODEC.rest(row),
+        finished.result,
+        finished.finished_at,
+        finished.expires_at if row.result_ttl else None,
+        *dead,
+    )
 
 
-def _lot(row: Row) -> str | None:
-    # The name of a queue contains no slash.
-    return None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.parked}"
+def document_changes(changes: Iterable[DocumentChange]) -> list[tuple[Any, ...]]:
+    """Changes as values of the SQL type `document_change`: each key once, in the order of the keys."""
+    merged: dict[tuple[str, str], DocumentChange] = {}
+    for change in changes:
+        first = merged.get((change.kind, change.key), change)
+        merged[change.kind, change.key] = DocumentChange(
+            change.kind, change.key, first.before, change.after, change.due, first.if_equal
+        )
+    return [_document_change(merged[key]) for key in sorted(merged)]
+
+
+def _document_change(change: DocumentChange) -> tuple[Any, ...]:
+    condition = 1 if change.before is ANY else 2 if change.if_equal else 0
+    before = None if condition == 1 else change.before
+    return (change.kind, change.key, before, change.after, change.due, condition)
+
+
+DOCUMENT_FIELDS = ("kind", "key", "before", "after", "due", "condition")
+"""The names of the values of a `document_change`."""
+
+_AFTER_ALL = "\U0010ffff"
+
+
+def function_ranges(runnable: Runnable | None) -> tuple[list[str], list[str], list[str]]:
+    """The functions that a claim wants: ranges of names, from and before which, and excluded names.
+
+    >>> function_ranges(Runnable(modules=("a", "a.b"), names=frozenset({"c.d", "a.e"})))
+    (['a.', 'c.d'], ['a/', 'c.d '], [])
+    """
+    if runnable is None or runnable.modules is None:
+        excluded = [] if runnable is None else sorted(runnable.excluded)
+        return [""], [_AFTER_ALL], excluded
+    # "/" is the character after ".", and no name has a character as low as " ".
+    modules = sorted((f"{module}.", f"{module}/") for module in runnable.modules)
+    ranges: list[tuple[str, str]] = []
+    for low, high in modules:
+        if not ranges or low >= ranges[-1][1]:
+            ranges.append((low, high))
+    ranges += [
+        (name, f"{name} ")
+        for name in sorted(runnable.names)
+        if not any(low <= name < high for low, high in ranges)
+    ]
+    return [low for low, _ in ranges], [high for _, high in ranges], sorted(runnable.excluded)

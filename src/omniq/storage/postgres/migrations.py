@@ -19,10 +19,11 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """What a storage reads from the server when it is opened."""
 
     version: int
-    store: str
+    now: int
     fsync: str
     synchronous_commit: str
     full_page_writes: str
+    store: str = ""
 
     @property
     def survives_power_cut(self) -> bool:
@@ -35,15 +36,21 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 
 _SERVER_QUERY = (
-    "SELECT max(version), (SELECT id::text FROM {schema}.store), current_setting('fsync'), "
-    "current_setting('synchronous_commit'), current_setting('full_page_writes') "
-    "FROM {schema}.versions"
+    "SELECT max(version), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
+    "current_setting('fsync'), current_setting('synchronous_commit'), "
+    "current_setting('full_page_writes') FROM {schema}.versions"
 )
 
 
 async def read_server(db: Connection, names: SchemaNames) -> ServerInfo:
     """Read the schema's version, the store's id, and the settings that decide durability."""
-    return ServerInfo(*await db.fetchrow(names(_SERVER_QUERY)))
+    found = ServerInfo(*await db.fetchrow(names(_SERVER_QUERY)))
+    if found.version != NEWEST:
+        return found
+    sql = (
+        "SELECT encode(data, 'hex') FROM {schema}.documents WHERE kind = 'store' AND key = 'store'"
+    )
+    return msgspec.structs.replace(found, store=await db.fetchval(names(sql)))
 
 
 def check_version(target: Target, version: int) -> None:

@@ -1,17 +1,19 @@
 """Scan: the newest tasks, read backwards by id at a bounded cost.
 
 Live and finished tasks are in different tables, so a status is searched only in the table that can
-have it. Statuses that are usually rare have their own index (`0002_scan_indexes.sql`): for these,
+have it. Statuses that are usually rare have their own index (`0004_documents.sql`): for these,
 only rows with that status count against the bound.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from omniq.models import TaskStatus
-from omniq.storage.inspection import ScanQuery
-from omniq.storage.postgres import encoding
+from omniq.storage.inspection import Scan, ScanQuery
+from omniq.storage.newest_by_id import scan_by_id
+from omniq.storage.postgres import encoding, queries
 from omniq.storage.postgres.connection import Connection
 from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.row_rules import Row
@@ -24,7 +26,26 @@ _INDEXED = {
 _COLUMNS = {"live": encoding.LIVE_COLUMNS, "finished": encoding.ENDED_COLUMNS}
 
 
-async def read_backwards(
+async def scan(
+    read: Callable[[Callable[[Connection], Awaitable[Any]]], Awaitable[Any]],
+    names: SchemaNames,
+    query: ScanQuery,
+    now: int | None,
+) -> Scan:
+    """The matching tasks, newest first; `read` runs each statement."""
+
+    async def read_older(before: str, limit: int) -> tuple[list[Row], str | None]:
+        older: tuple[list[Row], str | None] = await read(
+            lambda db: _read_backwards(db, names, query, before, limit, now)
+        )
+        return older
+
+    return await scan_by_id(
+        query, read_older, lambda page: read(lambda db: queries.list_rows(db, names, page, now))
+    )
+
+
+async def _read_backwards(
     db: Connection, names: SchemaNames, query: ScanQuery, before: str, limit: int, now: int | None
 ) -> tuple[list[Row], str | None]:
     """Read matching rows with ids below `before`, the largest id first.
@@ -55,7 +76,7 @@ async def read_backwards(
     )
     sql = f"SELECT * FROM ({sql}) AS found ORDER BY id DESC LIMIT $3"
     found = await db.fetch(names(sql), *parameters)
-    rows = [encoding.stored_row(record).row for record in found]
+    rows = [encoding.row_from(record) for record in found]
     return rows, lowest_id if len(rows) < limit else None
 
 

@@ -49,8 +49,9 @@ def _filled(text: str, schema: str) -> str:
 class SchemaNames:
     """Fills one store's names into SQL: `names("SELECT … FROM {schema}.live")`."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, is_pooled: bool = False) -> None:
         self._schema = schema
+        self._is_pooled = is_pooled
         self._cache: dict[str, str] = {}
 
     def __call__(self, sql: str) -> str:
@@ -58,6 +59,20 @@ class SchemaNames:
         if filled is None:
             filled = self._cache[sql] = _filled(sql, self._schema)
         return filled
+
+    def call(self, function: str, width: int) -> str:
+        """The call of a function with that many parameters, to be used after FROM.
+
+        Behind a pooler, which shares sessions, each call has to have its transaction use the indexes;
+        `use_indexes` is called first, because the first parameter depends on it.
+        """
+        rest = "".join(f", ${number}" for number in range(2, width + 1))
+        if not self._is_pooled:
+            return f"{{schema}}.{function}($1{rest}) AS called"
+        return (
+            f"(SELECT called.* FROM {{schema}}.use_indexes() AS is_set, LATERAL "
+            f"{{schema}}.{function}(CASE WHEN is_set THEN $1 END{rest}) AS called) AS called"
+        )
 
     def file(self, name: str) -> str:
         """The SQL of the file `sql/<name>.sql`."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from omniq.errors import StaleClaim
-from omniq.storage import row_rules
+from omniq.storage.backend import CommitUnknown, Moved, Section, Work
 from omniq.storage.postgres.connection import (
     Connection,
     ConnectionPool,
@@ -16,90 +15,58 @@ from omniq.storage.postgres.connection import (
     is_connection_lost,
     is_driver_error,
 )
-from omniq.storage.postgres.record import Recorder
-from omniq.storage.types import Entry
-
-
-class BeginChanges(Protocol):
-    """Returns the recorder for a transaction that has been started."""
-
-    async def __call__(
-        self, db: Connection, claims_as: str | None, *, has_gates: bool
-    ) -> Recorder: ...
-
-
-class RunChange(Protocol):
-    """Runs `work` in a separate transaction."""
-
-    async def __call__(
-        self,
-        work: Callable[[Recorder], Awaitable[bool]],
-        *,
-        has_gates: bool = False,
-        is_repeatable: bool = False,
-    ) -> bool: ...
 
 
 class TaskTransactions:
     """Transactions of running tasks, each on its own connection of a pool."""
 
     def __init__(
-        self, target: Target, size: int, begin: BeginChanges, run_change: RunChange
+        self, target: Target, size: int, section_on: Callable[[Connection], Section]
     ) -> None:
         self._target = target
         self._pool = ConnectionPool(target, size)
-        self._begin = begin
-        self._run_change = run_change
+        self._section_on = section_on
 
     @asynccontextmanager
     async def transaction(
-        self, owner: str, success: Callable[[], Entry], *, blocking: bool
+        self, finish: Callable[[], Work[None]], *, blocking: bool
     ) -> AsyncIterator[Any]:
-        """A transaction that ends by recording the entry of `success()`, or raises `StaleClaim`."""
+        """A transaction that ends with the work of `finish()`."""
         async with self._pool.acquire() as db:
             transaction = db.transaction()
             await transaction.start()
             try:
                 yield BlockingConnection(db) if blocking else db
-                entry = success()
-                recorded = await self._record(db, owner, entry)
-                if not recorded:
-                    raise StaleClaim(entry.outcome.task_id, entry.outcome.token)
+                await self._run(db, finish())
             except BaseException:
                 await _roll_back(db, transaction)
                 raise
-            await self.commit(transaction, owner, entry)
+            await self.commit(transaction)
 
-    async def _record(self, db: Connection, owner: str, entry: Entry) -> bool:
-        try:
-            recorder = await self._begin(db, None, has_gates=True)
-            if not await _is_current(recorder, owner, entry):
-                return False
-            (recorded,) = await recorder.record(owner, [entry])
-        except Exception as error:
-            if is_driver_error(error) or is_connection_lost(error):
-                raise self._target.wrap_error(error) from error
-            raise
-        return recorded
+    async def _run(self, db: Connection, work: Work[None]) -> None:
+        while True:
+            try:
+                # A savepoint: a write that is refused must not end the transaction.
+                async with db.transaction():
+                    await work(self._section_on(db))
+                return
+            except Moved:
+                continue
+            except Exception as error:
+                if is_driver_error(error) or is_connection_lost(error):
+                    raise self._target.wrap_error(error) from error
+                raise
 
-    async def commit(self, transaction: Any, owner: str, entry: Entry) -> None:
-        """Commit; when the reply is lost, the stored outcome shows whether it was committed."""
+    async def commit(self, transaction: Any) -> None:
+        """Commit; `CommitUnknown` when the reply is lost."""
         try:
             await transaction.commit()
         except Exception as error:
-            if not (is_driver_error(error) or is_connection_lost(error)):
-                raise
-            if not await self._is_recorded(owner, entry):
+            if is_connection_lost(error):
+                raise CommitUnknown(f"{self._target}: {error}") from error
+            if is_driver_error(error):
                 raise self._target.wrap_error(error) from error
-
-    async def _is_recorded(self, owner: str, entry: Entry) -> bool:
-        async def check(recorder: Recorder) -> bool:
-            if await _is_current(recorder, owner, entry):
-                return False
-            (recorded,) = await recorder.record(owner, [entry], is_resent=True)
-            return recorded
-
-        return await self._run_change(check, has_gates=True, is_repeatable=True)
+            raise
 
     async def close(self) -> None:
         """Close the idle connections; the others are closed when their transactions end."""
@@ -114,13 +81,6 @@ async def _roll_back(db: Connection, transaction: Any) -> None:
             raise
         # The server rolls a transaction back when its connection ends.
         db.terminate()
-
-
-async def _is_current(recorder: Recorder, owner: str, entry: Entry) -> bool:
-    """Whether the claim is the current one. A repeated outcome must not end a transaction."""
-    await recorder.load([entry.outcome.task_id])
-    row = recorder.live(entry.outcome.task_id)
-    return row is not None and row_rules.is_current(row, entry.outcome, owner)
 
 
 class BlockingConnection:

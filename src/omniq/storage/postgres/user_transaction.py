@@ -7,12 +7,27 @@ either of them. None of them is imported: the type of the connection shows which
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from omniq.errors import InvalidTask, StorageError
+from omniq.errors import InvalidTask, QueueFull, StorageError
+from omniq.storage.backend import (
+    Changes,
+    Document,
+    DocumentQuery,
+    Moved,
+    Order,
+    Record,
+    Section,
+    Wanted,
+)
+from omniq.storage.postgres import encoding
+from omniq.storage.postgres.section import enqueue_parameters
+from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.row_rules import FinishedRow, Row
 
 Run = Callable[[str, str | None], Any]
 """Runs a statement with at most one parameter, written as {}; returns its first value, or an
@@ -24,29 +39,92 @@ _TRANSACTION_HAS_FAILED = "25P02"
 _MISSING_OR_FORBIDDEN = {"3F000", "42883", "42P01", "42501"}
 
 
-async def call_function(connection: object, function: str, request: str) -> dict[str, Any]:
-    """Call the SQL function with the request, in the connection's transaction; returns its reply.
+class UserSection(Section):
+    """A section of the caller's transaction: for an enqueue. With a blocking connection it never suspends."""
 
-    With a blocking connection this never suspends.
-    """
-    run = await _runner(connection)
-    await _begin(run)
-    try:
-        text = await _resolve(run(f"SELECT {function}({{}})", request))
-    except Exception as error:
-        await _resolve(run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}", None))
+    def __init__(self, run: Run, names: SchemaNames, store: str, now: int) -> None:
+        self.now = now
+        self._run = run
+        self._names = names
+        self._store = store
+
+    async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
+        """Return what is stored under these ids, without the bodies and results."""
+        records: dict[str, Record] = {}
+        for found in (await self._read(ids=list(ids)))["tasks"]:
+            row = encoding.row_from_names(found)
+            finished = FinishedRow(row=row, finished_at=0, expires_at=0, result=b"")
+            records[row.id] = Record(row) if "is_live" in found else Record(row, finished)
+        return records
+
+    async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
+        found = (await self._read(kind=kind, keys=list(keys)))["documents"]
+        return {
+            each["key"]: Document(kind, each["key"], encoding.unhex(each["data"])) for each in found
+        }
+
+    async def _read(self, **request: Any) -> Any:
+        return msgspec.json.decode(await self._call("read_text", request))
+
+    async def write(self, changes: Changes) -> frozenset[str]:
+        _, _, tasks, ids, visible, bound, documents, _ = enqueue_parameters(self.now, changes)
+        refusal = await self._call(
+            "enqueue_text",
+            {
+                "tasks": [dict(zip(encoding.NEW_TASK_FIELDS, each, strict=True)) for each in tasks],
+                "ids": ids,
+                "visible": visible,
+                "bound": bound,
+                "documents": [
+                    dict(zip(encoding.DOCUMENT_FIELDS, each, strict=True)) for each in documents
+                ],
+            },
+        )
+        match refusal:
+            case "moved":
+                raise Moved
+            case "full":
+                raise QueueFull(bound or 0)
+        return frozenset()
+
+    async def _call(self, function: str, request: dict[str, Any]) -> str:
+        """Call the SQL function with the request as JSON, and return its reply."""
+        text = _encode_request({**request, "store": self._store, "now": self.now})
+        run = self._run
+        await _begin(run)
+        try:
+            sql = self._names(f"SELECT {{schema}}.{function}(@)").replace("@", "{}")
+            reply: str = await _resolve(run(sql, text))
+        except Exception as error:
+            await _resolve(run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}", None))
+            await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
+            if _sqlstate(error) in _MISSING_OR_FORBIDDEN:
+                raise InvalidTask(
+                    "the connection leads to another database, or may not use this store: "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
+            raise StorageError(f"enqueue on the given connection: {error}") from error
         await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
-        if _sqlstate(error) in _MISSING_OR_FORBIDDEN:
-            raise InvalidTask(
-                "the connection leads to another database, or may not use this store: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        raise StorageError(f"enqueue on the given connection: {error}") from error
-    await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
-    reply: dict[str, Any] = msgspec.json.decode(text)
-    if reply["refusal"] == "store":
-        raise InvalidTask("the connection leads to another database than this storage's")
-    return reply
+        if reply == "store":
+            raise InvalidTask("the connection leads to another database than this storage's")
+        return reply
+
+    async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
+        raise NotImplementedError
+
+    async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
+        raise NotImplementedError
+
+    async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
+        raise NotImplementedError
+
+    async def find_documents(self, query: DocumentQuery) -> list[Document]:
+        raise NotImplementedError
+
+
+def _encode_request(request: dict[str, Any]) -> str:
+    """The request as JSON, with bytes in PostgreSQL's hexadecimal form."""
+    return json.dumps(request, default=lambda data: "\\x" + data.hex())
 
 
 async def _begin(run: Run) -> None:
@@ -63,7 +141,8 @@ async def _begin(run: Run) -> None:
         raise StorageError(f"enqueue on the given connection: {error}") from error
 
 
-async def _runner(connection: Any) -> Run:
+async def runner(connection: Any) -> Run:
+    """How to run statements on a connection of a known driver; `InvalidTask` for any other."""
     packages = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
     if "asyncpg" in packages and hasattr(connection, "fetchval"):
         return _asyncpg_runner(connection)

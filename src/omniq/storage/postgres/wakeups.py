@@ -8,7 +8,7 @@ are hints: when this connection is lost, polling still finds the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
@@ -17,6 +17,7 @@ from omniq._backoff import backoff
 from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import StorageError
+from omniq.models import Runnable
 from omniq.storage.postgres import statements
 from omniq.storage.postgres.connection import (
     Connection,
@@ -26,7 +27,9 @@ from omniq.storage.postgres.connection import (
     is_driver_error,
     wait_until_free,
 )
+from omniq.storage.postgres.encoding import function_ranges
 from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.store_clock import StoreClock
 from omniq.storage.wakeups import LocalWakeups
 
 _RECHECK_SECONDS = 0.02
@@ -45,12 +48,12 @@ class Wakeups:
     """Receives notifications for one storage object. Used on one event loop."""
 
     def __init__(
-        self, target: Target, wakeups: LocalWakeups, clock: Clock, now: Callable[[], int | None]
+        self, target: Target, wakeups: LocalWakeups, clock: Clock, store_clock: StoreClock
     ) -> None:
         self._target = target
         self._local_wakeups = wakeups
         self._clock = clock
-        self._now = now
+        self._store_clock = store_clock
         self._names = SchemaNames(target.schema)
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
@@ -72,24 +75,18 @@ class Wakeups:
         self._full_claims_in_a_row = 0
         # When the next delayed task is due, on the server's clock.
         self._next_due: int | None = None
-        # Microseconds by which the server's clock is ahead of this one.
-        self._clock_offset = 0
-        # The queues of the last claim; None: all.
-        self._queues: list[str] | None = None
+        # The queues of the last claim (None: all), and its functions as ranges of names.
+        self._wanted: tuple[Any, ...] = (None, *function_ranges(None))
 
     # Called by claims
 
-    def claim_started(self, queues: Sequence[str] | None) -> None:
+    def claim_started(self, queues: Sequence[str] | None, runnable: Runnable | None) -> None:
         """A claim begins: notifications that arrive from now on are for the next one."""
         self._was_notified = False
-        self._queues = None if queues is None else list(queues)
+        self._wanted = (None if queues is None else list(queues), *function_ranges(runnable))
 
-    def claim_returned(self, *, is_full: bool, at: int, next_due: int | None) -> None:
-        """A claim has returned: with `limit` tasks, or with fewer, and no more until `next_due`.
-
-        `at` is the server's time of the claim.
-        """
-        self._clock_offset = at - self._clock.micros()
+    def claim_returned(self, *, is_full: bool, next_due: int | None) -> None:
+        """A claim has returned: with `limit` tasks, or with fewer, and no more until `next_due`."""
         if is_full:
             self._full_claims_in_a_row += 1
             self._wants_work = False
@@ -136,7 +133,7 @@ class Wakeups:
         """Seconds until the deadline, or until the next delayed task is due if that is earlier."""
         seconds = deadline - self._clock.monotonic()
         if self._wants_work and self._next_due is not None:
-            until_due = (self._next_due - self._clock_offset - self._clock.micros()) / 1_000_000
+            until_due = (self._next_due - self._store_clock.now()) / 1_000_000
             seconds = min(seconds, until_due)
         return seconds
 
@@ -153,7 +150,10 @@ class Wakeups:
     async def _check_for_work(self, *, takes_lock: bool) -> bool:
         """Whether there is work to claim. First take the lock 'work', if it is not held."""
         found = await self._fetch_row(
-            "SELECT * FROM {schema}.await_work($1, $2, $3)", self._queues, takes_lock, self._now()
+            "SELECT * FROM {schema}.await_work($1, $2, $3, $4, $5, $6)",
+            *self._wanted,
+            takes_lock,
+            self._store_clock.given,
         )
         if found is None:
             return False
@@ -253,7 +253,7 @@ class Wakeups:
     def _on_notification(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
         """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
-        if kind == "w" and int(text) > self._clock.micros() + self._clock_offset:
+        if kind == "w" and int(text) > self._store_clock.now():
             due = int(text)
             self._next_due = due if self._next_due is None else min(due, self._next_due)
             self._wake_sleepers()

@@ -2,18 +2,18 @@
 
 | module | job |
 |---|---|
-| `storage` | `RedisStorage`: opens and closes, and implements the verbs of the contract |
+| `storage` | `RedisStorage`: what callers use; batches enqueues |
+| `backend` | `RedisBackend`: the port of the engine, and its fast path |
+| `section` | one optimistic section: reads, and a write that compares what was read |
+| `encoding` | rows to stored strings and back |
+| `upgrade` | prepares a store, and moves tasks out of the layout of an older version |
 | `address` | the server's address and connection options, from a URL |
 | `connection` | one connection to the server, with timeouts and reconnects; alone imports hiredis |
 | `scripts` | composes the Lua scripts, runs them, and retries when the connection is lost |
-| `record` | plans what outcomes change; the scripts apply it |
-| `encoding` | rows to stored strings and back |
 | `wakeups` | subscribes to notifications from the server |
-| `side_data` | results, dead letters, checkpoints, progress, schedules, pauses |
-| `queries` | replies to readers |
 | `server_check` | the server's settings, checked on opening and for `omniq doctor` |
 
-`lua/` has one script for each verb, and in `lib/` the parts that scripts share.
+`lua/` has the scripts, and in `lib/` the parts that scripts share.
 """
 
 from omniq.storage.redis.storage import RedisStorage as RedisStorage

@@ -1,25 +1,71 @@
-"""Encodes rows as Redis stores them, and decodes them. `lua/lib/places.lua` defines a place."""
+"""How rows are stored in Redis. The scripts get the positions of a place's parts from here.
+
+The place of a task is one string that says where the task is and in which state. It has everything
+that scripts read or change; no two states of a task have the same place, so a section that changes a
+row names the place that it has read. All else is in the task's record, which is stored once, in its
+state, which is stored when an outcome has changed it, and in what is stored at its end.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from omniq.clock import to_micros
-from omniq.errors import StorageCorrupt
-from omniq.gate_rules import Gate
-from omniq.models import Attempt, DeadLetter, TaskStatus
-from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
-from omniq.storage.redis.scripts import raw
-from omniq.storage.row_rules import FinishedRow, Instant, Row
+from omniq.errors import SerializationError, StorageCorrupt
+from omniq.models import DeadLetter, TaskStatus
+from omniq.serialization import encode_internal, internal_decoder
+from omniq.storage.backend import Ended, Record
+from omniq.storage.row_codec import RowCodec
+from omniq.storage.row_rules import FinishedRow, Row
+
+_PARTS = {
+    "KIND": 1, "STATUS": 1, "CANCELLED": 1, "ATTACHED": 1, "SUSPECT": 1, "GATED": 1, "EXPIRING": 1,
+    "PRIORITY": 20, "TURN": 18, "SEQ": 16, "DUE": 18, "VISIBLE": 18,
+}  # fmt: skip
+"""The parts of fixed size, in order, and their sizes. `lua/lib/places.lua` has the others."""
+
+
+def _slices() -> dict[str, slice]:
+    found: dict[str, slice] = {}
+    start = 0
+    for name, size in _PARTS.items():
+        found[name] = slice(start, start + size)
+        start += size
+    found["ORDER"] = slice(found["PRIORITY"].start, found["SEQ"].stop)
+    found["FIXED"] = slice(0, start)
+    return found
+
+
+SLICES = _slices()
+_PRIORITY, _TURN, _SEQ, _DUE, _VISIBLE, _ORDER = (
+    SLICES[name] for name in ("PRIORITY", "TURN", "SEQ", "DUE", "VISIBLE", "ORDER")
+)
+_STATUS, _CANCELLED, _ATTACHED = (
+    SLICES[name].start for name in ("STATUS", "CANCELLED", "ATTACHED")
+)
+_FIXED = SLICES["FIXED"].stop
+
+LUA_CONSTANTS = {
+    name: value
+    for part, place in SLICES.items()
+    for name, value in (
+        ((part, place.stop),)
+        if place.stop - place.start == 1
+        else ((f"{part}_FIRST", place.start + 1), (f"{part}_LAST", place.stop))
+    )
+}
+"""The positions of the parts as Lua counts them."""
 
 _TOP_PRIORITY = 2**63 - 1
+_LONGEST_NUMBER = 16
+"""Digits of a token or a time in a place: numbers stay below 2^53."""
+
 _STAMP_OFFSET = 10**17
 """Added to an instant so that any datetime has 18 digits."""
-
-STAMP_SIZE = 18
-"""Characters of a stamp, which stands in front of stored dead letters and checkpoints."""
 
 STATUS_LETTERS = {
     TaskStatus.PENDING: "p",
@@ -29,86 +75,26 @@ STATUS_LETTERS = {
     TaskStatus.FAILED: "f",
     TaskStatus.CANCELLED: "c",
 }
-SUCCEEDED = STATUS_LETTERS[TaskStatus.SUCCESS]
 STATUSES = {letter: status for status, letter in STATUS_LETTERS.items()}
+_PENDING, _RUNNING, _SUCCESS = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.SUCCESS
+
+_codec = RowCodec(
+    (
+        *("id", "seq", "queue", "priority", "func_path", "due", "visible", "turn", "created_at"),
+        *("status", "token", "owner", "cancel_requested", "parked", "attached", "expires"),
+    )
+)
 
 
-class PlaceSlices:
-    """The parts of a place between the slash behind the queue and the next slash.
-
-    `lua/lib/places.lua` has the same parts, counted from 1; a test compares the two.
-    """
-
-    PRIORITY = slice(0, 20)
-    DUE = slice(20, 38)
-    SEQUENCE = slice(38, 54)
-    ORDER = slice(0, 54)
-    STATUS = slice(54, 55)
-    VISIBLE = slice(55, 56)
-    CONDITIONS = slice(56, 57)
-    SUSPECT = slice(57, 58)
-    CANCEL_REQUESTED = slice(58, 59)
-    SETTLED = slice(59, 60)
-    TOKEN = slice(60, None)
-
-
-_ORDER_SIZE = PlaceSlices.ORDER.stop
-_FLAGS_KEPT_BY_SUCCESS = PlaceSlices.CANCEL_REQUESTED.stop - PlaceSlices.VISIBLE.start
-
-
-class _Fixed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The parts of a task that never change, except for its function and the nonce."""
-
-    priority: int
-    created_at: Instant
-    result_ttl: int
-    body: bytes
-    attempts: int = 0
-    repeats: bool = False
-    unique: str | None = None
-    expires: Instant | None = None
-    gates: tuple[Gate, ...] = ()
-
-
-class _State(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The parts of a task that outcomes change, except for its place. `result`: only once it ended."""
-
-    attempts: int
-    crashes: int
-    releases: int
-    settled: int
-    started_at: Instant
-    history: tuple[Attempt, ...] = ()
-    result: bytes = b""
-
-
-class _StoredDeadLetter(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class _StoredDead(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A dead letter, and the place and state that its task had."""
 
     letter: DeadLetter
     place: str
-    state: _State
+    state: bytes
 
 
-_UNREADABLE = "unreadable.record"
-
-_decode_fixed = internal_decoder(_Fixed)
-_decode_state = internal_decoder(_State)
-_decode_state_or_none = lenient_decoder(_State, None)
-_decode_dead = internal_decoder(_StoredDeadLetter)
-
-
-class StoredRow(msgspec.Struct):
-    """A task as it is stored: its row, its place, and its end if it has ended."""
-
-    row: Row
-    place: str
-    finished: FinishedRow | None = None
-
-    @property
-    def claim_id(self) -> str:
-        """The id of the claim that holds the task."""
-        return self.place.split("/", 4)[4]
+_decode_dead = internal_decoder(_StoredDead)
 
 
 def stamp(instant: int) -> str:
@@ -129,192 +115,241 @@ def instant_of(digits: str) -> int:
     return int(digits) - _STAMP_OFFSET
 
 
+def status_letter(status: TaskStatus) -> str:
+    """The letter of a status. Most are one of three, and the hash of an enum takes long."""
+    if status is _PENDING:
+        return "p"
+    if status is _RUNNING:
+        return "r"
+    return "s" if status is _SUCCESS else STATUS_LETTERS[status]
+
+
+@lru_cache(1_000)
+def _rank(priority: int) -> str:
+    return f"{_TOP_PRIORITY - priority:020d}"
+
+
+@lru_cache(1_000)
+def _priority(rank: str) -> int:
+    return _TOP_PRIORITY - int(rank)
+
+
+_EARLIEST, _LATEST = map(
+    stamp,
+    (to_micros(datetime.min.replace(tzinfo=UTC)), to_micros(datetime.max.replace(tzinfo=UTC))),
+)
+
+
+def order_text(order: tuple[int, int, int]) -> str:
+    """The part of a place that sorts as `Row.order` does."""
+    lower, turn, seq = order
+    return f"{_TOP_PRIORITY + lower:020d}{turn + _STAMP_OFFSET:018d}{seq:016d}"
+
+
+def gate_name(key: str) -> str:
+    """The key of a gate without slashes.
+
+    >>> gate_name("rate:a/b%")
+    'rate:a%2Fb%25'
+    """
+    return key.replace("%", "%25").replace("/", "%2F")
+
+
 # Writing
 
 
-def new_row(row: Row) -> tuple[Any, ...]:
-    """A row as `lua/lib/insert.lua` takes it: a new task, or the retried task of a dead letter."""
-    conditions = _conditions(row) if row.gates or row.expires is not None else ""
+def place_of(row: Row, claim_id: str = "") -> str:
+    """The place of a row that has not ended; `claim_id` is that of the claim that holds it."""
+    if row.owner is not None:
+        tail = f"{row.owner}/{row.started_at}/{claim_id}"
+        return f"{_head('h', row)}{row.seq:016d}{foot_of(row)}{tail}"
+    if row.parked is not None:
+        return f"{_head('p', row)}{row.seq:016d}{foot_of(row)}{gate_name(row.parked)}"
+    return f"{head_of(row)}{row.seq:016d}{foot_of(row)}"
+
+
+def head_of(row: Row) -> str:
+    """The place of a waiting row up to its `seq`."""
+    return _head("w", row)
+
+
+def _head(kind: str, row: Row) -> str:
+    turn = row.due if row.turn is None else row.turn
     return (
-        row.id, raw(_record(row)), row.queue, _rank(row), _flags(row), row.token,
-        row.unique or "", conditions, raw(encode_state(row)) if row.token else "",
-    )  # fmt: skip
-
-
-def _record(row: Row) -> bytes:
-    """`function nonce-length nonce` and the rest: the parts that scripts read come first."""
-    fixed = _Fixed(
-        row.priority, row.created_at, row.result_ttl, row.body, row.attempts, row.repeats,
-        row.unique, row.expires, row.gates,
-    )  # fmt: skip
-    nonce = row.nonce.encode("utf-8", "surrogatepass")
-    return b"%b %d %b%b" % (row.func_path.encode(), len(nonce), nonce, encode_internal(fixed))
-
-
-def _conditions(row: Row) -> msgspec.Raw:
-    expires = "" if row.expires is None else stamp(row.expires)
-    gates = [msgspec.structs.astuple(gate) for gate in row.gates]
-    return raw(msgspec.msgpack.encode((expires, gates)))
-
-
-def _rank(row: Row) -> str:
-    return f"{_TOP_PRIORITY - row.priority:020d}{row.due + _STAMP_OFFSET:018d}"
-
-
-def _flags(row: Row) -> str:
-    return (
-        STATUS_LETTERS[row.status]
-        + ("1" if row.visible else "0")
-        + ("1" if row.gates or row.expires is not None else "0")
-        + ("1" if row.crashes else "0")
+        kind
+        + status_letter(row.status)
         + ("1" if row.cancel_requested else "0")
-        + ("1" if row.settled == row.token and row.token else "0")
+        + ("1" if row.attached else "0")
+        + ("1" if row.crashes else "0")
+        + ("1" if row.gates else "0")
+        + ("0" if row.expires is None else "1")
+        + _rank(row.priority)
+        + f"{turn + _STAMP_OFFSET:018d}"
     )
 
 
-def _core(row: Row) -> str:
-    return f"{row.queue}/{_rank(row)}{row.seq:016d}{_flags(row)}{row.token}"
+def foot_of(row: Row) -> str:
+    """The place of a row behind its `seq`, without its tail."""
+    expires = "" if row.expires is None else stamp(row.expires)
+    return (
+        f"{row.due + _STAMP_OFFSET:018d}{row.visible + _STAMP_OFFSET:018d}"
+        f"{row.token}/{row.queue}/{row.func_path}/{expires}/"
+    )
 
 
-def live_place(row: Row, claim_id: str = "") -> str:
-    """The place of a row that has not ended; `claim_id` is that of the claim that holds it."""
-    if row.owner is not None:
-        return f"h{_core(row)}/{row.owner}/{row.started_at}/{claim_id}"
-    if row.parked is not None:
-        gate = row.parked.replace("%", "%25").replace("/", "%2F")
-        return f"p{_core(row)}/{gate}"
-    return f"{'s' if row.is_suspect else 'r'}{_core(row)}/"
+def ended_place(ended: Ended) -> str:
+    """The place of a row that has ended."""
+    row, finished = ended.row, ended.finished
+    times = f"{finished.finished_at}/{finished.expires_at}"
+    return f"{_head('f', row)}{row.seq:016d}{foot_of(row)}{times}"
 
 
-def ended_place(row: Row, before: str, now: int) -> str:
-    """The place of a row that has just ended, was at `before`, and so has the same order."""
-    return f"f{before[1 : _status_at(row)]}{_flags(row)}{row.token}/{ended_times(row, now)}"
+def state_of(row: Row) -> bytes:
+    """What is stored of a row besides its place, `created_at` and its body."""
+    return _codec.rest(row) or b"\x80"
 
 
-def succeeded_place(row: Row, before: str, times: str) -> str:
-    """`ended_place` of a held row that succeeded: only the first and last of its flags change."""
-    status_at = _status_at(row)
-    flags = before[status_at + 1 : status_at + 1 + _FLAGS_KEPT_BY_SUCCESS]
-    return f"f{before[1:status_at]}{SUCCEEDED}{flags}1{row.token}/{times}"
+def record_of(row: Row) -> bytes:
+    """What is stored of a row once: when it was created, its state as enqueued, and its body."""
+    state = state_of(row)
+    created_at = row.created_at + _STAMP_OFFSET
+    return b"%018d/%d/%b%b" % (created_at, len(state), state, row.body)
 
 
-def ended_times(row: Row, now: int) -> str:
-    """The last part of the place of a row that ended at `now`."""
-    return f"{now}/{now + row.result_ttl}"
+def end_record(ended: Ended) -> bytes:
+    """What is stored of a row at its end: its state and its result."""
+    state = state_of(ended.row)
+    return b"%d/%b%b" % (len(state), state, ended.finished.result)
 
 
-def _status_at(row: Row) -> int:
-    """The position of the status in a place: behind the kind, the queue, its slash and the order."""
-    return 1 + len(row.queue) + 1 + _ORDER_SIZE
-
-
-def encode_state(row: Row, result: bytes = b"") -> bytes:
-    """The parts of a row that outcomes change."""
-    return encode_internal(
-        _State(
-            row.attempts, row.crashes, row.releases, row.settled, row.started_at, row.history, result
-        )
-    )  # fmt: skip
-
-
-def encode_dead(letter: DeadLetter, row: Row) -> bytes:
-    """A dead letter with the row of its task, behind the stamp of its last failure."""
-    stored = _StoredDeadLetter(letter, f"f{_core(row)}/", _decode_state(encode_state(row)))
-    return stamp(to_micros(letter.last_failure)).encode() + encode_internal(stored)
+def dead_record(ended: Ended) -> tuple[bytes, int]:
+    """A dead letter with the row of its task, and when it failed."""
+    assert ended.letter is not None
+    stored = _StoredDead(ended.letter, ended_place(ended), state_of(ended.row))
+    return encode_internal(stored), to_micros(ended.letter.last_failure)
 
 
 # Reading
 
 
-def stored_row(task_id: str, place: bytes, record: bytes, state: bytes) -> StoredRow:
-    """A stored task. Raises `StorageCorrupt` when its place cannot be parsed."""
+def read_row(task_id: str, place: bytes, record: bytes, state: bytes) -> Row:
+    """A stored row. Raises `StorageCorrupt` when its place cannot be parsed."""
     try:
-        return _stored_row(task_id, place.decode(), record, state)
+        return _read_row(task_id, place.decode(), record, state)
     except (ValueError, LookupError) as error:
         raise StorageCorrupt(f"task {task_id}: its place in Redis is damaged") from error
 
 
-def _stored_row(task_id: str, place: str, record: bytes, state: bytes) -> StoredRow:
-    known = _decode_state_or_none(state) if state else None
-    row = _row(task_id, place, record, known)
-    if place[0] != "f":
-        return StoredRow(row, place)
-    finished_at, expires_at = place.split("/")[2:4]
-    finished = FinishedRow(
-        row=row,
-        finished_at=int(finished_at),
-        expires_at=int(expires_at),
-        result=b"" if known is None else known.result,
-    )
-    return StoredRow(row, place, finished)
-
-
-def stored_rows(reply: list[bytes]) -> list[StoredRow]:
-    """The tasks of a reply that has id, place, record and state of each."""
-    return [
-        stored_row(reply[n].decode(), reply[n + 1], reply[n + 2], reply[n + 3])
-        for n in range(0, len(reply), 4)
-        if reply[n + 2]
-    ]
-
-
-def decode_dead(encoded: bytes, record: bytes) -> tuple[DeadLetter, Row]:
-    """A dead letter, and the row from which its task can be retried."""
-    stored = _decode_dead(encoded[STAMP_SIZE:])
-    task_id = stored.letter.task_id
+def _read_row(task_id: str, place: str, record: bytes, state: bytes) -> Row:
+    created_at, enqueued, body = _read_record(record)
     try:
-        return stored.letter, _row(task_id, stored.place, record, stored.state)
-    except (ValueError, LookupError) as error:
-        raise StorageCorrupt(f"task {task_id}: its place in Redis is damaged") from error
-
-
-def decode_dead_letter(encoded: bytes) -> DeadLetter:
-    """A dead letter without its row."""
-    return _decode_dead(encoded[STAMP_SIZE:]).letter
-
-
-def _row(task_id: str, place: str, record: bytes, state: _State | None) -> Row:
-    parts = place.split("/", 4)
-    core = parts[1]
-    func_path, nonce, fixed = _read_record(record)
-    due = int(core[PlaceSlices.DUE]) - _STAMP_OFFSET
-    row = Row(
-        id=task_id,
-        seq=int(core[PlaceSlices.SEQUENCE]),
-        nonce=nonce,
-        queue=parts[0][1:],
-        priority=fixed.priority,
-        func_path=func_path,
-        body=fixed.body,
-        due=due,
-        visible=due if core[PlaceSlices.VISIBLE] == "1" else 0,
-        created_at=fixed.created_at,
-        status=STATUSES[core[PlaceSlices.STATUS]],
-        attempts=fixed.attempts,
-        token=int(core[PlaceSlices.TOKEN]),
-        cancel_requested=core[PlaceSlices.CANCEL_REQUESTED] == "1",
-        repeats=fixed.repeats,
-        unique=fixed.unique,
-        expires=fixed.expires,
-        result_ttl=fixed.result_ttl,
-        gates=fixed.gates,
-    )
-    if state is not None:
-        row.attempts, row.crashes, row.releases = state.attempts, state.crashes, state.releases
-        row.settled, row.started_at, row.history = state.settled, state.started_at, state.history
-    if place[0] == "h":
-        row.owner, row.started_at = parts[2], int(parts[3])
-    elif place[0] == "p":
-        row.parked = parts[2].replace("%2F", "/").replace("%25", "%")
+        row = _codec.without_columns(state or enqueued)
+    except SerializationError:
+        # Not written by omniq. Without a body it cannot run; the owner that claims it records that.
+        row, body = _codec.without_columns(b""), b""
+    token, row.queue, row.func_path, expires, tail = place[_FIXED:].split("/", 4)
+    row.id, row.created_at, row.body = task_id, created_at, body
+    row.token = _number(token)
+    row.status = STATUSES[place[_STATUS]]
+    row.cancel_requested = place[_CANCELLED] == "1"
+    row.attached = place[_ATTACHED] == "1"
+    row.priority = _priority(place[_PRIORITY])
+    row.seq = int(place[_SEQ])
+    row.turn = _instant(place[_TURN])
+    row.due = _instant(place[_DUE])
+    row.visible = _instant(place[_VISIBLE])
+    if expires:
+        row.expires = _instant(expires)
+    kind = place[0]
+    if kind == "h":
+        row.owner, started_at, _ = tail.split("/", 2)
+        row.started_at = _number(started_at)
+    elif kind == "p":
+        row.parked = tail.replace("%2F", "/").replace("%25", "%")
     return row
 
 
-def _read_record(record: bytes) -> tuple[str, str, _Fixed]:
+def _number(digits: str) -> int:
+    """A number that a damaged place may have made too long to be stored."""
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError("a number is too long")
+    return int(digits)
+
+
+def _instant(digits: str) -> int:
+    """The instant of a stamp in a place, which may be damaged."""
+    if len(digits) != len(_LATEST) or not _EARLIEST <= digits <= _LATEST:
+        raise ValueError("a time is out of range")
+    return int(digits) - _STAMP_OFFSET
+
+
+def _read_record(record: bytes) -> tuple[int, bytes, bytes]:
     try:
-        func_path, length, rest = record.split(b" ", 2)
-        size = int(length)
-        nonce = rest[:size].decode("utf-8", "surrogatepass")
-        return func_path.decode(), nonce, _decode_fixed(rest[size:])
+        created_at, size, rest = record.split(b"/", 2)
+        length = int(size)
+        return _instant(created_at.decode()), rest[:length], rest[length:]
     except ValueError:
-        # Not written by omniq. Without a body it cannot run; the owner that claims it records that.
-        return _UNREADABLE, "", _Fixed(0, 0, 0, b"")
+        return 0, b"", b""
+
+
+def read_rows(reply: list[bytes]) -> list[tuple[Row, bytes, bytes]]:
+    """The rows of a reply that has id, place, record and state of each; with place and state."""
+    return [
+        (
+            read_row(reply[n].decode(), reply[n + 1], reply[n + 2], reply[n + 3]),
+            reply[n + 1],
+            reply[n + 3],
+        )
+        for n in range(0, len(reply), 4)
+    ]
+
+
+def read_finished(task_id: str, place: bytes, record: bytes, ended: bytes) -> FinishedRow:
+    """The record of a task that has ended."""
+    size, _, rest = ended.partition(b"/")
+    length = int(size) if size.isdigit() else 0
+    row = read_row(task_id, place, record, rest[:length])
+    try:
+        finished_at, expires_at = map(int, place.rsplit(b"/", 2)[1:])
+    except ValueError as error:
+        raise StorageCorrupt(f"task {task_id}: its place in Redis is damaged") from error
+    return FinishedRow(
+        row=row, finished_at=finished_at, expires_at=expires_at, result=rest[length:]
+    )
+
+
+def read_record(
+    task_id: str, place: bytes, record: bytes, state: bytes, dead: bytes
+) -> Record | None:
+    """Everything that is stored under an id."""
+    if place and place[:1] != b"f":
+        return Record(read_row(task_id, place, record, state))
+    finished = read_finished(task_id, place, record, state) if place else None
+    if dead:
+        stored = _decode_dead(dead)
+        row = read_row(task_id, stored.place.encode(), record, stored.state)
+        return Record(row, finished, stored.letter)
+    return None if finished is None else Record(finished.row, finished)
+
+
+def read_letter(dead: bytes) -> DeadLetter:
+    """A dead letter without its row."""
+    return _decode_dead(dead).letter
+
+
+def read_held(reply: list[bytes]) -> tuple[dict[str, int], frozenset[str]]:
+    """Ids and tokens of the tasks that an owner holds, and the ids of those that were cancelled."""
+    held: dict[str, int] = {}
+    cancelled: set[str] = set()
+    for task_id, place in zip(reply[::2], reply[1::2], strict=True):
+        token = place[_FIXED:].partition(b"/")[0]
+        if token.isdigit():
+            held[task_id.decode()] = int(token)
+            if place[_CANCELLED : _CANCELLED + 1] == b"1":
+                cancelled.add(task_id.decode())
+    return held, frozenset(cancelled)
+
+
+def pairs(reply: list[Any]) -> list[tuple[Any, Any]]:
+    """The values of a reply in twos."""
+    return list(zip(reply[::2], reply[1::2], strict=True))

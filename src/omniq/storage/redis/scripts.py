@@ -28,6 +28,7 @@ from omniq.storage.redis.connection import (
     UnknownScript,
     pack,
 )
+from omniq.storage.redis.encoding import LUA_CONSTANTS
 
 RETRY_SECONDS = 15.0
 """How long a call tries to reach the server."""
@@ -35,13 +36,10 @@ RETRY_SECONDS = 15.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _TRANSIENT = (ConnectionLost, ServerNotReady, UnknownScript)
 
-_STORED_KEYS = {
-    "conditions": "terms",
-    "dead_ids": "letters",
-    "paused_queues": "paused",
-    "paused_workers": "resting",
-}
-"""The name of a key in the server where it differs from the name in the scripts: stores have it."""
+FORMAT = 2
+"""The number of the store's layout; the names of its keys have it."""
+
+_ERAS = {"old_": "", "moved_": "1:"}
 
 _encode = msgspec.msgpack.Encoder().encode
 _SHORT_PREFIXES = [bytes((0xA0 | size,) if size < 32 else (0xD9, size)) for size in range(256)]
@@ -67,9 +65,13 @@ def compose(main: str) -> Script:
     parts = [*(_source(f"lib/{part}") for part in _header(main, "uses")), main]
     names = tuple(dict.fromkeys(name for part in parts for name in _header(part, "keys")))
     declared = [f"local {name} = KEYS[{number}]" for number, name in enumerate(names, start=1)]
-    text = "\n".join([*declared, *parts])
-    keys = tuple(_STORED_KEYS.get(name, name) for name in names)
-    return Script(text, keys, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    text = "\n".join(parts)
+    words = set(re.findall(r"[A-Z_]{3,}", text))
+    constants = [
+        f"local {name} = {value}" for name, value in LUA_CONSTANTS.items() if name in words
+    ]
+    text = "\n".join([*constants, *declared, text])
+    return Script(text, names, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def _source(name: str) -> str:
@@ -77,8 +79,8 @@ def _source(name: str) -> str:
 
 
 def _header(source: str, name: str) -> list[str]:
-    found = re.search(rf"^-- {name}:(.*)$", source, re.MULTILINE)
-    return found[1].split() if found else []
+    lines: list[str] = re.findall(rf"^-- {name}:(.*)$", source, re.MULTILINE)
+    return [word for line in lines for word in line.split()]
 
 
 def raw(data: bytes) -> msgspec.Raw:
@@ -101,8 +103,14 @@ class Scripts:
         self._command_starts: dict[str, bytes] = {}
 
     def key(self, name: str) -> str:
-        """The full name of a key. All of them have one hash tag, and so one slot of a cluster."""
-        return f"{{{self._prefix}}}:{name}"
+        """The full name of a key. All of them have one hash tag, and so one slot of a cluster.
+
+        Names that begin with `old_` are keys of version 1, and `moved_` those that `upgrade` moves.
+        """
+        for era, place in _ERAS.items():
+            if name.startswith(era):
+                return f"{{{self._prefix}}}:{place}{name.removeprefix(era)}"
+        return f"{{{self._prefix}}}:{FORMAT}:{name}"
 
     async def run(self, name: str, *arguments: Any) -> Any:
         """The script's reply. It takes effect at most once, also when the connection is lost."""

@@ -57,7 +57,7 @@ def _first_seqs(
 ) -> list[int]:
     """The first rows of the lanes, each read behind its position."""
     sql = _statement("positions", _is_by_queue(wanted))
-    size = max(2, 2 * limit // len(unread))
+    size = 2 + limit // len(unread)
     found: list[Order] = []
     while unread:
         lanes = [(*lane, *behind) for lane, behind in unread.items()]

@@ -131,12 +131,19 @@ class SQLiteSection(Section):
         )
 
     def _read_documents(self, source: str, parameters: dict[str, Any]) -> list[Document]:
-        columns = "found.kind, found.key, hex(found.data), found.due"
+        columns = f"found.kind, found.key, {tables.inline_hex('found.data')}, found.due"
         sql = f"SELECT json_group_array(json_array({columns})) {source}"
         return [
-            Document(kind, key, bytes.fromhex(data), due)
+            Document(kind, key, self._data(kind, key, data), due)
             for kind, key, data, due in tables.read_array(self._db, sql, parameters)
         ]
+
+    def _data(self, kind: str, key: str, inline: str | None) -> bytes:
+        if inline is not None:
+            return bytes.fromhex(inline)
+        sql = "SELECT data FROM omniq_documents WHERE kind = ? AND key = ?"
+        data: bytes = self._db.execute(sql, (kind, key)).fetchone()[0]
+        return data
 
     # Writing
 

@@ -19,7 +19,7 @@ from omniq.clock import to_micros
 from omniq.errors import SerializationError
 from omniq.models import DeadLetter, TaskStatus
 from omniq.serialization import encode_internal, internal_decoder
-from omniq.storage.backend import Ended, Record, place_of
+from omniq.storage.backend import DELAYED, READY, Ended, Record, place_of
 from omniq.storage.row_codec import RowCodec
 from omniq.storage.row_rules import FinishedRow, Row
 from omniq.storage.sqlite.connection import StatementRunner, statement
@@ -57,7 +57,7 @@ def json_text(value: Any) -> str:
 # Reading
 
 
-def _hex(blob: str) -> str:
+def inline_hex(blob: str) -> str:
     """SQL for a blob in hexadecimal: "" for NULL, and NULL when it is too long for the JSON."""
     return f"CASE WHEN coalesce(length({blob}), 0) <= {_INLINE_BYTES} THEN hex({blob}) END"
 
@@ -78,7 +78,9 @@ def _columns(*, bodies: bool, is_live: bool) -> str:
         ]
         rest = "coalesce(live.rest, dead.rest, finished.rest)"
     constant = [f'tasks."{column}"' for column in _CONSTANT]
-    return ", ".join([*constant, *state, _hex(rest), _hex("tasks.body") if bodies else "''"])
+    return ", ".join(
+        [*constant, *state, inline_hex(rest), inline_hex("tasks.body") if bodies else "''"]
+    )
 
 
 _JOINS = """
@@ -100,7 +102,7 @@ def rows_statement(name: str, *, bodies: bool = True) -> str:
         .replace("{live}", _columns(bodies=bodies, is_live=True))
         .replace("{any}", _columns(bodies=bodies, is_live=False))
         .replace("{joins}", _JOINS)
-        .replace("{ended}", f"{_hex('finished.result')}, {_hex('dead.letter')}")
+        .replace("{ended}", f"{inline_hex('finished.result')}, {inline_hex('dead.letter')}")
     )
 
 
@@ -210,12 +212,11 @@ def _parts(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Sequence[tupl
     >>> [size for size, _ in _parts([()] * 37)]
     [32, 4, 1]
     """
-    start, size = 0, _LARGEST_WRITE
-    while start < len(rows):
-        while size > len(rows) - start:
-            size //= 2
+    start, left = 0, len(rows)
+    while left:
+        size = min(_LARGEST_WRITE, 1 << (left.bit_length() - 1))
         yield size, rows[start : start + size]
-        start += size
+        start, left = start + size, left - size
 
 
 def _getter(*columns: str) -> attrgetter[tuple[Any, ...]]:
@@ -227,15 +228,19 @@ def _getter(*columns: str) -> attrgetter[tuple[Any, ...]]:
 
 _LIVE = (*_STATE, "visible", "owner", "parked", "attached")
 _PLACED = ("queue", "func_path", "rank", "turn", "place", "lot", "rest")
-_NEW = ("seq", "queue", "func_path", "due", "visible", "attempts")
 
 _constant_values = _getter(*_CONSTANT, "body")
-_new_values = _getter(*_NEW)
 _live_values = _getter("seq", *_LIVE)
 _ended_values = _getter("seq", *_STATE)
 
 _INSERT_TASKS = BulkInsert("omniq_tasks", (*_CONSTANT, "body"), "ON CONFLICT (id) DO NOTHING")
-_INSERT_NEW = BulkInsert("omniq_live", (*_NEW, "rank", "turn", "place", "rest"))
+_INSERT_NEW = BulkInsert(
+    "omniq_live",
+    (
+        "seq", "queue", "func_path", "due", "visible", "attempts", "token", "rank", "turn",
+        "attached", "place", "rest",
+    ),
+)  # fmt: skip
 _SAVE_LIVE = BulkInsert(
     "omniq_live",
     ("seq", *_LIVE, *_PLACED),
@@ -260,23 +265,25 @@ def _rest(row: Row) -> bytes | None:
 
 
 def insert_rows(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
-    """Insert rows in order, giving each its `seq`; False, and none is inserted, when an id is taken."""
+    """Insert waiting rows in order, giving each its `seq`; False, and none is, when an id is taken."""
     (newest,) = db.execute("SELECT coalesce(max(seq), 0) FROM omniq_tasks").fetchone()
     for seq, row in enumerate(rows, start=newest + 1):
         row.seq = seq
     if _INSERT_TASKS.write(db, [_constant_values(row) for row in rows]) < len(rows):
         db.execute("DELETE FROM omniq_tasks WHERE seq > ?", (newest,))
         return False
-    new = [row for row in rows if not (row.token or row.attached)]
+    rest = _CODEC.rest
     _INSERT_NEW.write(
         db,
         [
-            (*_new_values(row), rank(row.priority), row.order[1], place_of(row, now), _rest(row))
-            for row in new
+            (
+                row.seq, row.queue, row.func_path, row.due, row.visible, row.attempts, row.token,
+                ~row.priority, row.due if row.turn is None else row.turn, +row.attached,
+                DELAYED if row.visible > now else READY, rest(row) or None,
+            )
+            for row in rows
         ],
-    )
-    if len(new) < len(rows):
-        save_live(db, [row for row in rows if row.token or row.attached], now)
+    )  # fmt: skip
     return True
 
 

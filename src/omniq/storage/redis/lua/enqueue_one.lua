@@ -1,19 +1,26 @@
--- Stores a new task that is due and has no unique key and no conditions, at half the cost of
--- `enqueue`, which spends most of its time on defining its functions.
+-- Stores a new task that is due and needs no other changes, at half the cost of `write`, which spends
+-- most of its time on defining its functions.
 -- uses: wakeups
--- keys: tasks places ids ready sequence counts
--- request   1, 2 as in lib/request; 3 id, 4 record, 5 queue, 6 rank, 7 flags, 8 token (see lib/insert)
--- returns   1, or 0 when a record has that id: then `enqueue` has to decide
-local _, _, id, record, queue, rank, flags, token = unpack(cmsgpack.unpack(ARGV[1]))
+-- keys: tasks places ids ready heads lane_heads sequence counts
+-- request   1, 2 as in lib/request; 3 id, 4 place up to the sequence, 5 place behind it, 6 record, 7 queue, 8 function
+-- returns   1, or 0 when a record has that id
+local _, _, id, head, foot, record, queue, func = unpack(cmsgpack.unpack(ARGV[1]))
 if redis.call('HEXISTS', tasks, id) == 1 then return 0 end
 
-local number = redis.call('INCR', sequence)
-local core = queue .. '/' .. rank .. string.format('%016.0f', number) .. flags .. token
+local lane = '0' .. queue .. '/' .. func .. '/'
+local place = head .. string.format('%016.0f', redis.call('INCR', sequence)) .. foot
+local order = string.sub(place, ORDER_FIRST, ORDER_LAST)
 redis.call('HSET', tasks, id, record)
-redis.call('HSET', places, id, 'r' .. core .. '/')
+redis.call('HSET', places, id, place)
 redis.call('ZADD', ids, 0, id)
-redis.call('ZADD', ready, 0, core .. '/' .. id)
+redis.call('ZADD', ready, 0, lane .. order .. '/' .. id)
 redis.call('HINCRBY', counts, queue .. '/p', 1)
-add_claimable(queue, 1)
+local known = redis.call('HGET', lane_heads, lane)
+if not known or order < known then
+  if known then redis.call('ZREM', heads, func .. '/' .. known .. '/0' .. queue) end
+  redis.call('ZADD', heads, 0, func .. '/' .. order .. '/0' .. queue)
+  redis.call('HSET', lane_heads, lane, order)
+end
+add_claimable(queue, func, 1)
 send_wakeups()
 return 1

@@ -1,7 +1,7 @@
 -- Reads tasks in the order of their ids, or in the reverse order, up to a limit of tasks read and of
 -- places checked.
--- uses: request writes places task_sets
--- keys: places tasks states ended ids held success failed cancelled
+-- uses: request writes places rows
+-- keys: places ended ids held succeeded failed cancelled
 -- request   3 the id before the first ('' for none), 4 how many, 5 status letter or '', 6 queue or '',
 --           7 function or '', 8 whether the order is reversed, 9 how many places to check at most
 -- returns   the id to continue after ('' at the end), then id, place, record, and state or end of each
@@ -16,7 +16,7 @@ end
 
 -- The ids of a status that has a dedicated sorted set, when there are few of them; else nil.
 local function few_with_status()
-  local set = FINISHED_SETS[status] or (status == 'r' and held)
+  local set = ({ s = succeeded, f = failed, c = cancelled, r = held })[status]
   if not set or redis.call('ZCARD', set) > FEW then return nil end
   local found = {}
   for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
@@ -28,12 +28,11 @@ local function few_with_status()
 end
 
 local function matches(place)
-  if not place then return false end
-  local start = string.find(place, '/', 1, true)
-  local its_status = string.sub(place, start + STATUS_AT, start + STATUS_AT)
-  if status ~= '' and its_status ~= status then return false end
-  if queue ~= '' and string.sub(place, 2, start - 1) ~= queue then return false end
-  return not is_expired(place)
+  if not place or is_expired(place) then return false end
+  if status ~= '' and string.sub(place, STATUS, STATUS) ~= status then return false end
+  if queue .. func == '' then return true end
+  local _, its_queue, its_func = split_place(place)
+  return (queue == '' or queue == its_queue) and (func == '' or func == its_func)
 end
 
 local page = few_with_status()
@@ -46,22 +45,21 @@ if not page then
   page = redis.call(command, ids, from, to, 'LIMIT', 0, size)
 end
 
-local answer, found = { '' }, 0
-local places_found = get_all(places, page)
-if #page > 0 and not is_complete then answer[1] = page[#page] end
-for position, id in ipairs(page) do
-  local place = places_found[position]
+local found, found_places, reached = {}, {}, nil
+for position, place in ipairs(get_all(places, page)) do
   if matches(place) then
-    local record = redis.call('HGET', tasks, id)
-    if record and (func == '' or string.sub(record, 1, #func + 1) == func .. ' ') then
-      local state = redis.call('HGET', is_finished(place) and ended or states, id)
-      for _, value in ipairs({ id, place, record, state or '' }) do answer[#answer + 1] = value end
-      found = found + 1
-      if found == limit then
-        answer[1] = id
-        break
-      end
+    found[#found + 1], found_places[#found_places + 1] = page[position], place
+    if #found == limit then
+      reached = page[position]
+      break
     end
+  end
+end
+local answer = { reached or (not is_complete and page[#page]) or '' }
+append_rows(answer, found, found_places, true)
+for position = 2, #answer, 4 do
+  if is_finished(answer[position + 1]) then
+    answer[position + 3] = redis.call('HGET', ended, answer[position]) or ''
   end
 end
 return answer

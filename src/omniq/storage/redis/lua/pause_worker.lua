@@ -1,10 +1,10 @@
 -- Sets whether a worker is paused and so claims nothing.
 -- uses: request
--- keys: leases paused_workers
+-- keys: leases workers
 -- request   3 owner, 4 whether it is paused
 -- returns   whether it has a lease
-local owner, is_paused = request[3], request[4] == 1
-local lease_until = redis.call('ZSCORE', leases, owner)
-if not lease_until or tonumber(lease_until) <= now then return 0 end
-redis.call(is_paused and 'SADD' or 'SREM', paused_workers, owner)
+local owner = request[3]
+local lease_until, info = redis.call('ZSCORE', leases, owner), redis.call('HGET', workers, owner)
+if not lease_until or tonumber(lease_until) <= now or not info then return 0 end
+redis.call('HSET', workers, owner, request[4] .. string.sub(info, 2))
 return 1

@@ -1,27 +1,196 @@
--- Records outcomes, then claims: one round trip of a worker.
--- uses: request writes wakeups places task_sets gates changes claim
+-- Records plain outcomes, then claims plain rows: one round trip of a worker.
+-- uses: request writes wakeups places lanes task_sets rows documents changes held candidates
 -- keys: leases idle
--- request   3 owner, 4 groups of plain endings and 5 other changes (see lib/changes),
---           6 what to claim (see lib/claim) or 0
--- returns   'lost' when the owner has no lease and wants to claim; else
---           { now, codes of the endings and of the changes, claimed, expired, whether to call again, next event }
--- Nothing is claimed while a change has to be planned again.
-local owner, groups, changes, wanted = request[3], request[4], request[5], request[6]
+-- request   3 owner, 4 groups of endings, 5 other outcomes, 6 unique keys that end with their tasks
+--           (see lib/documents), 7 what to claim or 0
+--           a group is { queue, function, status, when it finished, when its record expires (0 stores
+--           none), { id, token, record at its end, … } }
+--           an outcome is { id, token, new place, state }
+--           the claim is { limit, due by or '', queues or 0, runnable (see lib/candidates), claim id,
+--           channel or '', interest, whether the caller chose the claim id }
+-- returns   'lost' when the owner has no lease and wants to claim; else now, the ids of rows that have
+--           changed since they were claimed, the claimed rows (0 if the claim needs the rules, or if rows
+--           have changed), and the next event
+local owner, groups, outcomes, keys, wanted = request[3], request[4], request[5], request[6], request[7]
 local is_leased = redis.call('ZSCORE', leases, owner)
 if wanted ~= 0 and not is_leased then return 'lost' end
 
 -- A script that has removed something may also write when memory is full: then running tasks can finish.
 redis.call('HDEL', idle, wanted ~= 0 and wanted[6] or '')
 
--- An owner that was fenced holds nothing, even if its tasks have not been given back yet.
-local function may_change(change)
-  return is_leased or kind_of(change[2]) ~= 'h'
+local missed, is_missed, ended_ids = {}, {}, {}
+
+local function miss(id)
+  missed[#missed + 1] = id
+  is_missed[id] = true
 end
 
-local codes = end_groups(groups, owner, is_leased) .. apply_changes(changes, may_change)
-local claimed, expired, is_partial, event = {}, {}, 0, ''
-if wanted ~= 0 and not string.find(codes, '0', 1, true) then
-  claimed, expired, is_partial, event = claim(owner, wanted)
+-- Most outcomes: held rows end that have nothing else. A group takes few commands.
+local function end_group(group)
+  local queue, func, status, finished_at, expires_at, list = unpack(group)
+  -- Held, running, not cancelled, and nothing attached.
+  local head, tail = 'hr00', '/' .. finished_at .. '/' .. expires_at
+  local row_ids, new_places, released, records, index, dropped = {}, {}, {}, {}, {}, {}
+  for position = 1, #list, 3 do row_ids[#row_ids + 1] = list[position] end
+  local known = get_all(places, row_ids)
+  for position, id in ipairs(row_ids) do
+    local place, token, record = known[position], list[3 * position - 1], list[3 * position]
+    local start = token .. '/' .. queue .. '/' .. func .. '/'
+    local is_held = place and string.sub(place, 1, #head) == head
+      and string.sub(place, FIXED_LAST + 1, FIXED_LAST + #start) == start
+    local expires, holder = string.match(place or '', '^([^/]*)/([^/]*)/', FIXED_LAST + #start + 1)
+    if is_held and holder == owner then
+      ended_ids[#ended_ids + 1] = id
+      released[#released + 1] = owner .. '/' .. string.sub(place, SUSPECT, SUSPECT) .. '/' .. id
+      if expires_at == '0' then
+        dropped[#dropped + 1] = id
+      else
+        local size = #records
+        local kept = string.sub(place, STATUS + 1, FIXED_LAST + #start)
+        new_places[size + 1], new_places[size + 2] = id, 'f' .. status .. kept .. expires .. tail
+        records[size + 1], records[size + 2] = id, record
+        index[size + 1], index[size + 2] = expires_at, finished_at .. '/' .. id
+      end
+    elseif not (is_repeat and (place and string.sub(place, -#tail) or '/gone') == (expires_at == '0' and '/gone' or tail)) then
+      miss(id)
+    end
+  end
+  add_to_count(queue, 'r', -#released)
+  call_all('ZREM', held, released)
+  call_all('HSET', places, new_places)
+  call_all('HSET', ended, records)
+  call_all('ZADD', FINISHED_SETS[status], index)
+  call_all('HDEL', places, dropped)
+  call_all('HDEL', tasks, dropped)
+  call_all('ZREM', ids, dropped)
 end
+
+local function apply_outcome(id, place, token, new_place, state)
+  local known_token, _, _, _, tail = split_place(place or '')
+  if place and string.sub(place, CANCELLED, ATTACHED) == '00' and known_token == token
+    and string.sub(place, KIND, KIND) == 'h' and string.match(tail, '^[^/]*') == owner then
+    move_row(id, place, new_place, state, '', '', 0)
+  elseif not (is_repeat and place == new_place) then
+    miss(id)
+  end
+end
+
+for _, group in ipairs(groups) do end_group(group) end
+if #ended_ids > 0 and redis.call('EXISTS', states) == 1 then call_all('HDEL', states, ended_ids) end
+for _, outcome in ipairs(outcomes) do
+  local id, token, place, state = unpack(outcome)
+  apply_outcome(id, redis.call('HGET', places, id), token, place, state)
+end
+if #keys > 0 then
+  read_documents(keys)
+  for _, change in ipairs(keys) do
+    if not is_missed[change[3]] then apply_document(change) end
+  end
+end
+flush()
+update_heads()
+notify_ended(ended_ids)
+
+-- The rows that this same call has claimed already: its reply was lost, or the caller repeats it.
+local function held_by_claim(claim_id)
+  local row_ids, answer = held_ids(owner), {}
+  local row_places = get_all(places, row_ids)
+  for position, place in ipairs(row_places) do
+    local _, _, _, _, tail = split_place(place or '')
+    if not tail or string.match(tail, '^[^/]*/%d+/(.*)$') ~= claim_id then row_places[position] = false end
+  end
+  append_rows(answer, row_ids, row_places, true)
+  return answer
+end
+
+local function is_plain(place, due_by)
+  if not place or string.sub(place, KIND, KIND) ~= 'w' then return false end
+  if string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) > due_by then return false end
+  local flags = string.sub(place, SUSPECT, EXPIRING)
+  if flags == '000' then return true end
+  if flags ~= '001' then return false end
+  local _, _, _, expires = split_place(place)
+  return expires > due_by
+end
+
+-- Remove the chosen members from the ready order.
+local function remove_chosen(chosen, lanes)
+  local last
+  for _, lane in ipairs(lanes) do
+    if lane ~= last then change_lane(lane) end
+    last = lane
+  end
+  if lanes.is_one then
+    redis.call('ZREMRANGEBYLEX', ready, '[' .. chosen[1], '[' .. chosen[#chosen])
+  else
+    call_all('ZREM', ready, chosen)
+  end
+end
+
+-- The first members of the ready order, with their ids and lanes; nil if a suspect is among them.
+local function choose(asked, limit)
+  local row_ids, chosen, lanes = {}, {}, { is_one = true }
+  begin_candidates(asked, '', limit)
+  for position = 1, limit do
+    local member, lane = next_candidate(asked, '', limit)
+    if not member then break end
+    -- The lane of suspects begins with '1'.
+    if string.byte(lane) ~= 48 then return nil end
+    row_ids[position], chosen[position] = string.sub(member, #lane + ORDER_SIZE + 2), member
+    lanes[position] = lane
+    lanes.is_one = lanes.is_one and lane == lanes[1]
+  end
+  return row_ids, chosen, lanes
+end
+
+-- Take the first rows if all of them are plain; 0 if the claim needs the rules.
+local function claim()
+  local limit, claim_id = wanted[1], wanted[5]
+  local due_by = wanted[2] ~= '' and wanted[2] or now_stamp
+  if is_repeat or wanted[8] == 1 then
+    local known = held_by_claim(claim_id)
+    if #known > 0 then return known, '' end
+  end
+  if #missed > 0 then return 0, '' end
+  local gate = redis.call('ZRANGEBYLEX', document_dues, '[gate/', '(gate/' .. now_stamp .. '0', 'LIMIT', 0, 1)
+  if gate[1] or not move_due(due_by) then return 0, '' end
+  local row_ids, chosen, lanes = choose({ wanted[3], paused_queues(), wanted[4], 1 }, limit)
+  if not row_ids then return 0, '' end
+  local row_places, records, row_states = get_all(places, row_ids), get_all(tasks, row_ids), {}
+  if #row_ids > 0 and redis.call('EXISTS', states) == 1 then row_states = get_all(states, row_ids) end
+  local holder = owner .. '/' .. now_text .. '/' .. claim_id
+  local new_places, held_members, answer, changes = {}, {}, {}, {}
+  for position, id in ipairs(row_ids) do
+    local place = row_places[position]
+    if not records[position] or not is_plain(place, due_by) then return 0, '' end
+    local token, queue, middle = string.match(place, '^(%d+)(/[^/]*/)(.*)$', FIXED_LAST + 1)
+    if not token then return 0, '' end
+    local name, size, last = queue .. string.sub(place, STATUS, STATUS), 2 * position, 4 * position
+    place = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST)
+      .. string.format('%.0f', token + 1) .. queue .. middle .. holder
+    new_places[size - 1], new_places[size] = id, place
+    held_members[size - 1], held_members[size] = 0, owner .. '/0/' .. id
+    answer[last - 3], answer[last - 2] = id, place
+    answer[last - 1], answer[last] = records[position], row_states[position] or ''
+    changes[name] = (changes[name] or 0) + 1
+  end
+  if #row_ids > 0 then
+    remove_chosen(chosen, lanes)
+    call_all('HSET', places, new_places)
+    call_all('ZADD', held, held_members)
+    for name, number in pairs(changes) do
+      local queue, status = string.match(name, '^/([^/]*)/(.)$')
+      add_to_count(queue, status, -number)
+      add_to_count(queue, 'r', number)
+    end
+    flush()
+    update_heads()
+  end
+  if #row_ids == limit then return answer, '' end
+  return answer, wait_for_more(wanted[6], wanted[7])
+end
+
+local claimed, event = 0, ''
+if wanted ~= 0 then claimed, event = claim() end
 send_wakeups()
-return { string.format('%.0f', now), codes, claimed, expired, is_partial, event }
+return { now_text, missed, claimed, event }

@@ -8,6 +8,18 @@ LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(p_given, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
+-- Have this transaction use the indexes, behind a pooler, which shares sessions. Without that the planner
+-- would read whole tables, because it plans for the size that a table had when it was last analyzed.
+CREATE OR REPLACE FUNCTION {schema}.use_indexes() RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM set_config(name, 'off', true) FROM unnest(array[
+        'enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin', 'jit'
+    ]) AS setting (name);
+    PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+    RETURN true;
+END $$;
+
 -- The key of an advisory lock of this store.
 CREATE OR REPLACE FUNCTION {schema}.lock_key(p_what text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
@@ -44,16 +56,32 @@ BEGIN
     END IF;
 END $$;
 
--- The `place` of a task that no owner holds. See the table `live`.
+-- The `place` of a task: `place_of` in Python. See the table `live`.
 CREATE OR REPLACE FUNCTION {schema}.place_of(
-    p_visible bigint, p_now bigint, p_is_parked boolean, p_is_suspect boolean, p_has_gates boolean
+    p_owner text, p_visible bigint, p_now bigint, p_parked text, p_crashes integer
 ) RETURNS smallint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE
+        WHEN p_owner IS NOT NULL THEN 4
         WHEN p_visible > p_now THEN 2
-        WHEN p_is_parked THEN 3
-        WHEN p_is_suspect THEN 1
-        WHEN p_has_gates THEN 5
+        WHEN p_parked IS NOT NULL THEN 3
+        WHEN p_crashes > 0 THEN 1
         ELSE 0
     END)::smallint
 $$;
+
+-- Refuse the changes of a section, because what it has read was changed meanwhile: nothing is written.
+CREATE OR REPLACE FUNCTION {schema}.refuse_moved() RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RAISE EXCEPTION 'changed meanwhile' USING ERRCODE = 'OQ001';
+END $$;
+
+-- Whether the owner, which is about to claim, has a lease. A transaction that fences the owner waits until
+-- this one ends, or this one sees the fence.
+CREATE OR REPLACE FUNCTION {schema}.has_lease(p_owner text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
+    RETURN EXISTS (SELECT FROM {schema}.leases WHERE owner = p_owner AND NOT fenced);
+END $$;

@@ -1,89 +1,145 @@
--- Claim: which queues and lots to search, and how to lock tasks that need no rule.
+-- Claim: where a claim finds ready tasks, and the first of them.
 -- {schema}  the store's schema
+--
+-- A lane is the ready tasks of one function, or of one function in one queue. Which functions a claim wants is
+-- given as ranges of names (p_lows, p_highs) and names to leave out (p_excluded).
 
--- The queues that have a task in that place, of those requested (NULL: all), without the paused ones.
-CREATE OR REPLACE FUNCTION {schema}.queues_in(p_place smallint, p_queues text[]) RETURNS text[]
+-- The queues to search: the given ones (NULL: all) without the paused ones. NULL: all, and none is paused.
+CREATE OR REPLACE FUNCTION {schema}.unpaused(p_queues text[], p_paused text[]) RETURNS text[]
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_queues text[] := p_queues;
+BEGIN
+    IF cardinality(p_paused) = 0 THEN
+        RETURN p_queues;
+    END IF;
+    IF p_queues IS NULL THEN
+        -- Skip from one name to the next in the index: one lookup for each queue, not for each task.
+        v_queues := array(
+            WITH RECURSIVE names (place, name) AS (
+                SELECT place, (
+                    SELECT queue FROM {schema}.live WHERE live.place = kinds.place AND live.place < 2
+                    ORDER BY queue DESC LIMIT 1
+                )
+                FROM (VALUES (0::smallint), (1::smallint)) AS kinds (place)
+                UNION ALL
+                SELECT place, (
+                    SELECT queue FROM {schema}.live
+                    WHERE live.place = names.place AND live.place < 2 AND queue < name
+                    ORDER BY queue DESC LIMIT 1
+                )
+                FROM names WHERE name IS NOT NULL
+            )
+            SELECT DISTINCT name FROM names WHERE name IS NOT NULL
+        );
+    END IF;
+    RETURN array(SELECT name FROM unnest(v_queues) AS given (name) WHERE name <> ALL (p_paused));
+END $$;
+
+-- The lanes with ready tasks of that place: two arrays of the same length. `queues` is NULL if p_queues is.
+CREATE OR REPLACE FUNCTION {schema}.lanes(
+    p_place smallint, p_queues text[], p_lows text[], p_highs text[], p_excluded text[],
+    OUT queues text[], OUT functions text[]
+)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_name text;
-    v_has_others boolean;
-    v_is_paused boolean;
+    v_is_only boolean;
 BEGIN
-    IF p_queues IS NOT NULL THEN
-        RETURN array(
-            SELECT name FROM unnest(p_queues) AS requested (name)
-            WHERE EXISTS (
-                SELECT FROM {schema}.live
-                WHERE place = p_place AND place IN (0, 1, 5) AND queue = name
-            ) AND NOT EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = name)
-        );
-    END IF;
-    -- The last name, and whether there is another one: usually there is none. Read from the far end of
-    -- the index, where claims leave no dead entries.
-    SELECT last.queue, EXISTS (
-        SELECT FROM {schema}.live
-        WHERE place = p_place AND place IN (0, 1, 5) AND queue < last.queue
-    ), EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = last.queue)
-    INTO v_name, v_has_others, v_is_paused
-    FROM (
-        SELECT queue FROM {schema}.live
-        WHERE place = p_place AND place IN (0, 1, 5) ORDER BY queue DESC LIMIT 1
-    ) AS last;
-    IF v_has_others IS NOT TRUE THEN
-        RETURN CASE WHEN v_name IS NULL OR v_is_paused THEN '{}' ELSE array[v_name] END;
-    END IF;
-    -- Skip from one name to the next in the index: one lookup for each queue, not for each task.
-    RETURN array(
-        WITH RECURSIVE names (name) AS (
-            (
-                SELECT queue FROM {schema}.live
-                WHERE place = p_place AND place IN (0, 1, 5) ORDER BY queue LIMIT 1
-            )
-            UNION ALL
-            SELECT (
-                SELECT queue FROM {schema}.live
-                WHERE place = p_place AND place IN (0, 1, 5) AND queue > name
-                ORDER BY queue LIMIT 1
-            )
-            FROM names WHERE name IS NOT NULL
+    -- All names are read from the far end of the index, where claims leave no dead entries.
+    IF p_queues IS NULL AND cardinality(p_lows) = 1 THEN
+        -- The last name, and whether there is another one: often there is none.
+        SELECT last.func_path, NOT EXISTS (
+            SELECT FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND func_path >= p_lows[1] AND func_path < last.func_path
         )
-        SELECT name FROM names
-        WHERE name IS NOT NULL
-            AND NOT EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = name)
-    );
+        INTO v_name, v_is_only
+        FROM (
+            SELECT func_path FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND func_path >= p_lows[1] AND func_path < p_highs[1]
+            ORDER BY func_path DESC LIMIT 1
+        ) AS last;
+        IF v_name IS NULL OR v_is_only THEN
+            functions := CASE WHEN v_name IS NULL OR v_name = ANY (p_excluded)
+                THEN '{}' ELSE array[v_name] END;
+            RETURN;
+        END IF;
+    END IF;
+    IF p_queues IS NULL THEN
+        functions := array(
+            WITH RECURSIVE found (low, name) AS (
+                SELECT low, (
+                    SELECT func_path FROM {schema}.live
+                    WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
+                    ORDER BY func_path DESC LIMIT 1
+                )
+                FROM unnest(p_lows, p_highs) AS ranges (low, high)
+                UNION ALL
+                SELECT low, (
+                    SELECT func_path FROM {schema}.live
+                    WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < name
+                    ORDER BY func_path DESC LIMIT 1
+                )
+                FROM found WHERE name IS NOT NULL
+            )
+            SELECT name FROM found WHERE name IS NOT NULL AND name <> ALL (p_excluded)
+        );
+        RETURN;
+    END IF;
+    WITH RECURSIVE found (lane, low, name) AS (
+        SELECT requested, low, (
+            SELECT func_path FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND queue = requested
+                AND func_path >= low AND func_path < high
+            ORDER BY func_path DESC LIMIT 1
+        )
+        FROM unnest(p_queues) AS given (requested), unnest(p_lows, p_highs) AS ranges (low, high)
+        UNION ALL
+        SELECT lane, low, (
+            SELECT func_path FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND queue = lane AND func_path >= low AND func_path < name
+            ORDER BY func_path DESC LIMIT 1
+        )
+        FROM found WHERE name IS NOT NULL
+    )
+    SELECT coalesce(array_agg(lane), '{}'), coalesce(array_agg(name), '{}') INTO queues, functions
+    FROM found WHERE name IS NOT NULL AND name <> ALL (p_excluded);
 END $$;
 
--- The lots of parked tasks that a claim may take from: of the requested queues, and under a gate that may
--- have room.
--- p_takes_suspect  whether the claim may take a suspect: an owner holds at most one
-CREATE OR REPLACE FUNCTION {schema}.awake_lots(
-    p_queues text[], p_now bigint, p_takes_suspect boolean
-) RETURNS text[]
-LANGUAGE sql VOLATILE AS $$
-    WITH RECURSIVE lots (lot) AS (
-        (SELECT lot FROM {schema}.live WHERE place = 3 ORDER BY lot LIMIT 1)
-        UNION ALL
-        SELECT (
-            SELECT lot FROM {schema}.live WHERE place = 3 AND lot > lots.lot ORDER BY lot LIMIT 1
-        )
-        FROM lots WHERE lots.lot IS NOT NULL
-    )
-    SELECT coalesce(array_agg(lots.lot), '{}')
-    FROM lots, LATERAL (
-        SELECT queue, parked FROM {schema}.live WHERE place = 3 AND lot = lots.lot LIMIT 1
-    ) AS first
-    WHERE (p_queues IS NULL OR first.queue = ANY (p_queues))
-        AND (p_takes_suspect OR lots.lot LIKE '0/%')
-        AND NOT EXISTS (SELECT FROM {schema}.paused WHERE paused.queue = first.queue)
-        AND NOT EXISTS (SELECT FROM {schema}.gates WHERE key = first.parked AND wake_at > p_now)
-$$;
+-- The first tasks of these lanes behind a position, in claim order.
+CREATE OR REPLACE FUNCTION {schema}.first_of(
+    p_place smallint, p_queues text[], p_functions text[], p_due_by bigint, p_rank bigint,
+    p_turn bigint, p_seq bigint, p_limit int
+) RETURNS TABLE (id text, rank bigint, turn bigint, seq bigint)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+    IF p_queues IS NULL THEN
+        RETURN QUERY
+        SELECT first.* FROM unnest(p_functions) AS given (lane), LATERAL (
+            SELECT id, rank, turn, seq FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND func_path = lane AND visible <= p_due_by
+                AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
+            ORDER BY rank, turn, seq LIMIT p_limit
+        ) AS first
+        ORDER BY rank, turn, seq LIMIT p_limit;
+    ELSE
+        RETURN QUERY
+        SELECT first.* FROM unnest(p_queues, p_functions) AS given (lane_queue, lane), LATERAL (
+            SELECT id, rank, turn, seq FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND queue = lane_queue AND func_path = lane
+                AND visible <= p_due_by AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
+            ORDER BY rank, turn, seq LIMIT p_limit
+        ) AS first
+        ORDER BY rank, turn, seq LIMIT p_limit;
+    END IF;
+END $$;
 
 -- Move tasks that are due to the place where claims search, the earliest first; returns their number.
 CREATE OR REPLACE FUNCTION {schema}.promote(p_due_by bigint, p_limit int) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
     WITH moved AS (
-        UPDATE {schema}.live
-        SET place = {schema}.place_of(0, 0, lot IS NOT NULL, crashes > 0, gates IS NOT NULL)
+        UPDATE {schema}.live SET place = {schema}.place_of(NULL, 0, 0, parked, crashes)
         WHERE id = ANY (array(
             SELECT id FROM {schema}.live WHERE place = 2 AND visible <= p_due_by
             ORDER BY visible LIMIT p_limit FOR UPDATE SKIP LOCKED
@@ -93,119 +149,84 @@ LANGUAGE sql VOLATILE AS $$
     SELECT count(*) FROM moved
 $$;
 
--- Where a claim has to search. First moves the tasks that are due.
--- returns  is_partial: more tasks are due than one transaction may move, call again;
---          ready, gated, suspects: the queues with ordinary tasks, with gated ones, with suspects;
---          lots: the lots of parked tasks
-CREATE OR REPLACE FUNCTION {schema}.survey(
-    p_owner text, p_queues text[], p_limit int, p_now bigint, p_due_by bigint,
-    OUT is_partial boolean, OUT ready text[], OUT gated text[], OUT suspects text[], OUT lots text[]
-)
+-- `promote` for a claim; returns whether more tasks are due than one transaction may move: call again.
+-- Otherwise a claim could take a task ahead of one of higher priority that is not moved yet.
+CREATE OR REPLACE FUNCTION {schema}.promote_for(p_due_by bigint, p_limit int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_moved bigint;
-    v_is_due boolean;
-    v_has_gated_or_suspect boolean;
-    v_has_parked boolean;
-    v_takes_suspect boolean;
 BEGIN
-    is_partial := false;
-    gated := '{}';
-    suspects := '{}';
-    lots := '{}';
-    SELECT
-        EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= p_due_by),
-        EXISTS (SELECT FROM {schema}.live WHERE place > 0 AND place IN (0, 1, 5)),
-        EXISTS (SELECT FROM {schema}.live WHERE place = 3)
-    INTO v_is_due, v_has_gated_or_suspect, v_has_parked;
-    IF v_is_due THEN
-        v_moved := {schema}.promote(p_due_by, 2000);
-        IF v_moved = 2000 THEN
-            -- A claim could now take a task ahead of one of higher priority that is not moved yet.
-            is_partial := true;
-            RETURN;
-        END IF;
-        IF v_moved > p_limit AND {schema}.is_awaited('work') THEN
-            -- Other workers could not see these tasks while they were being moved.
-            PERFORM {schema}.tell_of_work(0);
-        END IF;
-        -- The tasks that were moved may be of any kind.
-        v_has_gated_or_suspect := true;
-        v_has_parked := true;
+    v_moved := {schema}.promote(p_due_by, 2000);
+    IF v_moved > p_limit AND {schema}.is_awaited('work') THEN
+        -- Other workers could not see these tasks while they were being moved.
+        PERFORM {schema}.tell_of_work(0);
     END IF;
-    ready := {schema}.queues_in(0::smallint, p_queues);
-    IF NOT (v_has_gated_or_suspect OR v_has_parked) THEN
-        RETURN;
-    END IF;
-    v_takes_suspect := NOT EXISTS (
-        SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 AND owner = p_owner
-    );
-    IF v_has_gated_or_suspect THEN
-        gated := {schema}.queues_in(5::smallint, p_queues);
-    END IF;
-    IF v_has_gated_or_suspect AND v_takes_suspect THEN
-        suspects := {schema}.queues_in(1::smallint, p_queues);
-    END IF;
-    IF v_has_parked THEN
-        lots := {schema}.awake_lots(p_queues, p_now, v_takes_suspect);
-    END IF;
+    RETURN v_moved = 2000;
 END $$;
 
--- Lock the first ordinary tasks of these queues that no other transaction has locked, in claim order.
--- returns  picked: their row addresses, which are valid while the rows are locked;
---          is_odd: at least one of them is expired or not due yet, so the claim needs the rules
-CREATE OR REPLACE FUNCTION {schema}.pick(
-    p_queues text[], p_limit int, p_due_by bigint, OUT picked tid[], OUT is_odd boolean
-)
+-- The next page of tasks that a claim by the rules may take, in claim order. First moves the tasks that
+-- are due.
+-- p_suspects  whether suspects are among them
+-- returns     NULL as the only line if more are due than one transaction may move: call again
+CREATE OR REPLACE FUNCTION {schema}.candidates(
+    p_owner text, p_queues text[], p_paused text[], p_lows text[], p_highs text[],
+    p_excluded text[], p_suspects boolean, p_due_by bigint, p_rank bigint, p_turn bigint,
+    p_seq bigint, p_limit int
+) RETURNS SETOF {schema}.task
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_page text[];
-    v_more tid[];
-    v_page_is_odd boolean;
-    v_rank bigint := -9223372036854775808;
-    v_due bigint := -9223372036854775808;
-    v_seq bigint := -1;
+    v_queues text[];
+    v_ids text[] := '{}';
+    v_place smallint;
+    v_lanes record;
 BEGIN
-    IF cardinality(p_queues) = 1 THEN
-        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
-        INTO picked, is_odd
-        FROM (
-            SELECT ctid, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
-            FROM {schema}.live
-            WHERE place = 0 AND place IN (0, 1, 5) AND queue = p_queues[1]
-            ORDER BY rank, due, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
-        ) AS first;
+    IF {schema}.promote_for(p_due_by, p_limit) THEN
+        RETURN NEXT NULL;
         RETURN;
     END IF;
-    picked := '{}';
-    is_odd := false;
-    -- Read in the order of all queues together, and locked only then: locking the first tasks of each
-    -- queue would hide tasks from other workers that this claim does not take in the end.
-    WHILE cardinality(picked) < p_limit LOOP
-        SELECT
-            array_agg(id), (array_agg(rank))[count(*)::int], (array_agg(due))[count(*)::int],
-            (array_agg(seq))[count(*)::int]
-        INTO v_page, v_rank, v_due, v_seq
-        FROM (
-            SELECT first.* FROM unnest(p_queues) AS requested (name), LATERAL (
-                SELECT id, rank, due, seq FROM {schema}.live
-                WHERE place = 0 AND place IN (0, 1, 5) AND queue = name
-                    AND (rank, due, seq) > (v_rank, v_due, v_seq)
-                ORDER BY rank, due, seq LIMIT p_limit
-            ) AS first
-            ORDER BY rank, due, seq LIMIT p_limit
-        ) AS page;
-        EXIT WHEN v_page IS NULL;
-        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
-        INTO v_more, v_page_is_odd
-        FROM (
-            SELECT ctid, visible > p_due_by OR coalesce(expires <= p_due_by, false) AS is_odd
-            FROM {schema}.live
-            WHERE id = ANY (v_page) AND place = 0
-            ORDER BY rank, due, seq LIMIT p_limit - cardinality(picked) FOR UPDATE SKIP LOCKED
-        ) AS first;
-        picked := picked || v_more;
-        is_odd := is_odd OR v_page_is_odd;
-        EXIT WHEN cardinality(v_page) < p_limit;
+    v_queues := {schema}.unpaused(p_queues, p_paused);
+    FOREACH v_place IN ARRAY CASE WHEN p_suspects THEN '{0,1}' ELSE '{0}' END::smallint[] LOOP
+        v_lanes := {schema}.lanes(v_place, v_queues, p_lows, p_highs, p_excluded);
+        v_ids := v_ids || array(
+            SELECT id FROM {schema}.first_of(
+                v_place, v_lanes.queues, v_lanes.functions, p_due_by, p_rank, p_turn, p_seq, p_limit
+            )
+        );
     END LOOP;
+    RETURN QUERY
+    SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
+        started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body, gates, xmin
+    -- `+ 0`: the planner must not use the index of all ready tasks.
+    FROM {schema}.live WHERE id = ANY (v_ids) AND place + 0 < 2
+    ORDER BY rank, turn, seq LIMIT p_limit;
 END $$;
+
+-- The first tasks that are parked under these gates: of each queue and function, suspects and others
+-- apart, up to p_limit in claim order.
+CREATE OR REPLACE FUNCTION {schema}.parked(p_keys text[], p_limit int) RETURNS SETOF {schema}.task
+LANGUAGE sql VOLATILE AS $$
+    WITH RECURSIVE lots (key, lot) AS (
+        SELECT key, (
+            SELECT (queue, func_path, crashes > 0) FROM {schema}.live WHERE place = 3 AND parked = key
+            ORDER BY queue, func_path, crashes > 0 LIMIT 1
+        )
+        FROM unnest(p_keys) AS given (key)
+        UNION ALL
+        SELECT key, (
+            SELECT (queue, func_path, crashes > 0) FROM {schema}.live
+            WHERE place = 3 AND parked = key AND (queue, func_path, crashes > 0) > lot
+            ORDER BY queue, func_path, crashes > 0 LIMIT 1
+        )
+        FROM lots WHERE lot IS NOT NULL
+    )
+    SELECT first.*
+    FROM lots, LATERAL (
+        SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
+            started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body, gates,
+            xmin
+        FROM {schema}.live
+        WHERE place = 3 AND parked = key AND (queue, func_path, crashes > 0) = lot
+        ORDER BY rank, turn, seq LIMIT p_limit
+    ) AS first
+    WHERE lot IS NOT NULL
+$$;

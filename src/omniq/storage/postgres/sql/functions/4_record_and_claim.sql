@@ -1,51 +1,96 @@
--- The fast path: record outcomes and claim tasks in one round trip. The function is called `turn`.
+-- The fast path: record outcomes and claim tasks in one round trip.
 -- {schema}  the store's schema
 --
 -- The rules are Python's (`row_rules`, `gate_rules`). Python has computed the new state of each task from
 -- the row as it was claimed; this function writes that state if the row has not changed since. What does
--- not match, and every claim that needs a rule, is reported to the caller, which uses the rule path: a
--- transaction in which Python applies the rules.
---
--- p_owner           the worker that records and claims
--- p_now             the time, NULL for the server's
--- Tasks that have ended, one element each:
---   p_ended           ids
---   p_ended_tokens    tokens of their claims
---   p_ended_statuses  final statuses
---   p_results         encoded results
--- Tasks that will run again or still run, one element each:
---   p_changed         ids
---   p_changed_tokens  tokens of their claims
---   p_statuses, p_attempts, p_releases, p_dues, p_visibles, p_histories
---                     their new values of the columns of `live`
---   p_kept            whether the owner still holds the task
--- The claim:
---   p_limit           the number of tasks to claim; 0: record only
---   p_due_by          tasks due at this time may be claimed; NULL: now
---   p_queues          the queues to claim from; NULL: all
---   p_claim_id        written to the claimed rows, so that a repeat finds them
---   p_is_repeat       whether a call whose reply was lost may have made the claim already
--- returns           first a row with
---                     state     0 done
---                               1 some outcomes did not match: their ids are in `missed`, the others
---                                 are recorded, nothing was claimed
---                               2 the owner has no lease: nothing was done
---                               3 recorded, but the claim needs the rule path
---                               4 recorded; more tasks are due than one call may move, call again
---                     at        the time
---                     next_due  when the next task is due, if fewer than p_limit were claimed
---                   then a row for each claimed task
-CREATE OR REPLACE FUNCTION {schema}.turn(
-    p_owner text, p_now bigint,
-    p_ended text[], p_ended_tokens bigint[], p_ended_statuses smallint[], p_results bytea[],
-    p_changed text[], p_changed_tokens bigint[], p_statuses smallint[], p_attempts bigint[],
-    p_releases int[], p_dues bigint[], p_visibles bigint[], p_kept boolean[], p_histories bytea[],
-    p_limit int, p_due_by bigint, p_queues text[], p_claim_id text, p_is_repeat boolean
+-- not match, and every claim that needs a rule, is left to the engine.
+
+-- Lock the first plain tasks of these lanes that no other transaction has locked, in claim order.
+-- returns  picked: their row addresses, which are valid while the rows are locked;
+--          is_odd: at least one of them is expired or has gates, so the claim needs the rules
+CREATE OR REPLACE FUNCTION {schema}.pick(
+    p_queues text[], p_functions text[], p_limit int, p_due_by bigint,
+    OUT picked tid[], OUT is_odd boolean
+)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_page text[];
+    v_more tid[];
+    v_page_is_odd boolean;
+    v_rank bigint := -9223372036854775808;
+    v_turn bigint := -9223372036854775808;
+    v_seq bigint := -1;
+BEGIN
+    IF cardinality(p_functions) = 1 AND p_queues IS NULL THEN
+        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
+        INTO picked, is_odd
+        FROM (
+            SELECT ctid, gates IS NOT NULL OR coalesce(expires <= p_due_by, false) AS is_odd
+            FROM {schema}.live
+            WHERE place = 0 AND func_path = p_functions[1] AND visible <= p_due_by
+            ORDER BY rank, turn, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
+        ) AS first;
+        RETURN;
+    END IF;
+    picked := '{}';
+    is_odd := false;
+    -- Read in the order of all lanes together, and locked only then: locking the first tasks of each
+    -- lane would hide tasks from other workers that this claim does not take in the end.
+    WHILE cardinality(picked) < p_limit LOOP
+        SELECT
+            array_agg(id), (array_agg(rank))[count(*)::int], (array_agg(turn))[count(*)::int],
+            (array_agg(seq))[count(*)::int]
+        INTO v_page, v_rank, v_turn, v_seq
+        FROM {schema}.first_of(
+            0::smallint, p_queues, p_functions, p_due_by, v_rank, v_turn, v_seq, p_limit
+        );
+        EXIT WHEN v_page IS NULL;
+        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
+        INTO v_more, v_page_is_odd
+        FROM (
+            SELECT ctid, gates IS NOT NULL OR coalesce(expires <= p_due_by, false) AS is_odd
+            FROM {schema}.live
+            -- `+ 0`: the planner must not use the index of all ready tasks.
+            WHERE id = ANY (v_page) AND place + 0 = 0
+            ORDER BY rank, turn, seq LIMIT p_limit - cardinality(picked) FOR UPDATE SKIP LOCKED
+        ) AS first;
+        picked := picked || v_more;
+        is_odd := is_odd OR v_page_is_odd;
+        EXIT WHEN cardinality(v_page) < p_limit;
+    END LOOP;
+END $$;
+
+-- p_owner     the worker that records and claims
+-- p_now       the time, NULL for the server's
+-- p_ended     tasks that have ended
+-- p_changed   tasks that will run again or still run
+-- p_unique_keys, p_unique_ids  the unique keys that ended tasks free, and the ids of those tasks
+-- p_limit     the number of tasks to claim; 0: record only
+-- p_due_by    tasks due at this time may be claimed; NULL: now
+-- p_queues    the queues to claim from; NULL: all
+-- p_lows, p_highs, p_excluded  the functions to claim: see 3_claim.sql
+-- p_claim_id  written to the claimed rows, so that a repeat finds them
+-- p_is_repeat whether a call whose reply was lost may have recorded and claimed already
+-- returns     first a row with
+--               state     0 done
+--                         1 some outcomes did not match: their ids are in `missed`, the others
+--                           are recorded, nothing was claimed
+--                         2 the owner has no lease: nothing was done
+--                         3 recorded, but the claim needs the rules
+--                         4 recorded; more tasks are due than one call may move, call again
+--               at        the time
+--               next_due  when the next task is due, if fewer than p_limit were claimed
+--             then a row for each claimed task
+CREATE OR REPLACE FUNCTION {schema}.record_and_claim(
+    p_owner text, p_now bigint, p_ended {schema}.ending[], p_changed {schema}.task[],
+    p_unique_keys text[], p_unique_ids text[], p_limit int, p_due_by bigint, p_queues text[],
+    p_lows text[], p_highs text[], p_excluded text[], p_claim_id text, p_is_repeat boolean
 ) RETURNS TABLE (
     state int, missed text[], at bigint, next_due bigint,
-    id text, seq bigint, queue text, rank bigint, func_path text, body bytea, due bigint,
-    visible bigint, attempts bigint, crashes int, releases int, token bigint, started_at bigint,
-    cancel_requested boolean, repeats boolean, expires bigint, history bytea
+    id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint,
+    visible bigint, created_at bigint, expires bigint, token bigint, settled bigint,
+    started_at bigint, crashes integer, status smallint, cancel_requested boolean,
+    attached boolean, owner text, parked text, rest bytea, body bytea
 )
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -53,77 +98,53 @@ DECLARE
     v_now bigint := {schema}.micros(p_now);
     v_due_by bigint := coalesce(p_due_by, v_now);
     v_recorded text[] := '{}';
-    v_changed text[];
-    v_survey record;
+    v_is_due boolean;
+    v_paused text[];
+    v_queues text[] := p_queues;
+    v_lanes record;
     v_picked tid[] := '{}';
     v_needs_rules boolean;
 BEGIN
     state := 0;
     at := v_now;
     IF p_limit > 0 THEN
-        -- A transaction that fences this owner waits until this claim ends, or this claim sees the fence.
+        -- As in `has_lease`.
         PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
-        IF NOT EXISTS (SELECT FROM {schema}.leases WHERE owner = p_owner AND NOT fenced) THEN
+        IF NOT EXISTS (SELECT FROM {schema}.leases WHERE leases.owner = p_owner AND NOT fenced) THEN
             state := 2;
             RETURN NEXT;
             RETURN;
         END IF;
     END IF;
     IF cardinality(p_ended) > 0 THEN
-        WITH deleted AS (
-            DELETE FROM {schema}.live
-            USING unnest(p_ended, p_ended_tokens, p_ended_statuses, p_results)
-                AS given (id, token, status, result)
-            WHERE live.id = given.id AND live.token = given.token AND live.owner = p_owner
-                AND live.gates IS NULL AND NOT live.cancel_requested AND NOT live.attached
-            RETURNING live.*, given.status AS ended_as, given.result AS result
-        ),
-        stored AS (
-            INSERT INTO {schema}.finished (
-                seq, rank, due, visible, created_at, attempts, token, settled, started_at,
-                result_ttl, expires, crashes, releases, status, cancel_requested, repeats, id,
-                nonce, queue, func_path, unique_key, gates, history, body, finished_at, expires_at,
-                result
-            )
-            SELECT
-                seq, rank, due, visible, created_at, attempts, token, token, started_at,
-                result_ttl, expires, crashes, releases, ended_as, cancel_requested, repeats, id,
-                nonce, queue, func_path, unique_key, gates, history, body, v_now,
-                v_now + result_ttl, result
-            FROM deleted WHERE result_ttl > 0
-        )
-        SELECT coalesce(array_agg(deleted.id), '{}') INTO v_recorded FROM deleted;
-        PERFORM {schema}.tell_of_results(v_recorded);
+        v_recorded := {schema}.end_tasks(p_ended, p_owner);
+        IF cardinality(p_unique_keys) > 0 THEN
+            DELETE FROM {schema}.documents USING unnest(p_unique_keys, p_unique_ids) AS given (name, holder)
+            WHERE kind = 'unique' AND key = name AND data = convert_to(holder, 'UTF8')
+                AND holder = ANY (v_recorded);
+        END IF;
     END IF;
     IF cardinality(p_changed) > 0 THEN
-        WITH changed AS (
-            UPDATE {schema}.live
-            SET status = given.status, attempts = given.attempts, releases = given.releases,
-                due = given.due, visible = given.visible, history = given.history,
-                settled = CASE WHEN given.is_held THEN live.settled ELSE given.token END,
-                owner = CASE WHEN given.is_held THEN live.owner END,
-                claim_id = CASE WHEN given.is_held THEN live.claim_id END,
-                place = CASE WHEN given.is_held THEN 4 ELSE
-                    {schema}.place_of(given.visible, v_now, false, live.crashes > 0, false) END
-            FROM unnest(
-                p_changed, p_changed_tokens, p_statuses, p_attempts, p_releases, p_dues,
-                p_visibles, p_kept, p_histories
-            ) AS given (id, token, status, attempts, releases, due, visible, is_held, history)
-            WHERE live.id = given.id AND live.token = given.token AND live.owner = p_owner
-                AND live.gates IS NULL AND NOT live.cancel_requested
-            RETURNING live.id
-        )
-        SELECT coalesce(array_agg(changed.id), '{}') INTO v_changed FROM changed;
-        v_recorded := v_recorded || v_changed;
+        v_recorded := v_recorded || {schema}.change_tasks(v_now, p_changed, p_owner);
     END IF;
     IF cardinality(v_recorded) < cardinality(p_ended) + cardinality(p_changed) THEN
-        state := 1;
         missed := array(
-            SELECT given.id FROM unnest(p_ended || p_changed) AS given (id)
-            WHERE given.id <> ALL (v_recorded)
+            SELECT given.id FROM (
+                SELECT id, token FROM unnest(p_ended) UNION ALL SELECT id, token FROM unnest(p_changed)
+            ) AS given
+            WHERE given.id <> ALL (v_recorded) AND NOT (p_is_repeat AND (
+                EXISTS (SELECT FROM {schema}.live WHERE live.id = given.id AND live.settled = given.token)
+                OR EXISTS (
+                    SELECT FROM {schema}.finished
+                    WHERE finished.id = given.id AND finished.settled = given.token
+                )
+            ))
         );
-        RETURN NEXT;
-        RETURN;
+        IF cardinality(missed) > 0 THEN
+            state := 1;
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
     IF p_limit = 0 THEN
         RETURN NEXT;
@@ -134,22 +155,35 @@ BEGIN
     ) THEN
         RETURN NEXT;
         RETURN QUERY SELECT 0, NULL::text[], v_now, NULL::bigint,
-            id, seq, queue, rank, func_path, body, due, visible, attempts, crashes, releases,
-            token, started_at, cancel_requested, repeats, expires, history
+            id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
+            started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body
         FROM {schema}.live
         WHERE place = 4 AND owner = p_owner AND claim_id = p_claim_id AND status = 1;
         RETURN;
     END IF;
-    v_survey := {schema}.survey(p_owner, p_queues, p_limit, v_now, v_due_by);
-    IF v_survey.is_partial THEN
+    SELECT
+        EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= v_due_by),
+        EXISTS (SELECT FROM {schema}.documents WHERE kind = 'gate' AND due <= v_now),
+        array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue')
+    INTO v_is_due, v_needs_rules, v_paused;
+    IF v_is_due AND {schema}.promote_for(v_due_by, p_limit) THEN
         state := 4;
         RETURN NEXT;
         RETURN;
     END IF;
-    v_needs_rules := cardinality(v_survey.gated || v_survey.suspects || v_survey.lots) > 0;
-    IF NOT v_needs_rules AND cardinality(v_survey.ready) > 0 THEN
-        SELECT picked, is_odd INTO v_picked, v_needs_rules
-        FROM {schema}.pick(v_survey.ready, p_limit, v_due_by);
+    -- A gate whose time has come, or a suspect that this owner may take.
+    v_needs_rules := v_needs_rules OR EXISTS (SELECT FROM {schema}.live WHERE place = 1) AND NOT EXISTS (
+        SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 AND owner = p_owner
+    );
+    IF NOT v_needs_rules THEN
+        IF cardinality(v_paused) > 0 THEN
+            v_queues := {schema}.unpaused(p_queues, v_paused);
+        END IF;
+        v_lanes := {schema}.lanes(0::smallint, v_queues, p_lows, p_highs, p_excluded);
+        IF cardinality(v_lanes.functions) > 0 THEN
+            SELECT picked, is_odd INTO v_picked, v_needs_rules
+            FROM {schema}.pick(v_lanes.queues, v_lanes.functions, p_limit, v_due_by);
+        END IF;
     END IF;
     IF v_needs_rules THEN
         state := 3;
@@ -170,6 +204,6 @@ BEGIN
         claim_id = p_claim_id
     WHERE ctid = ANY (v_picked)
     RETURNING 0, NULL::text[], v_now, NULL::bigint,
-        id, seq, queue, rank, func_path, body, due, visible, attempts, crashes, releases, token,
-        started_at, cancel_requested, repeats, expires, history;
+        id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
+        started_at, crashes, status, cancel_requested, attached, NULL::text, parked, rest, body;
 END $$;

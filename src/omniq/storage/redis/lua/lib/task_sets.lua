@@ -1,66 +1,83 @@
 -- Adds tasks to the sorted sets that follow from their places, and removes them.
--- keys: places ready suspects parked delayed held success failed cancelled blocked
+-- keys: places ready delayed parked held lingering succeeded failed cancelled
 --
--- Members of the sorted sets are `<core>/<id>`. Those of `parked` begin with the gate and the suspect
--- flag, those of `delayed` with the due time and the kind.
-local FINISHED_SETS = { s = success, f = failed, c = cancelled }
+-- Members: `delayed` <visible>/<id>; `parked` <gate>/<lane><order>/<id>; `held` <owner>/<suspect>/<id>;
+-- of finished tasks <finished>/<id>, with the time at which the record expires as score. `lingering`
+-- are held tasks that do not run: their failure is recorded, and they are to be rescheduled.
+local FINISHED_SETS = { s = succeeded, f = failed, c = cancelled }
 
-local function waiting_set(kind)
-  if kind == 'r' then return ready end
-  return kind == 's' and suspects or parked
+local function lane_of(place, queue, func)
+  return string.sub(place, SUSPECT, SUSPECT) .. queue .. '/' .. func .. '/'
 end
 
-local function waiting_member(id, kind, core, flags, rest)
-  local member = core .. '/' .. id
-  if kind == 'p' then member = rest .. '/' .. flag(flags, SUSPECT_FLAG) .. '/' .. member end
-  return member
+local function held_member(id, place, tail)
+  return string.match(tail, '^[^/]*') .. '/' .. string.sub(place, SUSPECT, SUSPECT) .. '/' .. id
 end
 
-local function held_member(id, flags, rest)
-  return string.match(rest, '^[^/]*') .. '/' .. flag(flags, SUSPECT_FLAG) .. '/' .. id
+local function waiting_member(id, place, lane)
+  return lane .. string.sub(place, ORDER_FIRST, ORDER_LAST) .. '/' .. id
 end
 
--- Put a task where its place says; returns its queue when it can be claimed there at once.
+-- Add a waiting task to where claims find it.
+local function add_claimable_row(id, place, queue, func, tail)
+  local lane = lane_of(place, queue, func)
+  local member = waiting_member(id, place, lane)
+  if string.sub(place, KIND, KIND) == 'p' then
+    add(parked, tail .. '/' .. member)
+  else
+    add(ready, member)
+    change_lane(lane, string.sub(place, ORDER_FIRST, ORDER_LAST))
+    add_claimable(queue, func, 1)
+  end
+end
+
+-- Put a task where its place says.
 local function add_to_sets(id, place)
-  local kind, core, queue, order, flags, _, rest = string.match(place, PLACE)
-  local status = string.sub(flags, 1, 1)
+  local _, queue, func, _, tail = split_place(place)
+  local kind, status = string.sub(place, KIND, KIND), string.sub(place, STATUS, STATUS)
   put(places, id, place)
   if kind == 'f' then
-    local finished_at, expires_at = string.match(rest, '^(%d+)/(%d+)$')
+    local finished_at, expires_at = string.match(tail, '^(%d+)/(%d+)$')
     add(FINISHED_SETS[status], finished_at .. '/' .. id, expires_at)
-    return nil
+    return
   end
   add_to_count(queue, status, 1)
   if kind == 'h' then
-    add(held, held_member(id, flags, rest))
-    return nil
+    add(held, held_member(id, place, tail))
+    if status ~= 'r' then add(lingering, id) end
+    return
   end
-  local member = waiting_member(id, kind, core, flags, rest)
-  local due = string.sub(order, DUE_FIRST, DUE_LAST)
-  if flag(flags, VISIBLE_FLAG) == '1' and due > now_stamp then
-    add(delayed, due .. kind .. member)
-    return nil
+  local visible = string.sub(place, VISIBLE_FIRST, VISIBLE_LAST)
+  if visible > now_stamp then
+    add(delayed, visible .. '/' .. id)
+    add_delayed(visible, queue, func)
+  else
+    add_claimable_row(id, place, queue, func, tail)
   end
-  add(waiting_set(kind), member)
-  if kind == 'p' then redis.call('ZADD', blocked, 'NX', 0, rest) end
-  return queue
 end
 
 -- Remove a task from where its place says it is.
 local function remove_from_sets(id, place)
-  local kind, core, queue, order, flags, _, rest = string.match(place, PLACE)
-  local status = string.sub(flags, 1, 1)
+  local _, queue, func, _, tail = split_place(place)
+  local kind, status = string.sub(place, KIND, KIND), string.sub(place, STATUS, STATUS)
   if kind == 'f' then
-    remove(FINISHED_SETS[status], string.match(rest, '^%d+') .. '/' .. id)
+    remove(FINISHED_SETS[status], string.match(tail, '^%d+') .. '/' .. id)
     return
   end
   add_to_count(queue, status, -1)
   if kind == 'h' then
-    remove(held, held_member(id, flags, rest))
+    remove(held, held_member(id, place, tail))
+    if status ~= 'r' then remove(lingering, id) end
     return
   end
   -- A claim may have moved it since it came due, or not: it is in one of the two.
-  local member = waiting_member(id, kind, core, flags, rest)
-  remove(waiting_set(kind), member)
-  remove(delayed, string.sub(order, DUE_FIRST, DUE_LAST) .. kind .. member)
+  local lane = lane_of(place, queue, func)
+  local member = waiting_member(id, place, lane)
+  remove(delayed, string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) .. '/' .. id)
+  if kind == 'p' then
+    remove(parked, tail .. '/' .. member)
+  else
+    remove(ready, member)
+    change_lane(lane)
+  end
 end

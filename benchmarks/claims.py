@@ -1,0 +1,228 @@
+"""What a claim costs beside blocked keys and other services' tasks: `python -m benchmarks.claims`.
+
+Prints, for each store:
+
+- the time of a claim of 20 plain tasks beside few and many keys that a rate limit blocks for hours;
+- the same beside no and many tasks of another service that stand before them in the same queue, by an
+  owner with 50 modules;
+- the longest single call of the store, and the time until 100 tasks are claimed, when many keys have
+  room at once;
+- the rate of a drain through one limit that never blocks, and with `max_running=1` for keys of which 50
+  tasks were enqueued in a row, relative to plain tasks.
+
+Times are medians of interleaved rounds in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from benchmarks.compare import DEFAULT_STORES, url_of
+from benchmarks.stores import Store, open_store
+from omniq.models import Limit, Runnable, Task, TaskResult, TaskStatus
+from omniq.outcomes import Succeeded
+from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
+from omniq.storage.urls import open_storage
+
+CLAIMED = 20
+HOURS = 36_000.0
+MODULES = tuple(f"service{number}" for number in range(50))
+RUNNABLE = Runnable(modules=MODULES)
+
+
+@asynccontextmanager
+async def empty_storage(store: Store) -> AsyncIterator[BaseStorage]:
+    """A storage on an empty store."""
+    with store.fresh():
+        async with open_storage(url_of(store), settings=Settings(lease=600.0)) as storage:
+            yield storage
+
+
+async def fill(storage: BaseStorage, tasks: Iterable[Task]) -> None:
+    """Enqueue the tasks, 1,000 at a time."""
+    batch: list[Task] = []
+    for task in tasks:
+        batch.append(task)
+        if len(batch) == 1_000:
+            await storage.enqueue_many(batch)
+            batch = []
+    await storage.enqueue_many(batch)
+
+
+async def finish(storage: BaseStorage, tasks: Iterable[Task]) -> None:
+    """Record the success of claimed tasks."""
+    await storage.record([success(task) for task in tasks])
+
+
+def success(task: Task) -> Succeeded:
+    return Succeeded(task.id, task.token, TaskResult(task_id=task.id, status=TaskStatus.SUCCESS))
+
+
+async def block_keys(storage: BaseStorage, count: int, span: float) -> None:
+    """Block that many keys for `span` seconds: of each, one task has started and one waits."""
+    for _ in range(2):
+        await fill(
+            storage,
+            (
+                Task(func_path="service0.limited", limits=(Limit(key=f"k{n}", rate=1, per=span),))
+                for n in range(count)
+            ),
+        )
+    started = 0
+    while started < count:
+        claimed = await storage.reserve(1_000)
+        await finish(storage, claimed)
+        started += len(claimed)
+    # Parks the others.
+    assert await storage.reserve(1) == []
+
+
+async def time_of_claim(storage: BaseStorage, runnable: Runnable | None) -> float:
+    """Milliseconds of one claim of plain tasks."""
+    await storage.enqueue_many(
+        [
+            Task(func_path=f"{MODULES[number % len(MODULES)]}.plain", result_ttl=0)
+            for number in range(CLAIMED)
+        ]
+    )
+    gc.collect()
+    began = time.perf_counter()
+    claimed = await storage.reserve(CLAIMED, runnable=runnable)
+    elapsed = time.perf_counter() - began
+    assert len(claimed) == CLAIMED
+    await finish(storage, claimed)
+    return elapsed * 1_000
+
+
+Prepare = Callable[[BaseStorage, int], Any]
+
+
+async def claims_beside(
+    store: Store, few: int, many: int, rounds: int, prepare: Prepare, runnable: Runnable | None
+) -> tuple[float, float]:
+    """Median times of a claim beside few and beside many."""
+    medians = []
+    for count in (few, many):
+        async with empty_storage(store) as storage:
+            await prepare(storage, count)
+            times = [await time_of_claim(storage, runnable) for _ in range(rounds)]
+            medians.append(statistics.median(times))
+    return medians[0], medians[1]
+
+
+async def others_before(storage: BaseStorage, count: int) -> None:
+    """Enqueue tasks of another service, before all others."""
+    await fill(storage, (Task(func_path="other.task", priority=1) for _ in range(count)))
+
+
+async def wake(store: Store, count: int) -> tuple[float, float]:
+    """Milliseconds of the longest call, and until 100 tasks are claimed, when the keys have room."""
+    span = 5.0 + count / 2_000
+    async with empty_storage(store) as storage:
+        await block_keys(storage, count, span)
+        await asyncio.sleep(span + 0.5)
+        longest = measure_calls(storage)
+        began = time.perf_counter()
+        claimed = await storage.reserve(100)
+        elapsed = time.perf_counter() - began
+        assert len(claimed) == 100
+        return max(longest) * 1_000, elapsed * 1_000
+
+
+def measure_calls(storage: BaseStorage) -> list[float]:
+    """A list that gets the seconds of each section of the storage from now on."""
+    backend, seconds = storage._engine.backend, [0.0]
+    transact = backend.transact
+
+    async def measured(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return await transact(*args, **options)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    backend.transact = measured  # type: ignore[method-assign]
+    return seconds
+
+
+async def drain(store: Store, count: int, limits: Callable[[int], tuple[Limit, ...]]) -> float:
+    """Seconds to claim and record that many tasks, 100 at a time."""
+    async with empty_storage(store) as storage:
+        await fill(storage, (Task(func_path="service0.f", limits=limits(n)) for n in range(count)))
+        began = time.perf_counter()
+        outcomes: list[Succeeded] = []
+        done = 0
+        while done < count:
+            _, claimed = await storage.record_and_reserve(outcomes, 100)
+            outcomes = [success(task) for task in claimed]
+            done += len(claimed)
+        await storage.record(outcomes)
+        return time.perf_counter() - began
+
+
+async def drains(store: Store, count: int, rounds: int) -> tuple[float, float]:
+    """Rates of limited drains, relative to a plain one: medians of paired rounds."""
+    never, in_a_row = [], []
+    for _ in range(rounds):
+        plain = await drain(store, count, lambda _: ())
+        one = await drain(store, count, lambda _: (Limit(key="one", max_running=10_000),))
+        row = await drain(store, count, lambda n: (Limit(key=f"k{n // 50}", max_running=1),))
+        never.append(plain / one)
+        in_a_row.append(plain / row)
+    return statistics.median(never), statistics.median(in_a_row)
+
+
+async def measure(store: Store, options: argparse.Namespace) -> None:
+    rounds = options.rounds
+    few, many = await claims_beside(
+        store, 10, options.keys, rounds, lambda s, n: block_keys(s, n, HOURS), None
+    )
+    print(
+        f"{store.name}: claim of {CLAIMED} beside 10 blocked keys {few:.2f} ms, beside "
+        f"{options.keys:,} {many:.2f} ms: {many / few:.2f} x",
+        flush=True,
+    )
+    few, many = await claims_beside(store, 0, options.others, rounds, others_before, RUNNABLE)
+    print(
+        f"{store.name}: beside no others {few:.2f} ms, beside {options.others:,} of another "
+        f"service {many:.2f} ms: {many / few:.2f} x",
+        flush=True,
+    )
+    longest, elapsed = await wake(store, options.waking)
+    print(
+        f"{store.name}: {options.waking:,} keys have room at once: longest call {longest:.1f} ms, "
+        f"100 claimed after {elapsed:.1f} ms",
+        flush=True,
+    )
+    never, in_a_row = await drains(store, options.tasks, min(rounds, 5))
+    print(
+        f"{store.name}: drain through a limit that never blocks {never:.2f} x plain, "
+        f"50 of a key in a row {in_a_row:.2f} x",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(DEFAULT_STORES))
+    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--others", type=int, default=1_000_000)
+    parser.add_argument("--waking", type=int, default=10_000)
+    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    for name in options.only.split(","):
+        with open_store(name) as store:
+            asyncio.run(measure(store, options))
+
+
+if __name__ == "__main__":
+    main()

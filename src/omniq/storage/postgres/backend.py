@@ -1,0 +1,269 @@
+"""Backend: the port of the engine to PostgreSQL.
+
+A section reads without a transaction, and its write is one call (`section`). Recording plain outcomes and
+claiming plain tasks is one call together (`record_and_claim`). Leases use the server's clock, unless the
+storage was given a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+import msgspec
+
+from omniq.clock import Clock
+from omniq.errors import LeaseLost, StorageError
+from omniq.models import WorkerInfo
+from omniq.serialization import encode_internal, internal_decoder
+from omniq.storage.backend import Backend, Counts, FinishedQuery, Lease, Work
+from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
+from omniq.storage.postgres import migrations, queries, scan, user_transaction
+from omniq.storage.postgres.connection import (
+    Connection,
+    ServerConnection,
+    Target,
+    raise_if_refused,
+)
+from omniq.storage.postgres.read_section import ReadBatchers
+from omniq.storage.postgres.record_and_claim import PostgresFastPath
+from omniq.storage.postgres.section import PostgresSection
+from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.store_clock import StoreClock
+from omniq.storage.postgres.task_transaction import TaskTransactions
+from omniq.storage.postgres.vacuum import Vacuum
+from omniq.storage.postgres.wakeups import Wakeups
+from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.wakeups import LocalWakeups
+
+_T = TypeVar("_T")
+
+_decode_info = internal_decoder(WorkerInfo)
+
+
+class PostgresBackend(Backend):
+    """Connections to one schema of a database."""
+
+    fast_path: PostgresFastPath
+
+    def __init__(
+        self, target: Target, pool_size: int, clock: Clock, local_wakeups: LocalWakeups
+    ) -> None:
+        self.target = target
+        self.names = SchemaNames(target.schema, is_pooled=target.poll_only)
+        self.clock = StoreClock(clock)
+        self._pool_size = pool_size
+        self._local_clock = clock
+        self._local_wakeups = local_wakeups
+        self._server: migrations.ServerInfo | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        is_safe = self._server is not None and self._server.survives_power_cut
+        return Capabilities(
+            name="postgresql",
+            durability="power" if is_safe else "os",
+            reach="fleet",
+            transactions=True,
+        )
+
+    def sibling(self) -> PostgresBackend:
+        return PostgresBackend(self.target, self._pool_size, self._local_clock, self._local_wakeups)
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        target, clock = self.target, self._local_clock
+        self.writer = ServerConnection(target, "writer")
+        # Used while the first writer is busy: a worker makes up to two calls at the same time.
+        self.second_writer = ServerConnection(target, "second writer")
+        self._claim_lock = asyncio.Lock()
+        self._reader = ServerConnection(target, "reader")
+        # Separate from the reader, because a count takes longer than other reads.
+        self._counter = ServerConnection(target, "counter")
+        self.vacuum = Vacuum(self._counter, self.names, clock)
+        self.task_transactions = TaskTransactions(target, self._pool_size, self._section_on)
+        self.wakeups = Wakeups(target, self._local_wakeups, clock, self.clock)
+        self.fast_path = PostgresFastPath(
+            self._fetch,
+            self.names,
+            self.clock,
+            self.wakeups,
+            self.vacuum,
+            prefix=f"{clock.new_id()[-6:]}~",
+        )
+        self._read_batchers = ReadBatchers(self._fetch_read, self.names, self.clock)
+        try:
+            await self.writer.open()
+            self._server = await self._read_or_install()
+            migrations.check_version(target, self._server.version)
+        except BaseException:
+            await self.writer.close()
+            raise
+        self.clock.server_said(self._server.now)
+
+    async def _read_or_install(self) -> migrations.ServerInfo:
+        """Read the server's facts; installs the schema first when it is missing."""
+        try:
+            return await self.writer.run(self._read_server, is_repeatable=True)
+        except StorageError as error:
+            if not migrations.is_missing(error):
+                raise
+        await migrations.upgrade(self.target)
+        return await self.writer.run(self._read_server, is_repeatable=True)
+
+    async def _read_server(self, db: Connection) -> migrations.ServerInfo:
+        return await migrations.read_server(db, self.names)
+
+    async def close(self) -> None:
+        await self.wakeups.close()
+        await self.task_transactions.close()
+        await self.vacuum.close()
+        # Concurrently, because each waits for a server that may not answer.
+        connections = (self._reader, self._counter, self.second_writer, self.writer)
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    # Statements
+
+    async def write(
+        self, work: Callable[[Connection], Awaitable[_T]], *, is_repeatable: bool = False
+    ) -> _T:
+        """Run `work` on the writer that is free."""
+        uses_second = self.writer.is_busy and not self.second_writer.is_busy
+        connection = self.second_writer if uses_second else self.writer
+        return await connection.run(work, is_repeatable=is_repeatable)
+
+    async def _fetch(self, sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
+        return await self.write(lambda db: db.fetch(sql, *parameters), is_repeatable=is_repeatable)
+
+    async def read(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
+        """Run `work`, which only reads."""
+        return await self._reader.run(work, is_repeatable=True)
+
+    async def _fetch_read(self, sql: str, *parameters: Any) -> list[Any]:
+        return await self.read(lambda db: db.fetch(sql, *parameters))
+
+    # Sections
+
+    async def transact(
+        self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
+    ) -> _T:
+        if not writes:
+            return await work(self._read_batchers.section())
+        if claims_as is None:
+            return await work(PostgresSection(self._fetch, self.names, self.clock.now()))
+        section = PostgresSection(
+            self._fetch,
+            self.names,
+            self.clock.now(),
+            owner=claims_as,
+            claim_id=self.fast_path.new_claim_id(),
+        )
+        # One at a time: two would both see that the owner holds no suspect, and each take one.
+        async with self._claim_lock:
+            await section.begin_claim(self.clock.given)
+            return await work(section)
+
+    def _section_on(self, db: Connection) -> PostgresSection:
+        async def fetch(sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
+            try:
+                return await db.fetch(sql, *parameters)
+            except Exception as error:
+                raise_if_refused(error)
+                raise
+
+        return PostgresSection(fetch, self.names, self.clock.now())
+
+    async def transact_within(self, connection: object, work: Work[_T]) -> _T:
+        assert self._server is not None
+        run = await user_transaction.runner(connection)
+        return await work(
+            user_transaction.UserSection(run, self.names, self._server.store, self.clock.now())
+        )
+
+    def transaction(
+        self, finish: Callable[[], Work[None]], *, seconds: float, blocking: bool
+    ) -> AbstractAsyncContextManager[Any]:
+        return self.task_transactions.transaction(finish, blocking=blocking)
+
+    # Reading
+
+    async def page(self, query: Any) -> Any:
+        names, now = self.names, self.clock.given
+        match query:
+            case TaskQuery():
+                return await self.read(lambda db: queries.list_rows(db, names, query, now))
+            case ScanQuery():
+                return await scan.scan(self.read, names, query, now)
+            case DeadQuery():
+                return await self.read(lambda db: queries.list_dead(db, names, query))
+            case FinishedQuery():
+                return await self.read(lambda db: queries.list_finished(db, names, query))
+
+    async def counts(self, *, only_waiting: bool = False) -> Counts:
+        if only_waiting:
+            waiting = await self.read(lambda db: queries.count_waiting(db, self.names))
+            return Counts(now=self.clock.now(), waiting=waiting)
+        return await self._counter.run(
+            lambda db: queries.read_counts(db, self.names, self.clock.given), is_repeatable=True
+        )
+
+    # Leases
+
+    async def leases(self) -> list[Lease]:
+        sql = (
+            "SELECT owner, info, paused, until > (SELECT {schema}.micros($1)) FROM {schema}.leases "
+            "WHERE NOT fenced UNION ALL SELECT name, NULL, false, false "
+            "FROM unnest({schema}.holders()) AS holders (name) WHERE NOT EXISTS "
+            "(SELECT FROM {schema}.leases WHERE owner = name AND NOT fenced) ORDER BY 1"
+        )
+        found = await self._fetch_read(self.names(sql), self.clock.given_for_leases)
+        return [
+            Lease(owner, None if info is None else _info(info, paused), is_live)
+            for owner, info, paused, is_live in found
+        ]
+
+    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+        (renewed,) = await self._fetch(
+            self.names("SELECT * FROM {schema}.renew($1, $2, $3, $4, $5, $6)"),
+            info.id,
+            length,
+            encode_internal(info),
+            is_first,
+            self.clock.given,
+            self.clock.given_for_leases,
+        )
+        is_renewed, is_paused, at, ids, tokens, cancelled = renewed
+        if not is_renewed:
+            raise LeaseLost(info.id)
+        self.clock.server_said(at)
+        return Renewal(
+            dict(zip(ids, tokens, strict=True)),
+            frozenset(task_id for task_id, flag in zip(ids, cancelled, strict=True) if flag),
+            is_paused,
+        )
+
+    async def fence(self, owner: str, *, retires: bool = False) -> bool:
+        sql = self.names("SELECT {schema}.fence($1, $2, $3, $4)")
+        ((is_fenced,),) = await self._fetch(
+            sql, owner, self.clock.given, self.clock.given_for_leases, retires
+        )
+        return bool(is_fenced)
+
+    async def pause_worker(self, owner: str, *, paused: bool) -> bool:
+        sql = (
+            "UPDATE {schema}.leases SET paused = $2 WHERE owner = $1 AND NOT fenced "
+            "AND until > (SELECT {schema}.micros($3)) RETURNING owner"
+        )
+        return bool(await self._fetch(self.names(sql), owner, paused, self.clock.given_for_leases))
+
+    # Waiting
+
+    async def wait_for_work(self, timeout: float) -> None:
+        await self.wakeups.wait_for_work(timeout)
+
+
+def _info(data: bytes, paused: bool) -> WorkerInfo:
+    return msgspec.structs.replace(_decode_info(data), paused=paused)

@@ -1,0 +1,103 @@
+-- Leases and fences; waiting for work.
+-- {schema}  the store's schema
+
+-- Renew an owner's lease, or refuse if the owner is fenced.
+-- p_length     the length of the lease in microseconds, from now
+-- p_info       the encoded WorkerInfo
+-- p_is_first   only the first renewal inserts a row: an owner whose fence was deleted cannot come back
+-- p_now        the time, NULL for the server's
+-- p_lease_now  the time on the clock of leases, NULL for the server's
+-- returns      whether the owner has a lease now, and is paused; the time; the ids and tokens of the tasks it
+--              holds, and for each whether it was cancelled
+CREATE OR REPLACE FUNCTION {schema}.renew(
+    p_owner text, p_length bigint, p_info bytea, p_is_first boolean, p_now bigint,
+    p_lease_now bigint,
+    OUT is_renewed boolean, OUT is_paused boolean, OUT at bigint, OUT ids text[],
+    OUT tokens bigint[], OUT cancelled boolean[]
+)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_until bigint := {schema}.micros(p_lease_now) + p_length;
+BEGIN
+    at := {schema}.micros(p_now);
+    UPDATE {schema}.leases
+    SET until = v_until, at = renew.at, info = p_info, length = p_length, beat = beat + 1
+    WHERE owner = p_owner AND NOT fenced
+    RETURNING paused INTO is_paused;
+    is_renewed := FOUND;
+    IF NOT FOUND AND p_is_first THEN
+        INSERT INTO {schema}.leases (owner, until, fenced, at, info, length)
+        VALUES (p_owner, v_until, false, at, p_info, p_length)
+        ON CONFLICT (owner) DO NOTHING;
+        is_renewed := FOUND;
+        is_paused := false;
+    END IF;
+    SELECT coalesce(array_agg(id), '{}'), coalesce(array_agg(token), '{}'),
+        coalesce(array_agg(cancel_requested), '{}')
+    INTO ids, tokens, cancelled
+    FROM {schema}.live WHERE place = 4 AND owner = p_owner;
+END $$;
+
+-- The owners that hold tasks: skips from one name to the next in the index.
+CREATE OR REPLACE FUNCTION {schema}.holders() RETURNS text[]
+LANGUAGE sql VOLATILE AS $$
+    WITH RECURSIVE holders (name) AS (
+        (SELECT owner FROM {schema}.live WHERE place = 4 ORDER BY owner LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT owner FROM {schema}.live WHERE place = 4 AND owner > name ORDER BY owner LIMIT 1
+        )
+        FROM holders WHERE name IS NOT NULL
+    )
+    SELECT array(SELECT name FROM holders WHERE name IS NOT NULL)
+$$;
+
+-- Fence an owner, unless it has a lease or is claiming right now; returns whether it is fenced. The row of
+-- a fenced owner is stored for a day at least: longer than any request can be delayed.
+-- p_is_retiring  the owner itself gives up its lease: wait for its claims, and fence it in any case
+CREATE OR REPLACE FUNCTION {schema}.fence(
+    p_owner text, p_now bigint, p_lease_now bigint, p_is_retiring boolean
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_at bigint := {schema}.micros(p_now);
+BEGIN
+    IF p_is_retiring THEN
+        PERFORM pg_advisory_xact_lock({schema}.lock_key(p_owner));
+    ELSIF NOT pg_try_advisory_xact_lock({schema}.lock_key(p_owner)) THEN
+        RETURN false;
+    END IF;
+    DELETE FROM {schema}.leases
+    WHERE fenced AND at < v_at - 86400000000 AND owner <> p_owner AND NOT EXISTS (
+        SELECT FROM {schema}.live WHERE place = 4 AND live.owner = leases.owner
+    );
+    INSERT INTO {schema}.leases (owner, until, fenced, at) VALUES (p_owner, 0, true, v_at)
+    ON CONFLICT (owner) DO UPDATE SET fenced = true, at = v_at
+    WHERE leases.fenced OR p_is_retiring OR leases.until <= {schema}.micros(p_lease_now);
+    RETURN FOUND;
+END $$;
+
+-- Begin to wait for work: from here on enqueues notify this store's channel. Then check for work.
+-- Holds the shared lock 'work' until it is released or the connection ends.
+-- p_is_new  whether to take the lock; false when this connection holds it already
+-- returns   whether there is something to claim from these queues and functions, and when the next task is due
+CREATE OR REPLACE FUNCTION {schema}.await_work(
+    p_queues text[], p_lows text[], p_highs text[], p_excluded text[], p_is_new boolean,
+    p_now bigint, OUT has_work boolean, OUT next_due bigint
+)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_queues text[];
+BEGIN
+    IF p_is_new THEN
+        PERFORM pg_advisory_lock_shared({schema}.lock_key('work'));
+    END IF;
+    SELECT min(visible) INTO next_due FROM {schema}.live WHERE place = 2;
+    v_queues := {schema}.unpaused(
+        p_queues, array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue')
+    );
+    has_work := coalesce(next_due <= {schema}.micros(p_now), false) OR cardinality((
+        SELECT functions FROM {schema}.lanes(0::smallint, v_queues, p_lows, p_highs, p_excluded)
+    )) > 0;
+END $$;

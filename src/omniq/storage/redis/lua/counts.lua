@@ -1,0 +1,51 @@
+-- Counts tasks and dead letters.
+-- uses: request places
+-- keys: counts ready parked delayed lingering places succeeded failed cancelled dead
+-- request   3 whether only waiting tasks are counted
+-- returns   now; how many wait; the counters of live tasks; how many succeeded, failed and were cancelled;
+--           how many dead letters; each queue in which a task waits, and the due time (a stamp) of its first
+local MAX_STEPS = 5000 -- lanes and priorities that are read
+
+local waiting = 0
+for _, set in ipairs({ ready, parked, delayed, lingering }) do waiting = waiting + redis.call('ZCARD', set) end
+if request[3] == 1 then return { now_text, waiting } end
+
+local steps, first_due = 0, {}
+
+local function add_due(id)
+  local place = redis.call('HGET', places, id)
+  if not place then return end
+  local _, queue = split_place(place)
+  local due = string.sub(place, DUE_FIRST, DUE_LAST)
+  if not first_due[queue] or due < first_due[queue] then first_due[queue] = due end
+end
+
+-- In a set sorted by priority before turn, the first of each lane and priority is its oldest.
+local function read_first_of_each_priority(set)
+  local from = '-'
+  while steps < MAX_STEPS do
+    local first = redis.call('ZRANGEBYLEX', set, from, '+', 'LIMIT', 0, 1)[1]
+    if not first then return end
+    local lane, order, id = string.match(first, '^(.*/)(%d+)/([^/]*)$')
+    add_due(id)
+    -- ':' comes right after '9'.
+    from = '[' .. lane .. string.sub(order, 1, TURN_FIRST - PRIORITY_FIRST) .. ':'
+    steps = steps + 1
+  end
+end
+
+read_first_of_each_priority(ready)
+read_first_of_each_priority(parked)
+-- Tasks that have come due and that no claim has moved yet.
+for _, member in ipairs(redis.call('ZRANGEBYLEX', delayed, '-', '[' .. now_stamp .. '~', 'LIMIT', 0, MAX_STEPS)) do
+  add_due(string.match(member, '/(.*)$'))
+end
+local firsts, finished = {}, {}
+for queue, due in pairs(first_due) do
+  firsts[#firsts + 1] = queue
+  firsts[#firsts + 1] = due
+end
+for position, set in ipairs({ succeeded, failed, cancelled }) do
+  finished[position] = redis.call('ZCOUNT', set, '(' .. now_text, '+inf')
+end
+return { now_text, waiting, redis.call('HGETALL', counts), finished, redis.call('HLEN', dead), firsts }

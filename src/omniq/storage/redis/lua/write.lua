@@ -1,0 +1,106 @@
+-- Makes the changes of one section, all or none.
+-- uses: request writes wakeups places lanes task_sets documents changes held candidates
+-- keys: leases idle nonces
+-- request   3 nonce of the call, or '' if a repeat needs none; 4 the owner that claims, or ''; 5 the paused
+--           queues as the claim has read them, or 0;
+--           6 rows: { id, place as read, new place, state or '', record at its end, dead letter or '', its
+--           time of failure, whether it may be left out }; the same place twice only checks the row;
+--           7 documents (see lib/documents); 8 new rows (see lib/changes); 9 how many may wait, 0 for any;
+--           10 finished tasks and 11 dead letters to delete: { id, as read ('' for any) }; 12 only tasks that
+--           finished before this time, 0 for any
+-- returns   'lost', 'moved', 'full', or the ids of rows that were left out
+local nonce, owner, rows, changes, inserted, bound = request[3], request[4], request[6], request[7], request[8], request[9]
+local deleted_finished, deleted_dead = request[10], request[11]
+local NONCE_SECONDS = 600 -- for which a nonce is stored
+
+if is_repeat and nonce ~= '' and redis.call('ZSCORE', nonces, nonce) then return {} end
+if owner ~= '' and not redis.call('ZSCORE', leases, owner) then return 'lost' end
+if request[5] ~= 0 and table.concat(paused_queues(), '/') ~= table.concat(request[5], '/') then return 'moved' end
+
+local function ids_of(list)
+  local found = {}
+  for position, each in ipairs(list) do found[position] = each[1] end
+  return found
+end
+
+-- Check everything before the first change.
+local left_out, is_left_out, is_deleted = {}, {}, {}
+for position, place in ipairs(get_all(places, ids_of(rows))) do
+  local row = rows[position]
+  if place ~= row[2] then
+    if row[8] == 0 then return 'moved' end
+    left_out[#left_out + 1] = row[1]
+    is_left_out[row[1]] = true
+  end
+end
+if #left_out > 0 and #left_out == #rows then return 'moved' end
+read_documents(changes)
+for _, change in ipairs(changes) do
+  if not is_unchanged(change) then return 'moved' end
+end
+local finished_places = get_all(places, ids_of(deleted_finished))
+for position, each in ipairs(deleted_finished) do
+  local place = finished_places[position]
+  if each[2] ~= '' and place ~= each[2] then return 'moved' end
+  is_deleted[each[1]] = true
+end
+for _, each in ipairs(deleted_dead) do
+  if each[2] ~= '' and redis.call('HGET', dead, each[1]) ~= each[2] then return 'moved' end
+  is_deleted[each[1]] = true
+end
+local replaced = {}
+for position, record in ipairs(get_all(tasks, ids_of(inserted))) do
+  local id = inserted[position][1]
+  if record and not is_deleted[id] then
+    local place = redis.call('HGET', places, id)
+    if (place and not is_expired(place)) or redis.call('HEXISTS', dead, id) == 1 then return 'moved' end
+    replaced[#replaced + 1] = { id, place }
+  end
+end
+if bound > 0 and #inserted > 0 then
+  local waiting = redis.call('ZCARD', ready) + redis.call('ZCARD', parked) + redis.call('ZCARD', delayed)
+  if waiting + #inserted > bound then return 'full' end
+end
+
+-- A script that has removed something may also write when memory is full: then running tasks can finish.
+if #inserted == 0 then redis.call('HDEL', idle, '') end
+local ended_ids = {}
+for _, row in ipairs(rows) do
+  local id, from, place, state, record, letter, failed_at = unpack(row)
+  if from ~= place and not is_left_out[id] and move_row(id, from, place, state, record, letter, failed_at) then
+    ended_ids[#ended_ids + 1] = id
+  end
+end
+for position, each in ipairs(deleted_finished) do
+  local place = finished_places[position]
+  local finished_at = place and is_finished(place) and string.match(place, '(%d+)/%d+$')
+  if finished_at and (request[12] == 0 or tonumber(finished_at) < request[12]) then
+    delete_finished(each[1], place, redis.call('HEXISTS', dead, each[1]) == 1)
+  end
+end
+for _, each in ipairs(deleted_dead) do
+  delete_dead(each[1], redis.call('HEXISTS', places, each[1]) == 1)
+end
+for _, each in ipairs(replaced) do
+  if each[2] then delete_finished(each[1], each[2], false) end
+end
+if #inserted > 0 then
+  -- What is left of a task that had the same id goes first.
+  flush()
+  insert_rows(inserted)
+end
+for _, change in ipairs(changes) do
+  apply_document(change)
+  -- A queue is resumed.
+  if string.sub(change[1], 1, 13) == 'paused_queue/' then add_claimable('', '', 1) end
+end
+flush()
+update_heads()
+if nonce ~= '' then
+  redis.call('ZADD', nonces, now, nonce)
+  redis.call('ZREMRANGEBYSCORE', nonces, '-inf', now - NONCE_SECONDS * 1000000)
+  redis.call('EXPIRE', nonces, NONCE_SECONDS)
+end
+notify_ended(ended_ids)
+send_wakeups()
+return left_out
