@@ -293,6 +293,7 @@ async def test_a_batch_of_a_dead_process_is_enqueued_completely_after_its_commit
         await storage.enqueue_many(some_tasks("abc"))
         monkeypatch.undo()
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
+        assert await storage.get_task("b") is not None
         await storage.give_back_abandoned()
         assert [task.id for task in await storage.reserve(5)] == ["a", "b", "c"]
     assert not any(name.endswith((".new", ".done")) for name in names(folder, "tasks"))

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -195,6 +195,27 @@ async def test_a_body_of_any_size_is_stored_and_read(storage):
 
     assert sorted(len(task.args[0]) for task in claimed) == sizes
     assert sorted(len(task.args[0]) for task in listed) == sizes
+
+
+async def test_a_checkpoint_of_any_size_is_stored_and_read(storage):
+    await storage.enqueue(Task(id="a", func_path="m.f"))
+    (task,) = await storage.reserve(1)
+
+    for size in (0, 8_192, 8_193, 500_000):
+        await storage.save_checkpoint("a", task.token, b"x" * size)
+        assert await storage.load_checkpoint("a") == b"x" * size
+
+
+async def test_only_claims_from_named_queues_need_an_order_by_queue(storage, path):
+    await storage.enqueue_many([*some(2), *some(2, queue="mail")])
+    indexes = []
+    for queues in (None, ["mail"]):
+        await storage.reserve(1, queues=queues)
+        with closing(sqlite3.connect(path)) as db:
+            found = db.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
+        indexes.append({name for (name,) in found})
+
+    assert indexes[1] - indexes[0] == {"omniq_ready_by_queue"}
 
 
 # The log

@@ -17,19 +17,11 @@ from omniq.storage.types import Claim, Entry
 from omniq.tasks.functions import MAX_EXCLUDED, FunctionCache
 from omniq.testing.builders import a_task
 from tests.worker import service_a, service_b
-from tests.worker.conftest import Store
 from tests.worker.recorder import until
 
 A, B = service_a.__name__, service_b.__name__
 MISSING = f"{A}.added_later"
 COUNT = 1_000
-
-
-@pytest.fixture
-def store(store: Store) -> Store:
-    if not hasattr(store.another(), "_engine"):
-        pytest.skip(f"{store.backend} does not restrict claims to functions yet")
-    return store
 
 
 async def enqueue_both(storage: BaseStorage, count: int = COUNT) -> tuple[list[str], list[str]]:

@@ -586,7 +586,7 @@ class BaseStorage(SideData):
         """Record the entries, then claim.
 
         Gates: at its claim, a row with gates enters them, or is parked under the key of the gate
-        that blocks it (`gate_rules.blocking`); it leaves them with its outcome.
+        that blocks it; it leaves them with its outcome.
 
         G2. No more tasks with one running-limit key are held by live claims than it allows.
         G3. No more tasks with one rate key are claimed within any span than it allows.

@@ -316,8 +316,7 @@ class Engine:
         return await self.backend.renew(info, length, is_first=is_first)
 
     async def retire(self, owner: str) -> None:
-        """End the owner's lease, and release what it holds, uncharged."""
-        await self.backend.fence(owner, retires=True)
+        """Release what the owner holds, uncharged, and end its lease."""
 
         async def release(section: Section) -> None:
             step = self._step(section)
@@ -325,6 +324,10 @@ class Engine:
                 step.release(row)
             await step.commit()
 
+        # Released first: between the two, a crash would be charged to what is still held. And again,
+        # because a claim of the owner may have been under way.
+        await self._transact(release)
+        await self.backend.fence(owner, retires=True)
         await self._transact(release)
 
     async def give_back(self, max_crashes: int) -> list[GivenBack]:

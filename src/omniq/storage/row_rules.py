@@ -6,7 +6,7 @@ lost worker does to a row is written here, once. Instants are microseconds since
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, assert_never
 
 import msgspec
@@ -112,6 +112,10 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     def is_suspect(self) -> bool:
         """Whether a worker died while it held the task: it may be the one that kills workers."""
         return self.crashes > 0
+
+
+copy_of: Callable[[Row], Row] = Row.__copy__  # type: ignore[attr-defined]
+"""A copy of a row, without the cost of the general `copy.copy`."""
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ from omniq.storage.inspection import (
     scan_by_sequence,
 )
 from omniq.storage.ready_rows import ReadyRows
-from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.row_rules import FinishedRow, Row, copy_of
 from omniq.storage.types import Renewal
 
 _T = TypeVar("_T")
@@ -374,14 +374,14 @@ class TablesSection(Section):
         for task_id in ids:
             row = rows.get(task_id)
             if row is not None:
-                found[task_id] = Record(row.__copy__())
+                found[task_id] = Record(copy_of(row))
             elif (ended := self._tables.record_of(task_id, self.now)) is not None:
-                found[task_id] = Record(ended.row.__copy__(), ended.finished, ended.letter)
+                found[task_id] = Record(copy_of(ended.row), ended.finished, ended.letter)
         return found
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
         return [
-            row.__copy__()
+            copy_of(row)
             for owner in owners
             for row in self._tables.held.get(owner, {}).values()
             if row.crashes or not only_suspects
@@ -389,10 +389,10 @@ class TablesSection(Section):
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
         self._tables.ready.promote(wanted.due_by)
-        return [row.__copy__() for row in self._tables.ready.candidates(wanted, after, limit)]
+        return [copy_of(row) for row in self._tables.ready.candidates(wanted, after, limit)]
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
-        return [row.__copy__() for row in self._tables.ready.parked(keys, limit)]
+        return [copy_of(row) for row in self._tables.ready.parked(keys, limit)]
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
         stored = self._tables.documents.get(kind)

@@ -158,8 +158,7 @@ class ManualRuntime:
         """The next instant at which a task or a schedule is due."""
         now = self.clock.now()
         waiting = [task.eta for status in _WAITING for task in await self._tasks(status)]
-        # Not through the storage, which copies them: this runs at every instant.
-        schedules = self._memory._memory.schedules.values()
+        schedules = await self._memory.list_schedules()
         times = waiting + [each.next_at for each in schedules if not each.paused]
         return min((time for time in times if time is not None and time > now), default=None)
 

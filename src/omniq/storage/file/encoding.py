@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import msgspec
@@ -113,20 +114,12 @@ class WaitingRow(msgspec.Struct, gc=False):
     @classmethod
     def of(cls, row: Row, content: str) -> WaitingRow:
         """Return these fields of the row, which is stored in that content."""
-        return cls(
-            id=row.id,
-            queue=row.queue,
-            priority=row.priority,
-            func_path=row.func_path,
-            due=row.due,
-            visible=row.visible,
-            seq=row.seq,
-            crashes=row.crashes,
-            status=row.status,
-            gates=row.gates,
-            turn=row.turn,
-            content=content,
-        )
+        waiting = cls(*_order_fields(row))
+        waiting.content = content
+        return waiting
+
+
+_order_fields = attrgetter(*WaitingRow.__struct_fields__[:11])
 
 
 class _LiveSummary(msgspec.Struct):

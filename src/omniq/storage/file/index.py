@@ -73,7 +73,7 @@ class Index:
         self.arrivals = 0
         """Counts the waiting tasks that other processes have added."""
         self._waiting: dict[str, WaitingRow] = {}
-        self._expected: dict[str, tuple[AnyName, WaitingRow | None]] = {}
+        self._expected: dict[str, tuple[AnyName | None, WaitingRow | None]] = {}
 
     @property
     def waiting_count(self) -> int:
@@ -102,12 +102,17 @@ class Index:
 
     # Changes
 
-    def expect(self, name: AnyName, waiting: WaitingRow | None = None) -> None:
-        """This process is adding the name: it is not an arrival, and need not be parsed or read."""
+    def expect(
+        self, text: str, name: AnyName | None = None, waiting: WaitingRow | None = None
+    ) -> None:
+        """This process is adding a name: it is not an arrival, and need not be parsed or read.
+
+        Without `name` it need not be known at all.
+        """
         if len(self._expected) > _MAX_EXPECTED:
             # Names of renames that failed: others were faster.
             self._expected.clear()
-        self._expected[str(name)] = name, waiting
+        self._expected[text] = name, waiting
 
     def apply(self, events: Iterable[Event], now: int) -> None:
         """Apply events in order."""
@@ -117,7 +122,8 @@ class Index:
                 parsed, waiting = expected
                 if waiting is not None:
                     self._waiting[waiting.id] = waiting
-                self._add(parsed, now, is_own=True)
+                if parsed is not None:
+                    self._add(parsed, now, is_own=True)
                 continue
             found = parse(name) if has_appeared else self._known_of_write(name) or parse(name)
             if found is not None and has_appeared:
@@ -169,10 +175,10 @@ class Index:
 
     def _settle(self, name: RowName | DocumentName) -> None:
         """Remove the names from which this name was renamed."""
-        new = f"{name}.new"
         news = self.new.get(name.key)
-        if news is not None and new in news:
-            self._remove(news[new])
+        new = None if news is None else news.get(f"{name}.new")
+        if new is not None:
+            self._remove(new)
         taken = self.taken.get(name.key)
         if taken is not None and getattr(taken.inner, "content", None) == name.content:
             self._remove(taken)

@@ -52,8 +52,7 @@ class FileSection(Section):
     ) -> None:
         self.now = files.clock.micros()
         self.claimed: list[tuple[RowName, RowName]] = []
-        """The claims that this section has made: the names before and after."""
-        self._entered: list[DocumentChange] = []
+        """The claims without gates that this section has made: the names before and after."""
         self._files = files
         self._writes = writes
         self._finished = finished
@@ -214,7 +213,7 @@ class FileSection(Section):
 
     async def write(self, changes: Changes) -> frozenset[str]:
         write = self._writes.new()
-        documents = self._plan_documents(write, changes.documents)
+        self._plan_documents(write, changes.documents)
         revived = {row.id for row in changes.inserted} & set(changes.deleted_dead)
         self._plan_inserted(write, changes)
         write.removed += [DeadName(task_id) for task_id in revived]
@@ -228,7 +227,7 @@ class FileSection(Section):
         claims = [claim for row in changes.claimed if (claim := self._plan_claim(write, row))]
         if not write.is_empty:
             self._writes.commit(write, lambda task_id: self._is_occupied(task_id, revived))
-            self._after_commit(write, documents)
+            self._after_commit(write)
         missed = self._claim(claims, has_written=not write.is_empty)
         for task_id in changes.deleted_finished:
             self._finished.delete(task_id, changes.finished_before)
@@ -237,10 +236,7 @@ class FileSection(Section):
                 self._finished.delete_dead(task_id)
         return missed
 
-    def _plan_documents(
-        self, write: Write, changes: Iterable[DocumentChange]
-    ) -> list[DocumentChange]:
-        """Add the documents to the write; returns the changes that are made."""
+    def _plan_documents(self, write: Write, changes: Iterable[DocumentChange]) -> None:
         current: dict[str, tuple[DocumentName | None, bytes | None]] = {}
         made: dict[str, DocumentChange] = {}
         for change in changes:
@@ -257,7 +253,6 @@ class FileSection(Section):
             made[key] = change
         for key, change in made.items():
             self._plan_document(write, key, current[key][0], change)
-        return list(made.values())
 
     def _plan_document(
         self, write: Write, key: str, source: DocumentName | None, change: DocumentChange
@@ -330,13 +325,9 @@ class FileSection(Section):
         if target is not None and not row.gates:
             return name, target
         self._plan_updated(write, row)
-        if target is not None:
-            self.claimed.append((name, target))
         return None
 
-    def _after_commit(self, write: Write, documents: list[DocumentChange]) -> None:
-        if self.claimed:
-            self._entered = [each for each in documents if each.kind == "gate"]
+    def _after_commit(self, write: Write) -> None:
         for name, target in write.renamed:
             self._own(target, self._sources[name.key][1])
         for each in write.changed:
@@ -366,7 +357,7 @@ class FileSection(Section):
         disk, index = self._files.disk, self._files.index
         for position, (name, target) in enumerate(claims):
             try:
-                index.expect(target)
+                index.expect(str(target), target)
                 is_claimed = disk.move(name.path, target.path)
             except OSError:
                 if not (self.claimed or has_written):
@@ -384,26 +375,10 @@ class FileSection(Section):
     def undo_claims(self) -> None:
         """Undo claims whose caller does not learn of them. Their tokens are used again.
 
-        If others have changed their gates meanwhile, the tasks stay claimed, and their owner releases
-        them at a renewal.
+        Claims that have entered gates stay; their owner releases them at a renewal.
         """
-        write = self._writes.new()
         for before, after in self.claimed:
-            self._own_claims.drop(after.key)
-            back = before._replace(version=after.version + 1)
-            if not self._entered:
-                self._files.disk.move(after.path, back.path)
-            else:
-                write.renamed.append((after, back))
-        if self._entered:
-            inverse = [
-                DocumentChange(each.kind, each.key, each.after, each.before, each.due)
-                for each in self._entered
-            ]
-            try:
-                self._plan_documents(write, inverse)
-                self._writes.commit(write, lambda _: False)
-            except Moved:
-                pass
+            if self._files.disk.move(after.path, before._replace(version=after.version + 1).path):
+                self._own_claims.drop(after.key)
         self.claimed = []
         self._writes.mark_unsynced("tasks")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -197,13 +198,8 @@ class _Upgrade:
 
     def _move_rows(self, rows: Iterator[_Moving]) -> None:
         """Write the documents of some rows, then give the rows their new names."""
-        batch: list[_Moving] = []
-        for moving in rows:
-            batch.append(moving)
-            if len(batch) == _BATCH:
-                self._move_batch(batch)
-                batch = []
-        self._move_batch(batch)
+        while batch := list(islice(rows, _BATCH)):
+            self._move_batch(batch)
 
     def _move_batch(self, batch: list[_Moving]) -> None:
         documents: list[DocumentChange] = []
@@ -247,18 +243,10 @@ class _Upgrade:
 
     def _put(self, documents: Iterator[tuple[str, DocumentChange | None]]) -> None:
         """Write documents, then remove the files from which they were read."""
-        batch: list[tuple[str, DocumentChange | None]] = []
-        for each in documents:
-            batch.append(each)
-            if len(batch) == _BATCH:
-                self._put_batch(batch)
-                batch = []
-        self._put_batch(batch)
-
-    def _put_batch(self, batch: list[tuple[str, DocumentChange | None]]) -> None:
-        self._write([change for _, change in batch if change is not None])
-        for path, _ in batch:
-            self._remove(path)
+        while batch := list(islice(documents, _BATCH)):
+            self._write([change for _, change in batch if change is not None])
+            for path, _ in batch:
+                self._remove(path)
 
     def _write(self, documents: list[DocumentChange]) -> None:
         while documents:

@@ -81,6 +81,7 @@ class Prepared(msgspec.Struct):
     has_result: bool = False
     is_dead: bool = False
     name: RowName | DocumentName | None = None
+    text: str = ""
 
     @property
     def parts(self) -> list[str]:
@@ -136,16 +137,7 @@ class Writes:
 
     def new(self) -> Write:
         """A write that changes nothing yet."""
-        return Write(
-            self._disk.nonce(),
-            inserted=[],
-            changed=[],
-            renamed=[],
-            removed=[],
-            erased=set(),
-            contents=[],
-            taken=[],
-        )
+        return Write(self._disk.nonce())
 
     # Writing
 
@@ -157,7 +149,7 @@ class Writes:
         self._check(write)
         if len(write.renamed) == 1 and not write.has_marker:
             source, target = write.renamed[0]
-            self._files.index.expect(target)
+            self._files.index.expect(str(target), target)
             if not self._disk.move(source.path, target.path):
                 self._raise_moved([source])
             self._unsynced.add("tasks")
@@ -218,17 +210,20 @@ class Writes:
         )
         files: list[tuple[list[str], bytes]] = []
         for content, keys, data in packed:
-            names = [f"parts/{content}.data"]
+            # The parts of a single changed task are names enough.
+            names = [] if write.changed and not has_marker else [f"parts/{content}.data"]
             for key in keys:
                 each = by_key[key]
                 if isinstance(each.record, Row):
                     each.name = first_name(each.record, content)
                 elif each.record is not None:
                     each.name = DocumentName(key, content, each.record.due)
+                each.text = str(each.name)
                 if each.source is not None:
                     names += [part_path(key, write.nonce, ending) for ending in each.parts]
             files.append((names, data))
-            write.contents.append(content)
+            if has_marker:
+                write.contents.append(content)
         self._disk.write_all(files)
         if write.changed:
             hit("file.record.after_part")
@@ -240,10 +235,13 @@ class Writes:
         if not write.inserted:
             return
         hit("file.enqueue.before_link")
+        # A file with one name is moved; a shared one is linked, once for each name.
+        announce = self._disk.link if write.has_marker else self._disk.move
         for each in write.inserted:
             assert each.name is not None
-            self._files.index.expect(NewName(each.name, write.nonce))
-            self._disk.link(f"parts/{each.name.content}.data", f"{each.name.path}.new")
+            new = f"{each.text}.new"
+            self._files.index.expect(new)
+            announce(f"parts/{each.name.content}.data", f"tasks/{new}")
         hit("file.enqueue.after_link")
         # Whoever announces later sees this announcement, so one of two notices the other.
         self._files.refresh()
@@ -269,8 +267,9 @@ class Writes:
         is_done = not write.has_marker
         for source in write.sources:
             taken = TakenName(source, write.nonce, is_done)
-            self._files.index.expect(taken)
-            if not self._disk.move(source.path, taken.path):
+            text = str(taken)
+            self._files.index.expect(text, taken)
+            if not self._disk.move(source.path, f"tasks/{text}"):
                 self._undo(write)
                 self._raise_moved([source])
             write.taken.append(taken)
@@ -291,17 +290,15 @@ class Writes:
             raise Moved
 
     def _publish(self, each: Prepared) -> bool:
-        name = each.name
-        assert name is not None
         self._expect(each)
-        return self._disk.move(f"{name.path}.new", name.path)
+        return self._disk.move(f"tasks/{each.text}.new", f"tasks/{each.text}")
 
     def _expect(self, each: Prepared) -> None:
         name, record = each.name, each.record
         if isinstance(name, RowName) and isinstance(record, Row):
-            self._files.index.expect(name, WaitingRow.of(record, name.content))
+            self._files.index.expect(each.text, name, WaitingRow.of(record, name.content))
         elif isinstance(name, DocumentName) and isinstance(record, Document):
-            self._files.index.expect(name)
+            self._files.index.expect(each.text, name)
             self._files.know_document(name, record)
 
     def _undo(self, write: Write) -> None:
@@ -313,11 +310,11 @@ class Writes:
         write.taken.clear()
         for each in write.inserted:
             if each.name is not None:
-                self._disk.remove_quietly(f"{each.name.path}.new")
+                self._disk.remove_quietly(f"tasks/{each.text}.new")
         for each in write.changed:
             for ending in each.parts:
                 self._disk.remove_quietly(part_path(each.key, write.nonce, ending))
-        for content in write.contents:
+        for content in write.contents or [write.nonce]:
             self._disk.remove_quietly(f"parts/{content}.data")
 
     # After the commit
@@ -329,7 +326,7 @@ class Writes:
             self._place(each, write.nonce)
             self._remove_taken(write, taken.pop(each.key))
         for source, target in write.renamed:
-            self._files.index.expect(target)
+            self._files.index.expect(str(target), target)
             self._disk.move(taken.pop(source.key).path, target.path)
             hit("file.record.after_rename")
         for left in taken.values():
@@ -361,7 +358,7 @@ class Writes:
         if each.name is not None:
             self._expect(each)
             hit("file.requeue.before_task")
-            self._disk.move(part_path(each.key, write), each.name.path)
+            self._disk.move(part_path(each.key, write), f"tasks/{each.text}")
             hit("file.requeue.after_task")
             return
         hit("file.record.before_result")
@@ -400,6 +397,7 @@ class Writes:
                 break
             self._pause.wait(0.0005)
         self._end(write)
+        self._files.refresh()
 
     def settle_key(self, key: str) -> None:
         """Settle the write that has taken the name with that key, or has committed a new one."""
@@ -528,13 +526,14 @@ class Writes:
         match record:
             case Live():
                 name: RowName | DocumentName | None = first_name(record.row, content)
-                return Prepared(key, data, record.row, name=name)
+                return Prepared(key, data, record.row, name=name, text=str(name))
             case EndedTask():
                 has_result, is_dead = record.row.result_ttl > 0, record.letter is not None
                 return Prepared(key, data, has_result=has_result, is_dead=is_dead)
         if document_key(record.kind, record.key) != key:
             raise NotARecord(f"the document {record.kind} {record.key}")
-        return Prepared(key, data, record, name=DocumentName(key, content, record.due))
+        name = DocumentName(key, content, record.due)
+        return Prepared(key, data, record, name=name, text=str(name))
 
 
 def boot_mark(clock: Clock) -> str:

@@ -84,6 +84,8 @@ _PLANNER_SETTINGS = {
     "enable_mergejoin": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
+    # For each given task one lookup, also where a plan was made while the table was empty.
+    "random_page_cost": "0.1",
 }
 
 _CONFLICTS = (

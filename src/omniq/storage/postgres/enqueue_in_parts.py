@@ -66,7 +66,7 @@ async def enqueue_in_parts(
 
     `WriteRefused` if one of their ids or unique keys is taken, or if there are too many.
     """
-    sql = names(f"SELECT FROM {names.call('enqueue', 8)}")
+    sql = names.select("enqueue", 8)
     parts = batch.parts()
     ids: list[str] = []
 

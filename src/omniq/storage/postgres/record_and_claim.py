@@ -54,7 +54,7 @@ class PostgresFastPath:
         prefix: str,
     ) -> None:
         self._fetch = fetch
-        self._sql = names(f"SELECT * FROM {names.call('record_and_claim', 14)}")
+        self._sql = names.select("record_and_claim", 14)
         self._clock = clock
         self._wakeups = wakeups
         self._vacuum = vacuum

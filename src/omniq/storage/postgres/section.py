@@ -67,6 +67,7 @@ _HELD = _FOUND_AND_GATES.replace(
     f"SELECT {encoding.LIVE_COLUMNS_WITHOUT_BODY}, gates, xmin FROM {{schema}}.live "
     "WHERE place = 4 AND owner = ANY ($1) AND (crashes > 0 OR NOT $2)",
 )
+_PARKED = _FOUND_AND_GATES.replace("{query}", "SELECT * FROM {schema}.parked($1, $2)")
 _BEGIN_CLAIM = (
     "SELECT now AS at, EXISTS (SELECT FROM {schema}.leases WHERE owner = $1 AND NOT fenced) "
     "AS has_lease, EXISTS (SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 "
@@ -156,8 +157,7 @@ class PostgresSection(Section):
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
         rank, turn, seq = _FIRST if after is None else after
-        call = self._names.call("candidates", 12)
-        sql = self._names(_FOUND_AND_GATES.replace("{query}", f"SELECT * FROM {call}"))
+        sql = self._names.select("candidates", 12, _FOUND_AND_GATES)
         while True:
             lines = await self._fetch(
                 sql,
@@ -176,8 +176,7 @@ class PostgresSection(Section):
                 return self._rows(lines)
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
-        sql = _FOUND_AND_GATES.replace("{query}", "SELECT * FROM {schema}.parked($1, $2)")
-        return self._rows(await self._fetch(self._names(sql), list(keys), limit))
+        return self._rows(await self._fetch(self._names(_PARKED), list(keys), limit))
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
         wanted = list(keys)
@@ -274,8 +273,8 @@ class PostgresSection(Section):
         )
 
     async def _call(self, function: str, *parameters: Any) -> Any:
-        sql = f"SELECT * FROM {self._names.call(function, len(parameters))}"
-        (line,) = await self._fetch(self._names(sql), *parameters, is_repeatable=False)
+        sql = self._names.select(function, len(parameters))
+        (line,) = await self._fetch(sql, *parameters, is_repeatable=False)
         return line[0]
 
 

@@ -60,7 +60,16 @@ class SchemaNames:
             filled = self._cache[sql] = _filled(sql, self._schema)
         return filled
 
-    def call(self, function: str, width: int) -> str:
+    def select(self, function: str, width: int, query: str = "{query}") -> str:
+        """The statement `query`, whose {query} reads from a function with that many parameters."""
+        key = f"{function} {width}"
+        filled = self._cache.get(key)
+        if filled is None:
+            call = f"SELECT * FROM {self._call(function, width)}"
+            filled = self._cache[key] = _filled(query.replace("{query}", call), self._schema)
+        return filled
+
+    def _call(self, function: str, width: int) -> str:
         """The call of a function with that many parameters, to be used after FROM.
 
         Behind a pooler, which shares sessions, each call has to have its transaction use the indexes;

@@ -39,6 +39,7 @@ from omniq.storage.redis.scripts import Scripts, raw
 from omniq.storage.redis.section import (
     RedisSection,
     document_change,
+    inserted,
     read_document,
     runnable_arguments,
 )
@@ -59,6 +60,9 @@ _PLACES_PER_CALL = 1_000
 _DEAD_IDS_PER_CALL = 5_000
 """Ids of dead letters that one call reads, at most."""
 
+_MAX_USED = 50
+"""Documents of one claim that the next one reads in advance, at most."""
+
 _decode_info = internal_decoder(WorkerInfo)
 
 
@@ -75,6 +79,7 @@ class RedisBackend(Backend):
         self._numbers = itertools.count(1)
         # Of the last claim that the fast path was asked for: a claim by the rules follows it.
         self._claim_id = ""
+        self._used_documents: list[str] = []
         self._next_event = ""
         # Completed when the reason to sleep may have changed: see `_sleep`.
         self._sleeper: asyncio.Future[None] | None = None
@@ -158,10 +163,11 @@ class RedisBackend(Backend):
         if claims_as is None:
             return await work(RedisSection(self, self.now()))
         self._was_notified = False
-        reply = await self.run("begin_claim", claims_as, DUE_GATES)
+        used, self._used_documents = self._used_documents, []
+        reply = await self.run("begin_claim", claims_as, DUE_GATES, used)
         if reply == b"lost":
             raise LeaseLost(claims_as)
-        now, paused, due, suspects = reply
+        now, paused, due, suspects, values = reply
         section = RedisSection(self, int(now), claims_as, self._claim_id)
         names = [queue.decode() for queue in paused]
         found = {
@@ -172,8 +178,13 @@ class RedisBackend(Backend):
                 read_document(name.decode(), value) for name, value in encoding.pairs(due) if value
             ],
         }
-        section.prefetch(found, names, suspects)
+        known = {name: value or None for name, value in zip(used, values, strict=True)}
+        section.prefetch(found, known, names, suspects)
         return await work(section)
+
+    def note_used(self, names: list[str]) -> None:
+        """Note which documents claims use: the next claim probably uses them again."""
+        self._used_documents = names[:_MAX_USED]
 
     async def run_candidates(self, wanted: Wanted, *arguments: Any) -> list[bytes]:
         """Run the script `candidates`, until it has moved all tasks that have come due."""
@@ -186,7 +197,12 @@ class RedisBackend(Backend):
             self._set_next_event(event)
         return rows
 
-    # The fast path
+    # The fast paths
+
+    async def enqueue_one(self, row: Row) -> bool:
+        """Store a new task that is due and needs no other changes; False when its id is taken."""
+        parts = (*inserted(row), row.queue, row.func_path)
+        return bool(await self.scripts.run("enqueue_one", *parts))
 
     async def record_and_claim(
         self, owner: str, changes: Changes, claim: Claim | None

@@ -1,8 +1,7 @@
 """The scripts in `lua/`, one for each verb, and the retries when the connection is lost.
 
-The header of a script names the parts in `lua/lib/` that it `uses`, and the header of each part the
-`keys` that it touches. The text of a script is composed once, with all its parts, and with every
-key declared. Every script may be run again after its reply was lost: it then knows that it is a
+The header of a script names the parts in `lua/lib/` that it `uses`. The text of a script is composed
+once, with all its parts; a key is written as `KEYS.name`, and is declared with that. Every script may be run again after its reply was lost: it then knows that it is a
 repeat (`is_repeat`), and does not do a second time what it has done.
 """
 
@@ -61,16 +60,15 @@ def script(name: str) -> Script:
 
 
 def compose(main: str) -> Script:
-    """A script with all the parts it uses, and with the keys of all of them declared."""
-    parts = [*(_source(f"lib/{part}") for part in _header(main, "uses")), main]
-    names = tuple(dict.fromkeys(name for part in parts for name in _header(part, "keys")))
-    declared = [f"local {name} = KEYS[{number}]" for number, name in enumerate(names, start=1)]
-    text = "\n".join(parts)
-    words = set(re.findall(r"[A-Z_]{3,}", text))
-    constants = [
-        f"local {name} = {value}" for name, value in LUA_CONSTANTS.items() if name in words
-    ]
-    text = "\n".join([*constants, *declared, text])
+    """A script with all the parts it uses. Its keys and the parts of a place become plain numbers.
+
+    A number costs nothing, whereas every local that functions share slows down each of their definitions,
+    which are made anew in each call.
+    """
+    text = "\n".join([*(_source(f"lib/{part}") for part in uses(main)), main])
+    names = tuple(dict.fromkeys(re.findall(r"\bKEYS\.(\w+)", text)))
+    text = re.sub(r"\bKEYS\.(\w+)", lambda found: f"KEYS[{names.index(found[1]) + 1}]", text)
+    text = re.sub(r"\b[A-Z_]{3,}\b", lambda found: str(LUA_CONSTANTS.get(found[0], found[0])), text)
     return Script(text, names, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -78,9 +76,10 @@ def _source(name: str) -> str:
     return resources.files("omniq.storage.redis").joinpath(f"lua/{name}.lua").read_text("utf-8")
 
 
-def _header(source: str, name: str) -> list[str]:
-    lines: list[str] = re.findall(rf"^-- {name}:(.*)$", source, re.MULTILINE)
-    return [word for line in lines for word in line.split()]
+def uses(source: str) -> list[str]:
+    """The parts that a script names in its header."""
+    found = re.search(r"^-- uses:(.*)$", source, re.MULTILINE)
+    return found[1].split() if found else []
 
 
 def raw(data: bytes) -> msgspec.Raw:

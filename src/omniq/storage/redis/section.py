@@ -45,6 +45,9 @@ class Server(Protocol):
     async def count_waiting(self) -> int:
         """The number of tasks that wait for a run."""
 
+    def note_used(self, names: list[str]) -> None:
+        """Note which documents claims use: the next claim probably uses them again."""
+
     def new_nonce(self) -> str:
         """A text that no other call has."""
 
@@ -64,15 +67,20 @@ class RedisSection(Section):
         # What `begin_claim` has read already.
         self._paused: list[str] | int = 0
         self._found: dict[DocumentQuery, list[Document]] = {}
+        self._values: dict[str, bytes | None] = {}
         self._suspects: list[Row] = []
 
     # Reading
 
     def prefetch(
-        self, found: dict[DocumentQuery, list[Document]], paused: list[str], suspects: list[bytes]
+        self,
+        found: dict[DocumentQuery, list[Document]],
+        values: dict[str, bytes | None],
+        paused: list[str],
+        suspects: list[bytes],
     ) -> None:
         """Use what a claim has read in one call."""
-        self._found, self._paused = found, paused
+        self._found, self._values, self._paused = found, values, paused
         self._suspects = self._rows(suspects)
 
     def _rows(self, reply: list[bytes]) -> list[Row]:
@@ -131,11 +139,16 @@ class RedisSection(Section):
         if not wanted:
             return {}
         names = [f"{kind}/{key}" for key in wanted]
-        values = await self._server.read_fields("documents", names)
+        if self._claims_as:
+            self._server.note_used(names)
+        unread = [name for name in names if name not in self._values]
+        if unread:
+            values = await self._server.read_fields("documents", unread)
+            self._values.update(zip(unread, values, strict=True))
         return {
-            key: read_document(f"{kind}/{key}", value)
-            for key, value in zip(wanted, values, strict=True)
-            if value is not None
+            key: read_document(name, value)
+            for key, name in zip(wanted, names, strict=True)
+            if (value := self._values[name]) is not None
         }
 
     async def find_documents(self, query: DocumentQuery) -> list[Document]:
@@ -156,12 +169,6 @@ class RedisSection(Section):
 
     async def write(self, changes: Changes) -> frozenset[str]:
         try:
-            if self._is_plain_insertion(changes):
-                (row,) = changes.inserted
-                parts = (row.id, *_inserted(row)[1:], row.queue, row.func_path)
-                if await self._server.run("enqueue_one", *parts) == 0:
-                    raise Moved
-                return frozenset()
             reply = await self._server.run("write", *self._request(changes))
         except OutOfMemory as error:
             if not changes.inserted:
@@ -176,14 +183,6 @@ class RedisSection(Section):
                 raise LeaseLost(self._claims_as)
         return frozenset(task_id.decode() for task_id in reply)
 
-    def _is_plain_insertion(self, changes: Changes) -> bool:
-        if len(changes.inserted) != 1 or changes.bound is not None or changes.documents:
-            return False
-        (row,) = changes.inserted
-        is_due = row.visible <= 0 and not row.crashes
-        # After a first try failed, the section has read the id.
-        return is_due and row.result_ttl >= SHORT_TTL and row.id not in self._places
-
     def _request(self, changes: Changes) -> tuple[Any, ...]:
         others = changes.claimed or changes.updated or changes.ended or changes.deleted_dead
         # A repeated enqueue finds its tasks; other calls have to know that they are repeats.
@@ -196,7 +195,7 @@ class RedisSection(Section):
             self._paused if changes.claimed else 0,
             self._row_changes(changes),
             [document_change(change) for change in changes.documents],
-            [_inserted(row) for row in changes.inserted],
+            [inserted(row) for row in changes.inserted],
             changes.bound or 0,
             [
                 (task_id, raw(self._places.get(task_id, b"")))
@@ -239,7 +238,8 @@ class RedisSection(Section):
         return (row.id, before, place, "", raw(record), raw(letter), failed_at, 0)
 
 
-def _inserted(row: Row) -> tuple[Any, ...]:
+def inserted(row: Row) -> tuple[Any, ...]:
+    """A new row as `lua/lib/changes.lua` takes it."""
     return (row.id, encoding.head_of(row), encoding.foot_of(row), raw(encoding.record_of(row)))
 
 

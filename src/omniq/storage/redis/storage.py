@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import SettingsError, StorageError
@@ -14,6 +15,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.enqueue_batcher import EnqueueBatcher
 from omniq.storage.redis import server_check
 from omniq.storage.redis.backend import RedisBackend
+from omniq.storage.redis.connection import OutOfMemory
 from omniq.storage.redis.section import SHORT_TTL
 from omniq.storage.row_rules import Row
 
@@ -62,7 +64,7 @@ class RedisStorage(BaseStorage):
         await super()._open()
         # With a limit, one at a time: the first call gets the room that is left.
         self._enqueues = EnqueueBatcher(
-            self._engine.enqueue, concurrent_writes=2 if self._max_pending is None else 1
+            self._insert, concurrent_writes=2 if self._max_pending is None else 1
         )
 
     async def close(self) -> None:
@@ -88,6 +90,15 @@ class RedisStorage(BaseStorage):
         if any(row.result_ttl < SHORT_TTL for row in rows):
             return await self._engine.enqueue(rows)
         return await self._enqueues.add(rows)
+
+    async def _insert(self, rows: list[Row]) -> list[str]:
+        row = rows[0]
+        if len(rows) == 1 and self._max_pending is None and row.visible <= 0 and not row.unique:
+            # When memory is full or the id is taken, the engine says what to do.
+            with suppress(OutOfMemory):
+                if await self._backend.enqueue_one(row):
+                    return [row.id]
+        return await self._engine.enqueue(rows)
 
     # Waiting
 

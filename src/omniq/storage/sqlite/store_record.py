@@ -12,7 +12,7 @@ import msgspec
 
 from omniq.errors import StorageError
 from omniq.serialization import encode_internal, lenient_decoder
-from omniq.storage.sqlite.connection import Connection, DriverError
+from omniq.storage.sqlite.connection import Connection
 
 _FORMAT = 1
 
@@ -78,10 +78,7 @@ def _is_in_use(name: str, path: str) -> bool:
 
 def check_lease_file(db: Connection, path: str) -> None:
     """Raise `StorageError` when others use the database with another lease file. `db` reads both."""
-    try:
-        known, leases = read_record(db), read_lease_file_id(db)
-    except DriverError:
-        return
+    known, leases = read_record(db), read_lease_file_id(db)
     if known is not None and known.leases != leases:
         raise StorageError(
             f"SQLite database {path}: it was opened as {known.path}, with other leases; "

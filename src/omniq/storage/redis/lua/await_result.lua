@@ -1,9 +1,8 @@
 -- Asks for a notification when a task ends, if it has not ended yet.
 -- uses: request places
--- keys: places awaited
 -- request   3 id
 -- returns   whether the task has yet to end
-local place = redis.call('HGET', places, request[3])
+local place = redis.call('HGET', KEYS.places, request[3])
 if not place or is_finished(place) then return 0 end
-redis.call('SADD', awaited, request[3])
+redis.call('SADD', KEYS.awaited, request[3])
 return 1

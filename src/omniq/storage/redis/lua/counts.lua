@@ -1,19 +1,18 @@
 -- Counts tasks and dead letters.
 -- uses: request places
--- keys: counts ready parked delayed lingering places succeeded failed cancelled dead
 -- request   3 whether only waiting tasks are counted
 -- returns   now; how many wait; the counters of live tasks; how many succeeded, failed and were cancelled;
 --           how many dead letters; each queue in which a task waits, and the due time (a stamp) of its first
 local MAX_STEPS = 5000 -- lanes and priorities that are read
 
 local waiting = 0
-for _, set in ipairs({ ready, parked, delayed, lingering }) do waiting = waiting + redis.call('ZCARD', set) end
+for _, set in ipairs({ KEYS.ready, KEYS.parked, KEYS.delayed, KEYS.lingering }) do waiting = waiting + redis.call('ZCARD', set) end
 if request[3] == 1 then return { now_text, waiting } end
 
 local steps, first_due = 0, {}
 
 local function add_due(id)
-  local place = redis.call('HGET', places, id)
+  local place = redis.call('HGET', KEYS.places, id)
   if not place then return end
   local _, queue = split_place(place)
   local due = string.sub(place, DUE_FIRST, DUE_LAST)
@@ -34,10 +33,10 @@ local function read_first_of_each_priority(set)
   end
 end
 
-read_first_of_each_priority(ready)
-read_first_of_each_priority(parked)
+read_first_of_each_priority(KEYS.ready)
+read_first_of_each_priority(KEYS.parked)
 -- Tasks that have come due and that no claim has moved yet.
-for _, member in ipairs(redis.call('ZRANGEBYLEX', delayed, '-', '[' .. now_stamp .. '~', 'LIMIT', 0, MAX_STEPS)) do
+for _, member in ipairs(redis.call('ZRANGEBYLEX', KEYS.delayed, '-', '[' .. now_stamp .. '~', 'LIMIT', 0, MAX_STEPS)) do
   add_due(string.match(member, '/(.*)$'))
 end
 local firsts, finished = {}, {}
@@ -45,7 +44,7 @@ for queue, due in pairs(first_due) do
   firsts[#firsts + 1] = queue
   firsts[#firsts + 1] = due
 end
-for position, set in ipairs({ succeeded, failed, cancelled }) do
+for position, set in ipairs({ KEYS.succeeded, KEYS.failed, KEYS.cancelled }) do
   finished[position] = redis.call('ZCOUNT', set, '(' .. now_text, '+inf')
 end
-return { now_text, waiting, redis.call('HGETALL', counts), finished, redis.call('HLEN', dead), firsts }
+return { now_text, waiting, redis.call('HGETALL', KEYS.counts), finished, redis.call('HLEN', KEYS.dead), firsts }

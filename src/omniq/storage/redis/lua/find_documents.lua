@@ -1,18 +1,17 @@
 -- Reads documents in the order of their keys, or of their due times.
 -- uses: request writes
--- keys: documents document_keys document_dues
 -- request   3 kind, 4 and 5 the range of names, 6 due by or '' for that range, 7 how many
 -- returns   now, then name and value of each
 local kind, due_by, limit = request[3] .. '/', request[6], request[7]
 local names
 if due_by ~= '' then
-  names = redis.call('ZRANGEBYLEX', document_dues, '[' .. kind, '(' .. kind .. due_by .. '0', 'LIMIT', 0, limit)
+  names = redis.call('ZRANGEBYLEX', KEYS.document_dues, '[' .. kind, '(' .. kind .. due_by .. '0', 'LIMIT', 0, limit)
   for position, member in ipairs(names) do names[position] = string.gsub(member, '/%d+', '', 1) end
 else
-  names = redis.call('ZRANGEBYLEX', document_keys, request[4], request[5], 'LIMIT', 0, limit)
+  names = redis.call('ZRANGEBYLEX', KEYS.document_keys, request[4], request[5], 'LIMIT', 0, limit)
 end
 local answer = { now_text }
-for position, value in ipairs(get_all(documents, names)) do
+for position, value in ipairs(get_all(KEYS.documents, names)) do
   if value then
     answer[#answer + 1] = names[position]
     answer[#answer + 1] = value

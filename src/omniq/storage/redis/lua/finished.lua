@@ -1,9 +1,8 @@
 -- Reads the ids of finished tasks whose record has expired, or that finished in time, a part per call.
 -- uses: request
--- keys: succeeded failed cancelled
 -- request   3 'expires_at' or 'finished_at', 4 at that time or before, 5 how many, 6 which status, 7 cursor
 -- returns   the next cursor ('0' at the end), then ids
-local set = ({ s = succeeded, f = failed, c = cancelled })[request[6]]
+local set = ({ s = KEYS.succeeded, f = KEYS.failed, c = KEYS.cancelled })[request[6]]
 local answer = { '0' }
 if request[3] == 'expires_at' then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', request[4], 'LIMIT', 0, request[5])) do

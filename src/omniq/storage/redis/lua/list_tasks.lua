@@ -1,7 +1,6 @@
 -- Reads tasks in the order of their ids, or in the reverse order, up to a limit of tasks read and of
 -- places checked.
 -- uses: request writes places rows
--- keys: places ended ids held succeeded failed cancelled
 -- request   3 the id before the first ('' for none), 4 how many, 5 status letter or '', 6 queue or '',
 --           7 function or '', 8 whether the order is reversed, 9 how many places to check at most
 -- returns   the id to continue after ('' at the end), then id, place, record, and state or end of each
@@ -16,7 +15,7 @@ end
 
 -- The ids of a status that has a dedicated sorted set, when there are few of them; else nil.
 local function few_with_status()
-  local set = ({ s = succeeded, f = failed, c = cancelled, r = held })[status]
+  local set = ({ s = KEYS.succeeded, f = KEYS.failed, c = KEYS.cancelled, r = KEYS.held })[status]
   if not set or redis.call('ZCARD', set) > FEW then return nil end
   local found = {}
   for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
@@ -42,11 +41,11 @@ if not page then
   if func .. status .. queue == '' then size = math.min(size, limit) end
   local command, to = 'ZRANGEBYLEX', '+'
   if is_reversed then command, to = 'ZREVRANGEBYLEX', '-' end
-  page = redis.call(command, ids, from, to, 'LIMIT', 0, size)
+  page = redis.call(command, KEYS.ids, from, to, 'LIMIT', 0, size)
 end
 
 local found, found_places, reached = {}, {}, nil
-for position, place in ipairs(get_all(places, page)) do
+for position, place in ipairs(get_all(KEYS.places, page)) do
   if matches(place) then
     found[#found + 1], found_places[#found_places + 1] = page[position], place
     if #found == limit then
@@ -59,7 +58,7 @@ local answer = { reached or (not is_complete and page[#page]) or '' }
 append_rows(answer, found, found_places, true)
 for position = 2, #answer, 4 do
   if is_finished(answer[position + 1]) then
-    answer[position + 3] = redis.call('HGET', ended, answer[position]) or ''
+    answer[position + 3] = redis.call('HGET', KEYS.ended, answer[position]) or ''
   end
 end
 return answer

@@ -1,18 +1,17 @@
 -- Reads everything that is stored under these ids.
 -- uses: request writes places rows
--- keys: places ended dead
 -- request   3 ids, 4 whether with bodies
 -- returns   now, then for each: place ('' if there is none), record, state (of a finished task, what was
 --           stored at its end), dead letter
 local answer = { now_text }
-local found, records = get_all(places, request[3]), get_all(tasks, request[3])
-local letters = get_all(dead, request[3])
+local found, records = get_all(KEYS.places, request[3]), get_all(KEYS.tasks, request[3])
+local letters = get_all(KEYS.dead, request[3])
 for position, id in ipairs(request[3]) do
   local place, record, size = found[position], records[position] or '', #answer
   if place and is_expired(place) then place = false end
   answer[size + 1] = place or ''
   answer[size + 2] = request[4] == 1 and record or without_body(record)
-  answer[size + 3] = place and redis.call('HGET', is_finished(place) and ended or states, id) or ''
+  answer[size + 3] = place and redis.call('HGET', is_finished(place) and KEYS.ended or KEYS.states, id) or ''
   answer[size + 4] = letters[position] or ''
 end
 return answer

@@ -1,6 +1,5 @@
 -- Records plain outcomes, then claims plain rows: one round trip of a worker.
--- uses: request writes wakeups places lanes task_sets rows documents changes held candidates
--- keys: leases idle
+-- uses: request writes wakeups results places lanes task_sets rows documents changes held candidates
 -- request   3 owner, 4 groups of endings, 5 other outcomes, 6 unique keys that end with their tasks
 --           (see lib/documents), 7 what to claim or 0
 --           a group is { queue, function, status, when it finished, when its record expires (0 stores
@@ -12,11 +11,11 @@
 --           changed since they were claimed, the claimed rows (0 if the claim needs the rules, or if rows
 --           have changed), and the next event
 local owner, groups, outcomes, keys, wanted = request[3], request[4], request[5], request[6], request[7]
-local is_leased = redis.call('ZSCORE', leases, owner)
+local is_leased = redis.call('ZSCORE', KEYS.leases, owner)
 if wanted ~= 0 and not is_leased then return 'lost' end
 
 -- A script that has removed something may also write when memory is full: then running tasks can finish.
-redis.call('HDEL', idle, wanted ~= 0 and wanted[6] or '')
+redis.call('HDEL', KEYS.idle, wanted ~= 0 and wanted[6] or '')
 
 local missed, is_missed, ended_ids = {}, {}, {}
 
@@ -32,7 +31,7 @@ local function end_group(group)
   local head, tail = 'hr00', '/' .. finished_at .. '/' .. expires_at
   local row_ids, new_places, released, records, index, dropped = {}, {}, {}, {}, {}, {}
   for position = 1, #list, 3 do row_ids[#row_ids + 1] = list[position] end
-  local known = get_all(places, row_ids)
+  local known = get_all(KEYS.places, row_ids)
   for position, id in ipairs(row_ids) do
     local place, token, record = known[position], list[3 * position - 1], list[3 * position]
     local start = token .. '/' .. queue .. '/' .. func .. '/'
@@ -56,13 +55,13 @@ local function end_group(group)
     end
   end
   add_to_count(queue, 'r', -#released)
-  call_all('ZREM', held, released)
-  call_all('HSET', places, new_places)
-  call_all('HSET', ended, records)
+  call_all('ZREM', KEYS.held, released)
+  call_all('HSET', KEYS.places, new_places)
+  call_all('HSET', KEYS.ended, records)
   call_all('ZADD', FINISHED_SETS[status], index)
-  call_all('HDEL', places, dropped)
-  call_all('HDEL', tasks, dropped)
-  call_all('ZREM', ids, dropped)
+  call_all('HDEL', KEYS.places, dropped)
+  call_all('HDEL', KEYS.tasks, dropped)
+  call_all('ZREM', KEYS.ids, dropped)
 end
 
 local function apply_outcome(id, place, token, new_place, state)
@@ -76,10 +75,10 @@ local function apply_outcome(id, place, token, new_place, state)
 end
 
 for _, group in ipairs(groups) do end_group(group) end
-if #ended_ids > 0 and redis.call('EXISTS', states) == 1 then call_all('HDEL', states, ended_ids) end
+if #ended_ids > 0 and redis.call('EXISTS', KEYS.states) == 1 then call_all('HDEL', KEYS.states, ended_ids) end
 for _, outcome in ipairs(outcomes) do
   local id, token, place, state = unpack(outcome)
-  apply_outcome(id, redis.call('HGET', places, id), token, place, state)
+  apply_outcome(id, redis.call('HGET', KEYS.places, id), token, place, state)
 end
 if #keys > 0 then
   read_documents(keys)
@@ -94,7 +93,7 @@ notify_ended(ended_ids)
 -- The rows that this same call has claimed already: its reply was lost, or the caller repeats it.
 local function held_by_claim(claim_id)
   local row_ids, answer = held_ids(owner), {}
-  local row_places = get_all(places, row_ids)
+  local row_places = get_all(KEYS.places, row_ids)
   for position, place in ipairs(row_places) do
     local _, _, _, _, tail = split_place(place or '')
     if not tail or string.match(tail, '^[^/]*/%d+/(.*)$') ~= claim_id then row_places[position] = false end
@@ -115,32 +114,36 @@ end
 
 -- Remove the chosen members from the ready order.
 local function remove_chosen(chosen, lanes)
-  local last
+  local last, is_one = nil, true
   for _, lane in ipairs(lanes) do
-    if lane ~= last then change_lane(lane) end
-    last = lane
+    if lane ~= last then
+      change_lane(lane)
+      is_one = is_one and not last
+      last = lane
+    end
   end
-  if lanes.is_one then
-    redis.call('ZREMRANGEBYLEX', ready, '[' .. chosen[1], '[' .. chosen[#chosen])
+  if is_one then
+    redis.call('ZREMRANGEBYLEX', KEYS.ready, '[' .. chosen[1], '[' .. chosen[#chosen])
   else
-    call_all('ZREM', ready, chosen)
+    call_all('ZREM', KEYS.ready, chosen)
   end
 end
 
--- The first members of the ready order, with their ids and lanes; nil if a suspect is among them.
-local function choose(asked, limit)
-  local row_ids, chosen, lanes = {}, {}, { is_one = true }
-  begin_candidates(asked, '', limit)
-  for position = 1, limit do
-    local member, lane = next_candidate(asked, '', limit)
-    if not member then break end
-    -- The lane of suspects begins with '1'.
-    if string.byte(lane) ~= 48 then return nil end
-    row_ids[position], chosen[position] = string.sub(member, #lane + ORDER_SIZE + 2), member
-    lanes[position] = lane
-    lanes.is_one = lanes.is_one and lane == lanes[1]
+local function count_claimed(lanes, row_places)
+  local last, status, number = nil, nil, 0
+  for position = 1, #lanes + 1 do
+    local place = row_places[position]
+    local its_status = place and string.sub(place, STATUS, STATUS)
+    if lanes[position] ~= last or its_status ~= status then
+      if last then
+        local queue = string.match(last, '^.([^/]*)')
+        add_to_count(queue, status, -number)
+        add_to_count(queue, 'r', number)
+      end
+      last, status, number = lanes[position], its_status, 0
+    end
+    number = number + 1
   end
-  return row_ids, chosen, lanes
 end
 
 -- Take the first rows if all of them are plain; 0 if the claim needs the rules.
@@ -152,37 +155,32 @@ local function claim()
     if #known > 0 then return known, '' end
   end
   if #missed > 0 then return 0, '' end
-  local gate = redis.call('ZRANGEBYLEX', document_dues, '[gate/', '(gate/' .. now_stamp .. '0', 'LIMIT', 0, 1)
+  local gate = redis.call('ZRANGEBYLEX', KEYS.document_dues, '[gate/', '(gate/' .. now_stamp .. '0', 'LIMIT', 0, 1)
   if gate[1] or not move_due(due_by) then return 0, '' end
-  local row_ids, chosen, lanes = choose({ wanted[3], paused_queues(), wanted[4], 1 }, limit)
-  if not row_ids then return 0, '' end
-  local row_places, records, row_states = get_all(places, row_ids), get_all(tasks, row_ids), {}
-  if #row_ids > 0 and redis.call('EXISTS', states) == 1 then row_states = get_all(states, row_ids) end
+  local row_ids, chosen, lanes, asked = {}, {}, {}, { wanted[3], paused_queues(), wanted[4], 1 }
+  begin_candidates(asked, '', limit)
+  read_candidates(asked, '', limit, chosen, row_ids, lanes)
+  local row_places, records, row_states = get_all(KEYS.places, row_ids), get_all(KEYS.tasks, row_ids), {}
+  if #row_ids > 0 and redis.call('EXISTS', KEYS.states) == 1 then row_states = get_all(KEYS.states, row_ids) end
   local holder = owner .. '/' .. now_text .. '/' .. claim_id
-  local new_places, held_members, answer, changes = {}, {}, {}, {}
+  local new_places, held_members, answer = {}, {}, {}
   for position, id in ipairs(row_ids) do
     local place = row_places[position]
     if not records[position] or not is_plain(place, due_by) then return 0, '' end
-    local token, queue, middle = string.match(place, '^(%d+)(/[^/]*/)(.*)$', FIXED_LAST + 1)
+    local token, middle = string.match(place, '^(%d+)(/.*)$', FIXED_LAST + 1)
     if not token then return 0, '' end
-    local name, size, last = queue .. string.sub(place, STATUS, STATUS), 2 * position, 4 * position
-    place = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST)
-      .. string.format('%.0f', token + 1) .. queue .. middle .. holder
+    local size, last = 2 * position, 4 * position
+    place = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST) .. string.format('%.0f', token + 1) .. middle .. holder
     new_places[size - 1], new_places[size] = id, place
     held_members[size - 1], held_members[size] = 0, owner .. '/0/' .. id
     answer[last - 3], answer[last - 2] = id, place
     answer[last - 1], answer[last] = records[position], row_states[position] or ''
-    changes[name] = (changes[name] or 0) + 1
   end
   if #row_ids > 0 then
     remove_chosen(chosen, lanes)
-    call_all('HSET', places, new_places)
-    call_all('ZADD', held, held_members)
-    for name, number in pairs(changes) do
-      local queue, status = string.match(name, '^/([^/]*)/(.)$')
-      add_to_count(queue, status, -number)
-      add_to_count(queue, 'r', number)
-    end
+    call_all('HSET', KEYS.places, new_places)
+    call_all('ZADD', KEYS.held, held_members)
+    count_claimed(lanes, row_places)
     flush()
     update_heads()
   end

@@ -1,6 +1,5 @@
 -- Makes the changes of one section, all or none.
--- uses: request writes wakeups places lanes task_sets documents changes held candidates
--- keys: leases idle nonces
+-- uses: request writes wakeups results places lanes task_sets documents changes
 -- request   3 nonce of the call, or '' if a repeat needs none; 4 the owner that claims, or ''; 5 the paused
 --           queues as the claim has read them, or 0;
 --           6 rows: { id, place as read, new place, state or '', record at its end, dead letter or '', its
@@ -13,8 +12,8 @@ local nonce, owner, rows, changes, inserted, bound = request[3], request[4], req
 local deleted_finished, deleted_dead = request[10], request[11]
 local NONCE_SECONDS = 600 -- for which a nonce is stored
 
-if is_repeat and nonce ~= '' and redis.call('ZSCORE', nonces, nonce) then return {} end
-if owner ~= '' and not redis.call('ZSCORE', leases, owner) then return 'lost' end
+if is_repeat and nonce ~= '' and redis.call('ZSCORE', KEYS.nonces, nonce) then return {} end
+if owner ~= '' and not redis.call('ZSCORE', KEYS.leases, owner) then return 'lost' end
 if request[5] ~= 0 and table.concat(paused_queues(), '/') ~= table.concat(request[5], '/') then return 'moved' end
 
 local function ids_of(list)
@@ -25,7 +24,7 @@ end
 
 -- Check everything before the first change.
 local left_out, is_left_out, is_deleted = {}, {}, {}
-for position, place in ipairs(get_all(places, ids_of(rows))) do
+for position, place in ipairs(get_all(KEYS.places, ids_of(rows))) do
   local row = rows[position]
   if place ~= row[2] then
     if row[8] == 0 then return 'moved' end
@@ -38,32 +37,32 @@ read_documents(changes)
 for _, change in ipairs(changes) do
   if not is_unchanged(change) then return 'moved' end
 end
-local finished_places = get_all(places, ids_of(deleted_finished))
+local finished_places = get_all(KEYS.places, ids_of(deleted_finished))
 for position, each in ipairs(deleted_finished) do
   local place = finished_places[position]
   if each[2] ~= '' and place ~= each[2] then return 'moved' end
   is_deleted[each[1]] = true
 end
 for _, each in ipairs(deleted_dead) do
-  if each[2] ~= '' and redis.call('HGET', dead, each[1]) ~= each[2] then return 'moved' end
+  if each[2] ~= '' and redis.call('HGET', KEYS.dead, each[1]) ~= each[2] then return 'moved' end
   is_deleted[each[1]] = true
 end
 local replaced = {}
-for position, record in ipairs(get_all(tasks, ids_of(inserted))) do
+for position, record in ipairs(get_all(KEYS.tasks, ids_of(inserted))) do
   local id = inserted[position][1]
   if record and not is_deleted[id] then
-    local place = redis.call('HGET', places, id)
-    if (place and not is_expired(place)) or redis.call('HEXISTS', dead, id) == 1 then return 'moved' end
+    local place = redis.call('HGET', KEYS.places, id)
+    if (place and not is_expired(place)) or redis.call('HEXISTS', KEYS.dead, id) == 1 then return 'moved' end
     replaced[#replaced + 1] = { id, place }
   end
 end
 if bound > 0 and #inserted > 0 then
-  local waiting = redis.call('ZCARD', ready) + redis.call('ZCARD', parked) + redis.call('ZCARD', delayed)
+  local waiting = redis.call('ZCARD', KEYS.ready) + redis.call('ZCARD', KEYS.parked) + redis.call('ZCARD', KEYS.delayed)
   if waiting + #inserted > bound then return 'full' end
 end
 
 -- A script that has removed something may also write when memory is full: then running tasks can finish.
-if #inserted == 0 then redis.call('HDEL', idle, '') end
+if #inserted == 0 then redis.call('HDEL', KEYS.idle, '') end
 local ended_ids = {}
 for _, row in ipairs(rows) do
   local id, from, place, state, record, letter, failed_at = unpack(row)
@@ -75,11 +74,11 @@ for position, each in ipairs(deleted_finished) do
   local place = finished_places[position]
   local finished_at = place and is_finished(place) and string.match(place, '(%d+)/%d+$')
   if finished_at and (request[12] == 0 or tonumber(finished_at) < request[12]) then
-    delete_finished(each[1], place, redis.call('HEXISTS', dead, each[1]) == 1)
+    delete_finished(each[1], place, redis.call('HEXISTS', KEYS.dead, each[1]) == 1)
   end
 end
 for _, each in ipairs(deleted_dead) do
-  delete_dead(each[1], redis.call('HEXISTS', places, each[1]) == 1)
+  delete_dead(each[1], redis.call('HEXISTS', KEYS.places, each[1]) == 1)
 end
 for _, each in ipairs(replaced) do
   if each[2] then delete_finished(each[1], each[2], false) end
@@ -97,9 +96,9 @@ end
 flush()
 update_heads()
 if nonce ~= '' then
-  redis.call('ZADD', nonces, now, nonce)
-  redis.call('ZREMRANGEBYSCORE', nonces, '-inf', now - NONCE_SECONDS * 1000000)
-  redis.call('EXPIRE', nonces, NONCE_SECONDS)
+  redis.call('ZADD', KEYS.nonces, now, nonce)
+  redis.call('ZREMRANGEBYSCORE', KEYS.nonces, '-inf', now - NONCE_SECONDS * 1000000)
+  redis.call('EXPIRE', KEYS.nonces, NONCE_SECONDS)
 end
 notify_ended(ended_ids)
 send_wakeups()

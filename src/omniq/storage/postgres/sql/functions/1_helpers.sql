@@ -17,6 +17,7 @@ BEGIN
         'enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin', 'jit'
     ]) AS setting (name);
     PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+    PERFORM set_config('random_page_cost', '0.1', true);
     RETURN true;
 END $$;
 

@@ -74,37 +74,34 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.change_documents(p_changes {schema}.document_change[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_kept bigint;
-    v_changed bigint;
+    v_change {schema}.document_change;
 BEGIN
-    SELECT count(*) INTO v_kept FROM unnest(p_changes) WHERE condition = 0 AND before IS NOT NULL;
-    WITH changed AS (
-        UPDATE {schema}.documents SET data = given.after, due = given.due
-        FROM unnest(p_changes) AS given
-        WHERE documents.kind = given.kind AND documents.key = given.key
-            AND given.condition <> 1 AND given.after IS NOT NULL AND documents.data = given.before
-        RETURNING given.condition
-    ),
-    deleted AS (
-        DELETE FROM {schema}.documents USING unnest(p_changes) AS given
-        WHERE documents.kind = given.kind AND documents.key = given.key AND given.after IS NULL
-            AND (given.condition = 1 OR documents.data = given.before)
-        RETURNING given.condition
-    )
-    SELECT (SELECT count(*) FROM changed WHERE condition = 0)
-        + (SELECT count(*) FROM deleted WHERE condition = 0)
-    INTO v_changed;
-    IF v_changed < v_kept THEN
-        PERFORM {schema}.refuse_moved();
-    END IF;
-    -- Fails if another section has written the document first.
-    INSERT INTO {schema}.documents (kind, key, due, data)
-    SELECT kind, key, due, after FROM unnest(p_changes)
-    WHERE condition = 0 AND before IS NULL AND after IS NOT NULL;
-    INSERT INTO {schema}.documents (kind, key, due, data)
-    SELECT kind, key, due, after FROM unnest(p_changes)
-    WHERE condition = 1 AND after IS NOT NULL
-    ON CONFLICT (kind, key) DO UPDATE SET due = excluded.due, data = excluded.data;
+    -- One by one: a join could be planned for a table that was empty then.
+    FOREACH v_change IN ARRAY p_changes LOOP
+        IF v_change.condition = 1 AND v_change.after IS NULL THEN
+            DELETE FROM {schema}.documents WHERE kind = v_change.kind AND key = v_change.key;
+        ELSIF v_change.condition = 1 THEN
+            INSERT INTO {schema}.documents (kind, key, due, data)
+            VALUES (v_change.kind, v_change.key, v_change.due, v_change.after)
+            ON CONFLICT (kind, key) DO UPDATE SET due = excluded.due, data = excluded.data;
+        ELSIF v_change.before IS NULL THEN
+            -- Fails if another section has written the document first.
+            INSERT INTO {schema}.documents (kind, key, due, data)
+            SELECT v_change.kind, v_change.key, v_change.due, v_change.after
+            WHERE v_change.after IS NOT NULL;
+        ELSE
+            IF v_change.after IS NULL THEN
+                DELETE FROM {schema}.documents
+                WHERE kind = v_change.kind AND key = v_change.key AND data = v_change.before;
+            ELSE
+                UPDATE {schema}.documents SET due = v_change.due, data = v_change.after
+                WHERE kind = v_change.kind AND key = v_change.key AND data = v_change.before;
+            END IF;
+            IF NOT FOUND AND v_change.condition = 0 THEN
+                PERFORM {schema}.refuse_moved();
+            END IF;
+        END IF;
+    END LOOP;
 END $$;
 
 -- Write the changes of a section.
@@ -136,10 +133,9 @@ BEGIN
     -- Before any row is locked: this is what many sections change.
     IF EXISTS (
         SELECT FROM unnest(p_documents) AS given
-        WHERE given.condition = 0 AND given.before IS NOT NULL AND NOT EXISTS (
-            SELECT FROM {schema}.documents
+        WHERE given.condition = 0 AND given.before IS DISTINCT FROM (
+            SELECT data FROM {schema}.documents
             WHERE documents.kind = given.kind AND documents.key = given.key
-                AND documents.data = given.before
         )
     ) THEN
         PERFORM {schema}.refuse_moved();

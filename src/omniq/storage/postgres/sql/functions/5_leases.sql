@@ -28,7 +28,9 @@ BEGIN
     IF NOT FOUND AND p_is_first THEN
         INSERT INTO {schema}.leases (owner, until, fenced, at, info, length)
         VALUES (p_owner, v_until, false, at, p_info, p_length)
-        ON CONFLICT (owner) DO NOTHING;
+        -- Two first renewals may be made at the same time.
+        ON CONFLICT (owner) DO UPDATE SET until = v_until, at = excluded.at, info = p_info
+        WHERE NOT leases.fenced;
         is_renewed := FOUND;
         is_paused := false;
     END IF;

@@ -1,17 +1,16 @@
 -- The first ready tasks in the order of claims, and the tasks that come due.
--- keys: places delayed document_keys document_dues
 local MOVED_PER_CALL = 1000
 local FIRST_PAGE = 8
 local ORDER_SIZE = ORDER_LAST - ORDER_FIRST + 1
 
 -- Move tasks that have come due to where claims find them; false when there are more of them.
 local function move_due(due_by)
-  local due = redis.call('ZRANGEBYLEX', delayed, '-', '[' .. due_by .. '~', 'LIMIT', 0, MOVED_PER_CALL)
+  local due = redis.call('ZRANGEBYLEX', KEYS.delayed, '-', '[' .. due_by .. '~', 'LIMIT', 0, MOVED_PER_CALL)
   if #due == 0 then return true end
   local due_ids = {}
   for position, member in ipairs(due) do due_ids[position] = string.match(member, '/(.*)$') end
-  for position, place in ipairs(get_all(places, due_ids)) do
-    remove(delayed, due[position])
+  for position, place in ipairs(get_all(KEYS.places, due_ids)) do
+    remove(KEYS.delayed, due[position])
     if place then
       local _, queue, func, _, tail = split_place(place)
       add_claimable_row(due_ids[position], place, queue, func, tail)
@@ -53,8 +52,15 @@ local function functions_in(set, start, runnable)
   return functions
 end
 
--- A source is a range of a sorted set in the order of claims: a lane, or the heads of a function's
--- lanes. `order` is that of its next member, nil at the end.
+local function contains(list, value)
+  for _, each in ipairs(list) do
+    if each == value then return true end
+  end
+  return false
+end
+
+-- A source is a range of a sorted set in the order of claims: a lane, or the heads of a function's lanes.
+-- `order` is that of its next member, nil at the end. A source of one head has no set: `lane` names the lane.
 local sources
 
 local function read_next(source)
@@ -83,7 +89,19 @@ local function add_source(set, prefix, from, size, func)
 end
 
 local function add_lane(lane, after, size)
-  add_source(ready, lane, '[' .. lane .. (after == '' and '' or after .. '0'), size)
+  add_source(KEYS.ready, lane, '[' .. lane .. (after == '' and '' or after .. '0'), size)
+end
+
+-- Begin with the heads of all lanes, if they are few and any function is runnable; false if not.
+local function add_few_heads(runnable)
+  if runnable[1] ~= 0 or #runnable[3] > 0 then return false end
+  local few = redis.call('ZRANGE', KEYS.heads, 0, FIRST_PAGE)
+  if #few > FIRST_PAGE then return false end
+  for _, head in ipairs(few) do
+    local func, order, queue = string.match(head, '^([^/]*)/(%d+)/(.*)$')
+    sources[#sources + 1] = { order = order, queue = queue, lane = queue .. '/' .. func .. '/' }
+  end
+  return true
 end
 
 -- Begin to read. `wanted` is { queues or 0, paused queues, runnable, whether suspects are wanted };
@@ -92,8 +110,9 @@ local function begin_candidates(wanted, after, limit)
   local queues, runnable = wanted[1], wanted[3]
   sources = {}
   if queues == 0 then
-    for _, func in ipairs(functions_in(heads, '', runnable)) do
-      add_source(heads, func .. '/', '[' .. func .. '/', FIRST_PAGE, func)
+    if add_few_heads(runnable) then return end
+    for _, func in ipairs(functions_in(KEYS.heads, '', runnable)) do
+      add_source(KEYS.heads, func .. '/', '[' .. func .. '/', FIRST_PAGE, func)
     end
     return
   end
@@ -101,7 +120,7 @@ local function begin_candidates(wanted, after, limit)
     if not contains(wanted[2], queue) then
       for suspect = 0, wanted[4] do
         local start = suspect .. queue .. '/'
-        local functions = functions_in(ready, start, runnable)
+        local functions = functions_in(KEYS.ready, start, runnable)
         local size = #queues == 1 and #functions == 1 and limit or FIRST_PAGE
         for _, func in ipairs(functions) do add_lane(start .. func .. '/', after, size) end
       end
@@ -109,6 +128,7 @@ local function begin_candidates(wanted, after, limit)
   end
 end
 
+-- The source with the first member; nil at the end.
 local function first_source()
   local first
   for position = #sources, 1, -1 do
@@ -122,34 +142,44 @@ local function first_source()
   return first
 end
 
--- The next member and its lane; nil at the end.
-local function next_candidate(wanted, after, limit)
+-- The lane with the next member, at that member; nil at the end. Lanes are opened when their turn comes.
+local function next_lane(wanted, after, limit)
   while true do
     local source = first_source()
-    if not source then return nil end
-    local member = source.member
-    read_next(source)
-    if not source.func then return member, source.prefix end
-    local queue = string.sub(member, #source.prefix + ORDER_SIZE + 2)
+    if not source or not (source.func or source.lane) then return source end
+    local queue, lane = source.queue, source.lane
+    if lane then
+      source.order = nil
+    else
+      queue = string.sub(source.member, #source.prefix + ORDER_SIZE + 2)
+      lane = queue .. '/' .. source.func .. '/'
+      read_next(source)
+    end
     local is_wanted = wanted[4] == 1 or string.sub(queue, 1, 1) == '0'
     if is_wanted and not contains(wanted[2], string.sub(queue, 2)) then
       local is_only = #sources == 1 and not source.order
-      add_lane(queue .. '/' .. source.func .. '/', after, is_only and limit or FIRST_PAGE)
+      add_lane(lane, after, is_only and limit or FIRST_PAGE)
     end
   end
 end
 
-local function paused_queues()
-  local found = redis.call('ZRANGEBYLEX', document_keys, '[paused_queue/', '(paused_queue0')
-  for position, name in ipairs(found) do found[position] = string.sub(name, #'paused_queue/' + 1) end
-  return found
+-- Append up to `limit` next members to `found`, with ids and lanes; fewer at the end.
+local function read_candidates(wanted, after, limit, found, found_ids, found_lanes)
+  local source = next_lane(wanted, after, limit)
+  while source and #found < limit do
+    local position, prefix = #found + 1, source.prefix
+    found[position], found_lanes[position] = source.member, prefix
+    found_ids[position] = string.sub(source.member, #prefix + ORDER_SIZE + 2)
+    read_next(source)
+    if not source.order or #sources > 1 then source = next_lane(wanted, after, limit) end
+  end
 end
 
 -- When a task may become claimable by time alone, as a stamp; '' when none will.
 local function next_event()
-  local first = redis.call('ZRANGEBYLEX', delayed, '-', '+', 'LIMIT', 0, 1)[1]
+  local first = redis.call('ZRANGEBYLEX', KEYS.delayed, '-', '+', 'LIMIT', 0, 1)[1]
   local gate = redis.call(
-    'ZRANGEBYLEX', document_dues, '[gate/' .. now_stamp .. '0', '(gate0', 'LIMIT', 0, 1
+    'ZRANGEBYLEX', KEYS.document_dues, '[gate/' .. now_stamp .. '0', '(gate0', 'LIMIT', 0, 1
   )[1]
   local due = first and string.match(first, '^%d+') or ''
   local opens = gate and string.match(gate, '^gate/(%d+)') or ''
@@ -159,6 +189,6 @@ end
 
 -- In the same step as the search: a task that arrives from now on finds this worker waiting.
 local function wait_for_more(channel, interest)
-  if channel ~= '' then redis.call('HSET', idle, channel, interest) end
+  if channel ~= '' then redis.call('HSET', KEYS.idle, channel, interest) end
   return next_event()
 end

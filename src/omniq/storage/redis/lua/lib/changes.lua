@@ -1,5 +1,4 @@
 -- Moves rows to other places, stores new rows, and deletes records.
--- keys: places tasks states ended ids dead dead_ids dead_times sequence
 
 -- Move a row from one place to another ('' stores no record). `state`: '' if it has not changed;
 -- `record`: what is stored at its end; `letter`: a dead letter or ''.
@@ -7,21 +6,21 @@ local function move_row(id, from, place, state, record, letter, failed_at)
   remove_from_sets(id, from)
   if place ~= '' then add_to_sets(id, place) end
   if letter ~= '' then
-    put(dead, id, letter)
-    add(dead_ids, id)
-    add(dead_times, id, failed_at)
+    put(KEYS.dead, id, letter)
+    add(KEYS.dead_ids, id)
+    add(KEYS.dead_times, id, failed_at)
   end
   if place ~= '' and not is_finished(place) then
-    if state ~= '' then put(states, id, state) end
+    if state ~= '' then put(KEYS.states, id, state) end
     return false
   end
-  drop(states, id)
+  drop(KEYS.states, id)
   if place ~= '' then
-    put(ended, id, record)
+    put(KEYS.ended, id, record)
   else
-    drop(places, id)
-    remove(ids, id)
-    if letter == '' then drop(tasks, id) end
+    drop(KEYS.places, id)
+    remove(KEYS.ids, id)
+    if letter == '' then drop(KEYS.tasks, id) end
   end
   return true
 end
@@ -29,7 +28,7 @@ end
 -- Store new rows: { id, place up to the sequence, place behind it, record }. Rows that are enqueued
 -- together mostly differ in their ids only, so that what follows from the rest is found once.
 local function insert_rows(rows)
-  local number = redis.call('INCRBY', sequence, #rows) - #rows
+  local number = redis.call('INCRBY', KEYS.sequence, #rows) - #rows
   local kinds, new_places, records, index, due = {}, {}, {}, {}, {}
   for position, row in ipairs(rows) do
     local id, head, foot, record = unpack(row)
@@ -61,24 +60,24 @@ local function insert_rows(rows)
       add_to_count(kind.queue, 'p', kind.count)
     end
   end
-  call_all('HSET', tasks, records)
-  call_all('HSET', places, new_places)
-  call_all('ZADD', ids, index)
-  call_all('ZADD', ready, due)
+  call_all('HSET', KEYS.tasks, records)
+  call_all('HSET', KEYS.places, new_places)
+  call_all('ZADD', KEYS.ids, index)
+  call_all('ZADD', KEYS.ready, due)
 end
 
 -- Delete the record of a finished task; its id is free unless it has a dead letter.
 local function delete_finished(id, place, has_letter)
   remove_from_sets(id, place)
-  drop(places, id)
-  drop(ended, id)
-  remove(ids, id)
-  if not has_letter then drop(tasks, id) end
+  drop(KEYS.places, id)
+  drop(KEYS.ended, id)
+  remove(KEYS.ids, id)
+  if not has_letter then drop(KEYS.tasks, id) end
 end
 
 local function delete_dead(id, has_record)
-  drop(dead, id)
-  remove(dead_ids, id)
-  remove(dead_times, id)
-  if not has_record then drop(tasks, id) end
+  drop(KEYS.dead, id)
+  remove(KEYS.dead_ids, id)
+  remove(KEYS.dead_times, id)
+  if not has_record then drop(KEYS.tasks, id) end
 end

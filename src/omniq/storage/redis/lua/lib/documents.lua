@@ -1,6 +1,5 @@
 -- Documents: `documents` has `<kind>/<key>` → `<due>/<data>`, where `due` is a stamp or nothing;
 -- `document_keys` their names in order; `document_dues` `<kind>/<due>/<key>` of those with a due time.
--- keys: documents document_keys document_dues
 --
 -- A change is { name, check, before, is stored, data, due }; check: 0 nothing, 1 there must be none,
 -- 2 the data must be `before`, 3 the change is left out if the data is not `before`.
@@ -9,7 +8,7 @@ local stored_documents = {} -- name → its value as of the changes made so far;
 local function read_documents(changes)
   local names = {}
   for position, change in ipairs(changes) do names[position] = change[1] end
-  for position, value in ipairs(get_all(documents, names)) do stored_documents[names[position]] = value end
+  for position, value in ipairs(get_all(KEYS.documents, names)) do stored_documents[names[position]] = value end
 end
 
 -- Due (or '') and data.
@@ -41,15 +40,22 @@ local function apply_document(change)
   local known = stored_documents[name]
   if check == 3 and not has_data(name, before) then return end
   local known_due = known and split_document(known) or ''
-  if known_due ~= '' then remove(document_dues, due_member(name, known_due)) end
+  if known_due ~= '' then remove(KEYS.document_dues, due_member(name, known_due)) end
   if is_stored == 1 then
     stored_documents[name] = due .. '/' .. data
-    put(documents, name, stored_documents[name])
-    if not known then add(document_keys, name) end
-    if due ~= '' then add(document_dues, due_member(name, due)) end
+    put(KEYS.documents, name, stored_documents[name])
+    if not known then add(KEYS.document_keys, name) end
+    if due ~= '' then add(KEYS.document_dues, due_member(name, due)) end
   elseif known then
     stored_documents[name] = false
-    drop(documents, name)
-    remove(document_keys, name)
+    drop(KEYS.documents, name)
+    remove(KEYS.document_keys, name)
   end
+end
+
+-- The queues from which nothing is claimed, in order.
+local function paused_queues()
+  local found = redis.call('ZRANGEBYLEX', KEYS.document_keys, '[paused_queue/', '(paused_queue0')
+  for position, name in ipairs(found) do found[position] = string.sub(name, #'paused_queue/' + 1) end
+  return found
 end

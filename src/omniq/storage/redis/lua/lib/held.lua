@@ -1,8 +1,7 @@
 -- The tasks that an owner holds.
--- keys: held
 local function held_ids(owner, only_suspects)
   local found, start = {}, owner .. (only_suspects and '/1' or '')
-  for position, member in ipairs(redis.call('ZRANGEBYLEX', held, '[' .. start .. '/', '(' .. start .. '0')) do
+  for position, member in ipairs(redis.call('ZRANGEBYLEX', KEYS.held, '[' .. start .. '/', '(' .. start .. '0')) do
     found[position] = string.match(member, '/([^/]*)$')
   end
   return found

@@ -2,7 +2,6 @@
 -- its members of `ready` are `<suspect><queue>/<function>/<order>/<id>`. `heads` has the first task of
 -- each lane, as `<function>/<order>/<suspect><queue>`, so that a claim from all queues reads only the
 -- lanes it takes from. `lane_heads` has the order of each lane's head.
--- keys: ready heads lane_heads
 local lane_changes = {} -- lane → { the first order that was added, whether tasks were removed }
 
 local function change_lane(lane, added)
@@ -21,23 +20,23 @@ end
 -- Make the heads those of the lanes, once `ready` has been written.
 local function update_heads()
   for lane, change in pairs(lane_changes) do
-    local known = redis.call('HGET', lane_heads, lane)
+    local known = redis.call('HGET', KEYS.lane_heads, lane)
     local head = known
     if change.removed then
       local beyond = '(' .. string.sub(lane, 1, -2) .. '0' -- '0' comes right after '/'
-      local first = redis.call('ZRANGEBYLEX', ready, '[' .. lane, beyond, 'LIMIT', 0, 1)[1]
+      local first = redis.call('ZRANGEBYLEX', KEYS.ready, '[' .. lane, beyond, 'LIMIT', 0, 1)[1]
       head = first and string.sub(first, #lane + 1, #lane + ORDER_LAST - ORDER_FIRST + 1) or false
     elseif not known or change.added < known then
       head = change.added
     end
     if head ~= known then
       local queue, func = string.match(lane, '^([^/]*)/([^/]*)/$')
-      if known then redis.call('ZREM', heads, func .. '/' .. known .. '/' .. queue) end
+      if known then redis.call('ZREM', KEYS.heads, func .. '/' .. known .. '/' .. queue) end
       if head then
-        redis.call('ZADD', heads, 0, func .. '/' .. head .. '/' .. queue)
-        redis.call('HSET', lane_heads, lane, head)
+        redis.call('ZADD', KEYS.heads, 0, func .. '/' .. head .. '/' .. queue)
+        redis.call('HSET', KEYS.lane_heads, lane, head)
       else
-        redis.call('HDEL', lane_heads, lane)
+        redis.call('HDEL', KEYS.lane_heads, lane)
       end
     end
   end

@@ -1,6 +1,5 @@
 -- Reads rows for replies: id, place, record and state of each. A record is
 -- `<created>/<size of the state>/<state as enqueued><body>`; a state that has changed is in `states`.
--- keys: tasks states
 
 local function without_body(record)
   local size, start = string.match(record, '^%d+/(%d+)/()')
@@ -9,7 +8,7 @@ end
 
 -- Append the rows of these ids; one without a record is left out.
 local function append_rows(answer, row_ids, row_places, has_bodies)
-  local records, row_states = get_all(tasks, row_ids), get_all(states, row_ids)
+  local records, row_states = get_all(KEYS.tasks, row_ids), get_all(KEYS.states, row_ids)
   for position, id in ipairs(row_ids) do
     local record, size = records[position], #answer
     if record and row_places[position] then

@@ -1,10 +1,10 @@
 -- Adds tasks to the sorted sets that follow from their places, and removes them.
--- keys: places ready delayed parked held lingering succeeded failed cancelled
 --
 -- Members: `delayed` <visible>/<id>; `parked` <gate>/<lane><order>/<id>; `held` <owner>/<suspect>/<id>;
 -- of finished tasks <finished>/<id>, with the time at which the record expires as score. `lingering`
 -- are held tasks that do not run: their failure is recorded, and they are to be rescheduled.
-local FINISHED_SETS = { s = succeeded, f = failed, c = cancelled }
+local first_delayed -- as a stamp; read for the first task that is not due yet
+local FINISHED_SETS = { s = KEYS.succeeded, f = KEYS.failed, c = KEYS.cancelled }
 
 local function lane_of(place, queue, func)
   return string.sub(place, SUSPECT, SUSPECT) .. queue .. '/' .. func .. '/'
@@ -23,9 +23,9 @@ local function add_claimable_row(id, place, queue, func, tail)
   local lane = lane_of(place, queue, func)
   local member = waiting_member(id, place, lane)
   if string.sub(place, KIND, KIND) == 'p' then
-    add(parked, tail .. '/' .. member)
+    add(KEYS.parked, tail .. '/' .. member)
   else
-    add(ready, member)
+    add(KEYS.ready, member)
     change_lane(lane, string.sub(place, ORDER_FIRST, ORDER_LAST))
     add_claimable(queue, func, 1)
   end
@@ -35,7 +35,7 @@ end
 local function add_to_sets(id, place)
   local _, queue, func, _, tail = split_place(place)
   local kind, status = string.sub(place, KIND, KIND), string.sub(place, STATUS, STATUS)
-  put(places, id, place)
+  put(KEYS.places, id, place)
   if kind == 'f' then
     local finished_at, expires_at = string.match(tail, '^(%d+)/(%d+)$')
     add(FINISHED_SETS[status], finished_at .. '/' .. id, expires_at)
@@ -43,14 +43,19 @@ local function add_to_sets(id, place)
   end
   add_to_count(queue, status, 1)
   if kind == 'h' then
-    add(held, held_member(id, place, tail))
-    if status ~= 'r' then add(lingering, id) end
+    add(KEYS.held, held_member(id, place, tail))
+    if status ~= 'r' then add(KEYS.lingering, id) end
     return
   end
   local visible = string.sub(place, VISIBLE_FIRST, VISIBLE_LAST)
   if visible > now_stamp then
-    add(delayed, visible .. '/' .. id)
-    add_delayed(visible, queue, func)
+    add(KEYS.delayed, visible .. '/' .. id)
+    first_delayed = first_delayed or redis.call('ZRANGEBYLEX', KEYS.delayed, '-', '+', 'LIMIT', 0, 1)[1] or '~'
+    if visible < first_delayed then
+      -- A worker that waits until the first task comes due has to wait for this one now.
+      first_delayed = visible
+      add_claimable(queue, func, 0)
+    end
   else
     add_claimable_row(id, place, queue, func, tail)
   end
@@ -66,18 +71,18 @@ local function remove_from_sets(id, place)
   end
   add_to_count(queue, status, -1)
   if kind == 'h' then
-    remove(held, held_member(id, place, tail))
-    if status ~= 'r' then remove(lingering, id) end
+    remove(KEYS.held, held_member(id, place, tail))
+    if status ~= 'r' then remove(KEYS.lingering, id) end
     return
   end
   -- A claim may have moved it since it came due, or not: it is in one of the two.
   local lane = lane_of(place, queue, func)
   local member = waiting_member(id, place, lane)
-  remove(delayed, string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) .. '/' .. id)
+  remove(KEYS.delayed, string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) .. '/' .. id)
   if kind == 'p' then
-    remove(parked, tail .. '/' .. member)
+    remove(KEYS.parked, tail .. '/' .. member)
   else
-    remove(ready, member)
+    remove(KEYS.ready, member)
     change_lane(lane)
   end
 end

@@ -1,6 +1,5 @@
 -- Collects changes to hashes, sorted sets and counters; `flush` writes them together.
 -- The last change to a field or a member is the one that is written.
--- keys: counts
 local VALUES_PER_COMMAND = 4000 -- Lua can pass some 8,000
 
 local fields, members, count_changes = {}, {}, {}
@@ -64,8 +63,8 @@ local function flush()
   write_all(members, 'ZADD', 'ZREM', true)
   write_all(fields, 'HSET', 'HDEL', false)
   for name, by in pairs(count_changes) do
-    if by ~= 0 and redis.call('HINCRBY', counts, name, by) == 0 then
-      redis.call('HDEL', counts, name)
+    if by ~= 0 and redis.call('HINCRBY', KEYS.counts, name, by) == 0 then
+      redis.call('HDEL', KEYS.counts, name)
     end
   end
   fields, members, count_changes = {}, {}, {}
