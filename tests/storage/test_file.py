@@ -577,6 +577,24 @@ async def test_large_records_are_in_separate_files(storage, folder):
     assert [task.args for task in await storage.reserve(3)] == [("large" * 4000,)] * 3
 
 
+async def test_large_records_and_many_renames_fit_into_one_write(storage, another):
+    """Such files are longer than what is read at first."""
+    await storage.enqueue_many([a_task(task_id, args=["large" * 40_000]) for task_id in "abc"])
+    held = await another.reserve(3)
+    assert [task.args for task in held] == [("large" * 40_000,)] * 3
+    limits = (Limit(key="k", max_running=1),)
+    await storage.enqueue_many([a_task(f"limited-{n:03}", limits=limits) for n in range(900)])
+    outcomes = [Succeeded(task.id, task.token, a_result(task, "large" * 40_000)) for task in held]
+    recorded, claimed = await another.record_and_reserve(outcomes, 2)
+
+    assert recorded == [True] * 3
+    assert [task.id for task in claimed] == ["limited-000"]
+    assert [(await storage.get_result(task_id)).result for task_id in "abc"] == [
+        "large" * 40_000
+    ] * 3
+    assert len(await storage.list_tasks(limit=1000)) == 903
+
+
 async def test_a_change_of_one_task_of_a_shared_file_does_not_affect_the_others(
     storage, folder, clock
 ):

@@ -3,18 +3,26 @@
 | module | job |
 |---|---|
 | `urls` | `open_storage`: a storage object from a URL |
-| `base` | `BaseStorage`: enqueue, claim, record, renew and wait, over the verbs of a backend |
+| `base` | `BaseStorage`: enqueue, claim, record, renew and wait, over the engine |
 | `side_data` | the contract's second part: dead letters, checkpoints, schedules, pauses, retention |
 | `inspection` | the contract's read side |
 | `types` | values that a storage exchanges with its callers and its backend |
 | `row_rules` | a task as a storage holds it, and every change it may go through |
-| `ready_queue` | the claim order of tasks, for backends that order them in memory |
+| `engine` | every verb of the contract as atomic steps over a backend |
+| `step` | one atomic step: the rows it has read, and what becomes of them |
+| `claim` | which rows an owner gets, and in which order |
+| `gate_states` | limits and breakers in one step: who enters, who is parked, who is offered room |
+| `known_rows` | the rows that a storage object has claimed: plans their outcomes for fast paths |
+| `backend` | the port: what a backend implements |
+| `row_codec` | a row as columns and a rest, for backends that store it so |
+| `tables`, `ready_rows` | everything a store holds, in memory, for backends that hold it in the process |
+| `store_clock` | the time of a server, as far as it is known here |
 | `newest_by_id` | the newest tasks, for backends that sort tasks by id |
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |
 | `wakeups` | wake-ups within one process |
 | `permissions` | refuses files and folders that other users may write to |
 | `health` | stalled workers, stuck tasks, open breakers |
-| `memory`, `file`, `sqlite`, `postgres`, `redis` | the backends, a package each |
+| `memory`, `file`, `sqlite`, `postgres`, `redis`, `log` | the backends, a package each |
 """
 
 from omniq.storage.base import BaseStorage

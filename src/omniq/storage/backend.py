@@ -267,6 +267,9 @@ class Section(ABC):
     now: int
     """The store's time in microseconds, read once."""
 
+    claim_id: str = ""
+    """The caller's id of a claim. A store that keeps it can answer a repeat of a call whose reply was lost."""
+
     @abstractmethod
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         """Return what is stored under these ids; a record past its `expires_at` is not."""

@@ -262,6 +262,7 @@ class Engine:
         recorded = await step.record(owner, entries) if entries else []
         claimed = Claimed()
         if claim is not None:
+            section.claim_id = claim.claim_id
             wanted = await wanted_by(step, owner, claim)
             claimed = await Claimer(step, owner, claim, wanted).claim()
         taken = await step.commit()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from omniq.errors import StorageError
-from omniq.storage.file.encoding import HEADER_SIZE, NotARecord, declared_size
-from omniq.storage.file.shared_file import find_record
+from omniq.storage.file.encoding import HEADER_SIZE, Kind, NotARecord, declared_size
+from omniq.storage.file.shared_file import find_record, size_by_header
 from omniq.storage.permissions import refuse_shared
 
 FOLDERS = ("parts", "results", "dead", "leases", "tmp", "corrupt")
@@ -370,15 +370,23 @@ def refuse_network(root: Path) -> None:
 
 
 def _read_whole(fd: int, size: int) -> bytes:
-    start = os.read(fd, min(size, 65_536))
-    if len(start) == size:
-        return start
+    data = os.read(fd, min(size, 65_536))
+    if len(data) == size:
+        return data
     # Do not read a file whose size differs from its header: it may be gigabytes of other data.
-    if len(start) >= HEADER_SIZE and declared_size(start) != size:
-        raise NotARecord(f"{size} bytes long, where its header says {declared_size(start)}")
-    chunks = [start]
-    while chunk := os.read(fd, 1 << 20):
+    if len(data) >= HEADER_SIZE:
+        if data[5] == Kind.SHARED:
+            data += _read_up_to(fd, min(declared_size(data), size) - len(data))
+        if size_by_header(data) != size:
+            raise NotARecord(f"{size} bytes long, where its header says {size_by_header(data)}")
+    return data + _read_up_to(fd, size - len(data))
+
+
+def _read_up_to(fd: int, size: int) -> bytes:
+    chunks: list[bytes] = []
+    while size > 0 and (chunk := os.read(fd, min(size, 1 << 20))):
         chunks.append(chunk)
+        size -= len(chunk)
     return b"".join(chunks)
 
 

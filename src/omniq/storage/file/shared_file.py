@@ -112,6 +112,18 @@ def unpack_all(data: bytes) -> dict[str, bytes]:
     return found
 
 
+def size_by_header(data: bytes) -> int:
+    """Return the size of a file by its header, which `data` must contain whole if it is shared."""
+    end = declared_size(data)
+    if not _is_shared(data):
+        return end
+    last = 0
+    for key, *numbers in _split(_read_header(data)[1]):
+        if key[0] not in ">=" and len(numbers) == 2 and all(map(str.isdigit, numbers)):
+            last = max(last, sum(map(int, numbers)))
+    return end + last
+
+
 def renames_in(data: bytes) -> dict[str, str]:
     """Return the names that the write of this file only renames, with their new names."""
     if not _is_shared(data):

@@ -57,7 +57,7 @@ _PAGE_SIZE = 500
 _PLACES_PER_CALL = 1_000
 """Places that one call checks, at most."""
 
-_DEAD_IDS_PER_CALL = 5_000
+_DEAD_IDS_PER_CALL = 4_000
 """Ids of dead letters that one call reads, at most."""
 
 _MAX_USED = 50
@@ -77,8 +77,6 @@ class RedisBackend(Backend):
         self._store_clock = StoreClock(clock) if clock is SYSTEM_CLOCK else None
         self._durability: Durability = "none"
         self._numbers = itertools.count(1)
-        # Of the last claim that the fast path was asked for: a claim by the rules follows it.
-        self._claim_id = ""
         self._used_documents: list[str] = []
         self._next_event = ""
         # Completed when the reason to sleep may have changed: see `_sleep`.
@@ -168,7 +166,7 @@ class RedisBackend(Backend):
         if reply == b"lost":
             raise LeaseLost(claims_as)
         now, paused, due, suspects, values = reply
-        section = RedisSection(self, int(now), claims_as, self._claim_id)
+        section = RedisSection(self, int(now), claims_as)
         names = [queue.decode() for queue in paused]
         found = {
             DocumentQuery(kind=PAUSED_QUEUE): [
@@ -231,7 +229,6 @@ class RedisBackend(Backend):
         if reply == b"lost":
             raise LeaseLost(owner)
         _, missed, claimed, event = reply
-        self._claim_id = "" if claim is None else claim.claim_id
         rows: list[Row] | None = None
         if isinstance(claimed, list):
             rows = [row for row, _, _ in encoding.read_rows(claimed)]
@@ -245,7 +242,7 @@ class RedisBackend(Backend):
             "" if claim.now is None else stamp(claim.now),
             0 if claim.queues is None else claim.queues,
             runnable_arguments(claim.runnable),
-            claim.claim_id or str(next(self._numbers)),
+            claim.claim_id or f"#{next(self._numbers)}",
             *self._waiting(claim.queues, claim.runnable),
             int(bool(claim.claim_id)),
         )
@@ -338,18 +335,23 @@ class RedisBackend(Backend):
         """Ids of letters that failed in the time of the query, in order; where to continue; at the end."""
         since = "-inf" if query.since is None else str(query.since)
         before = "+inf" if query.until is None else f"({query.until}"
-        is_complete, found, times = await self.run(
-            "list_dead", after, _DEAD_IDS_PER_CALL, since, before
-        )
+        is_timed = query.since is not None or query.until is not None
+        size = _DEAD_IDS_PER_CALL if is_timed else _PAGE_SIZE
+        is_complete, found, times = await self.run("list_dead", after, size, since, before)
         ids = [task_id.decode() for task_id in found]
         if is_complete:
             return sorted(task_id for task_id in ids if task_id > after), after, True
-        low = -math.inf if query.since is None else query.since
-        high = math.inf if query.until is None else query.until
-        is_end = len(ids) < _DEAD_IDS_PER_CALL
+        is_end = len(ids) < size
         after = ids[-1] if ids else after
-        in_time = zip(ids, times, strict=True)
-        return [id_ for id_, time in in_time if low <= float(time) < high], after, is_end
+        if is_timed:
+            low = -math.inf if query.since is None else query.since
+            high = math.inf if query.until is None else query.until
+            ids = [
+                task_id
+                for task_id, failed_at in zip(ids, times, strict=True)
+                if failed_at is not None and low <= float(failed_at) < high
+            ]
+        return ids, after, is_end
 
     async def _list_finished(self, query: FinishedQuery) -> list[str]:
         ids: list[str] = []

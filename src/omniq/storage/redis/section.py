@@ -53,13 +53,12 @@ class Server(Protocol):
 
 
 class RedisSection(Section):
-    """A section. `claims_as` is the owner that claims in it, by the claim `claim_id`."""
+    """A section. `claims_as` is the owner that claims in it."""
 
-    def __init__(self, server: Server, now: int, claims_as: str = "", claim_id: str = "") -> None:
+    def __init__(self, server: Server, now: int, claims_as: str = "") -> None:
         self.now = now
         self._server = server
         self._claims_as = claims_as
-        self._claim_id = claim_id
         # What was read first of each row is what its change is based on.
         self._places: dict[str, bytes] = {}
         self._states: dict[str, bytes] = {}
@@ -207,7 +206,7 @@ class RedisSection(Section):
 
     def _row_changes(self, changes: Changes) -> list[tuple[Any, ...]]:
         rows = [
-            self._row_change(row, encoding.place_of(row, self._claim_id), is_optional=not row.gates)
+            self._row_change(row, encoding.place_of(row, self.claim_id), is_optional=not row.gates)
             for row in changes.claimed
         ]
         for row in changes.updated:

@@ -31,14 +31,15 @@ local function end_group(group)
   local head, tail = 'hr00', '/' .. finished_at .. '/' .. expires_at
   local row_ids, new_places, released, records, index, dropped = {}, {}, {}, {}, {}, {}
   for position = 1, #list, 3 do row_ids[#row_ids + 1] = list[position] end
-  local known = get_all(KEYS.places, row_ids)
+  local known, name, holder = get_all(KEYS.places, row_ids), '/' .. queue .. '/' .. func .. '/', owner .. '/'
   for position, id in ipairs(row_ids) do
     local place, token, record = known[position], list[3 * position - 1], list[3 * position]
-    local start = token .. '/' .. queue .. '/' .. func .. '/'
-    local is_held = place and string.sub(place, 1, #head) == head
-      and string.sub(place, FIXED_LAST + 1, FIXED_LAST + #start) == start
-    local expires, holder = string.match(place or '', '^([^/]*)/([^/]*)/', FIXED_LAST + #start + 1)
-    if is_held and holder == owner then
+    local start, expires, tail_at = token .. name, nil, nil
+    if place and string.sub(place, 1, #head) == head
+      and string.sub(place, FIXED_LAST + 1, FIXED_LAST + #start) == start then
+      expires, tail_at = string.match(place, '^(%d*)/()', FIXED_LAST + #start + 1)
+    end
+    if tail_at and string.sub(place, tail_at, tail_at + #owner) == holder then
       ended_ids[#ended_ids + 1] = id
       released[#released + 1] = owner .. '/' .. string.sub(place, SUSPECT, SUSPECT) .. '/' .. id
       if expires_at == '0' then
@@ -103,8 +104,10 @@ local function held_by_claim(claim_id)
 end
 
 local function is_plain(place, due_by)
-  if not place or string.sub(place, KIND, KIND) ~= 'w' then return false end
-  if string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) > due_by then return false end
+  if not place or string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) > due_by then return false end
+  -- Most wait for their first run, and have none of the marks.
+  if string.sub(place, KIND, EXPIRING) == 'wp00000' then return true end
+  if string.sub(place, KIND, KIND) ~= 'w' then return false end
   local flags = string.sub(place, SUSPECT, EXPIRING)
   if flags == '000' then return true end
   if flags ~= '001' then return false end

@@ -1,5 +1,7 @@
 -- Write: the changes of one section, all of them or none.
 -- {schema}  the store's schema
+--
+-- `live.id = ANY (…)` beside a join: a plan that was made while the table was empty must not read all of it.
 
 -- Write the new state of live tasks; returns the ids of those that were written.
 -- p_owner  NULL if the caller has locked the rows; else only rows that this owner holds with the given
@@ -18,7 +20,7 @@ LANGUAGE sql VOLATILE AS $$
             claim_id = CASE WHEN given.owner IS NOT NULL THEN live.claim_id END,
             place = {schema}.place_of(given.owner, given.visible, p_now, given.parked, given.crashes)
         FROM unnest(p_tasks) AS given
-        WHERE live.id = given.id AND (
+        WHERE live.id = given.id AND live.id = ANY (array(SELECT id FROM unnest(p_tasks))) AND (
             p_owner IS NULL
             OR live.owner = p_owner AND live.token = given.token AND live.gates IS NULL
                 AND NOT live.cancel_requested AND NOT live.attached
@@ -38,7 +40,7 @@ BEGIN
     WITH ended AS (
         DELETE FROM {schema}.live
         USING unnest(p_endings) AS given
-        WHERE live.id = given.id AND (
+        WHERE live.id = given.id AND live.id = ANY (array(SELECT id FROM unnest(p_endings))) AND (
             p_owner IS NULL
             OR live.owner = p_owner AND live.token = given.token AND live.gates IS NULL
                 AND NOT live.cancel_requested AND NOT live.attached
@@ -68,6 +70,7 @@ LANGUAGE sql VOLATILE AS $$
         live.queue, live.func_path, given.rest, live.body, given.failed_at, given.reason, given.letter
     FROM unnest(p_endings) AS given, {schema}.live
     WHERE given.letter IS NOT NULL AND live.id = given.id
+        AND live.id = ANY (array(SELECT id FROM unnest(p_endings)))
 $$;
 
 -- Change documents. Each key is given once, in order, so that two sections do not wait for each other.
@@ -143,7 +146,8 @@ BEGIN
     IF cardinality(p_ids) > 0 THEN
         SELECT count(*) INTO v_count FROM (
             SELECT FROM unnest(p_ids, p_versions) AS given (id, version), {schema}.live
-            WHERE live.id = given.id AND live.xmin = given.version FOR UPDATE OF live
+            WHERE live.id = given.id AND live.id = ANY (p_ids) AND live.xmin = given.version
+            FOR UPDATE OF live
         ) AS locked;
         IF v_count < cardinality(p_ids) THEN
             PERFORM {schema}.refuse_moved();
@@ -152,7 +156,8 @@ BEGIN
     IF cardinality(p_free) > 0 THEN
         v_claimed := array(
             SELECT live.id FROM unnest(p_free, p_free_versions) AS given (id, version), {schema}.live
-            WHERE live.id = given.id AND live.xmin = given.version FOR UPDATE OF live SKIP LOCKED
+            WHERE live.id = given.id AND live.id = ANY (p_free) AND live.xmin = given.version
+            FOR UPDATE OF live SKIP LOCKED
         );
     END IF;
     -- What `row_rules.claim` does to a row, in one statement for all rows of the claim.
