@@ -226,18 +226,14 @@ class Inspection:
         for name, instant in (("since", since), ("until", until)):
             check_instant(name, instant, error=InvalidValue)
         query = DeadQuery(
-            func_path=func_path, reason=reason, limit=_page_size(limit), after=after or ""
+            func_path=func_path,
+            reason=reason,
+            limit=_page_size(limit),
+            after=after or "",
+            since=None if since is None else to_micros(since),
+            until=None if until is None else to_micros(until),
         )
-        page = await self._list_dead(query)
-        found: list[DeadLetter] = []
-        # There are few dead letters, and only people filter by time: not worth an index everywhere.
-        while page:
-            found += [letter for letter in page if _failed_within(letter, since, until)]
-            if len(found) >= limit or len(page) < limit:
-                break
-            query = msgspec.structs.replace(query, after=page[-1].task_id)
-            page = await self._list_dead(query)
-        return found[:limit]
+        return await self._list_dead(query)
 
     async def get_dead_task(self, task_id: str) -> Task | None:
         """Return a dead letter's task as it would be retried, even if its result was purged."""
@@ -399,12 +395,6 @@ def queue_stats(
         oldest_due_age=max(due.values(), default=0.0),
         dead=dead,
         oldest_by_queue=due,
-    )
-
-
-def _failed_within(letter: DeadLetter, since: datetime | None, until: datetime | None) -> bool:
-    return (since is None or letter.last_failure >= since) and (
-        until is None or letter.last_failure < until
     )
 
 
