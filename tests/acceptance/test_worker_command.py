@@ -409,11 +409,11 @@ def test_a_worker_whose_loop_hangs_is_replaced_and_only_the_stuck_task_is_charge
     wait_for_status(queue, neighbour.id, RUNNING)
     culprit = queue.options(timeout=0.2, queue="default").enqueue("tasks.block_the_loop")
     worker.wait_for("worker.stuck")
-    wait_until(lambda: queue.get_task(culprit.id).attempts == 1, "charged")
+    wait_until(lambda: queue.get_task(culprit.id).crashes == 1, "charged")
     (folder / "go").touch()
 
     assert neighbour.result(PATIENCE) == "done"
-    assert queue.get_task(neighbour.id).attempts == 0
+    assert queue.get_task(neighbour.id).crashes == 0
 
 
 # Killed processes
@@ -438,7 +438,7 @@ def test_tasks_of_a_killed_process_run_again_and_the_process_is_replaced(run_wor
 
     assert took < LEASE + POLL + 0.25
     assert handle.result(PATIENCE) == "done"
-    assert queue.get_task(handle.id).attempts == 1
+    assert queue.get_task(handle.id).crashes == 1
     wait_until(lambda: len(worker_pids(queue) - {victim}) == 2, "two workers again")
     assert len(worker_pids(queue) - before) == 1
     worker.wait_for("process.ended")

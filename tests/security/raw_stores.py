@@ -75,23 +75,29 @@ class RawFileStore(RawStore):
         return found
 
     def read(self, address: Address) -> bytes:
-        path, is_lines = address
+        path, is_lines = self._current(address)
         data: bytes = path.read_bytes()
         if is_lines and data[5] == Kind.SHARED:
             return data[16 : declared_size(data)]
         return self._own(path)[16:]
 
     def write(self, address: Address, data: bytes) -> None:
-        path, is_lines = address
+        path, is_lines = self._current(address)
         before: bytes = path.read_bytes()
         if is_lines and before[5] == Kind.SHARED:
             path.write_bytes(frame(Kind.SHARED, data) + before[declared_size(before) :])
             return
         own = self._own(path)
         kind = Kind(own[5]) if own.startswith(b"omnq\1") and len(own) > 16 else Kind.LIVE
-        # From now on a separate file: only the record of this one name is to change.
+        # From now on a separate file: only the record of this one name is to change. Its content gets
+        # another name, because a store does not read a content again that it has read under another.
         path.unlink()
-        path.write_bytes(frame(kind, data))
+        _with_other_content(path).write_bytes(frame(kind, data))
+
+    def _current(self, address: Address) -> Address:
+        """The address, also after `write` has given its file another name."""
+        path, is_lines = address
+        return (path if path.exists() else _with_other_content(path)), is_lines
 
     def _own(self, path: Path) -> bytes:
         data = path.read_bytes()
@@ -123,6 +129,13 @@ class RawFileStore(RawStore):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _with_other_content(path: Path) -> Path:
+    parts = path.name.split(".")
+    if parts[-1] == "task" and len(parts) > 3 and not parts[-3].endswith("000"):
+        parts[-3] += "000"
+    return path.with_name(".".join(parts))
 
 
 def _is_plain(path: Path) -> bool:

@@ -210,12 +210,13 @@ async def test_a_store_whose_folder_is_a_link_stays_inside_its_target(tmp_path):
     url = f"file://{store}?durability=os"
     async with open_storage(url):
         pass
-    (store / "schedules").rmdir()
-    (store / "schedules").symlink_to(elsewhere)
+    for folder in ("corrupt", "tmp"):
+        (store / folder).rmdir()
+        (store / folder).symlink_to(elsewhere)
 
     try:
         async with open_storage(url) as storage:
-            await storage.list_schedules()
+            await storage.enqueue(a_task("a"))
     except StorageError:
         pass
     assert list(elsewhere.iterdir()) == []

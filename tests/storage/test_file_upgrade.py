@@ -155,11 +155,15 @@ def _boot(clock: ManualClock) -> str:
 async def check(folder: Path, clock: ManualClock) -> None:
     """Everything is there, and runs."""
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
-        assert (await storage.get_result("done")).result == 42
-        assert (await storage.get_result("ending")).result == 42
+        for task_id in ("done", "ending"):
+            result = await storage.get_result(task_id)
+            assert result is not None
+            assert result.result == 42
         assert [letter.task_id for letter in await storage.list_dead()] == ["lost"]
         assert await storage.load_checkpoint("held") == b"step 3"
-        assert (await storage.get_progress("held")).fraction == 0.5
+        progress = await storage.get_progress("held")
+        assert progress is not None
+        assert progress.fraction == 0.5
         assert await storage._find_newest_result("every") == b"newest"
         (schedule,) = await storage.list_schedules()
         assert (schedule.version, schedule.task.args) == (7, (1,))
@@ -186,7 +190,9 @@ async def check(folder: Path, clock: ManualClock) -> None:
         for task in await storage.reserve(1, queues=["g"]):
             await storage.mark_done(task.id, a_result(task))
         assert len(await storage.reserve(1, queues=["g"])) == 1
-        assert (await storage.get_task("later")).status is TaskStatus.PENDING
+        later = await storage.get_task("later")
+        assert later is not None
+        assert later.status is TaskStatus.PENDING
     assert not list((folder / "corrupt").iterdir())
     left = {"queue", "tasks", "parts", "results", "dead", "leases", "tmp", "corrupt"}
     assert set(os.listdir(folder)) == left

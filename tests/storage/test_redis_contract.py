@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
@@ -17,7 +19,7 @@ class TestRedis(OrphanedCheckpointTests, StorageContract):
             server, _, prefix = redis_url.partition("?prefix=")
             async with Redis.from_url(server) as client:
                 store = f"{{{prefix}}}:2"
-                value = await client.hget(f"{store}:documents", f"checkpoint/{source}")
+                value: Any = await client.hget(f"{store}:documents", f"checkpoint/{source}")
                 due = value.partition(b"/")[0].decode()
                 await client.hset(f"{store}:documents", f"checkpoint/{target}", value)
                 await client.zadd(f"{store}:document_keys", {f"checkpoint/{target}": 0})

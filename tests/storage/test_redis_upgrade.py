@@ -11,6 +11,7 @@ import json
 from base64 import b64decode
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -65,7 +66,9 @@ async def admin(server_url, prefix):
                 case "string":
                     await admin.set(key, b64decode(value))
                 case "hash":
-                    fields = {b64decode(field): b64decode(data) for field, data in value.items()}
+                    fields: dict[Any, Any] = {
+                        b64decode(field): b64decode(data) for field, data in value.items()
+                    }
                     await admin.hset(key, mapping=fields)
                 case "set":
                     await admin.sadd(key, *map(b64decode, value))

@@ -94,7 +94,7 @@ def plan(db, sql):
         "turn",
         "seq",
     )
-    parameters = dict.fromkeys(names, 1)
+    parameters: dict[str, int | str] = dict.fromkeys(names, 1)
     parameters |= dict.fromkeys(arrays, "[]")
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
 

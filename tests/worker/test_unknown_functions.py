@@ -227,6 +227,7 @@ async def test_what_a_storage_returns_all_the_same_is_released_for_a_while():
         assert {event.func_path for event in started} == {f"{A}.work"}
         for task in others:
             assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+            assert task.eta is not None
             assert task.eta > storage.clock.now()
 
 
@@ -270,6 +271,7 @@ async def test_with_a_timeout_a_task_that_nobody_has_becomes_a_dead_letter(store
 
         assert await asyncio.wait_for(pool.run_until_empty(), 20) == 0
         letter = await queue.dead.get(handle.id)
+        assert letter is not None
         assert (letter.func_path, letter.queue) == (MISSING, "graves")
         assert (letter.failure_reason, letter.attempt_count) == ("unknown function", 1)
         assert "no live worker has been able to run it" in letter.error_details
@@ -313,6 +315,7 @@ def test_a_worker_excludes_a_bounded_number_of_functions():
     excluded = [functions.exclude(name, "gone") for name in names]
 
     assert excluded == [True] * MAX_EXCLUDED + [False]
+    assert functions.runnable is not None
     assert functions.runnable.excluded == frozenset(names[:-1])
     assert functions.exclude(names[0], "gone")
     assert not FunctionCache().exclude("not a path", "gone")
@@ -321,6 +324,7 @@ def test_a_worker_excludes_a_bounded_number_of_functions():
 def test_a_prefix_may_be_the_path_of_one_function():
     runnable = FunctionCache([f"{A}.work"]).runnable
 
+    assert runnable is not None
     assert runnable.accepts(f"{A}.work")
     assert not runnable.accepts(f"{A}.other")
     assert FunctionCache().runnable is None

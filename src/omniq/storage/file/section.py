@@ -268,6 +268,9 @@ class FileSection(Section):
     def _plan_inserted(self, write: Write, changes: Changes) -> None:
         bound = changes.bound
         if bound is not None and self._files.index.waiting_count + len(changes.inserted) > bound:
+            if any(self._files.index.is_live(row.id) for row in changes.inserted):
+                # Perhaps a repeated call, which adds nothing: its ids decide.
+                raise Moved
             raise QueueFull(bound)
         for row in changes.inserted:
             row.seq = self._next_seq()

@@ -80,7 +80,7 @@ class PostgresFastPath:
             [change.key for change in changes.documents],
             [(change.before or b"").decode() for change in changes.documents],
         ]
-        claim_id = self.new_claim_id()
+        claim_id = (claim.claim_id if claim is not None else "") or self.new_claim_id()
         if claim is not None:
             self._wakeups.claim_started(claim.queues, claim.runnable)
         while True:
@@ -110,8 +110,10 @@ class PostgresFastPath:
             ranges = encoding.function_ranges(claim.runnable)
             request = [claim.limit, claim.now, queues, *ranges]
         parameters = [owner, self._clock.given, *outcomes, *request, claim_id]
+        # A caller that names its claim may be repeating it.
+        is_repeat = claim is not None and claim.claim_id != ""
         try:
-            lines = await self._fetch(self._sql, *parameters, False, is_repeatable=False)
+            lines = await self._fetch(self._sql, *parameters, is_repeat, is_repeatable=False)
         except ReplyLost:
             # The token shows whether an outcome was recorded, the claim's name what was claimed.
             lines = await self._fetch(self._sql, *parameters, True, is_repeatable=False)

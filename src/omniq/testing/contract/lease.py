@@ -385,7 +385,9 @@ class LeaseContract(ContractPart):
     ) -> None:
         await storage.enqueue(a_task("once", max_crashes=0))
         task = await claim_one(storage)
-        assert await storage.record([Retried("once", task.token, an_error(), clock.now())]) == [True]
+        assert await storage.record([Retried("once", task.token, an_error(), clock.now())]) == [
+            True
+        ]
         again = await claim_one(storage)
         assert (again.attempts, again.crashes) == (1, 0)
         assert await storage.record([Released("once", again.token)]) == [True]
