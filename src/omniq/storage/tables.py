@@ -362,7 +362,7 @@ class Tables:
 
 
 class TablesSection(Section):
-    """A section over tables that nobody else changes meanwhile."""
+    """A section over tables that no other thread changes meanwhile."""
 
     def __init__(self, tables: Tables, now: int) -> None:
         self.now = now

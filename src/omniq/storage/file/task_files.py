@@ -139,7 +139,7 @@ class TaskFiles:
             try:
                 waiting = self._read(name.path, name, decode_waiting, attrgetter("id"))
             except (PermissionError, NewerRecord):
-                # Left alone, and in nobody's way; the next listing tries again.
+                # Left alone; it delays no other task. The next listing tries again.
                 self._unreadable.add(name)
                 continue
             if waiting is not None:

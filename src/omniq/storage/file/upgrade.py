@@ -321,7 +321,7 @@ class _Upgrade:
         for name in self._disk.names("workers"):
             lease = _LEASE.fullmatch(name)
             if lease is not None:
-                # Whoever renews under the old name is fenced. Its tasks are given back in time.
+                # An owner that renews under the old name is fenced. Its tasks are given back in time.
                 self._disk.move(f"workers/{name}", f"leases/{lease[1]}.0.0.0.lease")
             elif name.endswith(".info"):
                 self._disk.move(f"workers/{name}", f"leases/{name}")

@@ -243,7 +243,7 @@ class Writes:
             self._files.index.expect(new)
             announce(f"parts/{each.name.content}.data", f"tasks/{new}")
         hit("file.enqueue.after_link")
-        # Whoever announces later sees this announcement, so one of two notices the other.
+        # A later announcement sees this one, so one of two notices the other.
         self._files.refresh()
         for each in write.inserted:
             others = self._files.index.new.get(each.key, {}).values()

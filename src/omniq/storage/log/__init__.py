@@ -1,7 +1,7 @@
 """The log backend: the state in each process, and every change a numbered commit of a shared log.
 
-For stores that can do one thing: store commit `n` if nobody has stored it before. Each process holds
-the whole state in memory, decides on it, and appends the effects of its decisions. Whoever loses the
+For stores that can do one thing: store commit `n` if it is not stored yet. Each process holds
+the whole state in memory, decides on it, and appends the effects of its decisions. The one that loses the
 race for a number applies the other's commit, and decides again. So one atomic append is enough for
 claims, unique keys, limits, leases and batches.
 

@@ -107,7 +107,7 @@ class LogBackend(Backend):
             try:
                 return complete(work(section))
             except Moved:
-                # Only what it did not read has moved: nobody else changes these tables meanwhile.
+                # Only what it did not read has moved: no other thread changes these tables meanwhile.
                 return complete(work(section))
 
         return await self._call(run, writes=writes)

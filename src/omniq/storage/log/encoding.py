@@ -1,6 +1,6 @@
 """Commits and snapshots as bytes.
 
-A commit has effects: entries as they are afterwards. Whoever appends it has decided once; nobody
+A commit has effects: entries as they are afterwards. The process that appends it has decided once; none
 decides again, so processes with other versions, keys and clocks read the same state out of a log.
 A snapshot is a commit whose effects are all entries.
 """

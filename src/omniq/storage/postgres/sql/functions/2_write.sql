@@ -5,7 +5,7 @@
 
 -- Write the new state of live tasks; returns the ids of those that were written.
 -- p_owner  NULL if the caller has locked the rows; else only rows that this owner holds with the given
---          token, and that nobody has cancelled or attached documents to
+--          token, and that was neither cancelled nor attached documents to
 CREATE OR REPLACE FUNCTION {schema}.change_tasks(
     p_now bigint, p_tasks {schema}.task[], p_owner text
 ) RETURNS text[]
