@@ -215,7 +215,7 @@ class FileSection(Section):
         write = self._writes.new()
         self._plan_documents(write, changes.documents)
         revived = {row.id for row in changes.inserted} & set(changes.deleted_dead)
-        self._plan_inserted(write, changes)
+        self._plan_inserted(write, changes, revived)
         write.removed += [DeadName(task_id) for task_id in revived]
         for row in changes.updated:
             self._plan_updated(write, row)
@@ -265,10 +265,11 @@ class FileSection(Section):
         prepared = Prepared(key, DOCUMENT.encode(document), document, source)
         (write.inserted if source is None else write.changed).append(prepared)
 
-    def _plan_inserted(self, write: Write, changes: Changes) -> None:
-        bound = changes.bound
-        if bound is not None and self._files.index.waiting_count + len(changes.inserted) > bound:
-            if any(self._files.index.is_live(row.id) for row in changes.inserted):
+    def _plan_inserted(self, write: Write, changes: Changes, revived: set[str]) -> None:
+        bound, index = changes.bound, self._files.index
+        if bound is not None and index.waiting_count + len(changes.inserted) > bound:
+            ids = [row.id for row in changes.inserted]
+            if any(index.is_live(each) or self._is_occupied(each, revived) for each in ids):
                 # Perhaps a repeated call, which adds nothing: its ids decide.
                 raise Moved
             raise QueueFull(bound)
