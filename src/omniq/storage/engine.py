@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omniq.clock import to_micros
-from omniq.errors import DuplicateTask, SerializationError, StaleClaim
+from omniq.errors import DuplicateTask, QueueFull, SerializationError, StaleClaim
 from omniq.gate_rules import GateState
 from omniq.models import DeadLetter, Progress, QueueStats, Schedule, WorkerInfo
 from omniq.serialization import Serializer, encode_internal, internal_decoder
@@ -433,15 +433,18 @@ class Engine:
 
     async def retry_dead(self, task_id: str, body: bytes | None, *, from_start: bool) -> bool:
         """Put a dead letter's task back into its queue; False when there is no such dead letter."""
+        holder = ""
 
         async def retry(section: Section) -> bool:
+            nonlocal holder
             record = (await section.load([task_id], bodies=True)).get(task_id)
             if record is None or record.letter is None:
                 return False
             row = copy.copy(record.row)
             keys = await self._unique_keys(section, [row])
             if row.unique is not None and row.unique in keys.holders:
-                raise DuplicateTask(keys.holders[row.unique])
+                holder = keys.holders[row.unique]
+                return False
             row_rules.retry_dead(row, section.now, body=body)
             # The dead letter may have a checkpoint.
             row.attached = True
@@ -459,7 +462,14 @@ class Engine:
             )
             return True
 
-        return await self._transact(retry)
+        is_retried = await self._transact(retry)
+        if holder:
+            # A full queue is the first reason, as for an enqueue by its id.
+            waiting = 0 if self._max_pending is None else await self.count_waiting()
+            if self._max_pending is not None and waiting >= self._max_pending:
+                raise QueueFull(self._max_pending)
+            raise DuplicateTask(holder)
+        return is_retried
 
     async def delete_dead(self, task_id: str) -> bool:
         """Delete a dead letter and its checkpoint; False when there is none."""
