@@ -139,7 +139,7 @@ async def check(payments: Payments, queue: AsyncTaskQueue, ids: list[str]) -> in
 
 MANY = (
     pytest.mark.deep,
-    pytest.mark.xfail(reason="100 kills may take longer than the test waits", strict=False),
+    pytest.mark.xfail(reason="failed once on PostgreSQL; the cause is not known", strict=False),
 )
 
 

@@ -98,8 +98,6 @@ def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> No
 
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
-@pytest.mark.xfail(
-    reason="a rare claim under two limits differs from the model in order", strict=False
-)
+@pytest.mark.xfail(reason="a rare claim of limited tasks differs from the model", strict=False)
 def test_postgresql_answers_as_the_model_does_in_long_runs(open_on_postgres: OpenStore) -> None:
     run_state_machine(open_on_postgres, examples=LONG_RUN_EXAMPLES, steps=100)
