@@ -144,6 +144,8 @@ def content_of(data: bytes, write: str) -> str:
 def _split(lines: bytes) -> Iterator[list[str]]:
     try:
         for line in lines.decode("ascii").strip("\n").split("\n"):
+            if line.startswith(" "):
+                raise NotARecord("its lines cannot be read")
             if line:
                 yield line.split(" ")
     except ValueError as error:
