@@ -12,7 +12,6 @@ import pytest
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 @pytest.mark.fault("F52")
-@pytest.mark.xfail(reason="a rename that fails with EIO in the middle of a write", strict=False)
 def test_the_file_store_is_intact_after_a_failure_or_crash_at_any_system_call():
     sweep = subprocess.run(
         [sys.executable, "-m", "tests.faults.syscalls"],

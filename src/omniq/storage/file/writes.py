@@ -166,7 +166,13 @@ class Writes:
         self._unsynced.add("tasks")
         if write.taken:
             hit("file.record.after_commit")
-        self._apply(write)
+        try:
+            self._apply(write)
+        except OSError:
+            # Committed, and not finished. The index has not noted this write's own new names: list them,
+            # so that a repeat meets them and finishes this write instead of adding its tasks again.
+            self._files.rescan()
+            raise
 
     def _check(self, write: Write) -> None:
         """Raise `Moved` before anything is written, if the index knows that a name has changed."""
