@@ -183,10 +183,7 @@ async def test_a_store_with_a_fuzzed_value_is_used_or_refuses_but_never_crashes(
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 @pytest.mark.security("S04")
-async def test_20000_fuzzed_values_of_every_store_are_read_or_refused(store_url, request):
-    if store_url.startswith("file"):
-        reason = "an IndexError on a damaged record of the file store"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+async def test_20000_fuzzed_values_of_every_store_are_read_or_refused(store_url):
     """Half of a store with a hundred records of each kind is damaged at a time, and all are read."""
     copies = [f"-{number}" for number in range(100)]
     async with open_storage(store_url) as storage:
