@@ -49,6 +49,7 @@ class GateStates:
         self._states: dict[str, GateState] = {}
         self._gates: dict[str, Gate] = {}
         self._refills: set[str] = set()
+        self._parked: set[str] = set()
         self._offered: dict[str, int] = {}
         self._due_by: int | None = None
         self._passed: set[str] = set()
@@ -78,6 +79,7 @@ class GateStates:
                 # A caller's `now` is ahead. Parked, the row could take room before it is due.
                 return False
             self._states[blocking.key].has_parked = True
+            self._parked.add(blocking.key)
             row.parked = blocking.key
             self.refill(row)
             self._refills.discard(blocking.key)
@@ -178,8 +180,10 @@ class GateStates:
         self, key: str, lots: list[list[Row]], limit: int, is_changed: Callable[[str], bool]
     ) -> list[Row]:
         state = self._states[key]
+        # The store does not have the rows yet that this step parks.
+        parks = key in self._parked
         if not lots:
-            state.has_parked = False
+            state.has_parked = parks
             return []
         gate = self._gates.get(key) or _gate_of(lots[0][0], key)
         self._gates[key] = gate
@@ -200,7 +204,7 @@ class GateStates:
         else:
             # What was offered will enter, and then the gate has no room, or refill the gate.
             state.wake_at = FOREVER
-            state.has_parked = has_more or any(len(lot) > room for lot in lots)
+            state.has_parked = parks or has_more or any(len(lot) > room for lot in lots)
         return offered
 
     # Writing
