@@ -19,6 +19,9 @@ PATIENCE = 1.0
 _CHECKS = 4
 """How often the loop is checked within its patience."""
 
+_RUN_ONCE = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
+"""The function of asyncio that polls for events and runs callbacks."""
+
 _MAX_FRAMES = 25
 _MAX_STACK = 8_192
 
@@ -59,7 +62,7 @@ class LoopWatchdog:
             if self._clock.monotonic() - began - pause > self._patience / 2:
                 # This thread was stopped as well, and with it the whole process: not a block.
                 self._pinged_at = self._clock.monotonic()
-            elif not self._is_reported and self.is_blocked():
+            elif not self._is_reported and self.is_blocked() and not self._is_polling():
                 self._is_reported = True
                 self._events.emit(LoopBlocked(**self._fields(self._blocker()), stack=self._stack()))
 
@@ -113,6 +116,13 @@ class LoopWatchdog:
         if blocker is not None:
             fields |= {"id": blocker.task.id, "func_path": blocker.task.func_path}
         return fields
+
+    def _is_polling(self) -> bool:
+        """Whether the loop waits for events: then it is late because the machine is busy."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or frame.f_back is None:
+            return False
+        return frame.f_code.co_name == "select" and frame.f_back.f_code is _RUN_ONCE
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread)
