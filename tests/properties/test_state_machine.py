@@ -73,6 +73,5 @@ def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: in
     [MemoryStore, sqlite_store, file_store, MemoryLogStore],
     ids=["memory", "sqlite", "file", "log"],
 )
-@pytest.mark.xfail(reason="a rare claim of limited tasks differs from the model", strict=False)
 def test_a_backend_answers_as_the_model_does_in_long_runs(open_store: OpenStore) -> None:
     run_state_machine(open_store, examples=LONG_RUN_EXAMPLES, steps=100)

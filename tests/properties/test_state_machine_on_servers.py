@@ -85,7 +85,6 @@ def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
-@pytest.mark.xfail(reason="a purge on Redis may count a record twice", strict=False)
 def test_redis_answers_as_the_model_does_in_long_runs(redis_server_url: str) -> None:
     run_state_machine(partial(RedisStore, redis_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
 
@@ -98,6 +97,5 @@ def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> No
 
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
-@pytest.mark.xfail(reason="a rare claim of limited tasks differs from the model", strict=False)
 def test_postgresql_answers_as_the_model_does_in_long_runs(open_on_postgres: OpenStore) -> None:
     run_state_machine(open_on_postgres, examples=LONG_RUN_EXAMPLES, steps=100)
