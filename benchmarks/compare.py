@@ -1,10 +1,11 @@
 """Compare this checkout with an older commit: `python -m benchmarks.compare REVISION`.
 
-For each store and round, both versions drain the same number of tasks, each with `omniq worker`,
-100 tasks at a time and log lines included; which of the two goes first alternates. Prints the medians of the
-paired ratios, older to newer (above 1: this checkout spends less), with their quartiles, for the
-worker's CPU time, the elapsed time, and its read and write system calls and bytes. The memory store
-is drained by a pool in the process that filled it.
+For each store and round, both versions do the same work, and which of the two goes first alternates:
+`omniq worker` drains tasks, 100 at a time and log lines included (`drain`), a producer enqueues 1,000
+tasks a call (`bulk`) or one (`single`), or waits for the result of each task from a worker (`latency`).
+Prints the medians of the paired ratios, older to newer (above 1: this checkout spends less), with their
+quartiles, for the CPU time of the worker or producer, the elapsed time, and its read and write system
+calls and bytes. The memory store is drained by a pool in the process that filled it.
 """
 
 from __future__ import annotations
@@ -18,32 +19,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.stores import ROOT, Store, open_store
 
 DEFAULT_STORES = ("memory", "sqlite-power", "file-power", "postgres", "redis")
+_TASKS = {"drain": 1_000_000, "bulk": 1_000_000, "single": 2_000, "latency": 200}
+"""What can be compared, and the number of tasks at most."""
 FIGURES = ("cpu", "seconds", "calls", "bytes")
 CONCURRENCY = "100"
 _DEADLINE = 300.0
-
-_FILL = """
-import asyncio, sys
-from omniq import AsyncTaskQueue
-from benchmarks.compare_tasks import noop
-
-async def main(url, count, is_drained_here):
-    async with AsyncTaskQueue(url) as queue:
-        for first in range(0, count, 1000):
-            numbers = range(first, min(count, first + 1000))
-            await queue.enqueue_many(noop, [(number,) for number in numbers])
-        if is_drained_here:
-            async with queue.worker(concurrency=100) as pool:
-                await pool.run_until_empty()
-
-asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "here"))
-"""
 
 
 def url_of(store: Store) -> str:
@@ -56,8 +42,8 @@ def url_of(store: Store) -> str:
     }.get(store.kind, store.url)
 
 
-def drain(source: Path, store: Store, count: int) -> dict[str, float]:
-    """Fill an empty store, drain it with the omniq of `source`, and return what the worker spent."""
+def measure(what: str, source: Path, store: Store, count: int) -> dict[str, float]:
+    """What one task costs with the omniq of `source`, on an empty store."""
     with store.fresh():
         report = store.folder / "report.json"
         environment = {
@@ -67,27 +53,35 @@ def drain(source: Path, store: Store, count: int) -> dict[str, float]:
             "COMPARE_REPORT": str(report),
         }
         url = url_of(store)
-        where = "here" if store.kind == "memory" else "elsewhere"
         log = store.folder / "log"
-        with log.open("wb") as output:
-            fill = [sys.executable, "-c", _FILL, url, str(count), where]
-            if subprocess.run(fill, env=environment, stderr=output, check=False).returncode:
-                raise SystemExit(f"the store was not filled:\n{_end(log)}")
-            if store.kind != "memory":
+        with log.open("wb") as output, ExitStack() as running:
+
+            def start(*arguments: str) -> subprocess.Popen[bytes]:
+                command = [sys.executable, "-m", *arguments]
+                process = subprocess.Popen(command, env=environment, stderr=output)
+                running.callback(_stop, process)
+                return process
+
+            def produce(what: str) -> None:
+                if start("benchmarks.compare_producer", what, url, str(count)).wait():
+                    raise SystemExit(f"the producer failed:\n{_end(log)}")
+
+            worker = ("omniq", "worker", "benchmarks.compare_tasks", "--url", url)
+            if what == "drain" and store.kind != "memory":
+                produce("fill")
                 store.finish_background_work()
-                command = [sys.executable, "-m", "omniq", "worker", "benchmarks.compare_tasks"]
-                worker = subprocess.Popen(
-                    [*command, "--url", url, "--concurrency", CONCURRENCY],
-                    env=environment,
-                    stderr=output,
-                )
-                try:
-                    _wait_for(report, worker, log)
-                finally:
-                    worker.terminate()
-                    worker.wait()
+                _wait_for(report, start(*worker, "--concurrency", CONCURRENCY), log)
+            else:
+                if what == "latency":
+                    start(*worker)
+                produce(what)
         spent: dict[str, float] = json.loads(report.read_text())
         return {name: value / count for name, value in spent.items()}
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()
 
 
 def _wait_for(report: Path, worker: subprocess.Popen[bytes], log: Path) -> None:
@@ -115,19 +109,19 @@ def checkout(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", tree], check=True)
 
 
-def compare(older: Path, store: Store, *, count: int, rounds: int) -> None:
-    """Drain with both versions, in turns, and print a line for each figure."""
+def compare(what: str, older: Path, store: Store, *, count: int, rounds: int) -> None:
+    """Measure both versions, in turns, and print a line for each figure."""
     newer = ROOT / "src"
     ratios: dict[str, list[float]] = {figure: [] for figure in FIGURES}
     spent: dict[str, list[float]] = {figure: [] for figure in FIGURES}
     for number in range(rounds + 1):
         order = (older, newer) if number % 2 else (newer, older)
-        measured = {source: drain(source, store, count) for source in order}
+        measured = {source: measure(what, source, store, count) for source in order}
         if number == 0:
             continue  # the first pair fills caches
         for figure in FIGURES:
-            spent[figure].append(measured[newer][figure])
-            if measured[newer][figure]:
+            if measured[newer].get(figure):
+                spent[figure].append(measured[newer][figure])
                 ratios[figure].append(measured[older][figure] / measured[newer][figure])
     for figure in FIGURES:
         values = ratios[figure]
@@ -135,7 +129,7 @@ def compare(older: Path, store: Store, *, count: int, rounds: int) -> None:
             low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
             now = statistics.median(spent[figure])
             print(
-                f"{store.name:13} {figure:8} older/newer {middle:.3f} ({low:.3f} to {high:.3f}), "
+                f"{store.name:13} {what:8} {figure:8} older/newer {middle:.3f} ({low:.3f} to {high:.3f}), "
                 f"now {now * 1e6 if figure in ('cpu', 'seconds') else now:.1f}"
                 f"{' µs' if figure in ('cpu', 'seconds') else ''} a task",
                 flush=True,
@@ -146,13 +140,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("revision", help="the older commit")
     parser.add_argument("--only", default=",".join(DEFAULT_STORES), help="stores, with commas")
+    parser.add_argument("--what", default="drain", help=f"of {', '.join(_TASKS)}, with commas")
     parser.add_argument("--tasks", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
     with checkout(given.revision) as older:
         for name in given.only.split(","):
             with open_store(name) as store:
-                compare(older, store, count=given.tasks, rounds=given.rounds)
+                for what in given.what.split(","):
+                    if what == "latency" and store.kind == "memory":
+                        continue  # another process has no access to it
+                    count = min(given.tasks, _TASKS[what])
+                    compare(what, older, store, count=count, rounds=given.rounds)
 
 
 if __name__ == "__main__":

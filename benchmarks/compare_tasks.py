@@ -16,7 +16,8 @@ _ran = 0
 _before: dict[str, float] = {}
 
 
-def _counters() -> dict[str, float]:
+def counters() -> dict[str, float]:
+    """What this process has spent so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     io = {name: float(value) for name, value in (line.split(": ") for line in lines)}
     return {
@@ -27,14 +28,23 @@ def _counters() -> dict[str, float]:
     }
 
 
+def report(spent: dict[str, float]) -> None:
+    """Write what was spent, whole, to the file that is waited for."""
+    path = Path(os.environ["COMPARE_REPORT"])
+    path.with_suffix(".new").write_text(json.dumps(spent))
+    path.with_suffix(".new").rename(path)
+
+
+async def add_one(number: int) -> int:
+    """A task with a result."""
+    return number + 1
+
+
 async def noop(number: int) -> None:
     """Count this run; the first and the last of all tasks read the counters."""
     global _ran
     if _ran == 0:
-        _before.update(_counters())
+        _before.update(counters())
     _ran += 1
     if _ran == _COUNT:
-        spent = {name: value - _before[name] for name, value in _counters().items()}
-        report = Path(os.environ["COMPARE_REPORT"])
-        report.with_suffix(".new").write_text(json.dumps(spent))
-        report.with_suffix(".new").rename(report)
+        report({name: value - _before[name] for name, value in counters().items()})
