@@ -47,6 +47,7 @@ def test_mypy_refuses_only_the_wrong_calls_and_accepts_the_examples(calls: Path)
     assert wrong == refused_lines(), report
 
 
+@pytest.mark.deep
 def test_basedpyright_refuses_only_the_wrong_calls_and_accepts_the_examples(
     calls: Path, tmp_path: Path
 ) -> None:

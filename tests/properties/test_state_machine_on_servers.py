@@ -80,7 +80,7 @@ def open_on_postgres(postgres_server_url: str) -> Iterator[OpenStore]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
-    run_state_machine(partial(RedisStore, redis_server_url), examples=20, steps=50)
+    run_state_machine(partial(RedisStore, redis_server_url), examples=10, steps=50)
 
 
 @pytest.mark.deep
@@ -92,7 +92,7 @@ def test_redis_answers_as_the_model_does_in_long_runs(redis_server_url: str) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> None:
-    run_state_machine(open_on_postgres, examples=15, steps=50)
+    run_state_machine(open_on_postgres, examples=8, steps=50)
 
 
 @pytest.mark.deep

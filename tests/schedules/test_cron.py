@@ -15,7 +15,7 @@ from omniq.cron import cron_times, describe_cron, next_cron
 from omniq.errors import InvalidTask, InvalidValue
 from tests.schedules import reference_calendar
 
-PAIRS, DEEP_PAIRS, PAIRS_PER_ZONE = 40, 2_000, 4
+PAIRS, DEEP_PAIRS, PAIRS_PER_ZONE = 16, 2_000, 4
 
 
 def instant(seconds: int) -> datetime:
@@ -69,8 +69,8 @@ def compare_all(seed: int, pairs: int) -> tuple[int, int]:
 def test_no_time_is_missed_or_doubled_in_20_years_of_clock_changes() -> None:
     times, asked = compare_all(seed=1, pairs=PAIRS)
 
-    assert times > 10_000
-    assert asked > 1_000
+    assert times > 4_000
+    assert asked > 400
 
 
 @pytest.mark.deep

@@ -6,7 +6,7 @@ import pytest
 
 from chaos.simulated import Fleet, failure_of
 
-SEEDS = 100
+SEEDS = 40
 DEEP_SEEDS = 5_000
 BATCH = 20
 

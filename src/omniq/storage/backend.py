@@ -270,6 +270,19 @@ class Section(ABC):
     claim_id: str = ""
     """The caller's id of a claim. A store that keeps it can answer a repeat of a call whose reply was lost."""
 
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        """Begin a step that records outcomes of `known` rows, and claims. Called before everything else.
+
+        The rows are as this owner has claimed them. Returns the ids of those that have not changed: their
+        owner and token are equal, and they are neither cancelled nor `attached`. The step reads only the
+        others. A store may also compare them when it writes, and raise `Moved`: the step is then begun
+        again without known rows.
+
+        A store that pays for each round trip may read here what such a step asks for: the gates of the
+        known rows, paused queues, gates that are due, suspects, and the first candidates with their gates.
+        """
+        return frozenset()
+
     @abstractmethod
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         """Return what is stored under these ids; a record past its `expires_at` is not."""

@@ -28,6 +28,7 @@ from omniq.storage.backend import (
     Document,
     DocumentChange,
     DocumentQuery,
+    FastPath,
     FinishedQuery,
     Moved,
     Record,
@@ -206,48 +207,58 @@ class Engine:
         """Record the outcomes, then claim; for each outcome whether it is recorded, and the rows."""
         fast_path = self.backend.fast_path
         if fast_path is None:
-            return await self._record_and_claim_by_rules(owner, entries, claim)
-        plan = self._known.plan(owner, entries, fast_path.now(), self._encode_finish)
-        answers: dict[int, bool] = {}
-        claimed = Claimed()
-        if plan.unplanned:
+            recorded, claimed = await self._by_rules(owner, entries, claim)
+        else:
+            recorded, claimed = await self._by_fast_path(fast_path, owner, entries, claim)
+        self._known.update(owner, entries, claimed.rows)
+        return recorded, claimed
+
+    async def _by_fast_path(
+        self, fast_path: FastPath, owner: str, entries: Sequence[Entry], claim: Claim | None
+    ) -> tuple[list[bool], Claimed]:
+        changes = self._known.plan(owner, entries, fast_path.now(), self._encode_finish)
+        if changes is None:
             # All of them by the rules: a second transaction would cost more than it saves.
-            answers, claimed = await self._by_rules(owner, entries, range(len(entries)), claim)
-        elif claim is not None or not plan.changes.is_empty:
-            reply = await fast_path.record_and_claim(owner, plan.changes, claim)
-            claimed.rows = reply.rows or []
+            return await self._by_rules(owner, entries, claim)
+        recorded, claimed = [True] * len(entries), Claimed()
+        if claim is None and changes.is_empty:
+            return recorded, claimed
+        reply = await fast_path.record_and_claim(owner, changes, claim)
+        claimed.rows = reply.rows or []
+        needs_rules = claim is not None and reply.rows is None
+        if reply.missed or needs_rules:
             missed = [
                 number
                 for number, entry in enumerate(entries)
                 if entry.outcome.task_id in reply.missed
             ]
-            if missed or (claim is not None and reply.rows is None):
-                rest = claim if reply.rows is None else None
-                answers, by_rules = await self._by_rules(owner, entries, missed, rest)
-                # A caller that repeats a call gets the rows that it claimed already.
-                claimed = by_rules if reply.rows is None else claimed
-        self._known.update(owner, entries, claimed.rows)
-        return [answers.get(number, True) for number in range(len(entries))], claimed
+            answers, by_rules = await self._by_rules(
+                owner, [entries[number] for number in missed], claim if needs_rules else None
+            )
+            for number, answer in zip(missed, answers, strict=True):
+                recorded[number] = answer
+            # A caller that repeats a call gets the rows that it claimed already.
+            claimed = by_rules if needs_rules else claimed
+        return recorded, claimed
 
     async def _by_rules(
-        self, owner: str, entries: Sequence[Entry], numbers: Sequence[int], claim: Claim | None
-    ) -> tuple[dict[int, bool], Claimed]:
-        """Record the entries with these numbers, then claim; whether each is recorded, and the rows."""
-        given = [entries[number] for number in numbers]
-        recorded, claimed = await self._record_and_claim_by_rules(owner, given, claim)
-        return dict(zip(numbers, recorded, strict=True)), claimed
-
-    async def _record_and_claim_by_rules(
         self, owner: str, entries: Sequence[Entry], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
+        known = self._known.claimed(owner, entries)
+
+        async def record_and_claim(section: Section) -> tuple[list[bool], Claimed]:
+            nonlocal known
+            # When the step is begun again, the rows may have changed.
+            rows, known = known, []
+            return await self._record_and_claim(section, owner, entries, claim, rows)
+
         recorded, claimed = await self._transact(
-            lambda section: self._record_and_claim(section, owner, entries, claim),
-            claims_as=None if claim is None else owner,
+            record_and_claim, claims_as=None if claim is None else owner
         )
         while claim is not None and claimed.is_partial and len(claimed.rows) < claim.limit:
             rest = msgspec.structs.replace(claim, limit=claim.limit - len(claimed.rows))
             _, more = await self._transact(
-                lambda section, rest=rest: self._record_and_claim(section, owner, (), rest),  # type: ignore[misc]
+                lambda section, rest=rest: self._record_and_claim(section, owner, (), rest, ()),  # type: ignore[misc]
                 claims_as=owner,
             )
             claimed = Claimed(
@@ -256,9 +267,17 @@ class Engine:
         return recorded, claimed
 
     async def _record_and_claim(
-        self, section: Section, owner: str, entries: Sequence[Entry], claim: Claim | None
+        self,
+        section: Section,
+        owner: str,
+        entries: Sequence[Entry],
+        claim: Claim | None,
+        known: Sequence[Row],
     ) -> tuple[list[bool], Claimed]:
+        unchanged = await section.begin(owner, known, claim)
         step = self._step(section)
+        if unchanged:
+            await step.add([row_rules.copy_of(row) for row in known if row.id in unchanged])
         recorded = await step.record(owner, entries) if entries else []
         claimed = Claimed()
         if claim is not None:

@@ -1,29 +1,19 @@
 """The rows that this storage object has claimed: what their outcomes make of them, without reading again.
 
-While a claim is current, others may only cancel its task or attach documents to it. So the outcome of a
-plain row can be planned from the row as it was claimed, and written on the condition that neither has
-happened. All other outcomes are recorded by the rules, on rows that are read again.
+While a claim is current, others may only cancel its task or attach documents to it. So its outcome can be
+applied to the row as it was claimed, on the condition that neither has happened: by a plan for a fast
+path if the row is plain, else by the rules (`Section.begin`).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
-
-import msgspec
 
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, DocumentChange, Ended
 from omniq.storage.row_rules import Row
 from omniq.storage.step import UNIQUE, EncodeFinish
 from omniq.storage.types import Entry
-
-
-class Plan(msgspec.Struct):
-    """The changes that outcomes make, and the positions of the outcomes that need the rules."""
-
-    changes: Changes
-    unplanned: list[int]
 
 
 class KnownRows:
@@ -33,39 +23,47 @@ class KnownRows:
         self._owner = ""
         self._rows: dict[str, Row] = {}
 
+    def claimed(self, owner: str, entries: Iterable[Entry]) -> list[Row]:
+        """The rows of these outcomes, as this owner has claimed them, as far as they are known."""
+        known = self._rows if owner == self._owner else {}
+        rows = (known.get(entry.outcome.task_id) for entry in entries)
+        return [
+            row
+            for entry, row in zip(entries, rows, strict=True)
+            if row is not None and _is_unchanged(row, entry)
+        ]
+
     def plan(
         self, owner: str, entries: Sequence[Entry], now: int, encode_finish: EncodeFinish
-    ) -> Plan:
-        """Plan the outcomes of plain rows."""
-        plan = Plan(Changes(ended=[], updated=[], documents=[]), [])
+    ) -> Changes | None:
+        """The changes that outcomes of plain rows make; None when any of them needs the rules."""
+        changes = Changes(ended=[], updated=[], documents=[])
         known = self._rows if owner == self._owner else {}
         if len({entry.outcome.task_id for entry in entries}) < len(entries):
             # Several outcomes of one task are recorded by the rules, in their order.
-            known = {}
-        for number, entry in enumerate(entries):
+            return None
+        for entry in entries:
             row = known.get(entry.outcome.task_id)
-            if row is None or not _is_plain(row, entry):
-                plan.unplanned.append(number)
-                continue
+            if row is None or row.gates or not _is_unchanged(row, entry):
+                return None
             # A copy: if the call fails, the known row must be unchanged.
-            row = copy.copy(row)
+            row = row_rules.copy_of(row)
             settled = row_rules.settle(row, entry.outcome, now)
             finish = settled.finish
             if settled.result is not None or (finish is not None and finish.dead is not None):
-                plan.unplanned.append(number)
-                continue
+                return None
             if finish is None:
-                plan.changes.updated.append(row)
+                changes.updated.append(row)
             else:
                 encoded = encode_finish(finish, entry.result)
                 finished = row_rules.finished_row(row, finish, encoded, now)
-                plan.changes.ended.append(Ended(finished))
+                changes.ended.append(Ended(finished))
                 if row.unique:
                     holder = row.id.encode()
-                    plan.changes.documents.append(
+                    changes.documents.append(
                         DocumentChange(UNIQUE, row.unique, holder, None, if_equal=True)
                     )
-        return plan
+        return changes
 
     def update(self, owner: str, entries: Iterable[Entry], claimed: Iterable[Row]) -> None:
         """Remove the rows whose outcomes were recorded, and add those that were claimed."""
@@ -81,5 +79,5 @@ class KnownRows:
             self._rows[row.id] = row
 
 
-def _is_plain(row: Row, entry: Entry) -> bool:
-    return row.token == entry.outcome.token and not (row.gates or row.attached or row.watched)
+def _is_unchanged(row: Row, entry: Entry) -> bool:
+    return row.token == entry.outcome.token and not (row.attached or row.watched)

@@ -6,7 +6,7 @@ A step collects changes in memory and writes all of them at its end. The rules a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from omniq.clock import from_micros
 from omniq.models import TaskStatus
@@ -44,19 +44,19 @@ class Step:
     async def load(self, ids: Sequence[str]) -> dict[str, Record]:
         """Read what is stored under these ids, and the gates of live tasks."""
         found = await self.section.load(ids)
-        await self._add(record.row for record in found.values() if record.is_live)
+        await self.add([record.row for record in found.values() if record.is_live])
         return found
 
     async def held_by(self, owner: str) -> list[Row]:
         """Read all rows that an owner holds, and their gates."""
         rows = await self.section.held([owner])
-        await self._add(rows)
+        await self.add(rows)
         return rows
 
-    async def _add(self, rows: Iterable[Row]) -> None:
-        added = list(rows)
-        self._live.update({row.id: row for row in added})
-        await self.gates.load(added)
+    async def add(self, rows: Sequence[Row]) -> None:
+        """Use rows that are as the store has them, and read their gates."""
+        self._live.update({row.id: row for row in rows})
+        await self.gates.load(rows)
 
     def live(self, task_id: str) -> Row | None:
         """Return a row that was read and has not ended, or None."""
@@ -74,7 +74,10 @@ class Step:
 
     async def record(self, owner: str, entries: Sequence[Entry]) -> list[bool]:
         """Apply the outcomes whose claims are current; for each, whether it is recorded."""
-        found = await self.load([entry.outcome.task_id for entry in entries])
+        unread = [
+            task_id for entry in entries if (task_id := entry.outcome.task_id) not in self._live
+        ]
+        found = await self.load(unread) if unread else {}
         return [self._record(owner, entry, found) for entry in entries]
 
     def _record(self, owner: str, entry: Entry, found: dict[str, Record]) -> bool:

@@ -41,7 +41,7 @@ from omniq.storage.inspection import (
 )
 from omniq.storage.ready_rows import ReadyRows
 from omniq.storage.row_rules import FinishedRow, Row, copy_of
-from omniq.storage.types import Renewal
+from omniq.storage.types import Claim, Renewal
 
 _T = TypeVar("_T")
 
@@ -367,6 +367,11 @@ class TablesSection(Section):
     def __init__(self, tables: Tables, now: int) -> None:
         self.now = now
         self._tables = tables
+
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        # The stored rows are those objects, until they are changed.
+        rows = self._tables.rows
+        return frozenset(row.id for row in known if rows.get(row.id) is row)
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         found: dict[str, Record] = {}

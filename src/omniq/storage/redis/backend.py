@@ -83,8 +83,6 @@ class RedisBackend(Backend):
         self._sleeper: asyncio.Future[None] | None = None
         # Whether a notification of work has arrived since the last claim began.
         self._was_notified = False
-        # Where a purge by the time of the end continues: statuses that are left, and a cursor.
-        self._finished_scan = ("sfc", "0")
         self.fast_path = self
 
     @property
@@ -355,18 +353,14 @@ class RedisBackend(Backend):
 
     async def _list_finished(self, query: FinishedQuery) -> list[str]:
         ids: list[str] = []
-        letters, cursor = ("sfc", "0") if query.by == "expires_at" else self._finished_scan
-        while letters and len(ids) < query.limit:
-            reached, *found = await self.run(
-                "finished", query.by, query.before, query.limit - len(ids), letters[0], cursor
-            )
+        after = query.after
+        while True:
+            left = query.limit - len(ids)
+            reached, *found = await self.run("finished", query.by, query.before, left, after)
             ids += [task_id.decode() for task_id in found]
-            cursor = reached.decode()
-            if cursor == "0":
-                letters = letters[1:]
-        if query.by == "finished_at":
-            self._finished_scan = (letters, cursor) if len(ids) >= query.limit else ("sfc", "0")
-        return ids
+            after = reached.decode()
+            if not after or len(ids) == query.limit:
+                return ids
 
     async def counts(self, *, only_waiting: bool = False) -> Counts:
         now, waiting, *reply = await self.run("counts", int(only_waiting))

@@ -49,11 +49,14 @@ for _, each in ipairs(deleted_dead) do
 end
 local replaced = {}
 for position, record in ipairs(get_all(KEYS.tasks, ids_of(inserted))) do
-  local id = inserted[position][1]
-  if record and not is_deleted[id] then
-    local place = redis.call('HGET', KEYS.places, id)
-    if (place and not is_expired(place)) or redis.call('HEXISTS', KEYS.dead, id) == 1 then return 'moved' end
-    replaced[#replaced + 1] = { id, place }
+  if record then
+    local id = inserted[position][1]
+    local place, is_free = redis.call('HGET', KEYS.places, id), true
+    if place then is_free = is_expired(place) or (is_deleted[id] and is_finished(place)) end
+    if not is_deleted[id] and redis.call('HEXISTS', KEYS.dead, id) == 1 then is_free = false end
+    if not is_free then return 'moved' end
+    -- Also when a dead letter is retried whose record has expired.
+    if place then replaced[#replaced + 1] = { id, place } end
   end
 end
 if bound > 0 and #inserted > 0 then
@@ -80,9 +83,7 @@ end
 for _, each in ipairs(deleted_dead) do
   delete_dead(each[1], redis.call('HEXISTS', KEYS.places, each[1]) == 1)
 end
-for _, each in ipairs(replaced) do
-  if each[2] then delete_finished(each[1], each[2], false) end
-end
+for _, each in ipairs(replaced) do delete_finished(each[1], each[2], false) end
 if #inserted > 0 then
   -- What is left of a task that had the same id goes first.
   flush()
