@@ -41,9 +41,14 @@ RUNNABLE = Runnable(modules=MODULES)
 @asynccontextmanager
 async def empty_storage(store: Store) -> AsyncIterator[BaseStorage]:
     """A storage on an empty store."""
-    with store.fresh():
+    fresh = store.fresh()
+    # In a thread: a server is emptied with a separate event loop.
+    await asyncio.to_thread(fresh.__enter__)
+    try:
         async with open_storage(url_of(store), settings=Settings(lease=600.0)) as storage:
             yield storage
+    finally:
+        await asyncio.to_thread(fresh.__exit__, None, None, None)
 
 
 async def fill(storage: BaseStorage, tasks: Iterable[Task]) -> None:

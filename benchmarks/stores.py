@@ -135,5 +135,6 @@ async def _redis_version(url: str) -> str:
 async def _empty_redis(url: str) -> None:
     from redis.asyncio import Redis
 
-    async with Redis.from_url(url) as client:
+    # A store of 1,000,000 tasks takes seconds.
+    async with Redis.from_url(url, socket_timeout=120) as client:
         await client.flushdb()

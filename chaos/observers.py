@@ -8,7 +8,6 @@ from chaos.history import Journal
 from omniq import events
 from omniq.clock import to_micros
 from omniq.storage.base import BaseStorage
-from omniq.storage.types import Identity
 from omniq.worker import AsyncWorkerPool
 
 _OUTCOMES: dict[type[Any], str] = {
@@ -21,25 +20,19 @@ _OUTCOMES: dict[type[Any], str] = {
 }
 
 
-class ObservedIdentity(Identity):
-    """Records how long the storage guarantees this owner's claims."""
-
-    def __init__(self, journal: Journal, storage: BaseStorage) -> None:
-        super().__init__()
-        self._journal = journal
-        self._clock = storage.clock
-
-    def trust(self, owner: str, until: int) -> None:
-        super().trust(owner, until)
-        # The journal's clock first: time that passes in between makes the lease shorter, not longer.
-        now = self._journal.now()
-        left = (until - self._clock.boot_micros()) / 1e6
-        self._journal.note("lease", owner=owner, until=now + left)
-
-
 def observe_lease(storage: BaseStorage, journal: Journal) -> None:
-    """Record the leases of the storage. Call it before the storage is opened."""
-    storage._identity = ObservedIdentity(journal, storage)
+    """Record how long the storage guarantees its owner's claims. Call it before it is opened."""
+    identity, clock = storage._identity, storage.clock
+    trust = identity.trust
+
+    def observed(owner: str, until: int) -> None:
+        trust(owner, until)
+        # The journal's clock first: time that passes in between makes the lease shorter, not longer.
+        now = journal.now()
+        left = (until - clock.boot_micros()) / 1e6
+        journal.note("lease", owner=owner, until=now + left)
+
+    identity.trust = observed  # type: ignore[method-assign]
 
 
 def observe_pool(pool: AsyncWorkerPool, journal: Journal) -> None:

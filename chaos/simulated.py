@@ -131,7 +131,7 @@ class Fleet:
 
     def _watch_store(self, by: str, verbs: Sequence[Verb], value: Any, kind: Reply) -> None:
         if "reserve" in verbs and kind in ("ok", "lost"):
-            for row in value[1]:
+            for row in value[1].rows:
                 self._note(
                     Event(self.simulation.seconds, by, "store.claim", row.id, row.token, row.owner)
                 )

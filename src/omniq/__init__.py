@@ -62,6 +62,7 @@ from omniq.errors import (
     StorageCorrupt,
     StorageError,
     StorageRefused,
+    StoreWentBack,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -94,11 +95,11 @@ from omniq.tasks.secret_parameters import Secret
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.operations.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
     from omniq.queue.async_queue import AsyncTaskQueue
     from omniq.queue.blocking_queue import TaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
-    from omniq.storage.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
     from omniq.storage.types import Capabilities
     from omniq.tasks.handle import AsyncTaskHandle, TaskHandle
     from omniq.worker import AsyncWorkerPool, WorkerPool
@@ -112,19 +113,19 @@ else:
         "AsyncTaskQueue": "omniq.queue.async_queue",
         "AsyncWorkerPool": "omniq.worker",
         "BaseStorage": "omniq.storage.base",
-        "BreakerInfo": "omniq.storage.health",
+        "BreakerInfo": "omniq.operations.health",
         "BreakerState": "omniq.circuit_breaker",
         "Capabilities": "omniq.storage.types",
         "CircuitBreaker": "omniq.circuit_breaker",
         "CloudpickleSerializer": "omniq.serialization",
-        "Health": "omniq.storage.health",
+        "Health": "omniq.operations.health",
         "MsgspecSerializer": "omniq.serialization",
         "PoolStats": "omniq.worker.pool_stats",
         "Serializer": "omniq.serialization",
-        "StuckTask": "omniq.storage.health",
+        "StuckTask": "omniq.operations.health",
         "TaskHandle": "omniq.tasks.handle",
         "TaskQueue": "omniq.queue.blocking_queue",
-        "UnrunnableFunction": "omniq.storage.health",
+        "UnrunnableFunction": "omniq.operations.health",
         "Worker": "omniq.worker.process.supervisor",
         "WorkerPool": "omniq.worker",
     }
@@ -193,6 +194,7 @@ __all__ = [
     "StorageCorrupt",
     "StorageError",
     "StorageRefused",
+    "StoreWentBack",
     "StuckTask",
     "Task",
     "TaskCancelled",

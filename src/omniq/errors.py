@@ -18,6 +18,7 @@ OmniqError
 ├── ClaimError
 │   ├── StaleClaim             another attempt owns the task now
 │   └── LeaseLost              this owner was fenced; its tasks were returned to the queue
+│       └── StoreWentBack      the store was restored, or lost its last writes: all owners are fenced
 ├── ResultError
 │   ├── TaskFailed             the task ended as FAILED; carries the stored error
 │   ├── TaskCancelled          the task ended as CANCELLED
@@ -151,6 +152,22 @@ class LeaseLost(ClaimError):
     def __init__(self, owner: str) -> None:
         super().__init__(f"worker {owner}: the lease has ended and its tasks were given back")
         self.owner = owner
+
+
+class StoreWentBack(LeaseLost):
+    """The store has gone back to an earlier state, so all owners were fenced.
+
+    It was restored, or lost its last writes. `epoch` is its new epoch. `is_repeated`: it was raised within
+    the last lease already, as it is when two servers answer at one address; claims wait for one lease.
+    """
+
+    def __init__(self, owner: str, epoch: int, *, is_repeated: bool) -> None:
+        super().__init__(owner)
+        self.args = (
+            f"the store has gone back to an earlier state; worker {owner} raised its epoch to {epoch}",
+        )
+        self.epoch = epoch
+        self.is_repeated = is_repeated
 
 
 class ResultError(OmniqError):

@@ -279,6 +279,20 @@ class WorkerStuck(Event, frozen=True, kw_only=True):
     func_path: str = ""
 
 
+class ClockDiffers(Event, frozen=True, kw_only=True):
+    """Emitted when the wall clock of another worker differs from this worker's by more than a lease.
+
+    Delays, retries and schedules of one of the two are wrong. Every worker that sees it emits this once.
+    `owner` is the other worker, whose clock is `seconds` ahead.
+    """
+
+    name: ClassVar[str] = "worker.clock_differs"
+    owner: str
+    host: str
+    pid: int
+    seconds: float
+
+
 class WorkerStalled(Event, frozen=True, kw_only=True):
     """Emitted when another worker has a valid lease but makes no progress.
 
@@ -377,6 +391,20 @@ class BreakerClosed(Event, frozen=True, kw_only=True):
 
 
 # Storages and operators
+
+
+class StoreRestored(Event, frozen=True, kw_only=True):
+    """Emitted when a worker has noticed that its store went back to an earlier state.
+
+    The store was restored from a backup, or has lost its last writes. All workers lose their leases, and
+    tokens continue in the next `epoch`. `repeated`: this has happened within one lease before, so that
+    claims wait for one lease; probably two servers answer at one address.
+    """
+
+    name: ClassVar[str] = "store.restored"
+    owner: str
+    epoch: int
+    repeated: bool = False
 
 
 class RecordQuarantined(Event, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ for each key and change it in the same atomic step as the claim or the outcome.
 
 from __future__ import annotations
 
+from bisect import bisect, bisect_left
 from enum import StrEnum
 from typing import Literal
 
@@ -44,7 +45,7 @@ class Gate(msgspec.Struct, frozen=True):
 class GateState(msgspec.Struct, omit_defaults=True):
     """The state of one gate, shared by all workers.
 
-    `has_parked`: whether tasks may be parked under it. `wake_at`: when they are checked again.
+    `starts` are in order. `has_parked`: whether tasks may be parked under it. `wake_at`: when they are checked again.
     """
 
     holders: list[tuple[str, int]] = []
@@ -59,8 +60,6 @@ class GateState(msgspec.Struct, omit_defaults=True):
 
 def gates_of(task: Task) -> tuple[Gate, ...]:
     """The gates that a task must pass, in the order in which they are checked."""
-    if not task.limits and not task.breakers:
-        return ()
     gates = [
         Gate(
             f"breaker:{rule.name}",
@@ -91,9 +90,11 @@ def room(gate: Gate, state: GateState, now: int) -> int:
     """The number of tasks that the gate would admit now."""
     match gate.kind:
         case "running":
-            return max(0, gate.size - len(state.holders))
+            left = gate.size - len(state.holders)
+            return left if left > 0 else 0
         case "rate":
-            return max(0, gate.size - sum(abs(start - now) < gate.span for start in state.starts))
+            starts, span = state.starts, gate.span
+            return max(0, gate.size - bisect_left(starts, now + span) + bisect(starts, now - span))
         case "breaker":
             if state.breaker is BreakerState.CLOSED:
                 return FOREVER
@@ -119,8 +120,12 @@ def enter(gate: Gate, state: GateState, task_id: str, token: int, now: int) -> N
             # A start may lie slightly in the future: a concurrent claim read the clock later and
             # got here first. It stays as it is. A start that lies ahead by a span or more was
             # written before the clock was set back.
-            known = [now if start >= now + gate.span else start for start in state.starts]
-            state.starts = sorted([*known, now])[-gate.size :]
+            if state.starts and state.starts[-1] > now:
+                known = [now if start >= now + gate.span else start for start in state.starts]
+                state.starts = sorted([*known, now])
+            else:
+                state.starts.append(now)
+            del state.starts[: -gate.size]
         case "breaker":
             if state.breaker is BreakerState.OPEN:
                 state.breaker = BreakerState.HALF_OPEN
@@ -171,10 +176,10 @@ def _open(state: GateState, opened_at: int, wake_at: int, reason: str) -> None:
 
 
 def _drop_holder(state: GateState, task_id: str, token: int) -> bool:
-    holder = (task_id, token)
-    if holder not in state.holders:
+    try:
+        state.holders.remove((task_id, token))
+    except ValueError:
         return False
-    state.holders.remove(holder)
     return True
 
 

@@ -223,6 +223,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: datetime | None = None
     cancel_requested: bool = False
 
+    @property
+    def runs_at_most_once(self) -> bool:
+        """Whether it may not run again once a run has begun and its end is unknown."""
+        return self.max_crashes is not None and self.max_crashes <= 1
+
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of a run. `attempts` counts runs, this one included."""

@@ -47,7 +47,10 @@ class Rescheduled(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The run failed for good: the task is FAILED and a dead letter with that `reason`."""
+    """The run failed for good: the task is FAILED and a dead letter with that `reason`.
+
+    With the reason `crashed` it counts as a crash: the run was interrupted, and may not be repeated.
+    """
 
     task_id: str
     token: int

@@ -419,6 +419,10 @@ def encode_internal(value: Any) -> bytes:
     return _INTERNAL_ENCODER.encode(value)
 
 
+_BAD_DATA = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)
+"""What a decoder raises for bytes that are not a record of its kind."""
+
+
 def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
     """A function that decodes what `encode_internal` wrote; raises `SerializationError` on bad data."""
     decoder = msgspec.msgpack.Decoder(kind, dec_hook=_decode_error)
@@ -426,13 +430,7 @@ def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
     def decode(data: bytes) -> _T:
         try:
             return decoder.decode(data)
-        except (
-            msgspec.MsgspecError,
-            ValueError,
-            TypeError,
-            RecursionError,
-            OverflowError,
-        ) as error:
+        except _BAD_DATA as error:
             raise SerializationError(f"not a valid {kind.__name__} record: {error}") from error
 
     return decode
@@ -440,12 +438,12 @@ def internal_decoder(kind: type[_T]) -> Callable[[bytes], _T]:
 
 def lenient_decoder(kind: type[_T], otherwise: _D) -> Callable[[bytes], _T | _D]:
     """As `internal_decoder`, for optional data: returns `otherwise` on bad data instead of raising."""
-    decoder = internal_decoder(kind)
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=_decode_error)
 
     def decode(data: bytes) -> _T | _D:
         try:
-            return decoder(data)
-        except SerializationError:
+            return decoder.decode(data)
+        except _BAD_DATA:
             return otherwise
 
     return decode

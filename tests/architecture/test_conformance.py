@@ -65,7 +65,6 @@ ONE_BACKEND = {
         "row_names": "a claim is a rename, so a row is a record and what its name says",
         "shared_file": "a batch is stored as one file with many names",
         "store": "runs every call of the backend with blocking calls in the thread of the store",
-        "store_thread": "blocking calls must not run on the event loop",
         "task_files": "follows the folder of live tasks, and reads records",
         "writes": "many names change in one step: a folder has no transactions",
     },
@@ -82,7 +81,6 @@ ONE_BACKEND = {
         "read_section": "reads that arrive together are one statement",
         "record_and_claim": "one SQL function records and claims, unless the rules are needed",
         "statements": "loads the SQL files and fills in the name of the schema",
-        "store_clock": "the server's time, between its replies counted on by the local clock",
         "vacuum": "dead rows slow down the claims of a busy table",
     },
     "log": {

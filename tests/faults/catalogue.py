@@ -40,7 +40,7 @@ F19 | A task holds the interpreter lock | In a separate process it cannot preven
 F20 | Renewals fail temporarily | No task is lost and none runs twice
 F21 | Renewals fail until the lease expires | The worker stops its run before another worker may start it
 F22 | The reply to a renewal is lost | The worker repeats the renewal, with the same effect
-F23 | A worker's clock is an hour off | Leases use the storage's clock: no task is claimed early
+F23 | A worker's clock is an hour off | The storage's clock decides: no task is claimed early, retries and schedules are on time
 F24 | The wall clock jumps while workers run | Schedules fire each nominal time once, without a burst; leases are unaffected
 F25 | Many workers claim at once | Each task goes to one of them
 F26 | An invalid lease or interval | Refused at the start; the renewal interval follows from the lease

@@ -39,6 +39,13 @@ async def note_slowly(folder: str, name: str) -> str:
     return name
 
 
+async def note_after(folder: str, name: str, seconds: float) -> str:
+    leave_trace(folder, "started", name)
+    await asyncio.sleep(seconds)
+    leave_trace(folder, "ran", name)
+    return name
+
+
 @task(max_retries=20)
 async def hold_at_first(ctx: TaskContext, folder: str, name: str) -> int:
     """Wait in the first run until it is stopped; end later runs immediately with their token."""
@@ -52,6 +59,19 @@ async def hold_at_first(ctx: TaskContext, folder: str, name: str) -> int:
     return ctx.fencing_token
 
 
+@task(max_retries=20)
+async def note_token(ctx: TaskContext, folder: str) -> int:
+    """Note the token of this run when it starts."""
+    leave_trace(folder, str(ctx.fencing_token), ctx.task_id)
+    await asyncio.sleep(0.05)
+    return ctx.fencing_token
+
+
 async def count(name: str) -> None:
     counts[name] += 1
     await asyncio.sleep(0.01)
+
+
+async def count_after(name: str, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    counts[name] += 1

@@ -121,6 +121,8 @@ def test_the_doctor_reports_the_guarantees_of_a_durable_postgresql(doctor):
     assert findings["survives"] == ("a power cut", "ok")
     assert findings["fsync"] == ("on", "ok")
     assert findings["synchronous_commit"] == ("on", "ok")
+    assert findings["clock"][0].startswith("the server's, differs by ")
+    assert findings["clock"][1] == "ok"
     assert any("18" in value for value, _ in findings.values())
 
 

@@ -175,7 +175,7 @@ def test_another_database_is_refused(tmp_path, queue, connection):
             queue.options(connection=other).enqueue(fetch, "u")
         assert not other.in_transaction
         # A power cut can separate the commits of attached files.
-        other.execute("ATTACH DATABASE ? AS tasks", (str(queue.storage._path),))
+        other.execute("ATTACH DATABASE ? AS tasks", (str(queue.storage._backend._path),))
         with pytest.raises(InvalidTask, match=r"other\.db"):
             queue.options(connection=other).enqueue(fetch, "u")
     with closing(sqlite3.connect(":memory:")) as other, pytest.raises(InvalidTask, match="memory"):

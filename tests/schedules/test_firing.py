@@ -100,6 +100,29 @@ async def test_a_task_names_its_schedule_and_its_nominal_time(
     assert (firing.schedule_id, firing.id, firing.late) == ("s", task.id, 0.5)
 
 
+@pytest.mark.parametrize("missed", ["once", "all", "skip"])
+async def test_a_worker_whose_clock_is_ahead_of_the_store_fires_and_skips_nothing_early(
+    queue: AsyncTaskQueue, clock: ManualClock, emitted: list[Event], missed: Any
+) -> None:
+    await queue.schedules.add("s", sample_tasks.report, interval=HOUR, missed=missed)
+    before = await queue.schedules.get("s")
+    assert isinstance(queue.storage, MemoryStorage)
+    ahead = queue.storage.another()
+    ahead._clock = ManualClock(NOON + HOUR * 3.5)
+    events = Dispatcher()
+    events.subscribe(emitted.append)
+    async with ahead:
+        loop = ScheduleLoop(ahead, events, 0.5)
+        assert await loop.fire_due() == 0.5
+
+    assert await tasks(queue) == []
+    assert await queue.schedules.get("s") == before
+    assert emitted == []
+    clock.advance(HOUR)
+    await ScheduleLoop(queue.storage, events, 0.5).fire_due()
+    assert await fired(queue) == [NOON + HOUR]
+
+
 async def test_the_schedule_loop_returns_the_time_until_the_next_nominal_time(
     queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:

@@ -10,7 +10,8 @@ from omniq.storage.postgres import PostgresStorage, migrations
 
 _WIPE = (
     "DELETE FROM {0}.live; DELETE FROM {0}.finished; DELETE FROM {0}.dead; "
-    "DELETE FROM {0}.leases; DELETE FROM {0}.documents WHERE kind <> 'store'"
+    "DELETE FROM {0}.leases; DELETE FROM {0}.documents WHERE kind <> 'store'; "
+    "UPDATE {0}.documents SET due = 0, data = '\\x{1}' WHERE kind = 'store' AND due <> 0"
 )
 
 
@@ -22,6 +23,7 @@ class Schema:
         self.name = f"t_{uuid4().hex[:16]}"
         self._connection = psycopg.connect(server_url, autocommit=True)
         self.execute(migrations.install_sql(self.name))
+        self._record = self.value("SELECT encode(data, 'hex') FROM {schema}.documents")
 
     def new_storage(self, **options: object) -> PostgresStorage:
         """Return an unopened storage object on this schema."""
@@ -38,7 +40,7 @@ class Schema:
 
     def wipe(self) -> None:
         """Delete all rows. For the few rows of a test that is faster than truncating the tables."""
-        self.execute(_WIPE.format(f'"{self.name}"'))
+        self.execute(_WIPE.format(f'"{self.name}"', self._record))
 
     def drop(self) -> None:
         """Drop the schema."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
 from omniq.errors import StorageError
 from omniq.models import TaskStatus
 from omniq.outcomes import Succeeded
+from omniq.storage.engine import Engine
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_result, a_task, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract import StorageContract, opener
-from omniq.testing.faults import FaultyStorage
+from omniq.testing.faults import _VERBS, FaultyStorage
 
 
 class TestFaultyWithoutFaults(StorageContract):
@@ -37,6 +39,12 @@ def clock():
 async def faulty(clock):
     async with FaultyStorage(MemoryStorage(clock=clock)) as storage:
         yield storage
+
+
+def test_every_verb_of_the_engine_can_fail():
+    verbs = inspect.getmembers(Engine, inspect.iscoroutinefunction)
+
+    assert {name for name, _ in verbs if not name.startswith("_")} == {*_VERBS, "record_and_claim"}
 
 
 async def test_a_call_that_fails_before_has_changed_nothing(faulty):

@@ -299,6 +299,25 @@ async def test_a_batch_of_a_dead_process_is_enqueued_completely_after_its_commit
     assert not any(name.endswith((".new", ".done")) for name in names(folder, "tasks"))
 
 
+@pytest.mark.fault("F60")
+@pytest.mark.parametrize("published", [1, 2])
+async def test_a_committed_batch_is_finished_by_its_repeat_also_when_the_folder_could_not_be_listed(
+    published, storage, no_failpoints
+):
+    tasks = some_tasks("abc")
+    failpoints.configure(
+        f"file.enqueue.after_publish=raise:EIO@{published},file.index.before_listing=raise:EIO"
+    )
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await storage.enqueue_many(tasks, nonce="n")
+    failpoints.reset()
+
+    assert await storage.enqueue_many(tasks, nonce="n") == ["a", "b", "c"]
+    assert [task.id for task in await storage.reserve(5)] == ["a", "b", "c"]
+    assert await storage.reserve(5) == []
+
+
 async def test_a_breaker_learns_of_an_outcome_in_the_step_that_records_it(
     storage, another, clock, no_failpoints
 ):

@@ -18,20 +18,20 @@ from omniq.storage.file.file_names import RowName, id_of, parse
 from tests.storage.file_victim import NextBoot
 
 PASSES = {
-    "file.enqueue.before_link": 7,
-    "file.enqueue.after_link": 7,
-    "file.enqueue.before_publish": 7,
-    "file.enqueue.after_publish": 14,
-    "file.claim.after_rename": 10,
-    "file.record.after_part": 10,
-    "file.record.after_take": 21,
-    "file.record.after_commit": 13,
-    "file.record.after_rename": 4,
+    "file.enqueue.before_link": 6,
+    "file.enqueue.after_link": 6,
+    "file.enqueue.before_publish": 6,
+    "file.enqueue.after_publish": 13,
+    "file.claim.after_rename": 12,
+    "file.record.after_part": 11,
+    "file.record.after_take": 19,
+    "file.record.after_commit": 12,
+    "file.record.after_rename": 2,
     "file.record.before_result": 5,
     "file.record.after_result": 5,
     "file.record.before_clear": 16,
-    "file.requeue.before_task": 9,
-    "file.requeue.after_task": 9,
+    "file.requeue.before_task": 11,
+    "file.requeue.after_task": 11,
     "file.recover.after_fence": 1,
 }
 """How often the victim passes each failpoint."""

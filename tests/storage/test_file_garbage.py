@@ -258,8 +258,8 @@ async def test_a_store_that_needs_a_newer_omniq_is_refused(folder, clock):
     info = msgspec.msgpack.decode(document.data)
     newer = msgspec.msgpack.encode([*info[:2], info[2] + 1, info[3] + 1])
     path.write_bytes(DOCUMENT.encode(msgspec.structs.replace(document, data=newer)))
-    async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
-        with pytest.raises(StorageError, match="newer version of omniq"):
+    with pytest.raises(StorageError, match="newer version of omniq"):
+        async with FileStorage(folder, settings=Settings(durability="os"), clock=clock) as storage:
             await storage.enqueue(a_task("a"))
 
 

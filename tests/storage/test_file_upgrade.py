@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -164,7 +165,7 @@ async def check(folder: Path, clock: ManualClock) -> None:
         progress = await storage.get_progress("held")
         assert progress is not None
         assert progress.fraction == 0.5
-        assert await storage._find_newest_result("every") == b"newest"
+        assert await storage._engine.newest_result("every") == b"newest"
         (schedule,) = await storage.list_schedules()
         assert (schedule.version, schedule.task.args) == (7, (1,))
         assert await storage.paused_queues() == {"held"}
@@ -194,7 +195,7 @@ async def check(folder: Path, clock: ManualClock) -> None:
         assert later is not None
         assert later.status is TaskStatus.PENDING
     assert not list((folder / "corrupt").iterdir())
-    left = {"queue", "tasks", "parts", "results", "dead", "leases", "tmp", "corrupt"}
+    left = {"queue", "unique", "tasks", "parts", "results", "dead", "leases", "tmp", "corrupt"}
     assert set(os.listdir(folder)) == left
     assert (folder / "queue").is_file()
 
@@ -242,3 +243,29 @@ async def test_what_an_older_omniq_adds_later_is_moved_by_the_next_recovery(tmp_
 
         assert [task.id for task in await storage.reserve(5)] == ["a"]
         assert (tmp_path / "queue").is_file()
+
+
+def start_older_omniq(folder: Path) -> None:
+    """Create the missing folders and look at each of them, as the versions before format 2 do."""
+    for name in OLD_FOLDERS:
+        with suppress(FileExistsError):
+            (folder / name).mkdir(mode=0o700)
+        with suppress(FileNotFoundError):
+            (folder / name).stat()
+
+
+async def test_an_older_omniq_cannot_be_started_again_beside_the_new_format(tmp_path, clock):
+    """Also after one that was running has moved the file `queue` away, as it does with damaged files."""
+    build(tmp_path, clock)
+    start_older_omniq(tmp_path)
+    async with FileStorage(tmp_path, settings=FAST, clock=clock):
+        with pytest.raises(OSError, match="unique"):
+            start_older_omniq(tmp_path)
+        (tmp_path / "queue").rename(tmp_path / "corrupt" / "queue.1")
+        for _ in range(2):
+            with pytest.raises(OSError, match="unique"):
+                start_older_omniq(tmp_path)
+    (tmp_path / "corrupt" / "queue.1").unlink()
+    await check(tmp_path, clock)
+    with pytest.raises(OSError, match="unique"):
+        start_older_omniq(tmp_path)

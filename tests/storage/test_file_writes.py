@@ -125,7 +125,7 @@ async def test_no_lock_is_taken_and_no_lock_file_is_made(storage, tmp_path, cloc
     assert calls.locks() == []
     assert endings == {
         *("task", "running", "new", "open", "done", "result", "data", "part"),
-        *("lease", "info", "tmp", "tmpx"),
+        *("lease", "fenced", "info", "tmp", "tmpx"),
     }
 
 

@@ -6,12 +6,12 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
 
-from omniq.clock import SYSTEM_CLOCK
+from omniq.clock import SYSTEM_CLOCK, to_micros
 from omniq.errors import InvalidTask, LeaseLost, SettingsError, StorageError, StorageRefused
 from omniq.gate_rules import FOREVER, GateState, gates_of
 from omniq.models import (
@@ -26,6 +26,7 @@ from omniq.models import (
 from omniq.outcomes import Released, Succeeded
 from omniq.serialization import MsgspecSerializer, encode_internal
 from omniq.storage import open_storage
+from omniq.storage.backend import DocumentQuery, Section, Work
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
 from omniq.storage.postgres.enqueue_in_parts import PART_SIZE
@@ -96,7 +97,7 @@ async def test_a_newer_schema_is_refused_with_what_to_do(postgres_url):
     async with open_storage(postgres_url) as storage:
         assert isinstance(storage, PostgresStorage)
         insert = storage._backend.names("INSERT INTO {schema}.versions VALUES (99)")
-        await storage._backend.write(lambda db: db.execute(insert))
+        await storage._backend.run(lambda db: db.execute(insert))
 
     for refused in (storage.open(), storage.upgrade_schema()):
         with pytest.raises(StorageRefused, match=r"version 99.*use a newer omniq"):
@@ -180,9 +181,14 @@ INSERT INTO {schema}.progress VALUES ('held', {progress});
 INSERT INTO {schema}.checkpoints VALUES ('held', 5, 'saved');
 INSERT INTO {schema}.schedules VALUES ('daily', 7, {schedule}, {task});
 INSERT INTO {schema}.paused VALUES ('stopped');
-INSERT INTO {schema}.gates VALUES ({key}, {forever}, {state});
+INSERT INTO {schema}.gates VALUES
+    ({key}, {forever}, {state}), ('rate:idle:1', 0, {idle}), ('rate:used:1', 0, {used});
 """
 """What a store of version 3 may hold."""
+
+
+_STARTED = 1_700_000_000_000_000
+_NEXT_AT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def _version_3(schema):
@@ -212,13 +218,17 @@ def _version_3(schema):
     values = {
         "gates": encode_internal((gate,)),
         "state": encode_internal(GateState(holders=[("held", 1)], wake_at=FOREVER)),
+        "idle": encode_internal(GateState()),
+        "used": encode_internal(GateState(starts=[_STARTED])),
         "history": encode_internal((attempt,)),
         "letter": encode_internal(letter),
         "result": MsgspecSerializer().encode_result(
             TaskResult(task_id="later", status=TaskStatus.SUCCESS)
         ),
         "progress": encode_internal(Progress(task_id="held", token=1, fraction=0.5)),
-        "schedule": encode_internal(Schedule(id="daily", task=a_task("t"), interval=60.0)),
+        "schedule": encode_internal(
+            Schedule(id="daily", task=a_task("t"), interval=60.0, next_at=_NEXT_AT)
+        ),
         "task": MsgspecSerializer().encode_task(task),
     }
     literals = {name: f"'\\x{data.hex()}'::bytea" for name, data in values.items()}
@@ -262,7 +272,14 @@ async def test_a_store_of_version_3_is_refused_until_it_is_upgraded_and_loses_no
         ]
         assert (found["plain"].nonce, found["plain"].result_ttl) == ("n", 9_000_000)
         assert found["later"].repeats
-        assert [gate.key for gate in found["gated"].gates] == list(gates)
+        (limit,) = found["gated"].gates
+        # A state that says nothing is not retained, and that of a rate limit is deleted some day.
+        assert set(gates) == {limit.key, "rate:used:1"}
+        dues: dict[str, int | None] = {}
+        for kind in ("gate", "schedule"):
+            dues |= await storage._backend.transact(_dues_of(kind))
+        assert dues["daily"] == to_micros(_NEXT_AT)
+        assert (dues["rate:used:1"] or 0) > _STARTED
         assert (schedule.id, schedule.version, schedule.task.args) == ("daily", 7, (1,))
         assert letter is not None
         assert [attempt.outcome for attempt in history] == ["failed"]
@@ -273,8 +290,16 @@ async def test_a_store_of_version_3_is_refused_until_it_is_upgraded_and_loses_no
         assert await storage.load_checkpoint("held") == b"saved"
         assert await storage.paused_queues() == {"stopped"}
         assert await storage.enqueue(a_task("second", unique="u")) == "plain"
-        assert [state.has_parked for state in gates.values()] == [True]
+        assert gates[limit.key].has_parked
         assert [back.task_id for back in await storage.give_back_abandoned()] == ["held"]
+
+
+def _dues_of(kind: str) -> Work[dict[str, int | None]]:
+    async def read(section: Section) -> dict[str, int | None]:
+        found = await section.find_documents(DocumentQuery(kind=kind))
+        return {document.key: document.due for document in found}
+
+    return read
 
 
 async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monkeypatch):
@@ -398,7 +423,7 @@ def _past():
 async def _sequential_scans(storage):
     """The number of sequential scans of each table of tasks, by this storage's writer and all others."""
     sql = storage._backend.names("SELECT pg_stat_force_next_flush()")
-    await storage._backend.write(lambda db: db.execute(sql))
+    await storage._backend.run(lambda db: db.execute(sql))
     sql = (
         "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE schemaname = $1 "
         "AND relname IN ('live', 'finished', 'dead') ORDER BY relname"
@@ -502,6 +527,20 @@ async def test_a_delayed_task_of_another_process_ends_the_wait_when_it_is_due(sc
         assert SYSTEM_CLOCK.now() >= eta
 
 
+async def test_a_claim_by_the_rules_also_finds_when_the_next_task_is_due(schema):
+    limited = a_task("a", limits=[Limit(key="k", max_running=1)])
+    async with schema.new_storage() as storage:
+        eta = SYSTEM_CLOCK.now() + timedelta(seconds=1.0)
+        await storage.enqueue_many([limited, a_task("b", eta=eta)])
+        (claimed,) = await storage.reserve(1)
+
+        # The outcome of a limited task is recorded by the rules, and so the claim is made by them.
+        assert await storage.record_and_reserve([success(claimed)], 1) == ([True], [])
+        await asyncio.wait_for(storage.wait_for_work(3600), PATIENCE)
+        assert SYSTEM_CLOCK.now() >= eta
+        assert ids(await storage.reserve(1)) == ["b"]
+
+
 async def test_the_end_of_a_task_is_notified_to_a_storage_that_waits_for_its_result(schema):
     async with (
         schema.new_storage() as waiting,
@@ -554,7 +593,7 @@ async def test_behind_a_pooler_everything_works_by_polling(schema):
         assert not await other._backend.read(lambda db: db.fetchval(sql))
         assert await waiting is None
         assert (await storage.stats()).dead == 1
-        prepared = await storage._backend.write(
+        prepared = await storage._backend.run(
             lambda db: db.fetch("SELECT name FROM pg_prepared_statements")
         )
         assert prepared == []

@@ -134,9 +134,15 @@ async def keys_of(admin):
     return sorted(key for key in keys if ":2:" in key or not key.startswith("{"))
 
 
-DUE = "{p}:2:document_dues"
-LEFT = [DUE, "{p}:2:document_keys", "{p}:2:documents", "{p}:2:nonces", "{p}:2:sequence"]
-"""Keys that do not grow with the number of tasks."""
+LEFT = [
+    "{p}:2:document_dues",
+    "{p}:2:document_keys",
+    "{p}:2:documents",
+    "{p}:2:fences",
+    "{p}:2:nonces",
+    "{p}:2:sequence",
+]
+"""Keys that do not grow with the number of tasks, when the worker is gone."""
 
 
 async def documents_of(admin):
@@ -157,7 +163,7 @@ async def test_after_all_results_expired_only_gates_and_the_worker_are_left(stor
     clock.advance(10)
     assert await storage.purge_expired() == 14
 
-    assert await keys_of(admin) == sorted(["{p}:2:leases", *LEFT, "{p}:2:workers"])
+    assert await keys_of(admin) == sorted([*LEFT, "{p}:2:leases", "{p}:2:workers"])
     await storage.retire()
     assert await keys_of(admin) == LEFT
     assert await documents_of(admin) == {"gate", "store"}
@@ -172,6 +178,48 @@ async def test_a_purge_leaves_nothing_of_the_tasks_it_deleted(storage, admin, cl
     assert await documents_of(admin) == {"gate", "store"}
 
 
+async def test_a_dead_letter_retried_after_its_result_expired_is_not_purged(storage, clock):
+    await storage.enqueue_many(some_tasks("ab", result_ttl=5.0))
+    a, b = await storage.reserve(2)
+    await storage.record([Failed("a", a.token, an_error()), Succeeded("b", b.token, a_result(b))])
+    clock.advance(10)
+    assert await storage.retry_dead("a")
+
+    assert await storage.purge_results(clock.now() + timedelta(days=1)) == 1
+    assert await storage.purge_expired() == 0
+    assert [task.id for task in await storage.reserve(2)] == ["a"]
+
+
+async def test_concurrent_purges_delete_all_and_only_what_finished_in_time(server, storage, clock):
+    one = storage
+    async with RedisStorage(server.url, prefix="p", clock=clock) as other:
+        await one.enqueue_many([a_task(id=f"t{number:04}") for number in range(1_500)])
+        for count in (1_200, 300):
+            claimed = await one.reserve(count)
+            await one.record([Succeeded(each.id, each.token, a_result(each)) for each in claimed])
+            clock.advance(10)
+        before = clock.now() - timedelta(seconds=15)
+        await asyncio.gather(*(storage.purge_results(before) for storage in (one, other)))
+
+        left = await one.list_tasks(limit=1_000)
+        assert [task.id for task in left] == [f"t{number:04}" for number in range(1_200, 1_500)]
+        assert await other.purge_results(before) == 0
+
+
+async def test_a_cancelled_task_that_is_released_by_the_rules_is_not_claimed_again(storage):
+    await storage.enqueue_many(some_tasks("ab"))
+    (a,) = await storage.reserve(1)
+    await storage.cancel("a")
+
+    # The second outcome is of no claim, so that the rules record both.
+    recorded, claimed = await storage.record_and_reserve(
+        [Released("a", a.token), Released("other", 1)], 1
+    )
+
+    assert recorded == [True, False]
+    assert [task.id for task in claimed] == ["b"]
+
+
 async def test_with_result_ttl_zero_nothing_is_left_of_a_finished_task(storage, admin):
     await storage.enqueue_many(some_tasks("abc", result_ttl=0))
     a, b, c = await storage.reserve(3)
@@ -181,8 +229,8 @@ async def test_with_result_ttl_zero_nothing_is_left_of_a_finished_task(storage, 
     await storage.delete_dead("c")
     await storage.retire()
 
-    # Neither grows with the number of tasks, and the second expires.
-    assert await keys_of(admin) == [key for key in LEFT if key != DUE]
+    # None of them grows with the number of tasks.
+    assert await keys_of(admin) == LEFT
     assert await documents_of(admin) == {"store"}
     assert await admin.ttl("{p}:2:nonces") > 0
 

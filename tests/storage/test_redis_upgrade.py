@@ -17,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from omniq.errors import StorageError
 from omniq.models import TaskStatus
 from omniq.outcomes import Succeeded
 from omniq.storage.redis import RedisStorage, upgrade
@@ -169,12 +170,12 @@ async def test_an_upgrade_that_was_interrupted_goes_on_when_the_store_is_opened_
         if name in ("prepare", "upgrade"):
             left -= 1
             if left < 0:
-                raise ConnectionError("killed")
+                raise StorageError("killed")
         return await run(self, name, *arguments)
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(Scripts, "run", run_some)
-        with pytest.raises(ConnectionError):
+        with pytest.raises(StorageError):
             await make().open()
     async with make() as storage:
         await check_everything_is_there(storage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -30,6 +31,7 @@ from omniq.storage.sqlite import (
     section,
     tables,
 )
+from omniq.storage.sqlite.backend import SQLiteBackend
 from omniq.storage.sqlite.connection import statement
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
@@ -82,20 +84,8 @@ def done(task):
 
 def plan(db, sql):
     arrays = ("queues", "seqs", "ids", "lanes", "places", "ranges", "owners", "keys", "claims")
-    names = (
-        "owner",
-        "due_by",
-        "limit",
-        "now",
-        "place",
-        "queue",
-        "func_path",
-        "rank",
-        "turn",
-        "seq",
-    )
-    parameters: dict[str, int | str] = dict.fromkeys(names, 1)
-    parameters |= dict.fromkeys(arrays, "[]")
+    names = re.findall(r":(\w+)", sql)
+    parameters = {name: "[]" if name in arrays else 1 for name in names}
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
 
 
@@ -121,7 +111,7 @@ async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
     scans += [
         (sql, step)
         for sql, step in steps
-        for table in ("live", "next", "head", "tasks", "dead", "finished", "found")
+        for table in ("live", "next", "head", "tasks", "functions", "dead", "finished", "found")
         if step.startswith(f"SCAN {table} ") or step == f"SCAN {table}"
         # The result of a subquery, which is in the plan too.
         if (sql, f"CO-ROUTINE {table}") not in steps
@@ -437,8 +427,9 @@ async def test_a_claim_under_way_while_its_owner_is_fenced_is_refused(path):
         clock.advance(timedelta(minutes=5))
         await other.give_back_abandoned()
 
+        claim = slow._claim_request(1, None, None, None, None)
         with pytest.raises(LeaseLost):
-            await slow._record_and_claim(owner, [], slow._claim_request(1, None, None, None, None))
+            await slow._engine.record_and_claim(owner, [], claim)
 
         assert len(await other.reserve(2)) == 2
 
@@ -455,11 +446,18 @@ async def test_a_reboot_ends_every_lease(path):
         assert [each.task_id for each in await alive.give_back_abandoned()] == ["a"]
 
 
+def backend_of(storage: SQLiteStorage) -> SQLiteBackend:
+    assert isinstance(storage._backend, SQLiteBackend)
+    return storage._backend
+
+
 async def test_an_owner_whose_lease_is_gone_counts_as_dead(path):
     async with SQLiteStorage(path) as lost, SQLiteStorage(path) as alive:
         await lost.enqueue(Task(id="a", func_path="m.f"))
         await lost.reserve(1)
-        await alive._backend._leases.run(lambda db: db.execute("DELETE FROM omniq_leases").rowcount)
+        await backend_of(alive)._leases.run(
+            lambda db: db.execute("DELETE FROM omniq_leases").rowcount
+        )
 
         assert [each.task_id for each in await alive.give_back_abandoned()] == ["a"]
         with pytest.raises(LeaseLost):
@@ -478,7 +476,7 @@ async def test_old_fences_are_forgotten(path):
             await last.renew()
             clock.advance(timedelta(minutes=5))
             await alive.give_back_abandoned()
-            fences = await alive._backend._reader.run(
+            fences = await backend_of(alive)._reader.run(
                 lambda db: (
                     db.execute("SELECT count(*) FROM omniq_fences").fetchone()[0],
                     db.execute("SELECT count(*) FROM leases.omniq_leases").fetchone()[0],

@@ -26,7 +26,9 @@ def numbers(ready: ReadyRows, wanted: Wanted = ALL, limit: int = 10_000) -> list
 
 def entries(ready: ReadyRows) -> int:
     lanes = [*(ready._of_all_queues or {}).values(), *(ready._by_queue or {}).values()]
-    return len(ready._delayed) + sum(len(lane._sorted) + len(lane._heap) for lane in lanes)
+    return len(ready._delayed) + sum(
+        len(lane._sorted) + len(lane._run) + len(lane._heap) for lane in lanes
+    )
 
 
 def test_discarded_rows_leave_nothing_behind_where_none_is_ever_claimed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from omniq.storage.store_clock import StoreClock
+from omniq.storage.store_clock import StoreClock, is_stale
 from omniq.testing.clock import ManualClock
 
 HOUR = 3_600_000_000
@@ -45,3 +45,16 @@ def test_a_clock_of_the_store_that_was_set_is_followed() -> None:
     store.observe(clock.micros() - HOUR, sent_at=clock.boot_micros())
 
     assert store.micros() == clock.micros() - HOUR
+
+
+def test_an_observation_is_stale_after_a_minute() -> None:
+    clock = ManualClock()
+    store = StoreClock(clock)
+    assert is_stale(store)
+    store.observe(clock.micros(), sent_at=clock.boot_micros())
+    clock.advance(timedelta(seconds=60))
+    assert not is_stale(store)
+    clock.advance(timedelta(seconds=1))
+
+    assert is_stale(store)
+    assert not is_stale(clock), "a clock that the storage was given is always right"

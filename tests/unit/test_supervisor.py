@@ -334,7 +334,7 @@ def test_a_worker_that_was_stopped_before_its_start_ends(storage):
         if notices[-1] == "Ended":
             ended.set()
 
-    serving = PoolProcess(storage, Worker(storage, [MODULE]).config, notify)
+    serving = PoolProcess(storage, Worker(storage, [MODULE]).config, notify, {})
     serving.stop(0)
     serving.start()
 

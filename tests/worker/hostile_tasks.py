@@ -168,6 +168,12 @@ async def good_in_the_loop(number: int) -> int:
 
 
 @task
+async def sleeps_in_the_loop(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@task
 def good_in_a_thread(number: int) -> int:
     return number
 

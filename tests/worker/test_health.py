@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
@@ -16,9 +17,9 @@ from omniq import (
     StuckTask,
     TaskQueue,
 )
-from omniq.events import Dispatcher, Event, TaskStuck, WorkerStalled
+from omniq.events import ClockDiffers, Dispatcher, Event, TaskStuck, WorkerStalled
+from omniq.operations.health import ENDLESS, GRACE, OVERDUE
 from omniq.outcomes import Released
-from omniq.storage.health import ENDLESS, GRACE, OVERDUE
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
 from omniq.worker.fleet_alerts import FleetAlerts
@@ -81,6 +82,16 @@ async def test_a_quiet_queue_has_no_problems(queue, worker):
     assert health.problems == []
 
 
+async def test_a_store_that_went_back_is_a_problem_for_a_day(queue, storage, worker, clock):
+    await storage.mark_restored()
+    health = await queue.health()
+
+    assert health.went_back_at == clock.now()
+    assert any("the store went back" in problem for problem in health.problems)
+    clock.advance(86_400)
+    assert (await queue.health()).went_back_at is None
+
+
 async def test_a_worker_whose_heartbeat_is_late_is_stalled_until_the_next_renewal(
     queue, worker, clock
 ):
@@ -116,6 +127,28 @@ async def test_monitor_detects_stalls_and_reports_each_once(alerts, worker, emit
     await alerts.check_workers()
 
     assert [type(event) for event in emitted] == [WorkerStalled, WorkerStalled]
+
+
+async def test_a_worker_whose_wall_clock_differs_by_more_than_a_lease_is_reported_once(
+    alerts, queue, worker, emitted, clock
+):
+    lease = timedelta(seconds=queue.storage.settings.lease)
+    clock.jump(-lease)
+    await alerts.check_workers()
+    assert emitted == []
+    assert (await queue.health()).clocks == {}
+    clock.jump(-lease)
+    await alerts.check_workers()
+    await alerts.check_workers()
+    (event,) = emitted
+
+    assert isinstance(event, ClockDiffers)
+    assert (event.owner, event.seconds) == (worker.owner, 2 * lease.total_seconds())
+    health = await queue.health()
+    assert health.clocks == {worker.owner: 2 * lease.total_seconds()}
+    assert health.problems == [
+        f"the clock of worker {worker.owner} differs from this one by +{event.seconds:.0f} s"
+    ]
 
 
 async def test_a_task_that_outlasts_its_timeout_is_stuck(queue, worker, clock):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from omniq import (
@@ -19,9 +20,10 @@ from omniq import (
     TaskStatus,
     WorkerPool,
 )
-from omniq.events import ChoreFailed, Event, LeaseLoss
+from omniq.events import ChoreFailed, Event, LeaseLoss, StoreRestored, TasksGivenBack
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.row_rules import first_token
 from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
@@ -75,9 +77,9 @@ class SlowToAnswer(FaultyStorage):
         self._reply = reply
         self.has_claimed = asyncio.Event()
 
-    async def _record_and_claim(self, owner: str, entries: Any, claim: Any) -> Any:
-        reply = await super()._record_and_claim(owner, entries, claim)
-        if reply[1]:
+    async def _do(self, verbs: Any, step: Any) -> Any:
+        reply = await super()._do(verbs, step)
+        if "reserve" in verbs and reply[1].rows:
             self.has_claimed.set()
             await self._reply.wait()
         return reply
@@ -173,6 +175,24 @@ async def test_a_fenced_worker_continues_under_a_new_id():
     assert two.storage.owner != owner
     assert not held.items() & two.storage.claims.items()
     assert any(isinstance(event, LeaseLoss) for event in two.emitted)
+
+
+async def test_a_worker_says_that_its_store_went_back_and_continues():
+    two = Two()
+    async with two.running():
+        await two.pool.start()
+        owner = two.storage.owner
+        # The worker remembers more renewals than the store: as if the store had lost some.
+        two.storage._identity.beat += 1_000
+        await until(lambda: two.storage.owner != owner)
+        handle = await two.queue.enqueue(tasks.good_in_the_loop, 7)
+
+        assert await handle.result(timeout=30) == 7
+        task = await two.queue.get_task(handle.id)
+    (event,) = [event for event in two.emitted if isinstance(event, StoreRestored)]
+    assert (event.owner, event.repeated) == (owner, False)
+    assert task is not None
+    assert task.token == first_token(event.epoch)
 
 
 async def test_a_claim_whose_reply_was_lost_is_released_and_runs():
@@ -286,7 +306,7 @@ async def test_a_lost_lease_that_is_noticed_twice_changes_the_id_once():
     sibling = storage.sibling()
     async with storage, sibling:
         await storage.renew()
-        await storage._retire(storage.owner)
+        await storage._engine.retire(storage.owner)
         with pytest.raises(LeaseLost):
             await sibling.renew()
         fresh = storage.owner
@@ -301,3 +321,110 @@ async def _result(memory: MemoryStorage, task_id: str) -> TaskResult:
         result = await storage.wait_for_result(task_id, timeout=15)
     assert result is not None
     return result
+
+
+class Forgetful(MemoryStorage):
+    """A store that went back: it no longer counts some tasks as their owner's."""
+
+    lost: frozenset[str] = frozenset()
+
+    async def renew(self, **options: Any) -> Any:
+        renewal = await super().renew(**options)
+        held = {key: token for key, token in renewal.held.items() if key not in Forgetful.lost}
+        return msgspec.structs.replace(renewal, held=held)
+
+
+async def test_a_run_that_its_store_does_not_hold_any_more_is_stopped():
+    storage = Forgetful()
+    queue = AsyncTaskQueue(storage)
+    async with queue, queue.worker(concurrency=2, poll_interval=0.05, lease=LEASE):
+        lost = await queue.enqueue(tasks.waits_for_cancel)
+        await until(lambda: tasks.starts)
+        other = await queue.enqueue(tasks.good_in_a_thread, 7)
+        Forgetful.lost = frozenset([lost.id])
+        try:
+            await until(tasks.stopped.is_set)
+        finally:
+            Forgetful.lost = frozenset()
+
+        assert await other.result(timeout=20) == 7
+
+
+async def test_tasks_of_a_file_store_that_was_put_back_do_not_stay_running(tmp_path: Path):
+    """The folder as it was some time ago says RUNNING of tasks that this worker has finished."""
+    url = f"file://{tmp_path}/store?durability=os"
+    queue = AsyncTaskQueue(url)
+    async with queue, queue.worker(concurrency=4, poll_interval=0.05, lease=LEASE):
+        handles = [await queue.enqueue(tasks.sleeps_in_the_loop, 0.4) for _ in range(4)]
+        folder = tmp_path / "store" / "tasks"
+        await until(lambda: len(list(folder.glob("*.running"))) == 4)
+        copies = {path: path.read_bytes() for path in folder.iterdir()}
+        for handle in handles:
+            await handle.result(timeout=20)
+        for path, data in copies.items():
+            path.write_bytes(data)
+        for path in set(folder.iterdir()) - copies.keys():
+            path.unlink()
+
+        for handle in handles:
+            await handle.result(timeout=20)
+        stats = await queue.stats()
+    assert stats.by_status[TaskStatus.RUNNING] == 0
+
+
+class Fleet:
+    """Two workers of one store, which loses contact with both of them."""
+
+    def __init__(self) -> None:
+        memory = MemoryStorage()
+        self.storages = [FaultyStorage(memory), FaultyStorage(memory.another())]
+        self.queue = AsyncTaskQueue(memory.another())
+        self.pools = [AsyncWorkerPool(each, 1, 0.05, 0.01, lease=LEASE) for each in self.storages]
+        self.emitted: list[Event] = []
+        for pool in self.pools:
+            pool.events.subscribe(self.emitted.append)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.queue, self.storages[0], self.storages[1], self.pools[0], self.pools[1]:
+            yield
+
+    def given_back(self) -> list[str]:
+        return [event.owner for event in self.emitted if isinstance(event, TasksGivenBack)]
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["first", "second"])
+async def test_after_a_gap_no_worker_takes_what_another_has_finished_in_it(is_second: bool):
+    """The worker that comes back first leaves the other the time to renew and to record."""
+    fleet = Fleet()
+    early, late = fleet.storages[:: -1 if is_second else 1]
+    async with fleet.running():
+        handles = [await fleet.queue.enqueue(tasks.sleeps_in_the_loop, 0.3) for _ in range(2)]
+        await until(lambda: all(pool.stats().active_workers for pool in fleet.pools))
+        for storage in fleet.storages:
+            storage.fail("renew", "record", "reserve", "give_back", times=None)
+        await asyncio.sleep(2 * LEASE)
+        early.heal()
+        await asyncio.sleep(LEASE / 2)
+        late.heal()
+
+        results = [await handle.result(timeout=30) for handle in handles]
+        owners = [storage.owner for storage in fleet.storages]
+    assert results == [0.3, 0.3]
+    assert fleet.given_back() == []
+    assert sum(pool.stats().stale_outcomes for pool in fleet.pools) == 0
+    assert len(set(owners)) == 2
+
+
+async def test_a_worker_that_cannot_renew_does_not_give_back_its_own_tasks():
+    fleet = Fleet()
+    async with fleet.queue, fleet.storages[0], fleet.pools[0]:
+        handle = await fleet.queue.enqueue(tasks.sleeps_in_the_loop, 0.2)
+        await until(lambda: fleet.pools[0].stats().active_workers)
+        fleet.storages[0].fail("renew", "record", times=None)
+        await asyncio.sleep(2 * LEASE)
+        fleet.storages[0].heal()
+
+        assert await handle.result(timeout=30) == 0.2
+    assert fleet.given_back() == []
+    assert fleet.pools[0].stats().stale_outcomes == 0

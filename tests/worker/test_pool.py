@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from omniq import (
     WorkerPool,
 )
 from omniq.events import ChoreFailed, Event, PollEmpty
+from omniq.outcomes import Outcome, Succeeded
 from omniq.storage import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
@@ -73,7 +75,8 @@ def test_the_pool_imports_the_storage_contract_and_no_backend(module):
     of_storage = {name for name in imported if name.startswith("omniq.storage")}
     assert of_storage <= {
         "omniq.storage.base",
-        "omniq.storage.health",
+        "omniq.operations.health",
+        "omniq.storage.claim_register",
         "omniq.storage.types",
     }
 
@@ -281,9 +284,9 @@ async def test_a_due_task_that_waits_for_a_slot_does_not_make_the_listener_spin(
     class Counting(MemoryStorage):
         waits = 0
 
-        async def _wait_for_work(self, timeout: float) -> None:
+        async def wait_for_work(self, timeout: float) -> None:
             self.waits += 1
-            await super()._wait_for_work(timeout)
+            await super().wait_for_work(timeout)
 
     async with Counting() as storage:
         queue = AsyncTaskQueue(storage)
@@ -652,15 +655,24 @@ async def test_an_unexpected_error_is_reported_and_the_pool_continues(memory_sto
     assert ChoreFailed(chore="record and claim", error="ZeroDivisionError('a bug')") in failures
 
 
-async def test_an_outcome_that_cannot_be_recorded_fails_alone(store: Store) -> None:
+async def test_an_outcome_that_cannot_be_recorded_fails_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with FaultyStorage(store.another()) as storage:
         queue = AsyncTaskQueue(storage)
-        storage.fail("record", times=2, error=TypeError("poison"))
         bad = await queue.enqueue(sample_tasks.add, 1)
-        pool = queue.worker()
-        async with pool:
-            good = await queue.enqueue(sample_tasks.add, 2)
-            assert await good.result(5) == 2
+        record_and_reserve = storage.record_and_reserve
+
+        async def refuse(outcomes: Sequence[Outcome], *arguments: Any, **options: Any) -> Any:
+            if any(isinstance(each, Succeeded) and each.task_id == bad.id for each in outcomes):
+                raise TypeError("poison")
+            return await record_and_reserve(outcomes, *arguments, **options)
+
+        monkeypatch.setattr(storage, "record_and_reserve", refuse)
+        async with queue.worker(lease=0.9):
+            while await bad.status() is not TaskStatus.FAILED:
+                good = await queue.enqueue(sample_tasks.add, 2)
+                assert await good.result(20) == 2
             with pytest.raises(TaskFailed, match="poison"):
                 await bad.result(5)
 
@@ -669,11 +681,11 @@ async def test_a_side_loop_that_fails_is_reported_and_restarted() -> None:
     class Breaking(MemoryStorage):
         to_break = 2
 
-        async def _wait_for_work(self, timeout: float) -> None:
+        async def wait_for_work(self, timeout: float) -> None:
             if self.to_break:
                 self.to_break -= 1
                 raise ZeroDivisionError("a bug")
-            await super()._wait_for_work(timeout)
+            await super().wait_for_work(timeout)
 
     async with Breaking() as storage:
         queue = AsyncTaskQueue(storage)

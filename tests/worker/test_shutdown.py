@@ -17,6 +17,7 @@ from omniq import (
     PoolStopped,
     ShutdownTimeout,
     StorageError,
+    Task,
     TaskStatus,
 )
 from omniq.events import ChoreFailed, WorkerStopped
@@ -86,6 +87,49 @@ async def test_cancel_in_flight_releases_running_tasks_without_using_an_attempt(
     assert await is_unharmed(queue.storage, handle.id)
     assert await is_unharmed(queue.storage, thread.id)
     await until(lambda: {"async cancelled", "thread cancelled"} <= set(recorder.names()))
+
+
+@pytest.mark.parametrize("stop", [{"cancel_in_flight": True}, {"timeout": 0.1}], ids=str)
+async def test_a_run_of_a_task_that_may_run_once_ends_as_a_dead_letter_at_the_stop(
+    queue: AsyncTaskQueue, recorder: RunRecorder, stop: dict[str, Any]
+) -> None:
+    pool = queue.worker(concurrency=1)
+    await pool.start()
+    once = queue.options(max_crashes=0)
+    begun = await once.enqueue(sample_tasks.hold, "begun")
+    await until(lambda: recorder.names() == ["begun"])
+    waiting = await once.enqueue(sample_tasks.hold, "waiting")
+    with suppress(ShutdownTimeout):
+        await pool.stop(**stop)
+
+    letter = await queue.dead.get(begun.id)
+    assert letter is not None
+    assert (letter.failure_reason, letter.attempt_count) == ("crashed", 1)
+    assert "its worker was stopped" in letter.error_details
+    assert await is_unharmed(queue.storage, waiting.id)
+
+
+async def test_a_claimed_task_that_may_run_once_and_has_not_begun_is_released(
+    queue: AsyncTaskQueue, recorder: RunRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, stops = RunningTasks.start, []
+    pool = queue.worker()
+
+    def start_and_stop(runs: RunningTasks, task: Task) -> None:
+        start(runs, task)
+        runs.stop_all("shutdown")
+        assert pool._runtime is not None
+        pool._runtime._stop_requested.set_result(None)
+        stops.append(task.id)
+
+    monkeypatch.setattr(RunningTasks, "start", start_and_stop)
+    await pool.start()
+    handle = await queue.options(max_crashes=0).enqueue(sample_tasks.hold, "not begun")
+    await until(lambda: stops)
+    await pool.stop()
+
+    assert await is_unharmed(queue.storage, handle.id)
+    assert recorder.names() == []
 
 
 async def test_what_a_thread_returns_after_it_saw_the_stop_is_not_stored(
@@ -413,7 +457,7 @@ async def test_a_start_that_fails_after_its_caller_was_cancelled_logs_no_unretri
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Gone(MemoryStorage):
-        async def _open(self) -> None:
+        async def open(self) -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:

@@ -26,6 +26,7 @@ from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
+from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.stats_recorder import StatsRecorder
 from tests.worker import step_tasks as tasks
@@ -492,6 +493,7 @@ async def test_orphaned_checkpoints_are_deleted_and_those_of_waiting_tasks_are_n
             dispatcher,
             FleetAlerts(storage, dispatcher, StatsRecorder(dispatcher)),
             FailureHooks(FunctionCache(), dispatcher),
+            LeaseWatch(clock, 30, lambda: False),
             lease=30,
             poll_interval=1,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from omniq import AsyncTaskQueue, AsyncWorkerPool, Runnable, TaskStatus, events
@@ -13,7 +12,6 @@ from omniq.events import Event
 from omniq.models import Task, WorkerInfo
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
-from omniq.storage.types import Claim, Entry
 from omniq.tasks.functions import MAX_EXCLUDED, FunctionCache
 from omniq.testing.builders import a_task
 from tests.worker import service_a, service_b
@@ -203,12 +201,9 @@ async def test_a_worker_reports_what_it_can_run(memory_store):
 class Unrestricted(MemoryStorage):
     """Ignores which functions a claim may take."""
 
-    async def _record_and_claim(
-        self, owner: str, entries: list[Entry], claim: Claim | None
-    ) -> tuple[list[bool], list[Any]]:
-        if claim is not None:
-            claim = msgspec.structs.replace(claim, runnable=None)
-        return await super()._record_and_claim(owner, entries, claim)
+    async def record_and_reserve(self, *args: Any, **options: Any) -> Any:
+        options["runnable"] = None
+        return await super().record_and_reserve(*args, **options)
 
 
 async def test_what_a_storage_returns_all_the_same_is_released_for_a_while():

@@ -11,9 +11,9 @@ from omniq.cli.options import Json, Url
 from omniq.cli.parsing import relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import WorkerInfo
+from omniq.operations.health import breakers_of, live_workers
 from omniq.operations.overview import queue_summaries
 from omniq.queue.async_queue import AsyncTaskQueue
-from omniq.storage.health import breakers_of, live_workers
 from omniq.worker.process import console
 
 app = typer.Typer(name="queues", help="List, pause and resume queues.")

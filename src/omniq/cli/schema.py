@@ -1,4 +1,4 @@
-"""`omniq schema`: the tables of a PostgreSQL storage."""
+"""`omniq schema`: the tables of a PostgreSQL storage, and restored storages of any kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from omniq.settings import Settings, mask_url
 from omniq.storage import open_storage
 from omniq.storage.urls import storage_url
 
-app = typer.Typer(name="schema", help="Create and upgrade the tables of a PostgreSQL storage.")
+app = typer.Typer(
+    name="schema",
+    help="Create and upgrade the tables of a PostgreSQL storage; report a restored storage.",
+)
 
 
 @runtime_checkable
@@ -52,6 +55,23 @@ def check(url: Url = None) -> None:
 def sql(url: Url = None) -> None:
     """Print the SQL that sets up an empty database, to review or run manually."""
     typer.echo(_storage(url).schema_sql(), nl=False)
+
+
+@app.command()
+def restored(url: Url = None) -> None:
+    """Report that any storage was restored from a backup. Run it before the first worker starts.
+
+    Fencing tokens continue above all that were given before, also those that the backup does not know.
+    Tasks that were running in the backup wait again, charged nothing; a task that may run only once
+    becomes a dead letter, because it may have run.
+    """
+    epoch = asyncio.run(_mark_restored(Settings.load(url=url)))
+    typer.echo(f"the storage begins epoch {epoch}")
+
+
+async def _mark_restored(settings: Settings) -> int:
+    async with open_storage(settings=settings) as storage:
+        return await storage.mark_restored()
 
 
 def _print_upgrade(before: int, after: int) -> None:

@@ -14,8 +14,8 @@ from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authorization import TOKEN_HEADER, perform_authorized, read_body
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
+from omniq.operations.health import breakers_of
 from omniq.operations.task_detail import task_detail
-from omniq.storage.health import breakers_of
 from omniq.to_json import plain
 
 

@@ -23,9 +23,9 @@ from omniq.models import Schedule, TaskStatus
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
 from omniq.operations.formatting import count_of
+from omniq.operations.health import describe_unrunnable
 from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.task_detail import TaskDetail, task_detail
-from omniq.storage.health import describe_unrunnable
 from omniq.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)

@@ -16,11 +16,11 @@ from omniq.errors import InvalidValue
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
 from omniq.operations.dead_groups import DeadGroups, dead_groups
 from omniq.operations.find_tasks import TaskFilter, TaskPage, find_tasks
+from omniq.operations.health import live_workers
 from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.task_detail import TaskDetail
 from omniq.scheduling.due_times import task_id_at
-from omniq.storage.health import live_workers
 from omniq.to_json import plain
 
 MAX_LIMIT = 500

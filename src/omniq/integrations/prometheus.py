@@ -87,6 +87,7 @@ class Counters:
                 | events.LoopBlocked()
                 | events.HookFailed()
                 | events.RecordQuarantined()
+                | events.StoreRestored()
                 | events.BreakerOpened()
                 | events.ScheduleMissed()
                 | events.TasksGivenBack()

@@ -10,8 +10,8 @@ from typing import Self
 from omniq._portal import Portal
 from omniq.errors import StorageError
 from omniq.models import QueueStats, WorkerInfo
+from omniq.operations.health import live_workers
 from omniq.storage import BaseStorage
-from omniq.storage.health import live_workers
 
 _MAX_AGE = 2.0
 _TIMEOUT = 5.0

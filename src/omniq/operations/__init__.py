@@ -2,6 +2,7 @@
 
 Plain data and plain functions, without any layout:
 
+- `health`: stalled workers, stuck tasks, open breakers, functions that no worker has.
 - `overview`: counts, rates, latencies, queues, workers and failures.
 - `background_count`: counts a large storage in the background.
 - `find_tasks`: tasks by filter, one page at a time.

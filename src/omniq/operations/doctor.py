@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from omniq.clock import SYSTEM_CLOCK, from_micros
+from omniq.operations.health import clock_differences
 from omniq.storage.base import BaseStorage
+from omniq.storage.store_clock import StoreClock
+
+_LARGEST_CLOCK_DIFFERENCE = 1_000_000
+"""Microseconds; a larger difference is worth a warning."""
 
 _REACH = {
     "process": "one process",
@@ -42,7 +49,7 @@ class HasServerReport(Protocol):
 
 async def check_storage(storage: BaseStorage) -> list[Finding]:
     """The guarantees of the storage, then the checks of its server, if it has one."""
-    findings = _guarantees(storage)
+    findings = [*_guarantees(storage), await _incarnation(storage), await _clock(storage)]
     if isinstance(storage, HasServerReport):
         findings += [Finding(*line) for line in await storage.server_report()]
     return findings
@@ -62,6 +69,30 @@ def _guarantees(storage: BaseStorage) -> list[Finding]:
         ),
         Finding("SQL transactions", "yes" if capabilities.transactions else "no"),
     ]
+
+
+async def _incarnation(storage: BaseStorage) -> Finding:
+    record = await storage.store_record()
+    if not record.raised_at:
+        return Finding("epoch", str(record.epoch))
+    since = from_micros(record.raised_at)
+    is_new = storage.clock.now() - since < timedelta(days=1)
+    verdict = "warn: the store went back to an earlier state, or was restored" if is_new else "ok"
+    return Finding("epoch", f"{record.epoch}, since {since:%F %T} UTC", verdict)
+
+
+async def _clock(storage: BaseStorage) -> Finding:
+    if isinstance(storage.clock, StoreClock):
+        difference = abs(storage.clock.micros() - SYSTEM_CLOCK.micros())
+        verdict = "warn: an eta that is computed here is off; the server's clock decides"
+        return Finding(
+            "clock",
+            f"the server's, differs by {difference / 1000:.0f} ms from this machine's",
+            "ok" if difference < _LARGEST_CLOCK_DIFFERENCE else verdict,
+        )
+    differing = clock_differences(storage, await storage.workers())
+    verdict = f"warn: another time on workers {', '.join(differing)}" if differing else "ok"
+    return Finding("clock", "this machine's", verdict)
 
 
 def _durability_verdict(storage: BaseStorage) -> str:

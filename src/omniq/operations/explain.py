@@ -16,9 +16,9 @@ from omniq.clock import from_micros, to_micros
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState, ask_again_at, gates_of, room
 from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo
 from omniq.operations.formatting import count_of
+from omniq.operations.health import live_workers
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.storage.base import BaseStorage
-from omniq.storage.health import live_workers
 
 _MAX_COUNTED = 1_000
 _MAX_IDS = 5

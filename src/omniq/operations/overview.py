@@ -11,15 +11,15 @@ import msgspec
 
 from omniq.models import DeadLetter, QueueStats, Task, TaskResult, TaskStatus, WorkerInfo
 from omniq.operations.background_count import UNCOUNTED, BackgroundCount, Count
-from omniq.operations.newest import newest_dead, newest_tasks
-from omniq.storage.base import BaseStorage
-from omniq.storage.health import (
+from omniq.operations.health import (
     BreakerInfo,
     UnrunnableFunction,
     breakers_of,
     live_workers,
     unrunnable_functions,
 )
+from omniq.operations.newest import newest_dead, newest_tasks
+from omniq.storage.base import BaseStorage
 
 _WINDOW = 10.0
 _SAMPLED_TASKS = 100

@@ -31,13 +31,13 @@ from omniq.models import (
     TaskStatus,
     WorkerInfo,
 )
+from omniq.operations.health import BreakerInfo, Health, breakers_of, health_of, live_workers
 from omniq.queue.dead_letters import AsyncDeadLetters
 from omniq.retry import Backoff
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
-from omniq.storage.health import BreakerInfo, Health, breakers_of, health_of, live_workers
 from omniq.tasks.context import TaskContext
 from omniq.tasks.handle import AsyncTaskHandle
 from omniq.tasks.task_builder import NO_OPTIONS, CallOptions, TaskBuilder, call_options

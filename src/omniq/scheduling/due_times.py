@@ -30,10 +30,14 @@ _LONG_ID = 100
 
 
 class Firing(NamedTuple):
-    """One step of a schedule: the nominal time that gets a task, if any, and the new schedule."""
+    """One step of a schedule: the nominal time that gets a task, if any, and the new schedule.
+
+    `passed` is that nominal time, or the newest of those that are skipped.
+    """
 
     nominal: datetime | None
     advanced: Schedule
+    passed: datetime
 
 
 def due(schedule: Schedule, now: datetime) -> Firing | None:
@@ -50,9 +54,9 @@ def due(schedule: Schedule, now: datetime) -> Firing | None:
     times = _newest(schedule, next_at, now, limit) or [next_at]
     nominal = times[0]
     if schedule.missed == "skip" and now - nominal > _GRACE:
-        return Firing(None, replace(schedule, next_at=first_after(schedule, now)))
+        return Firing(None, replace(schedule, next_at=first_after(schedule, now)), nominal)
     following = times[1] if len(times) > 1 else first_after(schedule, now)
-    return Firing(nominal, replace(schedule, last_at=nominal, next_at=following))
+    return Firing(nominal, replace(schedule, last_at=nominal, next_at=following), nominal)
 
 
 def first_after(schedule: Schedule, after: datetime) -> datetime | None:

@@ -6,6 +6,7 @@
 | `base` | `BaseStorage`: enqueue, claim, record, renew and wait, over the engine |
 | `side_data` | the contract's second part: dead letters, checkpoints, schedules, pauses, retention |
 | `inspection` | the contract's read side |
+| `claim_register` | the claims of an owner, who has each of them, compared with what the store says |
 | `types` | values that a storage exchanges with its callers and its backend |
 | `row_rules` | a task as a storage holds it, and every change it may go through |
 | `engine` | every verb of the contract as atomic steps over a backend |
@@ -21,7 +22,6 @@
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |
 | `wakeups` | wake-ups within one process |
 | `permissions` | refuses files and folders that other users may write to |
-| `health` | stalled workers, stuck tasks, open breakers |
 | `memory`, `file`, `sqlite`, `postgres`, `redis`, `log` | the backends, a package each |
 """
 

@@ -20,21 +20,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 import msgspec
 
+from omniq.clock import Clock
 from omniq.errors import StorageError
 from omniq.models import DeadLetter, Runnable, TaskStatus, WorkerInfo
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.types import Capabilities, Claim, Renewal
+from omniq.storage.types import Capabilities, Claim, Holder, Identity, LeaseReply
+from omniq.storage.types import Lease as Lease
 
 _T = TypeVar("_T")
 
 READY, SUSPECT, DELAYED, PARKED, HELD = range(5)
 """How a claim finds a live row: see `place_of`."""
+
+POLLING_PAUSE = 0.1
+"""Seconds between two polls for a result whose end is not notified, at most."""
 
 Order = tuple[int, int, int]
 """A key that sorts rows in the order in which they are claimed: `Row.order`."""
@@ -82,7 +87,8 @@ class Record(msgspec.Struct, frozen=True):
 class Document(msgspec.Struct, frozen=True):
     """A small value beside the rows: a checkpoint, a gate's state, a schedule, a held unique key.
 
-    `due` is an instant, by which documents of a kind can be found; None if it is never searched for.
+    `due` is an instant, by which documents of a kind can be found; None if it is never searched for. That
+    of the document `store` is the store's epoch, which a claim needs without decoding anything.
     """
 
     kind: str
@@ -92,12 +98,16 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class DocumentQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which documents of a kind to find, in key order, or in order of `due` with `due_by`."""
+    """Which documents of a kind to find, in key order, or in order of `due` with `due_by`.
+
+    `after` is the last key of the previous page, `due_after` the last `due` of it.
+    """
 
     kind: str
     prefix: str = ""
     after: str = ""
     due_by: int | None = None
+    due_after: int = -1
     limit: int = 1_000
 
 
@@ -217,24 +227,26 @@ class Counts(msgspec.Struct):
     oldest: dict[str, int] = {}
     dead: int = 0
 
-
-class Lease(msgspec.Struct, frozen=True):
-    """An owner's lease. `info` is None for an owner that holds tasks and has no lease."""
-
-    owner: str
-    info: WorkerInfo | None
-    is_live: bool
+    def add(self, row: Row) -> None:
+        """Count a task by its status, and a live one also by its queue."""
+        self.by_status[row.status] += 1
+        if not row.status.is_final:
+            self.by_queue[row.queue] = self.by_queue.get(row.queue, 0) + 1
+            if row.owner is None:
+                self.oldest[row.queue] = min(row.due, self.oldest.get(row.queue, row.due))
 
 
 class FastReply(msgspec.Struct, frozen=True):
-    """What a fast path did. `missed`: ids whose rows had changed; their outcomes are not recorded.
+    """What a fast path did. `missed`: ids whose outcomes are not recorded, because rows had changed.
 
     `rows` are the claimed rows, in claim order; None when nothing was claimed, because some outcomes were
-    missed or because the claim needs the rules.
+    missed or because the claim needs the rules. `is_behind`: nothing was claimed, because a live row has the
+    id or the `seq` of the claim's witness, and a lower token.
     """
 
     missed: frozenset[str] = frozenset()
     rows: list[Row] | None = None
+    is_behind: bool = False
 
 
 class FastPath(Protocol):
@@ -267,6 +279,9 @@ class Section(ABC):
     now: int
     """The store's time in microseconds, read once."""
 
+    epoch: int = 0
+    """The store's epoch, in a section that claims."""
+
     claim_id: str = ""
     """The caller's id of a claim. A store that keeps it can answer a repeat of a call whose reply was lost."""
 
@@ -286,6 +301,10 @@ class Section(ABC):
     @abstractmethod
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         """Return what is stored under these ids; a record past its `expires_at` is not."""
+
+    async def live_token(self, task_id: str) -> int | None:
+        """Return the token of a live row, or None. Needed only where there is no fast path."""
+        return None
 
     @abstractmethod
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
@@ -331,8 +350,11 @@ class Backend(ABC):
     """One connection to a store, for one storage object."""
 
     fast_path: FastPath | None = None
-    longest_pause = 0.1
-    """Seconds between two polls for a result, at most. Longer where the end of a task is notified."""
+    identity = Identity()
+    """The owner that uses this backend. The storage replaces it."""
+
+    store_clock: Clock | None = None
+    """The clock of a store that has its own: see `store_clock`."""
 
     @property
     @abstractmethod
@@ -357,9 +379,17 @@ class Backend(ABC):
     ) -> _T:
         """Run `work` in one section, and return what it returns.
 
-        `claims_as` names an owner that claims in it: `LeaseLost` if it has no lease. Without `writes`
-        the section only reads.
+        `claims_as` names an owner that claims in it: `LeaseLost` if it has no lease, or if the store has
+        another epoch than the owner knows (`identity.holder`). Without `writes` the section only reads.
         """
+
+    async def write(self, changes: Changes) -> None:
+        """Make changes that depend on nothing that is stored, in one section; `Moved` if they cannot be."""
+
+        async def work(section: Section) -> None:
+            await section.write(changes)
+
+        await self.transact(work)
 
     @overload
     async def page(self, query: TaskQuery) -> list[Row]: ...
@@ -379,21 +409,34 @@ class Backend(ABC):
 
     @abstractmethod
     async def leases(self) -> list[Lease]:
-        """Return all leases in owner order, and the owners that hold tasks without one."""
+        """Return all leases in owner order, and the owners that hold tasks without one.
+
+        A lease of an earlier epoch is not live.
+        """
 
     @abstractmethod
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
-        """Extend a lease by `length` microseconds. `LeaseLost` for an owner that was fenced.
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        """Extend a lease by `length` microseconds, and raise its beat.
 
-        Only the first renewal of an owner creates a lease.
+        Refused if the owner was fenced, if its lease has a lower beat than the `holder`, or if the store has
+        another epoch. Only the first renewal of an owner, which has the beat 0, creates a lease: with the
+        store's epoch, unless that is lower than the holder's.
         """
 
     @abstractmethod
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
-        """End an expired lease for good: the owner can neither renew nor claim; False if it is valid.
+        """End an expired lease, or one of an earlier epoch, for good; False if it is valid.
 
+        The owner can then neither renew nor claim, and the store knows its beat for a day at least.
         With `retires` the owner itself ends it, valid or not.
         """
+
+    async def fence_overdue(self, lease: Lease) -> bool:
+        """Fence the owner of a lease that is valid only because the store's clock was set back.
+
+        False if it was renewed since it was read. For stores that fill `Lease.until`.
+        """
+        return False
 
     @abstractmethod
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
@@ -403,11 +446,22 @@ class Backend(ABC):
     async def wait_for_work(self, timeout: float) -> None:
         """Return when there may be something to claim, or after `timeout` seconds."""
 
-    def watch_result(self, task_id: str) -> AbstractContextManager[None]:
-        """While the context is open, the end of the task is notified to the local wake-ups, if it can be."""
-        return nullcontext()
+    async def read_clock(self) -> None:
+        """Read the time of a store that has a clock, for `store_clock`."""
+        return
+
+    def watch_result(self, task_id: str) -> AbstractAsyncContextManager[float]:
+        """While the context is open, the end of the task is notified to the local wake-ups, if it can be.
+
+        Returns the seconds between two polls for the result, at most: more where it is notified.
+        """
+        return nullcontext(POLLING_PAUSE)
 
     # Only for stores whose capabilities have transactions
+
+    async def end_transactions(self) -> None:
+        """Roll back the transactions of tasks that are still open: the storage is being closed."""
+        return
 
     async def transact_within(self, connection: object, work: Work[_T]) -> _T:
         """Run `work` in a section of the transaction that the caller has open on `connection`.

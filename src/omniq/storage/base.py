@@ -1,9 +1,9 @@
 """The storage contract: what every backend promises, and what is written once for all of them.
 
-A backend stores rows and implements the underscored verbs, in batches. Everything a caller uses is
-here: the eight single-task verbs over those batches, validation before anything is written, the
-owner's lease, and the claims that this object has made. Each numbered promise is checked by a test
-of the same number in `omniq.testing.contract`.
+A storage has a backend, which stores rows, and an engine over it, which applies the rules to batches of
+tasks. Everything a caller uses is here: the eight single-task verbs over those batches, validation
+before anything is written, the owner's lease, and the claims that this object has made. Each numbered
+promise is checked by a test of the same number in `omniq.testing.contract`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import copy
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros, seconds_to_micros, to_micros
 from omniq.cron import next_run
 from omniq.errors import (
-    DuplicateTask,
     InvalidTask,
     InvalidValue,
     LeaseLost,
     SerializationError,
     StaleClaim,
     StorageError,
+    StoreWentBack,
 )
 from omniq.failpoints import hit
 from omniq.models import (
@@ -55,12 +55,25 @@ from omniq.outcomes import (
 )
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
-from omniq.storage.backend import Backend
+from omniq.storage.backend import Backend, Lease
+from omniq.storage.claim_register import ClaimRegister
 from omniq.storage.engine import Engine
-from omniq.storage.row_rules import Finish, Row, row_of, task_of
+from omniq.storage.enqueue_batcher import EnqueueBatcher
+from omniq.storage.incarnation import StoreRecord
+from omniq.storage.row_rules import Finish, Row, task_of
 from omniq.storage.side_data import SideData, check_now
+from omniq.storage.store_clock import is_stale
 from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
 from omniq.storage.wakeups import LocalWakeups
+
+
+class StorageOptions(TypedDict, total=False):
+    """The options of every storage, whichever its backend. `max_pending` bounds the waiting tasks."""
+
+    serializer: Serializer | None
+    clock: Clock
+    settings: Settings | None
+    max_pending: int | None
 
 
 class BaseStorage(SideData):
@@ -70,8 +83,11 @@ class BaseStorage(SideData):
     it remembers the claims it made.
     """
 
-    _longest_pause = 0.1
-    """Seconds between two polls for a result, at most. Longer where the end of a task is notified."""
+    _enqueue_writes = 0
+    """Writes of concurrent enqueues that may be under way; 0 where joining the calls saves nothing."""
+
+    _joined_ttl = 0
+    """The shortest `result_ttl`, in microseconds, of tasks whose enqueue may be joined with others."""
 
     def __init__(
         self,
@@ -91,19 +107,25 @@ class BaseStorage(SideData):
         self._identity = Identity()
         self._is_sibling = False
         self._is_open = False
+        self._pid = 0
         self._forget_claims()
 
     def _forget_claims(self) -> None:
-        self._held: dict[str, Task] = {}
-        self._held_as = ""
-        self._claim_ids: dict[str, str] = {}
-        self._repeated: dict[str, int] = {}
-        self._completed: dict[str, int] = {}
+        self._register = ClaimRegister(self._identity)
 
     def _use(self, backend: Backend) -> None:
         """Store everything in that backend."""
         self._backend = backend
-        self._engine = Engine(backend, self._serializer, self._encode_finish, self._max_pending)
+        # Of a store on a server it is the server's clock, unless the storage was given one.
+        self._clock = backend.store_clock or self._clock
+        self._engine = Engine(
+            backend,
+            self._serializer,
+            self._encode_finish,
+            self._max_pending,
+            self._identity,
+            self._clock,
+        )
 
     # Opening and closing
 
@@ -120,11 +142,16 @@ class BaseStorage(SideData):
     @property
     def claims(self) -> dict[str, int]:
         """The claims that this object made and has not ended by an outcome: task id to token."""
-        return {task.id: task.token for task in self._claims().values()}
+        return self._register.claims
+
+    @property
+    def register(self) -> ClaimRegister:
+        """Which of its claims this object's pools and callers have."""
+        return self._register
 
     @property
     def clock(self) -> Clock:
-        """The clock this storage was given."""
+        """The store's clock: the server's or this machine's, or the one this storage was given."""
         return self._clock
 
     @property
@@ -143,7 +170,11 @@ class BaseStorage(SideData):
         O1. Using a storage that is not open raises `StorageClosed`.
         O2. Every opening is a new owner; claims of an earlier opening are not adopted.
         """
-        await self._open()
+        self._pid = os.getpid()
+        await self._backend.open()
+        # With a limit, one write at a time: the first call gets the room that is left.
+        writes = self._enqueue_writes if self._max_pending is None else 1
+        self._batcher = EnqueueBatcher(self._insert, concurrent_writes=writes)
         if not self._is_sibling:
             self._identity.start(self._clock.new_id(), self._clock.micros())
         self._is_open = True
@@ -155,14 +186,20 @@ class BaseStorage(SideData):
         """
         if not self._is_open:
             return
+        if self._pid != os.getpid():
+            # After a fork the connections and claims are the parent's: neither is touched.
+            self._is_open = False
+            self._register.clear()
+            return
         try:
+            # Before any other write, because an open transaction may block all writers.
+            await self._backend.end_transactions()
             if not self._is_sibling and self._identity.lease_until:
-                await self._retire(self.owner)
+                await self._engine.retire(self.owner)
         finally:
             self._is_open = False
-            self._held.clear()
-            self._claim_ids.clear()
-            await self._close()
+            self._register.clear()
+            await self._backend.close()
             self._local_wakeups.notify_work()
 
     async def __aenter__(self) -> Self:
@@ -185,7 +222,7 @@ class BaseStorage(SideData):
         self._check_open()
         owner = self.owner
         if self._identity.lease_until:
-            await self._retire(owner)
+            await self._engine.retire(owner)
             self._change_owner(owner)
 
     def sibling(self) -> Self:
@@ -224,8 +261,13 @@ class BaseStorage(SideData):
             first call enqueued count as done. Without a nonce, every call is a new one.
         E9. The order of a batch holds: tasks of equal priority and eta are claimed in it.
         """
+        self._check_open()
+        if is_stale(self._clock):
+            # A producer that only enqueues receives no other reply with the store's time.
+            with suppress(StorageError):
+                await self._backend.read_clock()
         hit("enqueue.before")
-        enqueued = await self._enqueue_all(self._rows_for(tasks, nonce))
+        enqueued = await self._enqueue(self._rows_for(tasks, nonce))
         hit("enqueue.after")
         if enqueued:
             self._local_wakeups.notify_work()
@@ -243,7 +285,7 @@ class BaseStorage(SideData):
         """
         self._check_transactions()
         rows = list(self._rows_for(tasks, nonce))
-        return await self._enqueue_within(connection, rows) if rows else []
+        return await self._engine.enqueue(rows, within=connection) if rows else []
 
     # Claim
 
@@ -277,6 +319,8 @@ class BaseStorage(SideData):
         C12. A claim is valid as long as the owner's lease; claiming takes a lease when there is none.
         C17. A claim takes only tasks of functions that `runnable` accepts (None: all); all others
             wait, uncharged, and cost it nothing.
+        C18. A row with a lower token than this owner was given for it shows that the store went back, to a
+            claim and to an outcome: `StoreWentBack`. No token is given to one owner twice.
         """
         _, claimed = await self.record_and_reserve(
             (), limit, now, queues=queues, claim_id=claim_id, runnable=runnable
@@ -296,16 +340,39 @@ class BaseStorage(SideData):
         """`record` and then `reserve`, in one step and one round trip.
 
         R9. The effect is the same as calling one after the other.
+
+        At its claim, a task with gates enters them, or is parked under the key of the gate that blocks
+        it; it leaves them with its outcome.
+
+        G2. No more tasks with one running-limit key are held by live claims than it allows.
+        G3. No more tasks with one rate key are claimed within any span than it allows.
+        G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
+        G5. A parked task keeps its position in the order, and does not hold up other tasks.
+        G6. A claim does not cost more because keys are blocked, or because many have room at once.
+        G7. What has room is offered in order, and a task that cannot be taken keeps no other out.
+        G8. The state of a limit that says nothing is deleted, and that changes nothing.
         """
         self._check_open()
-        if self._completed and any(map(self._is_completed, outcomes)):
-            return await self._record_uncompleted(outcomes, limit, now, queues, claim_id, runnable)
+        if self._register.has_completed and any(map(self._is_completed, outcomes)):
+            completed = [self._is_completed(each) for each in outcomes]
+            rest = [each for each, is_done in zip(outcomes, completed, strict=True) if not is_done]
+            recorded, tasks = await self.record_and_reserve(
+                rest, limit, now, queues=queues, claim_id=claim_id, runnable=runnable
+            )
+            for outcome, is_done in zip(outcomes, completed, strict=True):
+                if is_done:
+                    self._register.drop_completed(outcome.task_id, outcome.token)
+            answers = iter(recorded)
+            return [is_done or next(answers) for is_done in completed], tasks
         if claim_id is not None and not outcomes:
             known = await self._claimed_as(claim_id)
             if known:
                 return [], known
         entries = [self._entry(outcome) for outcome in outcomes]
         claim = self._claim_request(limit, now, queues, claim_id, runnable)
+        if self._identity.claims_from > self._clock.boot_micros():
+            # Two servers seem to answer at one address.
+            claim = None
         if claim is not None:
             await self._ensure_lease()
         if claim is None and not entries:
@@ -313,16 +380,19 @@ class BaseStorage(SideData):
         owner = self.owner
         hit("record_and_claim.before")
         try:
-            recorded, rows = await self._record_and_claim(owner, entries, claim)
+            with nullcontext() if claim is None else self._register.claiming():
+                recorded, claimed = await self._engine.record_and_claim(owner, entries, claim)
         except LeaseLost as lost:
-            self._change_owner(lost.owner)
+            await self._after_refusal(lost)
             raise
         hit("record_and_claim.after")
+        if claimed.expired:
+            self._local_wakeups.notify_results(claimed.expired)
         self._forget(outcomes, recorded)
         if claim is None or owner != self.owner:
             # A sibling was fenced meanwhile: what was claimed has been given back with the rest.
             return recorded, []
-        return recorded, await self._remember(rows, claim.claim_id)
+        return recorded, await self._remember(claimed.rows, claim.claim_id)
 
     # Record
 
@@ -339,6 +409,7 @@ class BaseStorage(SideData):
         R6. A final failure becomes a dead letter in the same step.
         R7. `Released` and `Snoozed` charge nothing.
         R8. A task that was cancelled while it ran does not run again.
+        R10. A failure with the reason `crashed` counts as a crash, and says nothing to its breakers.
         """
         recorded, _ = await self.record_and_reserve(outcomes, 0)
         return recorded
@@ -370,7 +441,7 @@ class BaseStorage(SideData):
         again = next_run(interval=task.interval, cron=task.cron, tz=task.tz, after=now)
         await self._record_one(Succeeded(task_id, task.token, complete, again))
         if again is not None:
-            self._repeated[task_id] = task.token
+            self._register.repeated[task_id] = task.token
 
     async def mark_failed(self, task_id: str, error: TaskError, will_retry: bool) -> None:
         """Record the failure of this object's claim on the task.
@@ -393,11 +464,12 @@ class BaseStorage(SideData):
         M5. Accepts a task that this object holds, and a repeating task that it has just finished.
         """
         check_now("new_eta", new_eta)
-        token = self._repeated.get(task_id) if task_id not in self._claims() else None
+        register = self._register
+        token = register.repeated.get(task_id) if task_id not in register.claims else None
         if token is None:
             token = self._claim_on(task_id).token
         await self._record_one(Rescheduled(task_id, token, new_eta))
-        self._repeated.pop(task_id, None)
+        register.repeated.pop(task_id, None)
 
     @asynccontextmanager
     async def transaction(
@@ -423,11 +495,14 @@ class BaseStorage(SideData):
             hit("transaction.before")
             return entries[-1]
 
-        async with self._transaction(self.owner, task_id, entry, blocking=blocking) as connection:
-            yield connection
-        hit("transaction.after")
-        if self.claims.get(task_id) == token:
-            self._completed[task_id] = token
+        # Short enough that the lease is renewed meanwhile.
+        seconds = (self._identity.lease or self._settings.lease) / 3
+        with self._register.in_transaction(task_id, token):
+            async with self._engine.transaction(
+                self.owner, entry, seconds=seconds, blocking=blocking
+            ) as connection:
+                yield connection
+            hit("transaction.after")
         self._local_wakeups.notify_results((task_id,))
         if _runs_again(entries[-1].outcome):
             self._local_wakeups.notify_work()
@@ -441,9 +516,8 @@ class BaseStorage(SideData):
         X2. A running task's owner is notified at its next renewal; the task does not run again.
         X3. A task that has ended, or has no record, is not touched.
         """
-        self._check_open()
         check_id(task_id)
-        cancelled = await self._cancel(task_id, reason)
+        cancelled = await self._opened.cancel(task_id, reason)
         if cancelled:
             self._local_wakeups.notify_results((task_id,))
             self._local_wakeups.notify_cancelled(task_id)
@@ -482,6 +556,12 @@ class BaseStorage(SideData):
         L3. A fenced owner is refused with `LeaseLost`, and has a fresh id afterwards.
         L4. It returns which tasks this owner holds in the store, and which of them were cancelled.
         L5. `workers` lists a worker with a lease, with the tasks it holds, and none without.
+        L14. A store that went back to an earlier state is noticed by an owner that meets a lower epoch, a
+            lower beat of its lease, or no trace of it: `StoreWentBack`, and the epoch is raised.
+        L15. An owner that meets a higher epoch is fenced, and adopts it.
+        L16. A store that needs a newer omniq is refused with `StorageRefused`, also when it is opened.
+        L19. When the epoch is raised a second time within one lease, claims wait for one lease: two servers
+            seem to answer at one address.
         """
         self._check_open()
         self._identity.lease = lease or self._identity.lease or self._settings.lease
@@ -500,7 +580,7 @@ class BaseStorage(SideData):
         )
         hit("renew.before")
         try:
-            renewal = await self._renew(info, length)
+            renewal = await self._engine.renew(info, length)
         except LeaseLost as lost:
             self._change_owner(lost.owner)
             raise
@@ -509,8 +589,16 @@ class BaseStorage(SideData):
         self._identity.trust(info.id, requested_at + length)
         return renewal
 
-    async def give_back_abandoned(self, max_crashes: int | None = None) -> list[GivenBack]:
+    async def give_back_abandoned(
+        self,
+        max_crashes: int | None = None,
+        *,
+        why_ended: Callable[[Lease], str | None] | None = None,
+    ) -> list[GivenBack]:
         """Take their tasks from owners without a valid lease; returns what was taken.
+
+        `why_ended` is asked about each lease, by a pool that knows more than the store's clock: it says
+        why the owner has lost it, or returns None if the owner still has it.
 
         L6. The owner is fenced first: it can neither renew nor claim nor record afterwards.
         L7. A task is due again at once, charged one crash and no failure.
@@ -522,17 +610,42 @@ class BaseStorage(SideData):
         L12. Two concurrent calls take each task once.
         L13. A task whose own maximum is 0 or 1 runs at most once: when its owner is lost, charged or
             not, or gives up its lease while it holds the task, it becomes a dead letter.
+        L17. Claims from before the store's epoch was raised are given back at once, charged nothing; a
+            task of L13 becomes a dead letter with the reason `store went back`.
         """
         self._check_open()
         limit = self._settings.max_crashes if max_crashes is None else max_crashes
         check_int("max_crashes", limit, low=1, error=InvalidValue)
         hit("recover.before")
-        given_back = await self._give_back(limit)
+        given_back = await self._engine.give_back(limit, why_ended)
         hit("recover.after")
         if given_back:
             self._local_wakeups.notify_work()
             self._local_wakeups.notify_results(back.task_id for back in given_back)
         return given_back
+
+    async def mark_restored(self) -> int:
+        """Raise the store's epoch after it was restored from a backup; returns it.
+
+        L18. All owners are fenced, what they hold is given back as in L17, and later claims have higher
+            tokens than all earlier ones, also than those that the store has forgotten.
+        """
+        self._check_open()
+        return await self._engine.restored()
+
+    async def count_newer(self, limit: int = 1_000) -> int:
+        """The number of tasks that only a newer omniq can run, among the first that wait.
+
+        C19. A claim leaves a task whose record has a newer format than this omniq reads, and no newer one
+            than the store has; it waits, uncharged. One above the store's format is damaged: see C9.
+        """
+        self._check_open()
+        return await self._engine.count_newer(limit)
+
+    async def store_record(self) -> StoreRecord:
+        """What the store says of itself: its id, its epoch, and the format of its records."""
+        self._check_open()
+        return await self._engine.store_record()
 
     # Waiting
 
@@ -543,7 +656,7 @@ class BaseStorage(SideData):
         W2. Only a hint: a return promises nothing, and with every wake-up lost, polling still works.
         """
         self._check_open()
-        await self._wait_for_work(timeout)
+        await self._backend.wait_for_work(timeout)
 
     async def wait_for_result(
         self, task_id: str, timeout: float | None = None
@@ -553,92 +666,23 @@ class BaseStorage(SideData):
         W3. A result that is not final is never returned.
         W4. An outcome recorded through this object ends the wait at once.
         """
+        self._check_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         pause = _FIRST_PAUSE
-        while True:
-            with self._local_wakeups.listen_for_result(task_id) as ended:
-                result = await self.get_result(task_id)
-                if result is not None and result.status.is_final:
-                    return result
-                if result is None and await self.get_task(task_id) is None:
-                    return None
-                remaining = None if deadline is None else deadline - self._clock.monotonic()
-                if remaining is not None and remaining <= 0:
-                    return None
-                seconds = pause if remaining is None else min(pause, remaining)
-                await self._clock.wait(ended, seconds)
-            pause = min(pause * 1.5, self._longest_pause)
-
-    # What a backend implements
-
-    async def _open(self) -> None:
-        await self._backend.open()
-
-    async def _close(self) -> None:
-        await self._backend.close()
-
-    async def _enqueue(self, rows: list[Row]) -> list[str]:
-        return await self._engine.enqueue(rows)
-
-    async def _record_and_claim(
-        self, owner: str, entries: list[Entry], claim: Claim | None
-    ) -> tuple[list[bool], list[Row]]:
-        """Record the entries, then claim.
-
-        Gates: at its claim, a row with gates enters them, or is parked under the key of the gate
-        that blocks it; it leaves them with its outcome.
-
-        G2. No more tasks with one running-limit key are held by live claims than it allows.
-        G3. No more tasks with one rate key are claimed within any span than it allows.
-        G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
-        G5. A parked task keeps its position in the order, and does not hold up other tasks.
-        G6. A claim does not cost more because keys are blocked, or because many have room at once.
-        G7. What has room is offered in order, and a task that cannot be taken keeps no other out.
-        G8. The state of a limit that says nothing is deleted, and that changes nothing.
-        """
-        recorded, claimed = await self._engine.record_and_claim(owner, entries, claim)
-        if claimed.expired:
-            self._local_wakeups.notify_results(claimed.expired)
-        return recorded, claimed.rows
-
-    async def _retire(self, owner: str) -> None:
-        await self._engine.retire(owner)
-
-    async def _renew(self, info: WorkerInfo, lease: int) -> Renewal:
-        is_first = self._identity.lease_until == 0
-        return await self._engine.renew(info, lease, is_first=is_first)
-
-    async def _give_back(self, max_crashes: int) -> list[GivenBack]:
-        return await self._engine.give_back(max_crashes)
-
-    async def _cancel(self, task_id: str, reason: str) -> bool:
-        return await self._engine.cancel(task_id, reason)
-
-    async def _wait_for_work(self, timeout: float) -> None:
-        await self._backend.wait_for_work(timeout)
-
-    async def _enqueue_all(self, rows: Iterator[Row]) -> list[str]:
-        """`_enqueue` of rows as they are made: a backend may override it to start with the first ones."""
-        made = list(rows)
-        return await self._enqueue(made) if made else []
-
-    async def _enqueue_within(self, connection: object, rows: list[Row]) -> list[str]:
-        """`_enqueue` on the caller's connection. Only for backends with transactions."""
-        return await self._engine.enqueue(rows, within=connection)
-
-    def _transaction(
-        self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
-    ) -> AbstractAsyncContextManager[Any]:
-        """A transaction that ends by recording the entry of `success()`, or raises `StaleClaim`.
-
-        With `blocking`, the connection is for another thread than the event loop's. Only for
-        backends with transactions.
-        """
-        # Short enough that the lease is renewed meanwhile.
-        seconds = (self._identity.lease or self._settings.lease) / 3
-        return self._engine.transaction(owner, success, seconds=seconds, blocking=blocking)
-
-    # Written once
+        async with self._backend.watch_result(task_id) as longest_pause:
+            while True:
+                with self._local_wakeups.listen_for_result(task_id) as ended:
+                    result = await self.get_result(task_id)
+                    if result is not None and result.status.is_final:
+                        return result
+                    if result is None and await self.get_task(task_id) is None:
+                        return None
+                    remaining = None if deadline is None else deadline - self._clock.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        return None
+                    seconds = pause if remaining is None else min(pause, remaining)
+                    await self._clock.wait(ended, seconds)
+                pause = min(pause * 1.5, longest_pause)
 
     def _check_transactions(self) -> None:
         self._check_open()
@@ -648,20 +692,18 @@ class BaseStorage(SideData):
                 "those of sqlite:// and postgresql:// have"
             )
 
-    def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
-        """Yield the rows of tasks that are about to be enqueued, checking each task."""
-        self._check_open()
-        now = self._clock.micros()
-        fresh = self._clock.new_id() if nonce is None else nonce
-        default_ttl = seconds_to_micros(self._settings.result_ttl)
-        ids: set[str] = set()
-        for task in tasks:
-            self._check_task(task)
-            if task.id in ids:
-                raise DuplicateTask(task.id)
-            ids.add(task.id)
-            body = self._serializer.encode_task(task)
-            yield row_of(task, body, now=now, default_ttl=default_ttl, nonce=fresh)
+    async def _enqueue(self, rows: Iterator[Row]) -> list[str]:
+        """Insert rows as they are made, together with those of concurrent calls where that saves work."""
+        made = list(rows)
+        if not made:
+            return []
+        if self._enqueue_writes and all(row.result_ttl >= self._joined_ttl for row in made):
+            return await self._batcher.add(made)
+        return await self._engine.enqueue(made)
+
+    async def _insert(self, rows: list[Row]) -> list[str]:
+        """Insert the rows of one or more calls."""
+        return await self._engine.enqueue(rows)
 
     def _entry(self, outcome: Outcome) -> Entry:
         match outcome:
@@ -718,8 +760,7 @@ class BaseStorage(SideData):
 
     async def _claimed_as(self, claim_id: str) -> list[Task]:
         """The tasks that an earlier call with that id claimed and that this owner still holds."""
-        claims = self._claims()
-        known = [task for task in claims.values() if self._claim_ids[task.id] == claim_id]
+        known = self._register.claimed_as(claim_id)
         if not known:
             return []
         held = await self.held_by(self.owner)
@@ -730,25 +771,22 @@ class BaseStorage(SideData):
         if self.lease_remaining <= self._identity.lease / 3:
             await self.renew()
 
+    async def _after_refusal(self, lost: LeaseLost) -> None:
+        """Become a fresh owner, after a refused claim.
+
+        A renewal, which is refused as well, shows whether the owner was fenced or the store went back.
+        """
+        if lost.owner == self.owner and not isinstance(lost, StoreWentBack):
+            with suppress(StorageError):
+                await self.renew()
+        self._change_owner(lost.owner)
+
     def _change_owner(self, fenced: str) -> None:
         self._identity.replace(fenced, self._clock.new_id(), self._clock.micros())
-
-    def _claims(self) -> dict[str, Task]:
-        """The claims that this object made as its current owner; those of a fenced owner are dropped."""
-        owner = self.owner
-        if self._held_as != owner:
-            # Checked here and not where it happens: a sibling may have received the `LeaseLost`.
-            self._held.clear()
-            self._claim_ids.clear()
-            self._repeated.clear()
-            self._completed.clear()
-            self._held_as = owner
-        return self._held
 
     async def _remember(self, rows: list[Row], claim_id: str) -> list[Task]:
         tasks: list[Task] = []
         undecodable: list[Outcome] = []
-        claims, claim_ids = self._claims(), self._claim_ids
         for row in rows:
             try:
                 task = task_of(row, self._decoded(row))
@@ -757,63 +795,31 @@ class BaseStorage(SideData):
                 undecodable.append(Failed(row.id, row.token, record, "undecodable"))
                 continue
             tasks.append(task)
-            claims[task.id] = task
-            claim_ids[task.id] = claim_id
         if undecodable:
             # If that fails, the other claims are valid all the same; this one is released as unknown.
             with suppress(StorageError):
                 await self.record(undecodable)
+        # Last: a caller that is cancelled before this gets no task, so all of them are unknown here.
+        self._register.add(tasks, claim_id)
         return tasks
 
     def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
-        self._claims()
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):
             if was_recorded and isinstance(outcome, Retried) and outcome.eta is None:
                 continue
-            self._drop_claim(outcome)
+            self._register.drop(outcome.task_id, outcome.token)
         if outcomes:
             self._local_wakeups.notify_results(outcome.task_id for outcome in outcomes)
             if any(map(_runs_again, outcomes)):
                 self._local_wakeups.notify_work()
 
-    def _drop_claim(self, outcome: Outcome) -> None:
-        held = self._held.get(outcome.task_id)
-        if held is not None and held.token == outcome.token:
-            del self._held[outcome.task_id]
-            del self._claim_ids[outcome.task_id]
-
     def _is_completed(self, outcome: Outcome) -> bool:
-        self._claims()
-        return self._completed.get(outcome.task_id) == outcome.token
-
-    async def _record_uncompleted(
-        self,
-        outcomes: Sequence[Outcome],
-        limit: int,
-        now: datetime | None,
-        queues: Sequence[str] | None,
-        claim_id: str | None,
-        runnable: Runnable | None,
-    ) -> tuple[list[bool], list[Task]]:
-        """`record_and_reserve`, when transactions have already recorded some of the outcomes."""
-        completed = [self._is_completed(outcome) for outcome in outcomes]
-        uncompleted = [
-            outcome for outcome, is_done in zip(outcomes, completed, strict=True) if not is_done
-        ]
-        recorded, claimed = await self.record_and_reserve(
-            uncompleted, limit, now, queues=queues, claim_id=claim_id, runnable=runnable
-        )
-        answers = iter(recorded)
-        for outcome, is_done in zip(outcomes, completed, strict=True):
-            if is_done and self._is_completed(outcome):
-                del self._completed[outcome.task_id]
-                self._drop_claim(outcome)
-        return [is_done or next(answers) for is_done in completed], claimed
+        return self._register.is_completed(outcome.task_id, outcome.token)
 
     def _claim_on(self, task_id: str) -> Task:
         self._check_open()
         check_id(task_id)
-        task = self._claims().get(task_id)
+        task = self._register.task(task_id)
         if task is None:
             raise StaleClaim(task_id)
         return task

@@ -20,11 +20,15 @@ _LARGEST_PAGE = 500
 
 
 class Claimed(msgspec.Struct):
-    """What a step claimed. `is_partial`: it made as many moves as it may, so another step goes on."""
+    """What a step claimed. `is_partial`: it made as many moves as it may, so another step goes on.
+
+    `went_back`: it did nothing, because a row has a lower token than this owner was given for it.
+    """
 
     rows: list[Row] = []
     expired: list[str] = []
     is_partial: bool = False
+    went_back: bool = False
 
 
 class Claimer:
@@ -94,10 +98,11 @@ class Claimer:
 
     def _take(self, rows: list[Row]) -> None:
         step, claimed = self._step, self._claimed
+        refills = step.gates.refills
         for position, row in enumerate(rows):
             if len(claimed.rows) == self._limit:
                 break
-            if step.gates.has_refills:
+            if refills:
                 # A row that another gate offers now may sort before the next one.
                 self._returned += rows[position:]
                 break

@@ -10,14 +10,31 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from omniq.clock import to_micros
-from omniq.errors import DuplicateTask, QueueFull, SerializationError, StaleClaim
+from omniq.clock import Clock, seconds_to_micros, to_micros
+from omniq.errors import (
+    DuplicateTask,
+    LeaseLost,
+    QueueFull,
+    SerializationError,
+    StaleClaim,
+    StorageError,
+    StoreWentBack,
+)
 from omniq.gate_rules import GateState
-from omniq.models import DeadLetter, Progress, QueueStats, Schedule, WorkerInfo
+from omniq.models import (
+    DeadLetter,
+    Progress,
+    QueueStats,
+    Runnable,
+    Schedule,
+    TaskStatus,
+    WorkerInfo,
+)
+from omniq.outcomes import Released
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.storage import row_rules
 from omniq.storage.backend import (
@@ -30,6 +47,7 @@ from omniq.storage.backend import (
     DocumentQuery,
     FastPath,
     FinishedQuery,
+    Lease,
     Moved,
     Record,
     Section,
@@ -37,11 +55,20 @@ from omniq.storage.backend import (
 from omniq.storage.claim import PAUSED_QUEUE, Claimed, Claimer, wanted_by
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.gate_states import decode_gate
-from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, queue_stats
+from omniq.storage.incarnation import (
+    STORE,
+    GivenTokens,
+    StoreRecord,
+    check_reader,
+    decode_record,
+    raised,
+    went_back,
+)
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.known_rows import KnownRows
-from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.row_rules import FORMAT, FinishedRow, Row
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE, EncodeFinish, Step
-from omniq.storage.types import Claim, Entry, GivenBack, Renewal
+from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
 
 _T = TypeVar("_T")
 
@@ -51,6 +78,14 @@ SCHEDULE = "schedule"
 _PURGED = 500
 """Records that one step deletes, so that other steps can run in between."""
 
+
+_LONGEST_STOP = 12 * 3_600_000_000
+"""Microseconds after its lease for which an owner that the store has forgotten is sure that it went back.
+
+Later the store may have deleted the fence of an owner that was stopped for that long."""
+
+_CHECKPOINTS = 100
+"""Checkpoints that one step reads: each may be large."""
 
 _NOTHING = object()
 """No connection of a caller; None may be given as one by mistake."""
@@ -97,8 +132,15 @@ class Engine:
         serializer: Serializer,
         encode_finish: EncodeFinish,
         max_pending: int | None,
+        identity: Identity,
+        clock: Clock,
     ) -> None:
         self.backend = backend
+        backend.identity = identity
+        self._identity = identity
+        self._clock = clock
+        self._given = GivenTokens()
+        self._newer_functions: set[str] = set()
         self._serializer = serializer
         self._encode_finish = encode_finish
         self._max_pending = max_pending
@@ -113,21 +155,19 @@ class Engine:
     ) -> _T:
         """Run `work` in a section; with `within`, in a caller's transaction on that connection."""
         while True:
-            with suppress(Moved):
+            try:
                 if within is not _NOTHING:
                     return await self.backend.transact_within(within, work)
                 return await self.backend.transact(work, claims_as=claims_as)
+            except Moved:
+                continue
 
     async def _read(self, work: Callable[[Section], Awaitable[_T]]) -> _T:
         return await self.backend.transact(work, writes=False)
 
     async def _write(self, changes: Changes) -> None:
         """Write changes that depend on nothing that is stored."""
-
-        async def write(section: Section) -> None:
-            await section.write(changes)
-
-        await self._transact(write)
+        await self._transact(_writing(changes))
 
     # Enqueue
 
@@ -137,22 +177,24 @@ class Engine:
         The first try reads nothing: most ids and unique keys are free. With `within`, they are inserted in
         the transaction that the caller has open on that connection.
         """
-        is_first = True
-
-        async def insert(section: Section) -> list[str]:
-            nonlocal is_first
-            known: dict[str, Record] = {}
-            keys = _UniqueKeys()
-            if not is_first:
-                known = await section.load([row.id for row in rows])
-                keys = await self._unique_keys(section, rows)
-            is_first = False
-            changes, ids = self._insertion(rows, known, keys)
-            if changes.inserted:
-                await section.write(changes)
+        try:
+            changes, ids = self.insertion(rows)
+            if within is _NOTHING:
+                await self.backend.write(changes)
+            else:
+                await self.backend.transact_within(within, _writing(changes))
             return ids
+        except Moved:
+            pass
+        return await self._transact(lambda section: self._insert(section, rows), within=within)
 
-        return await self._transact(insert, within=within)
+    async def _insert(self, section: Section, rows: Sequence[Row]) -> list[str]:
+        known = await section.load([row.id for row in rows])
+        keys = await self._unique_keys(section, rows)
+        changes, ids = self._insertion(rows, known, keys)
+        if changes.inserted:
+            await section.write(changes)
+        return ids
 
     async def _unique_keys(self, section: Section, rows: Sequence[Row]) -> _UniqueKeys:
         wanted = sorted({row.unique for row in rows if row.unique})
@@ -170,15 +212,21 @@ class Engine:
         return keys
 
     def insertion(self, rows: Sequence[Row]) -> tuple[Changes, list[str]]:
-        """What to insert if no id and no unique key is taken, and the id that each enqueue returns."""
-        return self._insertion(rows, {}, _UniqueKeys())
+        """What to insert if no id and no unique key is taken, and the id that each enqueue returns.
+
+        `Moved` if a row is left out for its unique key: its id may be taken, which has to be read.
+        """
+        if not [row for row in rows if row.unique]:
+            return Changes(inserted=rows, bound=self._max_pending), [row.id for row in rows]
+        changes, ids = self._insertion(rows, {}, _UniqueKeys())
+        if len(changes.inserted) < len(rows):
+            raise Moved
+        return changes, ids
 
     def _insertion(
         self, rows: Sequence[Row], known: dict[str, Record], keys: _UniqueKeys
     ) -> tuple[Changes, list[str]]:
         """What to insert, and the id that each row's enqueue returns."""
-        if not known and not any(row.unique for row in rows):
-            return Changes(inserted=rows, bound=self._max_pending), [row.id for row in rows]
         holders = dict(keys.holders)
         ids: list[str] = []
         fresh: list[Row] = []
@@ -205,13 +253,52 @@ class Engine:
         self, owner: str, entries: Sequence[Entry], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
         """Record the outcomes, then claim; for each outcome whether it is recorded, and the rows."""
-        fast_path = self.backend.fast_path
+        fast_path, met = self.backend.fast_path, self._identity.epoch
+        if claim is not None:
+            witness, runnable = self._given.witness(met), self._runnable(claim.runnable)
+            claim = msgspec.structs.replace(claim, witness=witness, runnable=runnable)
         if fast_path is None:
             recorded, claimed = await self._by_rules(owner, entries, claim)
         else:
             recorded, claimed = await self._by_fast_path(fast_path, owner, entries, claim)
+        if self._given.add(claimed.rows) or claimed.went_back:
+            await self._begin_epoch(owner, met)
+        if any(row.format > FORMAT for row in claimed.rows):
+            await self._leave_newer(owner, claimed)
         self._known.update(owner, entries, claimed.rows)
         return recorded, claimed
+
+    def _runnable(self, given: Runnable | None) -> Runnable | None:
+        """Those of the given functions that have no records of a newer format."""
+        if not self._newer_functions:
+            return given
+        given = given or Runnable(modules=None)
+        excluded = given.excluded.union(self._newer_functions)
+        return msgspec.structs.replace(given, excluded=excluded)
+
+    async def _leave_newer(self, owner: str, claimed: Claimed) -> None:
+        """Release rows of a newer format, and claim no more tasks of their functions.
+
+        A newer omniq has written them, and its workers run them. A row above the store's own format is
+        damaged: it loses its body, so that it becomes a dead letter.
+        """
+        newest = (await self.store_record()).format
+        left: list[Entry] = []
+        for row in claimed.rows:
+            if FORMAT < row.format <= newest:
+                left.append(Entry(Released(row.id, row.token), None))
+                self._newer_functions.add(row.func_path)
+            elif row.format > newest:
+                row.body = b""
+        if left:
+            await self._by_rules(owner, left, None)
+            ids = {entry.outcome.task_id for entry in left}
+            claimed.rows = [row for row in claimed.rows if row.id not in ids]
+
+    async def count_newer(self, limit: int) -> int:
+        """The number of waiting tasks of a newer format, among the first `limit`."""
+        query = TaskQuery(status=TaskStatus.PENDING, limit=limit)
+        return sum(row.format > FORMAT for row in await self.backend.page(query))
 
     async def _by_fast_path(
         self, fast_path: FastPath, owner: str, entries: Sequence[Entry], claim: Claim | None
@@ -224,6 +311,10 @@ class Engine:
         if claim is None and changes.is_empty:
             return recorded, claimed
         reply = await fast_path.record_and_claim(owner, changes, claim)
+        if reply.is_behind and claim is not None and claim.witness is not None:
+            record = await self._record(claim.witness.id)
+            if record is not None and self._is_behind(record.row):
+                return recorded, Claimed(went_back=True)
         claimed.rows = reply.rows or []
         needs_rules = claim is not None and reply.rows is None
         if reply.missed or needs_rules:
@@ -238,7 +329,7 @@ class Engine:
             for number, answer in zip(missed, answers, strict=True):
                 recorded[number] = answer
             # A caller that repeats a call gets the rows that it claimed already.
-            claimed = by_rules if needs_rules else claimed
+            claimed = by_rules if needs_rules or by_rules.went_back else claimed
         return recorded, claimed
 
     async def _by_rules(
@@ -280,6 +371,14 @@ class Engine:
             await step.add([row_rules.copy_of(row) for row in known if row.id in unchanged])
         recorded = await step.record(owner, entries) if entries else []
         claimed = Claimed()
+        witness = None if claim is None or self.backend.fast_path is not None else claim.witness
+        if witness is not None:
+            token = await section.live_token(witness.id)
+            if token is not None and token < witness.token:
+                step.behind += [each.row for each in (await section.load([witness.id])).values()]
+        if any(map(self._is_behind, step.behind)):
+            claimed.went_back = True
+            return recorded, claimed
         if claim is not None:
             section.claim_id = claim.claim_id
             wanted = await wanted_by(step, owner, claim)
@@ -290,6 +389,10 @@ class Engine:
             # Another step claims the rows behind those that others took first.
             claimed.is_partial = True
         return recorded, claimed
+
+    def _is_behind(self, row: Row) -> bool:
+        """Whether this owner was given a higher token for the row: the store went back."""
+        return self._given.is_above(row, self._identity.epoch)
 
     def _step(self, section: Section) -> Step:
         return Step(section, self._encode_finish)
@@ -331,9 +434,69 @@ class Engine:
 
     # Leases
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+    async def renew(self, info: WorkerInfo, length: int) -> Renewal:
         """Extend the owner's lease; returns what it holds."""
-        return await self.backend.renew(info, length, is_first=is_first)
+        holder = self._identity.holder(info.id)
+        reply = await self.backend.renew(info, length, holder)
+        check_reader(decode_record(reply.store))
+        if reply.renewal is None:
+            stopped_for = self._clock.boot_micros() - self._identity.lease_until
+            if went_back(holder, reply) and (stopped_for < _LONGEST_STOP or not holder.beat):
+                await self._begin_epoch(info.id, holder.epoch)
+            self._identity.meet(reply.epoch)
+            raise LeaseLost(info.id)
+        self._identity.count_beat(info.id, reply.epoch, reply.beat)
+        return reply.renewal
+
+    async def _begin_epoch(self, owner: str, met: int) -> NoReturn:
+        """Raise the epoch of a store that went back, and then `StoreWentBack`.
+
+        `LeaseLost` if another owner has raised it above `met` meanwhile.
+        """
+        before, after = await self._raise_epoch(met, if_met=True)
+        if after.epoch == before.epoch:
+            raise LeaseLost(owner)
+        lease = seconds_to_micros(self._identity.lease)
+        is_repeated = after.raised_at - before.raised_at < lease
+        if is_repeated:
+            self._identity.claims_from = self._clock.boot_micros() + lease
+        raise StoreWentBack(owner, after.epoch, is_repeated=is_repeated)
+
+    async def _raise_epoch(
+        self, met: int, *, if_met: bool = False
+    ) -> tuple[StoreRecord, StoreRecord]:
+        """Raise the epoch, and take their tasks from all owners; returns the record before and after.
+
+        With `if_met`, the epoch stays if it is above `met`.
+        """
+
+        async def write(section: Section) -> tuple[StoreRecord, StoreRecord]:
+            stored = (await section.documents(STORE, [STORE])).get(STORE)
+            record = _store_record(stored)
+            if if_met and record.epoch > met:
+                return record, record
+            after = raised(record, met, section.now)
+            data = None if stored is None else stored.data
+            change = DocumentChange(STORE, STORE, data, encode_internal(after), due=after.epoch)
+            await section.write(Changes(documents=[change]))
+            return record, after
+
+        before, after = await self._transact(write)
+        self._identity.meet(after.epoch)
+        # If that fails, the maintenance of any worker does it.
+        with suppress(StorageError):
+            await self.give_back(max_crashes=1)
+        return before, after
+
+    async def restored(self) -> int:
+        """Raise the epoch of a store that was restored; returns it."""
+        _, record = await self._raise_epoch(self._identity.epoch)
+        return record.epoch
+
+    async def store_record(self) -> StoreRecord:
+        """What the store says of itself."""
+        found = await self._read(lambda section: section.documents(STORE, [STORE]))
+        return _store_record(found.get(STORE))
 
     async def retire(self, owner: str) -> None:
         """Release what the owner holds, uncharged, and end its lease."""
@@ -350,24 +513,40 @@ class Engine:
         await self.backend.fence(owner, retires=True)
         await self._transact(release)
 
-    async def give_back(self, max_crashes: int) -> list[GivenBack]:
-        """Fence the owners without a valid lease, and take their tasks from them."""
+    async def give_back(
+        self, max_crashes: int, why_ended: Callable[[Lease], str | None] | None = None
+    ) -> list[GivenBack]:
+        """Fence the owners without a valid lease, and take their tasks from them.
+
+        `why_ended` says why an owner has lost its lease, None if it has not. Without it, the store's clock
+        decides.
+        """
         given_back: list[GivenBack] = []
         for lease in await self.backend.leases():
-            owner = lease.owner
-            if lease.is_live or not await self.backend.fence(owner):
-                continue
-            given_back += await self._transact(
-                lambda section, owner=owner: self._take_from(section, owner, max_crashes)  # type: ignore[misc]
-            )
+            reason = _by_store_clock(lease) if why_ended is None else why_ended(lease)
+            if reason is not None and await self._fence(lease):
+                given_back += await self._transact(
+                    lambda section, owner=lease.owner, reason=reason: self._take_from(  # type: ignore[misc]
+                        section, owner, max_crashes, reason
+                    )
+                )
         return given_back
 
-    async def _take_from(self, section: Section, owner: str, max_crashes: int) -> list[GivenBack]:
+    async def _fence(self, lease: Lease) -> bool:
+        if lease.is_live:
+            return await self.backend.fence_overdue(lease)
+        return await self.backend.fence(lease.owner)
+
+    async def _take_from(
+        self, section: Section, owner: str, max_crashes: int, reason: str
+    ) -> list[GivenBack]:
         step = self._step(section)
         rows = await step.held_by(owner)
         tokens = {row.id: row.token for row in rows}
         given_back: list[GivenBack] = []
-        for row, settled in row_rules.give_back(rows, step.now, max_crashes):
+        store = (await section.documents(STORE, [STORE])).get(STORE)
+        epoch = _store_record(store).epoch
+        for row, settled in row_rules.give_back(rows, step.now, max_crashes, reason, epoch=epoch):
             step.settle(row, tokens[row.id], settled, None)
             given_back.append(GivenBack(row.id, row.func_path, owner, row.status))
         await step.commit()
@@ -577,21 +756,33 @@ class Engine:
 
     async def purge_checkpoints(self, before: int) -> int:
         """Delete checkpoints saved before that instant whose task is neither live nor a dead letter."""
+        query: DocumentQuery | None = DocumentQuery(
+            kind=CHECKPOINT, due_by=before - 1, limit=_CHECKPOINTS
+        )
+        purged = 0
+        while query is not None:
+            count, query = await self._transact(
+                lambda section, query=query: self._purge_checkpoints(section, query)  # type: ignore[misc]
+            )
+            purged += count
+        return purged
 
-        async def purge(section: Section) -> int:
-            query = DocumentQuery(kind=CHECKPOINT, due_by=before - 1, limit=2**31)
-            keys = [document.key for document in await section.find_documents(query)]
-            found = await section.load(keys)
-            orphans = [key for key in keys if key not in found or _has_ended_well(found[key])]
-            if orphans:
-                await section.write(
-                    Changes(
-                        documents=[DocumentChange(CHECKPOINT, key, ANY, None) for key in orphans]
-                    )
-                )
-            return len(orphans)
-
-        return await self._transact(purge)
+    async def _purge_checkpoints(
+        self, section: Section, query: DocumentQuery
+    ) -> tuple[int, DocumentQuery | None]:
+        """Delete the orphans of one page; returns how many, and the query of the next page if there is one."""
+        page = await section.find_documents(query)
+        found = await section.load([document.key for document in page])
+        orphans = [
+            DocumentChange(CHECKPOINT, document.key, document.data, None)
+            for document in page
+            if document.key not in found or _has_ended_well(found[document.key])
+        ]
+        if orphans:
+            await section.write(Changes(documents=orphans))
+        if len(page) < query.limit:
+            return len(orphans), None
+        return len(orphans), msgspec.structs.replace(query, due_after=page[-1].due)
 
     async def report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
         """Store the reports whose claims are current."""
@@ -635,10 +826,13 @@ class Engine:
             stored = (await section.documents(SCHEDULE, [schedule.id])).get(schedule.id)
             version = schedule.version
             if stored is not None:
-                version = _decode_schedule(stored.data).version + 1
+                version = self._next_version(_decode_schedule(stored.data).version)
             await section.write(Changes(documents=[self._schedule(stored, schedule, version)]))
 
         await self._transact(put)
+
+    def _next_version(self, version: int) -> int:
+        return max(version + 1, row_rules.first_token(self._identity.epoch))
 
     def _schedule(
         self, stored: Document | None, schedule: Schedule, version: int
@@ -698,10 +892,17 @@ class Engine:
 
         return await self._transact(delete)
 
-    async def fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
-        """Insert the row and store `advanced`, if the schedule has not changed meanwhile."""
+    async def fire_schedule(
+        self, schedule: Schedule, advanced: Schedule, row: Row | None, passed: int | None
+    ) -> bool:
+        """Insert the row and store `advanced`, if the schedule has not changed meanwhile.
+
+        `passed` is a time that has to have passed by the store's clock.
+        """
 
         async def fire(section: Section) -> bool:
+            if passed is not None and passed > section.now:
+                return False
             stored = (await section.documents(SCHEDULE, [schedule.id])).get(schedule.id)
             if stored is None:
                 return False
@@ -712,7 +913,7 @@ class Engine:
             if row is not None and row.id not in await section.load([row.id]):
                 keys = await self._unique_keys(section, [row])
                 changes, _ = self._insertion([row], {}, keys)
-            changes.documents.append(self._schedule(stored, advanced, version + 1))
+            changes.documents.append(self._schedule(stored, advanced, self._next_version(version)))
             await section.write(changes)
             return True
 
@@ -767,13 +968,28 @@ class Engine:
     async def stats(self) -> QueueStats:
         """The number of tasks by status and by queue, and the number of dead letters."""
         counts = await self.backend.counts()
-        return queue_stats(
-            counts.by_status, counts.by_queue, counts.oldest, now=counts.now, dead=counts.dead
+        ages = {queue: (counts.now - due) / 1_000_000 for queue, due in counts.oldest.items()}
+        due = {queue: age for queue, age in ages.items() if age >= 0}
+        return QueueStats(
+            by_status=counts.by_status,
+            by_queue=counts.by_queue,
+            oldest_due_age=max(due.values(), default=0.0),
+            dead=counts.dead,
+            oldest_by_queue=due,
         )
 
     async def count_waiting(self) -> int:
         """The number of live tasks that do not run."""
         return (await self.backend.counts(only_waiting=True)).waiting
+
+
+def _store_record(document: Document | None) -> StoreRecord:
+    # Without one, the server has lost everything that the store had.
+    return decode_record(None if document is None else document.data) or StoreRecord("")
+
+
+def _writing(changes: Changes) -> Callable[[Section], Awaitable[frozenset[str]]]:
+    return lambda section: section.write(changes)
 
 
 def _deletion_of_dead(ids: Sequence[str]) -> Changes:
@@ -783,3 +999,7 @@ def _deletion_of_dead(ids: Sequence[str]) -> Changes:
 
 def _has_ended_well(record: Record) -> bool:
     return not record.is_live and record.letter is None
+
+
+def _by_store_clock(lease: Lease) -> str | None:
+    return None if lease.is_live else ""

@@ -38,7 +38,7 @@ class EnqueueBatcher:
 
     `write` stores all rows it is given or raises. It may be given the rows of several calls, but
     never two rows with the same id. Each caller gets the result of its call: a batch that is
-    refused is written again, call by call. A caller that is cancelled before its rows are written
+    refused is written again, in halves. A caller that is cancelled before its rows are written
     enqueues nothing.
 
     With `concurrent_writes=2`, a write begins while another is in progress: the server executes one
@@ -129,7 +129,7 @@ class EnqueueBatcher:
         except Exception as error:
             is_refused = isinstance(error, StorageRefused) or not isinstance(error, StorageError)
             if len(calls) > 1 and is_refused and isinstance(error, OmniqError):
-                await self._write_singly(calls)
+                await self._write_halves(calls)
                 return
             for call in calls:
                 call.fail(error)
@@ -143,11 +143,14 @@ class EnqueueBatcher:
                 set_result(call.ids, ids[start : start + len(call.rows)])
                 start += len(call.rows)
 
-    async def _write_singly(self, calls: list[_Call]) -> None:
+    async def _write_halves(self, calls: list[_Call]) -> None:
+        """Write a refused batch again; in halves, because of many calls few are refused."""
+        middle = len(calls) // 2
         try:
-            for call in calls:
-                if not call.ids.done():
-                    await self._write_together([call])
+            for half in (calls[:middle], calls[middle:]):
+                waiting = [call for call in half if not call.ids.done()]
+                if waiting:
+                    await self._write_together(waiting)
         except BaseException:
             for call in calls:
                 call.ids.cancel()

@@ -14,11 +14,12 @@ A limit's state that says nothing any more is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from omniq import gate_rules
 from omniq.gate_rules import FOREVER, Gate, GateState
 from omniq.serialization import encode_internal, lenient_decoder
+from omniq.storage import row_rules
 from omniq.storage.backend import Document, DocumentChange, DocumentQuery, Section
 from omniq.storage.row_rules import Row, Settled
 
@@ -48,7 +49,8 @@ class GateStates:
         self._read_due: dict[str, int | None] = {}
         self._states: dict[str, GateState] = {}
         self._gates: dict[str, Gate] = {}
-        self._refills: set[str] = set()
+        self.refills: set[str] = set()
+        """The gates that `offer` has to fill."""
         self._parked: set[str] = set()
         self._offered: dict[str, int] = {}
         self._due_by: int | None = None
@@ -72,55 +74,44 @@ class GateStates:
 
     def enter(self, row: Row) -> bool:
         """Enter all gates of a row that is about to be claimed, or park it under the first that blocks."""
-        self._note(row)
-        blocking = gate_rules.blocking(row.gates, self._states, self._now)
+        gates, states, now = row.gates, self._states, self._now
+        blocking = gate_rules.blocking(gates, states, now)
         if blocking is not None:
-            if row.visible > self._now:
+            if row.visible > now:
                 # A caller's `now` is ahead. Parked, the row could take room before it is due.
                 return False
-            self._states[blocking.key].has_parked = True
-            self._parked.add(blocking.key)
-            row.parked = blocking.key
-            self.refill(row)
-            self._refills.discard(blocking.key)
+            key = row.parked = blocking.key
+            self._gates[key] = blocking
+            states[key].has_parked = True
+            self._parked.add(key)
+            if len(gates) > 1:
+                self.refill(row)
+                self.refills.discard(key)
             return False
-        for gate in row.gates:
-            state = self._states[gate.key]
-            gate_rules.enter(gate, state, row.id, row.token + 1, self._now)
+        token = row_rules.next_token(row, self._section.epoch)
+        for gate in gates:
+            state = states[gate.key]
+            self._gates[gate.key] = gate
+            gate_rules.enter(gate, state, row.id, token, now)
             self._passed.discard(gate.key)
-            if state.has_parked and gate_rules.room(gate, state, self._now) == 0:
-                state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
+            if state.has_parked and gate_rules.room(gate, state, now) == 0:
+                state.wake_at = gate_rules.ask_again_at(gate, state, now)
         return True
 
     def leave(self, row: Row, token: int, settled: Settled) -> None:
         """Take the claim with that token out of its gates."""
+        effect, reason = settled.effect, settled.reason
         for gate in row.gates:
-            gate_rules.leave(
-                gate,
-                self._states[gate.key],
-                row.id,
-                token,
-                settled.effect,
-                self._now,
-                settled.reason,
-            )
+            state = self._states[gate.key]
+            gate_rules.leave(gate, state, row.id, token, effect, self._now, reason)
         self.refill(row)
-
-    @property
-    def has_refills(self) -> bool:
-        """Whether `offer` has something to do."""
-        return bool(self._refills)
 
     def refill(self, row: Row) -> None:
         """Have `offer` fill the room that this row leaves to others in its gates."""
-        self._note(row)
-        for gate in row.gates:
-            if self._states[gate.key].has_parked:
-                self._refills.add(gate.key)
-
-    def _note(self, row: Row) -> None:
         for gate in row.gates:
             self._gates[gate.key] = gate
+            if self._states[gate.key].has_parked:
+                self.refills.add(gate.key)
 
     # Parked rows
 
@@ -137,36 +128,37 @@ class GateStates:
             if document.key not in self._states:
                 self._add(document.key, document)
             if self._states[document.key].has_parked:
-                self._refills.add(document.key)
+                self.refills.add(document.key)
             elif document.due is not None and document.due <= self._now:
                 self._passed.add(document.key)
         return len(due) == DUE_GATES
 
-    async def offer(self, is_changed: Callable[[str], bool]) -> list[Row]:
+    async def offer(self, changed: Container[str]) -> list[Row]:
         """Take the first rows out of the gates that have room, and return them.
 
-        `is_changed` says of an id whether this step has changed that row: the store still has it as it
-        was before.
+        `changed` has the ids of rows that this step has changed: the store still has those as they were
+        before.
         """
         keys_by_limit: dict[int, list[str]] = {}
-        for key in sorted(self._refills):
+        for key in sorted(self.refills):
             if limit := self._rows_to_read(key):
                 keys_by_limit.setdefault(limit, []).append(key)
-        self._refills.clear()
+        self.refills.clear()
         offered: list[Row] = []
         for limit, keys in keys_by_limit.items():
             lots: dict[str, dict[_Lot, list[Row]]] = {key: {} for key in keys}
             for row in await self._section.parked(keys, limit):
-                lot = (row.queue, row.func_path, row.is_suspect)
+                lot = (row.queue, row.func_path, row.crashes > 0)
                 lots[row.parked or ""].setdefault(lot, []).append(row)
             for key, rows_by_lot in lots.items():
-                offered += self._offer_from(key, list(rows_by_lot.values()), limit, is_changed)
+                self._offer_from(key, rows_by_lot.values(), limit, changed, offered)
         return offered
 
     def _rows_to_read(self, key: str) -> int:
-        """How many rows of each lot to read: one more than there is room for, to see if more wait.
+        """How many rows of each lot to read: as many as there is room for.
 
-        The store still has the rows that were offered earlier in this step.
+        And one more, to see if more wait, where no event will ask again before the gate's time comes. The
+        store still has the rows that were offered earlier in this step.
         """
         if self._due_by is not None:
             return _ALL
@@ -174,38 +166,53 @@ class GateStates:
         if gate is None:
             return _FIRST_OFFERED + offered
         room = gate_rules.room(gate, self._states[key], self._now)
-        return min(room + 1, _OFFERED) + offered if room else 0
+        if room == 0:
+            return 0
+        return min(room + (gate.kind != "running"), _OFFERED) + offered
 
     def _offer_from(
-        self, key: str, lots: list[list[Row]], limit: int, is_changed: Callable[[str], bool]
-    ) -> list[Row]:
+        self,
+        key: str,
+        lots: Collection[list[Row]],
+        limit: int,
+        changed: Container[str],
+        offered: list[Row],
+    ) -> None:
+        """Add the first rows of each lot, as many as there is room for, to `offered`."""
         state = self._states[key]
         # The store does not have the rows yet that this step parks.
         parks = key in self._parked
         if not lots:
             state.has_parked = parks
-            return []
-        gate = self._gates.get(key) or _gate_of(lots[0][0], key)
-        self._gates[key] = gate
+            return
+        gate = self._gates.get(key)
+        if gate is None:
+            gate = self._gates[key] = _gate_of(next(iter(lots))[0], key)
         room = gate_rules.room(gate, state, self._now)
-        has_more = self._due_by is not None or any(len(lot) == limit for lot in lots)
         due_by = FOREVER if self._due_by is None else self._due_by
-        lots = [
-            [row for row in lot if row.visible <= due_by and not is_changed(row.id)] for lot in lots
-        ]
-        offered = [row for lot in lots for row in lot[:room]]
-        self._offered[key] = self._offered.get(key, 0) + len(offered)
-        for row in offered:
-            row.parked = None
+        has_more, is_any_left, count = self._due_by is not None, False, len(offered)
+        readable = limit - self._offered.get(key, 0)
+        for lot in lots:
+            has_more = has_more or len(lot) == limit
+            places = room
+            for row in lot:
+                if row.visible > due_by or row.id in changed:
+                    continue
+                if places == 0:
+                    is_any_left = True
+                    break
+                places -= 1
+                row.parked = None
+                offered.append(row)
+        self._offered[key] = self._offered.get(key, 0) + len(offered) - count
         if room == 0:
             state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
-        elif room >= limit and has_more:
+        elif room > readable and has_more:
             state.wake_at = self._now
         else:
             # What was offered will enter, and then the gate has no room, or refill the gate.
             state.wake_at = FOREVER
-            state.has_parked = parks or has_more or any(len(lot) > room for lot in lots)
-        return offered
+            state.has_parked = parks or has_more or is_any_left
 
     # Writing
 
@@ -213,8 +220,9 @@ class GateStates:
         """The documents that have changed."""
         changed: list[DocumentChange] = []
         for key, state in self._states.items():
-            before, due = self._read[key], self._due(key, state)
-            after = None if self._says_nothing(key, state) else encode_internal(state)
+            before, due, after = self._read[key], None, None
+            if not self._says_nothing(key, state):
+                due, after = self._due(key, state), encode_internal(state)
             if after != before or (after is not None and due != self._read_due[key]):
                 changed.append(DocumentChange(KIND, key, before, after, due))
         return changed

@@ -5,6 +5,7 @@ No method here changes stored data, and claiming and recording need none of them
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import msgspec
 
 from omniq._deprecation import filter_by_function
 from omniq.clock import from_micros, to_micros
-from omniq.errors import InvalidValue, SerializationError
+from omniq.errors import InvalidValue, SerializationError, StorageClosed, StorageError
 from omniq.gate_rules import GateState
 from omniq.models import (
     Attempt,
@@ -30,8 +31,10 @@ from omniq.models import (
 )
 from omniq.serialization import Serializer
 from omniq.storage.row_rules import FinishedRow, Row, check_body, retrying_result, task_of
+from omniq.storage.types import Capabilities
 
 if TYPE_CHECKING:
+    from omniq.storage.backend import Backend
     from omniq.storage.engine import Engine
 
 MAX_PAGE = 10_000
@@ -106,6 +109,26 @@ class DeadQuery(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
 
 
+def row_matches(row: Row, query: TaskQuery | ScanQuery) -> bool:
+    """Whether the query describes the row."""
+    return (
+        query.status in (None, row.status)
+        and query.queue in (None, row.queue)
+        and query.func_path in (None, row.func_path)
+    )
+
+
+def letter_matches(letter: DeadLetter, query: DeadQuery) -> bool:
+    """Whether the query describes the dead letter."""
+    failed_at = to_micros(letter.last_failure)
+    return (
+        query.func_path in (None, letter.func_path)
+        and query.reason in (None, letter.failure_reason)
+        and (query.since is None or failed_at >= query.since)
+        and (query.until is None or failed_at < query.until)
+    )
+
+
 class Inspection:
     """The queries that every storage answers.
 
@@ -126,12 +149,37 @@ class Inspection:
     """
 
     _serializer: Serializer
+    _backend: Backend
     _engine: Engine
+    _is_open: bool
+    _pid: int
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend promises beyond the contract."""
+        return self._backend.capabilities
+
+    @property
+    def _opened(self) -> Engine:
+        """The engine, for a storage that is open; else `StorageClosed`."""
+        self._check_open()
+        return self._engine
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StorageClosed(
+                f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
+            )
+        if self._pid != os.getpid():
+            raise StorageError(
+                f"the {self.capabilities.name} storage was opened by process {self._pid}, and is used "
+                f"in process {os.getpid()} after a fork; open a separate storage in each process"
+            )
 
     async def get_task(self, task_id: str) -> Task | None:
         """Return the task as it is now; None when it has no record."""
         check_id(task_id)
-        found = await self._find(task_id)
+        found = await self._opened.find(task_id)
         if found is None:
             return None
         return self._task(found.row if isinstance(found, FinishedRow) else found)
@@ -139,13 +187,13 @@ class Inspection:
     async def get_result(self, task_id: str) -> TaskResult | None:
         """Return the newest result; None while there is none. Does not wait."""
         check_id(task_id)
-        found = await self._find(task_id)
+        found = await self._opened.find(task_id)
         if isinstance(found, FinishedRow):
             return self._result(task_id, found.result)
         if found is None:
             return None
         if found.repeats:
-            newest = await self._find_newest_result(task_id)
+            newest = await self._engine.newest_result(task_id)
             if newest is not None:
                 return self._result(task_id, newest)
         return retrying_result(found)
@@ -167,7 +215,7 @@ class Inspection:
             limit=_page_size(limit),
             after=after or "",
         )
-        return [self._task(row) for row in await self._list(query)]
+        return [self._task(row) for row in await self._opened.list_tasks(query)]
 
     async def scan_tasks(
         self,
@@ -197,14 +245,14 @@ class Inspection:
             cursor=cursor,
             max_scanned=max_scanned,
         )
-        found = await self._scan(query)
+        found = await self._opened.scan(query)
         tasks = tuple(self._task(row) for row in found.rows)
         return TaskScan(tasks, tuple(found.cursors), found.cursor)
 
     async def history(self, task_id: str) -> list[Attempt]:
         """Return the task's runs that did not succeed, oldest first."""
         check_id(task_id)
-        found = await self._find(task_id) or await self._find_dead_row(task_id)
+        found = await self._opened.find(task_id) or await self._engine.find_dead_row(task_id)
         if found is None:
             return []
         row = found.row if isinstance(found, FinishedRow) else found
@@ -233,101 +281,57 @@ class Inspection:
             since=None if since is None else to_micros(since),
             until=None if until is None else to_micros(until),
         )
-        return await self._list_dead(query)
+        return await self._opened.list_dead(query)
 
     async def get_dead_task(self, task_id: str) -> Task | None:
         """Return a dead letter's task as it would be retried, even if its result was purged."""
         check_id(task_id)
-        row = await self._find_dead_row(task_id)
+        row = await self._opened.find_dead_row(task_id)
         return None if row is None else self._task(row)
 
     async def stats(self) -> QueueStats:
         """Return the number of tasks by status and by queue, and the number of dead letters."""
-        self._check_open()
-        return await self._engine.stats()
+        return await self._opened.stats()
 
     async def count_waiting(self) -> int:
         """Return the number of tasks that wait for their next run."""
-        self._check_open()
-        return await self._engine.count_waiting()
+        return await self._opened.count_waiting()
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the workers whose lease has not expired, in id order, with the tasks each holds."""
-        self._check_open()
-        return await self._engine.workers()
+        return await self._opened.workers()
 
     async def held_by(self, owner: str) -> dict[str, int]:
         """Return the owner's claims according to the store: task id to token."""
-        self._check_open()
-        return await self._engine.held_by(owner)
+        return await self._opened.held_by(owner)
 
     async def get_dead(self, task_id: str) -> DeadLetter | None:
         """Return the task's dead letter, with its checkpoint."""
-        self._check_open()
-        return await self._engine.get_dead(task_id)
+        return await self._opened.get_dead(task_id)
 
     async def get_progress(self, task_id: str) -> Progress | None:
         """Return the last progress that the running task reported."""
-        self._check_open()
-        return await self._engine.get_progress(task_id)
+        return await self._opened.get_progress(task_id)
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         """Return the task's checkpoint, as `save_checkpoint` last stored it."""
-        self._check_open()
-        return await self._engine.load_checkpoint(task_id)
+        return await self._opened.load_checkpoint(task_id)
 
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
         """Return the schedule as it is now; None when there is none with that id."""
-        self._check_open()
-        return await self._engine.get_schedule(schedule_id)
+        return await self._opened.get_schedule(schedule_id)
 
     async def list_schedules(self) -> list[Schedule]:
         """Return all schedules, in id order."""
-        self._check_open()
-        return await self._engine.list_schedules()
+        return await self._opened.list_schedules()
 
     async def paused_queues(self) -> frozenset[str]:
         """Return the queues from which nothing is claimed."""
-        self._check_open()
-        return await self._engine.paused_queues()
+        return await self._opened.paused_queues()
 
     async def gates(self) -> dict[str, GateState]:
         """Return the shared state of every concurrency limit, rate limit and breaker ever used."""
-        self._check_open()
-        return await self._engine.gates()
-
-    async def _find(self, task_id: str) -> Row | FinishedRow | None:
-        """Return the task's record, live or finished; None also once its `expires_at` has passed."""
-        self._check_open()
-        return await self._engine.find(task_id)
-
-    async def _find_dead_row(self, task_id: str) -> Row | None:
-        """Return the row that is stored with a dead letter for its retry."""
-        self._check_open()
-        return await self._engine.find_dead_row(task_id)
-
-    async def _find_newest_result(self, task_id: str) -> bytes | None:
-        """Return the encoded result of a repeating task's newest run."""
-        self._check_open()
-        return await self._engine.newest_result(task_id)
-
-    async def _list(self, query: TaskQuery) -> list[Row]:
-        """Return the rows of a page, live and finished together, in id order."""
-        self._check_open()
-        return await self._engine.list_tasks(query)
-
-    async def _scan(self, query: ScanQuery) -> Scan:
-        """Return the matching rows, newest first, and where to continue."""
-        self._check_open()
-        return await self._engine.scan(query)
-
-    async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
-        """Return the dead letters of a page, in id order, without their checkpoints."""
-        self._check_open()
-        return await self._engine.list_dead(query)
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
+        return await self._opened.gates()
 
     def _task(self, row: Row) -> Task:
         """Return the row's task; one that cannot be decoded is returned without its arguments."""
@@ -377,25 +381,6 @@ def scan_by_sequence(rows: list[Row], limit: int, stopped_at: int | None) -> Sca
     if len(rows) > limit:
         return Scan(rows[:limit], cursors, cursors[-1] if cursors else str(rows[0].seq + 1))
     return Scan(rows, cursors, None if stopped_at is None else str(stopped_at))
-
-
-def queue_stats(
-    by_status: dict[TaskStatus, int],
-    by_queue: dict[str, int],
-    oldest: dict[str, int],
-    *,
-    now: int,
-    dead: int,
-) -> QueueStats:
-    """Return the stats. `oldest`: when each queue's first waiting task is due, in microseconds."""
-    due = {queue: (now - at) / 1_000_000 for queue, at in oldest.items() if at <= now}
-    return QueueStats(
-        by_status=by_status,
-        by_queue=by_queue,
-        oldest_due_age=max(due.values(), default=0.0),
-        dead=dead,
-        oldest_by_queue=due,
-    )
 
 
 def _status(status: str) -> TaskStatus:

@@ -26,11 +26,10 @@ class KnownRows:
     def claimed(self, owner: str, entries: Iterable[Entry]) -> list[Row]:
         """The rows of these outcomes, as this owner has claimed them, as far as they are known."""
         known = self._rows if owner == self._owner else {}
-        rows = (known.get(entry.outcome.task_id) for entry in entries)
         return [
             row
-            for entry, row in zip(entries, rows, strict=True)
-            if row is not None and _is_unchanged(row, entry)
+            for entry in entries
+            if (row := known.get(entry.outcome.task_id)) is not None and _is_unchanged(row, entry)
         ]
 
     def plan(

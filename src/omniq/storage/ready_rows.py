@@ -11,7 +11,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from omniq.storage.backend import DELAYED, PARKED, Order, Wanted, place_of
+from omniq.storage.backend import Order, Wanted
 from omniq.storage.row_rules import Row
 
 _Entry = tuple[int, int, int, str]
@@ -21,45 +21,79 @@ _Entries = dict[str, _Entry]
 _LaneKey = tuple[str, str, bool]
 """Queue ("" for all), function, and whether the rows are suspects."""
 
+_AHEAD = 20
+"""Rows that are sorted beyond those that are read, since the next call reads them."""
+
 _MAX_STALE = 1_000
 """Stale entries that the lanes may hold beyond the number of rows."""
 
 
 class _Lane:
-    """Rows in claim order: the first ones sorted, as far as they were read, all others in a heap."""
+    """Rows in claim order: the first ones sorted, as far as they were read; all others behind them.
 
-    __slots__ = ("_heap", "_sorted", "_start")
+    Most rows are put in in order: those are in a list, and only the others in a heap.
+    """
+
+    __slots__ = ("_heap", "_next", "_run", "_sorted", "_start")
 
     def __init__(self) -> None:
         self._sorted: list[_Entry] = []
         self._start = 0
+        self._run: list[_Entry] = []
+        self._next = 0
         self._heap: list[_Entry] = []
 
     def push(self, entry: _Entry) -> None:
         """Add a row."""
         if len(self._sorted) > self._start and entry < self._sorted[-1]:
             insort(self._sorted, entry, self._start)
+        elif not self._run or self._run[-1] < entry:
+            self._run.append(entry)
         else:
             heapq.heappush(self._heap, entry)
 
-    def read(self, entries: _Entries, after: Order | None, size: int) -> Iterator[_Entry]:
-        """The rows behind `after` in order, about `size` at a time. `entries` has those not stale."""
+    def first(self, entries: _Entries, after: Order | None, limit: int) -> list[_Entry]:
+        """The first rows behind `after`, in order. `entries` has those that are not stale."""
         self._drop_first_stale(entries)
         position = self._start
         if after is not None:
-            # No id is as large: the entry of `after` itself sorts before this one.
-            position = bisect_right(self._sorted, (*after, "\U0010ffff"), self._start)
-        while True:
+            position = bisect_right(self._sorted, after, self._start, key=_order_in)
+        found: list[_Entry] = []
+        while len(found) < limit:
+            size = limit - len(found)
             missing = position + size - len(self._sorted)
-            for _ in range(min(missing, len(self._heap))):
-                self._sorted.append(heapq.heappop(self._heap))
+            if missing > 0 and (self._run or self._heap):
+                self._sort(missing + _AHEAD)
             page = self._sorted[position : position + size]
-            if not page:
+            position += size
+            found += [entry for entry in page if entries.get(entry[3]) is entry]
+            if len(page) < size:
+                break
+        return found
+
+    def read(self, entries: _Entries, after: Order | None, size: int) -> Iterator[_Entry]:
+        """All rows behind `after`, in order, of which `size` are read at a time."""
+        while page := self.first(entries, after, size):
+            yield from page
+            if len(page) < size:
                 return
-            position += len(page)
-            for entry in page:
-                if entries.get(entry[3]) is entry and (after is None or entry[:3] > after):
-                    yield entry
+            after = _order_in(page[-1])
+
+    def _sort(self, count: int) -> None:
+        """Have that many more rows sorted."""
+        run, heap = self._run, self._heap
+        while heap and count:
+            if self._next < len(run) and run[self._next] < heap[0]:
+                self._sorted.append(run[self._next])
+                self._next += 1
+            else:
+                self._sorted.append(heapq.heappop(heap))
+            count -= 1
+        self._sorted += run[self._next : self._next + count]
+        self._next = min(self._next + count, len(run))
+        if self._next > _MAX_STALE or self._next == len(run):
+            del run[: self._next]
+            self._next = 0
 
     def _drop_first_stale(self, entries: _Entries) -> None:
         start, last = self._start, len(self._sorted)
@@ -73,11 +107,11 @@ class _Lane:
 
     def drop_stale(self, entries: _Entries) -> bool:
         """Drop all stale entries; returns whether any others are left."""
-        live = [*self._sorted[self._start :], *self._heap]
-        self._heap = [entry for entry in live if entries.get(entry[3]) is entry]
-        heapq.heapify(self._heap)
-        self._sorted, self._start = [], 0
-        return bool(self._heap)
+        waiting = [*self._sorted[self._start :], *self._run[self._next :], *self._heap]
+        self._run = sorted(entry for entry in waiting if entries.get(entry[3]) is entry)
+        self._sorted, self._heap = [], []
+        self._start = self._next = 0
+        return bool(self._run)
 
 
 _Lanes = dict[_LaneKey, _Lane]
@@ -102,16 +136,19 @@ class ReadyRows:
     def put(self, row: Row, now: int) -> None:
         """Add a row, or replace it by its new state."""
         if row.id in self.rows:
-            self.discard(row.id)
+            del self._entries[row.id]
+            self._count_stale()
         self.rows[row.id] = row
-        place = place_of(row, now)
-        if place == DELAYED:
+        if row.visible > now:
             entry = (0, row.visible, row.seq, row.id)
             heapq.heappush(self._delayed, entry)
         else:
             entry = (*row.order, row.id)
-            if place == PARKED:
-                _push(self._parked.setdefault(row.parked or "", {}), row, row.queue, entry)
+            if row.parked is not None:
+                lanes = self._parked.get(row.parked)
+                if lanes is None:
+                    lanes = self._parked[row.parked] = {}
+                _push(lanes, row, row.queue, entry)
             else:
                 if self._of_all_queues is not None:
                     _push(self._of_all_queues, row, "", entry)
@@ -124,15 +161,17 @@ class ReadyRows:
         if self.rows.pop(task_id, None) is None:
             return
         del self._entries[task_id]
-        self._stale += 1
-        if self._stale > _MAX_STALE + len(self.rows):
-            self._drop_stale()
+        self._count_stale()
 
     def discard_all(self, rows: Iterable[Row]) -> None:
         """Remove rows that are here."""
         for row in rows:
             del self.rows[row.id], self._entries[row.id]
             self._stale += 1
+        self._count_stale(0)
+
+    def _count_stale(self, more: int = 1) -> None:
+        self._stale += more
         if self._stale > _MAX_STALE + len(self.rows):
             self._drop_stale()
 
@@ -171,10 +210,14 @@ class ReadyRows:
     def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
         """The first rows that `wanted` accepts, in claim order, behind `after`."""
         lanes = list(self._wanted_lanes(wanted))
-        size = max(2, 2 * limit // len(lanes)) if len(lanes) > 1 else limit
-        read = [lane.read(self._entries, after, size) for lane in lanes]
         rows, due_by = self.rows, wanted.due_by
-        merged = heapq.merge(*read) if len(read) > 1 else read[0] if read else iter(())
+        if len(lanes) == 1:
+            first = lanes[0].first(self._entries, after, limit)
+            found = [row for entry in first if (row := rows[entry[3]]).visible <= due_by]
+            if len(found) == len(first):
+                return found
+        size = max(2, 2 * limit // len(lanes)) if lanes else 0
+        merged = heapq.merge(*(lane.read(self._entries, after, size) for lane in lanes))
         due = (row for entry in merged if (row := rows[entry[3]]).visible <= due_by)
         return list(islice(due, limit))
 
@@ -209,8 +252,12 @@ class ReadyRows:
         """The first rows of each gate, queue and function."""
         for key in keys:
             for lane in self._parked.get(key, {}).values():
-                for entry in islice(lane.read(self._entries, None, limit), limit):
+                for entry in lane.first(self._entries, None, limit):
                     yield self.rows[entry[3]]
+
+
+def _order_in(entry: _Entry) -> Order:
+    return entry[:3]
 
 
 def _push(lanes: _Lanes, row: Row, queue: str, entry: _Entry) -> None:

@@ -7,8 +7,7 @@ A backend names the fields that it searches by or changes in a statement. A fiel
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
@@ -38,18 +37,17 @@ class RowCodec:
             omit_defaults=True,
             gc=False,
         )
-        self._rest = attrgetter(*rest)
+        self._rest = _getter(rest)
         self._rest_names = rest
         self._defaults = tuple(_default(fields[name]) for name in rest)
-        self._values = attrgetter(*self.columns)
+        self._values = _getter(self.columns)
         self._decode = internal_decoder(self._kind)
         self._last_written = (self._defaults, b"")
         self._last_read = (b"", self._blank(b""))
 
     def values(self, row: Row) -> tuple[Any, ...]:
         """The values of the columns."""
-        values: tuple[Any, ...] = self._values(row)
-        return values
+        return self._values(row)
 
     def rest(self, row: Row) -> bytes:
         """All other fields but the body, encoded; empty when all have their defaults."""
@@ -85,6 +83,13 @@ class RowCodec:
                 if value is not default:
                     setattr(row, name, value)
         return row
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that returns these attributes; for many names several times faster than `attrgetter`."""
+    values = ", ".join(f"each.{name}" for name in names)
+    getter: Callable[[Any], tuple[Any, ...]] = eval(f"lambda each: ({values},)")
+    return getter
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

@@ -36,6 +36,15 @@ from omniq.outcomes import (
 Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
 """Microseconds since 1970 that a `datetime` can hold; a damaged record may have any number."""
 
+WENT_BACK = "store went back"
+"""The reason of a dead letter that may have run before its store went back to an earlier state."""
+
+EPOCH_BITS = 21
+"""A token is below 2^21 in epoch 0, and at least epoch x 2^21 in later ones."""
+
+FORMAT = 1
+"""The newest format of a record that this code reads, and the one that it writes."""
+
 MAX_HISTORY = 25
 """Attempts in the history of one task: the first, and the newest ones."""
 
@@ -96,7 +105,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     endings: tuple[bytes, bytes] | None = None
     fair: str | None = None
     sequence: str | None = None
-    format: int = 1
+    format: int = FORMAT
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -152,7 +161,8 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
     """The row of a task that is about to be enqueued."""
     ttl = default_ttl if task.result_ttl is None else seconds_to_micros(task.result_ttl)
     due = now if task.eta is None else to_micros(task.eta)
-    return Row(
+    # Python passes more than 15 keywords as a dictionary, which takes twice as long.
+    row = Row(
         id=task.id,
         nonce=nonce,
         queue=task.queue,
@@ -162,16 +172,20 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         due=due,
         turn=due,
         stored_at=now,
-        visible=0 if task.eta is None else to_micros(task.eta),
+        visible=0 if task.eta is None else due,
         created_at=to_micros(task.created_at),
         attempts=task.attempts,
-        repeats=task.interval is not None or task.cron is not None,
         unique=task.unique,
-        expires=None if task.expires is None else to_micros(task.expires),
         result_ttl=ttl,
-        gates=gates_of(task),
         max_crashes=task.max_crashes,
     )
+    if task.interval is not None or task.cron is not None:
+        row.repeats = True
+    if task.expires is not None:
+        row.expires = to_micros(task.expires)
+    if task.limits or task.breakers:
+        row.gates = gates_of(task)
+    return row
 
 
 def check_body(row: Row, task: Task) -> None:
@@ -215,11 +229,21 @@ def task_of(row: Row, task: Task) -> Task:
     )
 
 
-def claim(row: Row, owner: str, now: int) -> None:
-    """PENDING or RETRYING → RUNNING, with an owner and the next token."""
+def first_token(epoch: int) -> int:
+    """The lowest token of an epoch; `seq` and the versions of schedules have the same floor."""
+    return epoch << EPOCH_BITS
+
+
+def next_token(row: Row, epoch: int) -> int:
+    """The token of the next claim of the row, in the store's epoch."""
+    return max(row.token + 1, first_token(epoch))
+
+
+def claim(row: Row, owner: str, now: int, epoch: int = 0) -> None:
+    """PENDING or RETRYING → RUNNING, with an owner and the next token of the store's epoch."""
     row.status = TaskStatus.RUNNING
     row.owner = owner
-    row.token += 1
+    row.token = next_token(row, epoch)
     row.started_at = now
     row.parked = None
 
@@ -268,10 +292,14 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             _release(row, to_micros(outcome.eta))
             return Settled()
         case Failed():
-            finish = _finish_failed(
-                row, outcome.error, outcome.reason, "failed", now, by_owner=True
+            is_crash = outcome.reason == "crashed"
+            how = "crashed" if is_crash else "failed"
+            finish = _finish_failed(row, outcome.error, outcome.reason, how, now, by_owner=True)
+            return Settled(
+                finish=finish,
+                effect="neither" if is_crash else failure,
+                reason=outcome.error.error_type,
             )
-            return Settled(finish=finish, effect=failure, reason=outcome.error.error_type)
         case Snoozed():
             row.status = TaskStatus.PENDING
             _release(row, to_micros(outcome.eta))
@@ -392,7 +420,7 @@ def finish_crashed(row: Row, now: int, reason: str = "") -> Finish:
 
 
 def _worker_lost(row: Row, now: int, reason: str) -> TaskError:
-    cause = f" ({reason})" if reason else ""
+    cause = f": {reason}" if reason else ""
     return TaskError(
         f"worker {row.owner} was lost while it ran the task{cause}",
         error_type="WorkerLost",
@@ -401,16 +429,30 @@ def _worker_lost(row: Row, now: int, reason: str) -> TaskError:
 
 
 def give_back(
-    rows: Sequence[Row], now: int, max_crashes: int, reason: str = ""
+    rows: Sequence[Row], now: int, max_crashes: int, reason: str = "", *, epoch: int = 0
 ) -> list[tuple[Row, Settled]]:
     """Take all tasks from a dead owner; `rows` is everything it held.
 
     When it held a suspect, only the suspects are charged with the crash, and those that may not run
-    again after one. `max_crashes` is for tasks that have no maximum of their own.
+    again after one. `max_crashes` is for tasks that have no maximum of their own. Claims from before the
+    store's `epoch` are charged nothing: the store may have forgotten how they ended.
     """
+    forgotten = [row for row in rows if row.token < first_token(epoch)]
+    rows = [row for row in rows if row.token >= first_token(epoch)]
     running = [row for row in rows if row.status is TaskStatus.RUNNING]
     charged = {row.id for row in running if row.is_suspect} or {row.id for row in running}
-    return [(row, _give_back_one(row, row.id in charged, now, max_crashes, reason)) for row in rows]
+    return [
+        *((row, _give_back_forgotten(row, now)) for row in forgotten),
+        *((row, _give_back_one(row, row.id in charged, now, max_crashes, reason)) for row in rows),
+    ]
+
+
+def _give_back_forgotten(row: Row, now: int) -> Settled:
+    if row.status is TaskStatus.RUNNING and runs_at_most_once(row) and not row.cancel_requested:
+        error = _worker_lost(row, now, WENT_BACK)
+        finish = _finish_failed(row, error, WENT_BACK, "crashed", now, by_owner=False)
+        return Settled(finish=finish)
+    return _give_back_one(row, is_charged=False, now=now, max_crashes=0, reason="")
 
 
 def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reason: str) -> Settled:

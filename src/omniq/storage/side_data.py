@@ -7,7 +7,7 @@ enqueue, claim and record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 
@@ -15,7 +15,7 @@ import msgspec
 
 from omniq.clock import Clock, seconds_to_micros, to_micros
 from omniq.cron import check_cron
-from omniq.errors import InvalidTask, InvalidValue, SerializationError, StaleClaim, StorageClosed
+from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, SerializationError, StaleClaim
 from omniq.models import (
     Progress,
     Schedule,
@@ -28,10 +28,9 @@ from omniq.models import (
     check_task,
 )
 from omniq.settings import Settings
-from omniq.storage.backend import Backend
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
-from omniq.storage.types import Capabilities
+from omniq.storage.types import Identity
 from omniq.storage.wakeups import LocalWakeups
 
 
@@ -40,19 +39,8 @@ class SideData(Inspection):
 
     _clock: Clock
     _settings: Settings
+    _identity: Identity
     _local_wakeups: LocalWakeups
-    _is_open: bool
-    _backend: Backend
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this backend promises beyond the contract."""
-        return self._backend.capabilities
-
-    @property
-    def owner(self) -> str:
-        """The id under which this object claims; fresh at every opening and after every fencing."""
-        raise NotImplementedError
 
     # Retention
 
@@ -62,9 +50,8 @@ class SideData(Inspection):
         T1. Only finished tasks are deleted; none that waits or runs, and no dead letter.
         T2. Their ids are free again.
         """
-        self._check_open()
         check_now("older_than", older_than)
-        return await self._purge_results(to_micros(older_than))
+        return await self._opened.purge_results(to_micros(older_than))
 
     async def purge_expired(self) -> int:
         """Delete finished tasks whose `result_ttl` has passed; returns how many.
@@ -72,17 +59,15 @@ class SideData(Inspection):
         T3. A record past its `result_ttl` is not returned to readers, purged or not.
         T4. `result_ttl=0` stores nothing of a task that ended, except its dead letter.
         """
-        self._check_open()
-        return await self._purge_expired()
+        return await self._opened.purge_expired()
 
     async def delete_task(self, task_id: str) -> bool:
         """Delete a finished task; returns False when there is no such record.
 
         T5. No task that waits or runs is touched, nor any other task, nor a dead letter.
         """
-        self._check_open()
         check_id(task_id)
-        return await self._delete_task(task_id)
+        return await self._opened.delete_task(task_id)
 
     # Dead letters
 
@@ -97,7 +82,6 @@ class SideData(Inspection):
         D2. One atomic step: of two concurrent calls, one returns True.
         D3. When it cannot be enqueued (queue full, unique key taken), the dead letter stays.
         """
-        self._check_open()
         check_id(task_id)
         body = None
         if task is not None:
@@ -116,7 +100,7 @@ class SideData(Inspection):
                     f"of {letter.func_path}; change its arguments only"
                 )
             body = self._serializer.encode_task(task)
-        is_retried = await self._retry_dead(task_id, body, from_start)
+        is_retried = await self._opened.retry_dead(task_id, body, from_start=from_start)
         if is_retried:
             self._local_wakeups.notify_work()
         return is_retried
@@ -126,14 +110,12 @@ class SideData(Inspection):
 
         D4. Its task's id is free again once its result is gone too.
         """
-        self._check_open()
-        return await self._engine.delete_dead(task_id)
+        return await self._opened.delete_dead(task_id)
 
     async def purge_dead(self, older_than: datetime) -> int:
         """Delete dead letters whose last failure was before that instant; returns how many."""
-        self._check_open()
         check_now("older_than", older_than)
-        return await self._purge_dead(to_micros(older_than))
+        return await self._opened.purge_dead(to_micros(older_than))
 
     # Checkpoints and progress
 
@@ -144,14 +126,14 @@ class SideData(Inspection):
         K2. It survives retries, releases and crashes, and is deleted when the task succeeds.
         K3. It stays with a dead letter, and is available when that is retried.
         """
-        self._check_open()
         check_id(task_id)
         if len(checkpoint) > self._settings.max_payload:
             raise SerializationError(
                 f"checkpoint of task {task_id} takes {len(checkpoint)} bytes, "
                 f"more than max_payload {self._settings.max_payload}"
             )
-        if not await self._save_checkpoint(self.owner, task_id, token, checkpoint):
+        owner = self._identity.owner
+        if not await self._opened.save_checkpoint(owner, task_id, token, checkpoint):
             raise StaleClaim(task_id, token)
 
     async def purge_checkpoints(self, older_than: datetime) -> int:
@@ -159,9 +141,8 @@ class SideData(Inspection):
 
         K4. A checkpoint whose task is live or a dead letter stays, regardless of its age.
         """
-        self._check_open()
         check_now("older_than", older_than)
-        return await self._purge_checkpoints(to_micros(older_than))
+        return await self._opened.purge_checkpoints(to_micros(older_than))
 
     async def report_progress(self, reports: Sequence[Progress]) -> None:
         """Store the newest progress of running tasks, in one round trip.
@@ -169,9 +150,8 @@ class SideData(Inspection):
         P1. A report whose claim is not the current one is dropped.
         P2. It is deleted when the task ends.
         """
-        self._check_open()
         if reports:
-            await self._report_progress(self.owner, reports)
+            await self._opened.report_progress(self._identity.owner, reports)
 
     # Schedules
 
@@ -182,40 +162,41 @@ class SideData(Inspection):
         S4. A new schedule begins at a random version, so that an earlier schedule with the same id
             that was read before its deletion cannot be fired.
         """
-        self._check_open()
         check_schedule(schedule)
         self._check_task(schedule.task)
         self._serializer.encode_task(schedule.task)
         # Below 2**52, so that every backend can increment it exactly.
         first_version = 1 + int(self._clock.random() * 2**51)
-        await self._put_schedule(msgspec.structs.replace(schedule, version=first_version))
+        await self._opened.put_schedule(msgspec.structs.replace(schedule, version=first_version))
         self._local_wakeups.notify_schedules()
 
     async def delete_schedule(self, schedule_id: str) -> bool:
         """Delete a schedule; returns False when there is none."""
-        self._check_open()
-        return await self._engine.delete_schedule(schedule_id)
+        return await self._opened.delete_schedule(schedule_id)
 
     async def fire_schedule(
-        self, schedule: Schedule, advanced: Schedule, task: Task | None
+        self,
+        schedule: Schedule,
+        advanced: Schedule,
+        task: Task | None,
+        *,
+        passed: datetime | None = None,
     ) -> bool:
         """Enqueue `task` and replace `schedule` by `advanced`, if it has not changed meanwhile.
 
+        `passed` is the nominal time that is fired or, without a task, skipped.
+
         S2. `schedule` is as it was read; of two calls with the same version, one returns True.
         S3. The task is enqueued once for each nominal time, even if a worker dies in between.
+        S5. A time that is not due yet by the store's clock is neither fired nor skipped: the call returns
+            False and changes nothing.
         """
-        self._check_open()
         row = None
         if task is not None:
-            self._check_task(task)
-            row = row_of(
-                task,
-                self._serializer.encode_task(task),
-                now=self._clock.micros(),
-                default_ttl=seconds_to_micros(self._settings.result_ttl),
-                nonce=f"schedule:{schedule.id}",
-            )
-        fired = await self._fire_schedule(schedule, advanced, row)
+            (row,) = self._rows_for((task,), f"schedule:{schedule.id}")
+        fired = await self._opened.fire_schedule(
+            schedule, advanced, row, None if passed is None else to_micros(passed)
+        )
         if fired:
             self._local_wakeups.notify_work()
             if row is None:
@@ -236,15 +217,13 @@ class SideData(Inspection):
 
         G1. A paused queue accepts tasks, and none is claimed from it; running tasks continue.
         """
-        self._check_open()
         check_name("queue", queue, error=InvalidValue)
-        await self._set_paused(queue, True)
+        await self._opened.pause_queue(queue, paused=True)
 
     async def resume_queue(self, queue: str) -> None:
         """Allow claims from the queue again."""
-        self._check_open()
         check_name("queue", queue, error=InvalidValue)
-        await self._set_paused(queue, False)
+        await self._opened.pause_queue(queue, paused=False)
         self._local_wakeups.notify_work()
 
     # Workers
@@ -255,63 +234,27 @@ class SideData(Inspection):
         V1. The worker learns it at each renewal, and `workers` shows it; its running tasks continue.
         V2. The pause ends with the worker's lease.
         """
-        self._check_open()
         check_name("worker id", worker_id, error=InvalidValue)
-        return await self._set_worker_paused(worker_id, True)
+        return await self._opened.pause_worker(worker_id, paused=True)
 
     async def resume_worker(self, worker_id: str) -> bool:
         """Allow the worker to claim again; returns False when it has no lease."""
-        self._check_open()
         check_name("worker id", worker_id, error=InvalidValue)
-        return await self._set_worker_paused(worker_id, False)
+        return await self._opened.pause_worker(worker_id, paused=False)
 
-    # What a backend implements
-
-    async def _purge_results(self, before: int) -> int:
-        return await self._engine.purge_results(before)
-
-    async def _purge_expired(self) -> int:
-        return await self._engine.purge_expired()
-
-    async def _delete_task(self, task_id: str) -> bool:
-        return await self._engine.delete_task(task_id)
-
-    async def _retry_dead(self, task_id: str, body: bytes | None, from_start: bool) -> bool:
-        return await self._engine.retry_dead(task_id, body, from_start=from_start)
-
-    async def _purge_dead(self, before: int) -> int:
-        return await self._engine.purge_dead(before)
-
-    async def _save_checkpoint(
-        self, owner: str, task_id: str, token: int, checkpoint: bytes
-    ) -> bool:
-        return await self._engine.save_checkpoint(owner, task_id, token, checkpoint)
-
-    async def _purge_checkpoints(self, before: int) -> int:
-        return await self._engine.purge_checkpoints(before)
-
-    async def _report_progress(self, owner: str, reports: Sequence[Progress]) -> None:
-        await self._engine.report_progress(owner, reports)
-
-    async def _put_schedule(self, schedule: Schedule) -> None:
-        await self._engine.put_schedule(schedule)
-
-    async def _fire_schedule(self, schedule: Schedule, advanced: Schedule, row: Row | None) -> bool:
-        return await self._engine.fire_schedule(schedule, advanced, row)
-
-    async def _set_paused(self, queue: str, paused: bool) -> None:
-        await self._engine.pause_queue(queue, paused=paused)
-
-    async def _set_worker_paused(self, owner: str, paused: bool) -> bool:
-        return await self._engine.pause_worker(owner, paused=paused)
-
-    # Written once
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise StorageClosed(
-                f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
-            )
+    def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
+        """Yield the rows of tasks that are about to be enqueued, checking each task."""
+        now = self._clock.micros()
+        fresh = self._clock.new_id() if nonce is None else nonce
+        default_ttl = seconds_to_micros(self._settings.result_ttl)
+        ids: set[str] = set()
+        for task in tasks:
+            self._check_task(task)
+            if task.id in ids:
+                raise DuplicateTask(task.id)
+            ids.add(task.id)
+            body = self._serializer.encode_task(task)
+            yield row_of(task, body, now=now, default_ttl=default_ttl, nonce=fresh)
 
     def _check_task(self, task: Task) -> None:
         check_task(task)

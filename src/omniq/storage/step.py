@@ -32,12 +32,14 @@ class Step:
         self.now = section.now
         self.changes = Changes()
         self.gates = GateStates(section)
+        self.behind: list[Row] = []
+        """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
         self._encode_finish = encode_finish
         self._live: dict[str, Row] = {}
         self._updated: dict[str, Row] = {}
-        self._settled: set[str] = set()
+        self._offered: set[str] = set()
         self._ended: dict[str, Ended] = {}
-        self._claimed: set[str] = set()
+        self._changed: set[str] = set()
 
     # Reading
 
@@ -82,10 +84,12 @@ class Step:
 
     def _record(self, owner: str, entry: Entry, found: dict[str, Record]) -> bool:
         outcome = entry.outcome
-        row = self.live(outcome.task_id)
+        row = self._live.get(outcome.task_id)
         if row is None:
             return self._was_recorded(outcome, found.get(outcome.task_id))
         if not row_rules.is_current(row, outcome, owner):
+            if row.token < outcome.token:
+                self.behind.append(row)
             return row_rules.was_recorded(row, outcome)
         token = row.token
         self.settle(row, token, row_rules.settle(row, outcome, self.now), entry.result)
@@ -104,7 +108,8 @@ class Step:
         Whether a run had begun is not known here, so a task that runs at most once ends.
         """
         token = row.token
-        if row.status is TaskStatus.RUNNING and row_rules.runs_at_most_once(row):
+        is_running = row.status is TaskStatus.RUNNING and not row.cancel_requested
+        if is_running and row_rules.runs_at_most_once(row):
             settled = Settled(
                 finish=row_rules.finish_crashed(row, self.now, "its lease was given up")
             )
@@ -119,7 +124,6 @@ class Step:
 
     def settle(self, row: Row, token: int, settled: Settled, result: bytes | None) -> None:
         """Apply the effects of an outcome: the claim leaves its gates, the row changes or ends."""
-        self._settled.add(row.id)
         if row.gates:
             self.gates.leave(row, token, settled)
         if settled.result is not None and result is not None:
@@ -136,10 +140,12 @@ class Step:
 
     def update(self, row: Row) -> None:
         """Write the row as it is at the end of the step."""
+        self._changed.add(row.id)
         self._updated[row.id] = row
 
     def finish(self, row: Row, finish: Finish, result: bytes | None = None) -> None:
         """End a row."""
+        self._changed.add(row.id)
         self._live.pop(row.id, None)
         self._updated.pop(row.id, None)
         if row.gates and row.owner is None and row.parked is None:
@@ -165,32 +171,28 @@ class Step:
 
     def without_changed(self, rows: list[Row]) -> list[Row]:
         """The rows that this step has not changed; the store still has those as they were before."""
-        if not self._updated:
+        if not self._changed:
             return rows
-        return [row for row in rows if not self.is_changed(row.id)]
-
-    def is_changed(self, task_id: str) -> bool:
-        """Whether this step has changed the row: the store still has it as it was before."""
-        return task_id in self._updated or task_id in self._ended or task_id in self._claimed
+        return [row for row in rows if row.id not in self._changed]
 
     # The end
 
     async def offer(self) -> list[Row]:
         """Take the first rows out of the gates that have room; they return to the ready order."""
-        offered = await self.gates.offer(self.is_changed)
+        offered = await self.gates.offer(self._changed)
         for row in offered:
-            self._live[row.id] = row
+            self._offered.add(row.id)
             self.update(row)
         return offered
 
     def claim(self, row: Row, owner: str) -> None:
         """Claim a row that has entered its gates."""
-        self._claimed.add(row.id)
-        row_rules.claim(row, owner, self.now)
-        if row.id in self._settled:
+        row_rules.claim(row, owner, self.now, self.section.epoch)
+        if row.id in self._offered:
+            del self._updated[row.id]
+        elif row.id in self._updated:
             # The claim is not all that has changed: an outcome of this step has released the row.
             return
-        self._updated.pop(row.id, None)
         self.changes.claimed.append(row)
 
     async def commit(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 What a worker or a producer computes from the current time (when a retry is due, the next time of a
 schedule, when a task expires) must not depend on whether its machine's wall clock is right. So a storage
 on a server uses the server's time: each reply that contains it is compared with the boot clock of this
-machine, which never jumps.
+machine, which never jumps. A clock that the storage was given, as in tests, replaces the server's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 
-from omniq.clock import Clock, from_micros
+from omniq.clock import SYSTEM_CLOCK, Clock, from_micros
 
 _TOLERANCE = 1_000
 """Microseconds by which two observations may differ although no clock has changed."""
+
+_FRESH = 60_000_000
+"""Microseconds after which an observation is stale: the store's clock may have been set meanwhile."""
 
 
 class StoreClock:
@@ -23,6 +26,10 @@ class StoreClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: int | None = None
+        self.error = 0
+        """Microseconds by which `micros` may be wrong, at most."""
+
+        self._observed_at = 0
         self.boot_micros = clock.boot_micros
         self.boot_id = clock.boot_id
         self.monotonic = clock.monotonic
@@ -31,18 +38,24 @@ class StoreClock:
 
     def observe(self, store_micros: int, *, sent_at: int) -> None:
         """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent."""
-        received_at = self._clock.boot_micros()
+        self._observed_at = received_at = self._clock.boot_micros()
         offset = store_micros - (sent_at + received_at) // 2
         uncertainty = (received_at - sent_at) // 2 + _TOLERANCE
         # Kept while it may still be right, so that the time does not go back and forth.
         if self._offset is None or abs(offset - self._offset) > uncertainty:
-            self._offset = offset
+            self._offset, self.error = offset, uncertainty
+        else:
+            self.error = min(self.error, 2 * uncertainty)
 
     def micros(self) -> int:
         """The store's time in microseconds since 1970; before the first reply, this machine's."""
         if self._offset is None:
             return self._clock.micros()
         return self._clock.boot_micros() + self._offset
+
+    def is_stale(self) -> bool:
+        """Whether the last reply with the store's time was long ago."""
+        return self._clock.boot_micros() - self._observed_at > _FRESH
 
     def now(self) -> datetime:
         """The store's time, as an aware UTC datetime."""
@@ -55,3 +68,34 @@ class StoreClock:
     async def wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
         """Wait for the future, at most that long; return whether it is done."""
         return await self._clock.wait(future, seconds)
+
+
+def clock_of_store(clock: Clock) -> Clock:
+    """The clock of a server's store, for a storage that was made with `clock`."""
+    return StoreClock(clock) if clock is SYSTEM_CLOCK else clock
+
+
+def observe(clock: Clock, store_micros: int, *, sent_at: int) -> None:
+    """Note the store's time in a reply, unless the storage was given a clock."""
+    if isinstance(clock, StoreClock):
+        clock.observe(store_micros, sent_at=sent_at)
+
+
+def is_stale(clock: Clock) -> bool:
+    """Whether the store's time should be read again."""
+    return isinstance(clock, StoreClock) and clock.is_stale()
+
+
+def error_of(clock: Clock) -> int:
+    """Microseconds by which the store's time may differ from that of `clock`."""
+    return clock.error if isinstance(clock, StoreClock) else 0
+
+
+def given_time(clock: Clock) -> int | None:
+    """The time of the clock that the storage was given; None stands for the server's own."""
+    return None if isinstance(clock, StoreClock) else clock.micros()
+
+
+def given_boot_time(clock: Clock) -> int | None:
+    """The time for leases of the clock that the storage was given; None for the server's own."""
+    return None if isinstance(clock, StoreClock) else clock.boot_micros()

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omniq.clock import to_micros
-from omniq.errors import LeaseLost, QueueFull
+from omniq.errors import QueueFull
 from omniq.models import DeadLetter, TaskStatus, WorkerInfo
 from omniq.storage.backend import (
     ANY,
@@ -37,11 +36,13 @@ from omniq.storage.inspection import (
     ScanQuery,
     TaskQuery,
     cursor_sequence,
+    letter_matches,
+    row_matches,
     scan_by_sequence,
 )
 from omniq.storage.ready_rows import ReadyRows
-from omniq.storage.row_rules import FinishedRow, Row, copy_of
-from omniq.storage.types import Claim, Renewal
+from omniq.storage.row_rules import FinishedRow, Row, copy_of, first_token
+from omniq.storage.types import Claim, Holder, LeaseReply, Renewal
 
 _T = TypeVar("_T")
 
@@ -51,6 +52,15 @@ class StoredLease(msgspec.Struct, frozen=True):
 
     info: WorkerInfo
     until: int
+    epoch: int = 0
+    beat: int = 0
+
+
+class StoredFence(msgspec.Struct, frozen=True):
+    """When an owner was fenced, and the beat that its lease had."""
+
+    at: int
+    beat: int
 
 
 class StoredDead(msgspec.Struct, frozen=True):
@@ -76,18 +86,20 @@ class Documents:
     def find(self, query: DocumentQuery) -> list[Document]:
         """The documents that the query describes."""
         if query.due_by is not None:
-            return list(self._due_by(query.due_by, query.limit))
+            return list(self._due_between(query.due_after, query.due_by, query.limit))
         keys = (key for key in self.by_key if key > query.after and key.startswith(query.prefix))
         return [self.by_key[key] for key in heapq.nsmallest(query.limit, keys)]
 
-    def _due_by(self, instant: int, limit: int) -> Iterator[Document]:
+    def _due_between(self, after: int, instant: int, limit: int) -> Iterator[Document]:
         found: dict[str, int] = {}
-        while self._due and self._due[0][0] <= instant and len(found) < limit:
+        while self._due and self._due[0][0] <= instant and limit > 0:
             due, key = heapq.heappop(self._due)
             document = self.by_key.get(key)
             if document is not None and document.due == due and key not in found:
                 found[key] = due
-                yield document
+                if due > after:
+                    limit -= 1
+                    yield document
         for key, due in found.items():
             heapq.heappush(self._due, (due, key))
 
@@ -104,28 +116,34 @@ class Tables:
         self.dead: dict[str, StoredDead] = {}
         self.documents: dict[str, Documents] = {}
         self.leases: dict[str, StoredLease] = {}
-        self.fenced: dict[str, int] = {}
-        """Owners that can have no lease any more, and when they were fenced."""
+        self.fenced: dict[str, StoredFence] = {}
+        """Owners that can have no lease any more."""
 
     # Changing
 
-    def check(self, changes: Changes, now: int) -> None:
-        """Raise `Moved` or `QueueFull` if the changes cannot be made."""
+    def write(self, changes: Changes, now: int) -> None:
+        """Make the changes, or raise `Moved` or `QueueFull`."""
+        self._check(changes, now)
+        self._apply(changes, now)
+
+    def _check(self, changes: Changes, now: int) -> None:
         for change in changes.documents:
-            if not change.if_equal and change.before is not ANY:
-                stored = self.document(change.kind, change.key)
-                if (None if stored is None else stored.data) != change.before:
-                    raise Moved
-        revived = set(changes.deleted_dead)
+            if not (change.if_equal or change.before is ANY or self._is_before(change)):
+                raise Moved
+        rows, dead, finished = self.rows, self.dead, self.finished
         for row in changes.inserted:
-            if row.id not in revived and self.record_of(row.id, now) is not None:
+            task_id = row.id
+            if (
+                (task_id in rows or task_id in dead or task_id in finished)
+                and self.record_of(task_id, now) is not None
+                and task_id not in changes.deleted_dead
+            ):
                 raise Moved
         bound = changes.bound
         if bound is not None and len(self.ready.rows) + len(changes.inserted) > bound:
             raise QueueFull(bound)
 
-    def apply(self, changes: Changes, now: int) -> None:
-        """Make the changes, which `check` has accepted."""
+    def _apply(self, changes: Changes, now: int) -> None:
         before = changes.finished_before
         for task_id in changes.deleted_finished:
             known = self.finished.get(task_id)
@@ -144,7 +162,7 @@ class Tables:
         for row in changes.updated:
             self.set_row(row.id, row, now)
         for ended in changes.ended:
-            row = ended.row
+            row = ended.finished.row
             self.set_row(row.id, None, now)
             if row.result_ttl:
                 self.set_finished(row.id, ended.finished)
@@ -153,13 +171,15 @@ class Tables:
         for change in changes.documents:
             self._apply_document(change)
 
+    def _is_before(self, change: DocumentChange) -> bool:
+        """Whether the document is as it has to be before the change."""
+        stored = self.document(change.kind, change.key)
+        return (None if stored is None else stored.data) == change.before
+
     def _apply_document(self, change: DocumentChange) -> None:
-        kind, key = change.kind, change.key
-        if change.if_equal:
-            stored = self.document(kind, key)
-            if (None if stored is None else stored.data) != change.before:
-                return
-        after = change.after
+        if change.if_equal and not self._is_before(change):
+            return
+        kind, key, after = change.kind, change.key, change.after
         document = None if after is None else Document(kind, key, after, change.due)
         self.set_document(kind, key, document)
 
@@ -213,14 +233,16 @@ class Tables:
             documents.by_key.pop(key, None)
         else:
             documents.put(document)
+        if kind == "store":
+            self.seq = max(self.seq, first_token(self.epoch))
 
     def set_lease(self, owner: str, lease: StoredLease | None) -> None:
         """Store an owner's lease, or end it with None."""
         _set(self.leases, owner, lease)
 
-    def set_fenced(self, owner: str, at: int | None) -> None:
+    def set_fenced(self, owner: str, fence: StoredFence | None) -> None:
         """Store that the owner was fenced, or forget it with None."""
-        _set(self.fenced, owner, at)
+        _set(self.fenced, owner, fence)
 
     def document(self, kind: str, key: str) -> Document | None:
         """The document with that key, or None."""
@@ -229,45 +251,69 @@ class Tables:
 
     # Leases: `now` and `until` are instants on the clock of leases.
 
-    def renew(self, info: WorkerInfo, until: int, *, is_first: bool) -> Renewal:
-        """Extend the lease of an owner, or raise `LeaseLost`."""
-        owner = info.id
+    @property
+    def epoch(self) -> int:
+        """The store's epoch."""
+        record = self.document("store", "store")
+        return 0 if record is None else record.due or 0
+
+    def has_lease(self, holder: Holder) -> bool:
+        """Whether the owner has a lease of this epoch, at least as new as it knows."""
+        lease = self.leases.get(holder.owner)
+        return (
+            lease is not None
+            and lease.epoch == holder.epoch == self.epoch
+            and lease.beat >= holder.beat
+        )
+
+    def renew(self, info: WorkerInfo, until: int, holder: Holder) -> LeaseReply:
+        """Extend the lease of an owner."""
+        owner, epoch = info.id, self.epoch
         known = self.leases.get(owner)
-        if owner in self.fenced or (known is None and not is_first):
-            raise LeaseLost(owner)
+        before = known or self.fenced.get(owner)
+        beat = 0 if before is None else before.beat
+        record = self.document("store", "store")
+        store = None if record is None else record.data
+        is_first = holder.beat == 0 and owner not in self.fenced and epoch >= holder.epoch
+        if not is_first and not self.has_lease(holder):
+            return LeaseReply(epoch, beat, store)
         info = msgspec.structs.replace(info, paused=known is not None and known.info.paused)
-        self.set_lease(owner, StoredLease(info, until))
+        self.set_lease(owner, StoredLease(info, until, epoch, beat + 1))
         held = self.held.get(owner, {}).values()
-        return Renewal(
+        renewal = Renewal(
             {row.id: row.token for row in held},
             frozenset(row.id for row in held if row.cancel_requested),
             info.paused,
         )
+        return LeaseReply(epoch, beat + 1, store, renewal)
 
     def fence(self, owner: str, now: int, *, retires: bool) -> bool:
         """End an expired lease, or any lease if the owner itself retires; False if it is valid."""
         lease = self.leases.get(owner)
-        if lease is not None and lease.until > now and not retires:
+        if lease is not None and self._is_live(lease, now) and not retires:
             return False
         if lease is not None:
             self.set_lease(owner, None)
         if owner not in self.fenced:
-            self.set_fenced(owner, now)
+            self.set_fenced(owner, StoredFence(now, 0 if lease is None else lease.beat))
         return True
+
+    def _is_live(self, lease: StoredLease, now: int) -> bool:
+        return lease.until > now and lease.epoch == self.epoch
 
     def pause_worker(self, owner: str, now: int, *, paused: bool) -> bool:
         """Set whether renewals say that the owner is paused; False when it has no valid lease."""
         lease = self.leases.get(owner)
-        if lease is None or lease.until <= now:
+        if lease is None or not self._is_live(lease, now):
             return False
         info = msgspec.structs.replace(lease.info, paused=paused)
-        self.set_lease(owner, StoredLease(info, lease.until))
+        self.set_lease(owner, msgspec.structs.replace(lease, info=info))
         return True
 
     def list_leases(self, now: int) -> list[Lease]:
         """All leases in owner order, and the owners that hold tasks without one."""
         return [
-            Lease(owner, lease.info, lease.until > now)
+            Lease(owner, lease.info, self._is_live(lease, now))
             if (lease := self.leases.get(owner)) is not None
             else Lease(owner, None, is_live=False)
             for owner in sorted(self.leases.keys() | self.held.keys())
@@ -303,7 +349,7 @@ class Tables:
     def list_rows(self, query: TaskQuery, now: int) -> list[Row]:
         """A page of rows, live and finished, in id order."""
         matching = (
-            row for row in self._all_rows(now) if row.id > query.after and _matches(row, query)
+            row for row in self._all_rows(now) if row.id > query.after and row_matches(row, query)
         )
         return heapq.nsmallest(query.limit, matching, key=_id_of)
 
@@ -314,7 +360,7 @@ class Tables:
         if begin is None and query.until is not None:
             rows = [row for row in rows if row.created_at < query.until]
         older = [row for row in rows if begin is None or row.seq < begin]
-        found = [copy.copy(row) for row in older[: query.max_scanned] if _matches(row, query)]
+        found = [copy.copy(row) for row in older[: query.max_scanned] if row_matches(row, query)]
         last = older[query.max_scanned - 1].seq if len(older) > query.max_scanned else None
         return scan_by_sequence(found[: query.limit + 1], query.limit, last)
 
@@ -329,7 +375,7 @@ class Tables:
         letters = (
             stored.letter
             for task_id, stored in self.dead.items()
-            if task_id > query.after and _is_wanted(stored.letter, query)
+            if task_id > query.after and letter_matches(stored.letter, query)
         )
         return heapq.nsmallest(query.limit, letters, key=_task_id_of)
 
@@ -346,12 +392,7 @@ class Tables:
         """The number of tasks."""
         counts = Counts(now=now, by_status=dict.fromkeys(TaskStatus, 0), dead=len(self.dead))
         for row in self._all_rows(now):
-            counts.by_status[row.status] += 1
-            if not row.status.is_final:
-                counts.by_queue[row.queue] = counts.by_queue.get(row.queue, 0) + 1
-                if row.owner is None:
-                    first = counts.oldest.get(row.queue, row.due)
-                    counts.oldest[row.queue] = min(row.due, first)
+            counts.add(row)
         counts.waiting = self.count_waiting()
         return counts
 
@@ -371,7 +412,7 @@ class TablesSection(Section):
     async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
         # The stored rows are those objects, until they are changed.
         rows = self._tables.rows
-        return frozenset(row.id for row in known if rows.get(row.id) is row)
+        return frozenset([row.id for row in known if rows.get(row.id) is row])
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         found: dict[str, Record] = {}
@@ -383,6 +424,10 @@ class TablesSection(Section):
             elif (ended := self._tables.record_of(task_id, self.now)) is not None:
                 found[task_id] = Record(copy_of(ended.row), ended.finished, ended.letter)
         return found
+
+    async def live_token(self, task_id: str) -> int | None:
+        row = self._tables.rows.get(task_id)
+        return None if row is None else row.token
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
         return [
@@ -410,8 +455,7 @@ class TablesSection(Section):
         return [] if stored is None else stored.find(query)
 
     async def write(self, changes: Changes) -> frozenset[str]:
-        self._tables.check(changes, self.now)
-        self._tables.apply(changes, self.now)
+        self._tables.write(changes, self.now)
         return frozenset()
 
 
@@ -420,24 +464,6 @@ def _set(table: dict[str, _T], key: str, value: _T | None) -> None:
         table.pop(key, None)
     else:
         table[key] = value
-
-
-def _matches(row: Row, query: TaskQuery | ScanQuery) -> bool:
-    return (
-        query.status in (None, row.status)
-        and query.queue in (None, row.queue)
-        and query.func_path in (None, row.func_path)
-    )
-
-
-def _is_wanted(letter: DeadLetter, query: DeadQuery) -> bool:
-    failed_at = to_micros(letter.last_failure)
-    return (
-        query.func_path in (None, letter.func_path)
-        and query.reason in (None, letter.failure_reason)
-        and (query.since is None or failed_at >= query.since)
-        and (query.until is None or failed_at < query.until)
-    )
 
 
 def _id_of(row: Row) -> str:

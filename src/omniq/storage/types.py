@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Literal
 
 import msgspec
 
-from omniq.models import Runnable, TaskStatus
+from omniq.models import Runnable, TaskStatus, WorkerInfo
 from omniq.outcomes import Outcome
 
 Durability = Literal["none", "os", "power"]
@@ -38,10 +39,18 @@ class Entry(msgspec.Struct, frozen=True):
     result: bytes | None
 
 
+class Witness(msgspec.Struct, frozen=True):
+    """The newest claim of an owner. If its row has a lower token, the store may have forgotten it."""
+
+    id: str
+    seq: int
+    token: int
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A request for up to `limit` tasks. `now=None` means the storage's own clock.
 
-    `runnable`: the functions that the owner can run; None for all.
+    `runnable`: the functions that the owner can run; None for all. `witness`: what the owner has claimed last.
     """
 
     limit: int
@@ -49,6 +58,18 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] | None
     claim_id: str
     runnable: Runnable | None = None
+    witness: Witness | None = None
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """An owner, and what it knows of its lease: the store's epoch, and the beat of its last renewal.
+
+    An owner without a lease has the beat 0; its epoch is the highest that it has met.
+    """
+
+    owner: str
+    epoch: int = 0
+    beat: int = 0
 
 
 class Renewal(msgspec.Struct, frozen=True):
@@ -60,6 +81,34 @@ class Renewal(msgspec.Struct, frozen=True):
     held: dict[str, int]
     cancelled: frozenset[str]
     paused: bool = False
+
+
+class LeaseReply(msgspec.Struct, frozen=True):
+    """What a store answers to a renewal. `renewal`: None when it is refused.
+
+    `epoch`: the store's. `beat`: that of the owner's lease, also of a lease that was ended within the last
+    day; 0 if the store knows of none. `store`: the store's record, see `incarnation`.
+    """
+
+    epoch: int
+    beat: int
+    store: bytes | None = None
+    renewal: Renewal | None = None
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """An owner's lease. `info` is None for an owner that holds tasks and has no lease.
+
+    Of a store whose clock may be set, also the end of the lease and its length when it was renewed last,
+    and the store's time when it was read, in microseconds.
+    """
+
+    owner: str
+    info: WorkerInfo | None
+    is_live: bool
+    until: int = 0
+    length: int = 0
+    store_now: int = 0
 
 
 class GivenBack(msgspec.Struct, frozen=True):
@@ -80,22 +129,52 @@ class Identity:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Called in several threads; a call is one step of the interpreter.
+        self.tick = itertools.count(1).__next__
+        """A number above all numbers that it has returned: what came first has the smaller one."""
         self.owner = ""
         self.started_at = 0
         self.lease = 0.0
         """Length of the lease that each renewal requests, in seconds; 0 before the first renewal."""
         self.lease_until = 0
         """Boot-clock microseconds until which the lease certainly lasts; 0 before the first renewal."""
+        self.epoch = 0
+        """The highest epoch of the store that this object has met."""
+        self.lease_epoch = 0
+        """The epoch of the lease."""
+        self.beat = 0
+        """The beat of the last renewal; 0 before the first one."""
+        self.claims_from = 0
+        """Boot-clock microseconds before which this object claims nothing."""
 
     def start(self, owner: str, now: int) -> None:
         """Become `owner`, without a lease."""
-        self.owner, self.started_at, self.lease_until = owner, now, 0
+        self.owner, self.started_at, self.lease_until, self.beat = owner, now, 0, 0
 
     def replace(self, fenced: str, owner: str, now: int) -> None:
         """Become `owner`, unless a sibling has already replaced the `fenced` owner."""
         with self._lock:
             if self.owner == fenced:
                 self.start(owner, now)
+
+    def holder(self, owner: str) -> Holder:
+        """What `owner` knows of its lease. One that was replaced knows an epoch that no store has."""
+        with self._lock:
+            if self.owner not in ("", owner):
+                return Holder(owner, -1)
+            return Holder(owner, self.lease_epoch if self.beat else self.epoch, self.beat)
+
+    def meet(self, epoch: int) -> None:
+        """Note the store's epoch."""
+        with self._lock:
+            self.epoch = max(self.epoch, epoch)
+
+    def count_beat(self, owner: str, epoch: int, beat: int) -> None:
+        """Note the epoch and the beat of a lease, if that is still the current owner."""
+        self.meet(epoch)
+        with self._lock:
+            if self.owner == owner:
+                self.lease_epoch, self.beat = epoch, max(self.beat, beat)
 
     def trust(self, owner: str, until: int) -> None:
         """Note the lease that the store granted to `owner`, if that is still the current owner."""

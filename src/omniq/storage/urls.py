@@ -7,34 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-import msgspec
-
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import SettingsError
 from omniq.serialization import Serializer
 from omniq.settings import Settings, mask_url
-from omniq.storage.base import BaseStorage
+from omniq.storage.base import BaseStorage, StorageOptions
 
 _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
     "postgresql://host/database, redis://host/0, rediss://, valkey://"
 )
 _SETTINGS = frozenset({"durability", "lease", "result_ttl"})
-
-
-class _Request(msgspec.Struct, frozen=True):
-    """The parts of a URL, and the other arguments that a storage is made with.
-
-    `location` is a path on this machine, or the URL of a server without omniq's options;
-    `backend_options` are the options that only this kind of storage has.
-    """
-
-    location: str
-    backend_options: dict[str, str]
-    settings: Settings
-    serializer: Serializer | None
-    clock: Clock
-    max_pending: int | None
 
 
 def open_storage(
@@ -53,20 +36,21 @@ def open_storage(
     settings = settings or Settings.load()
     url = url or storage_url(settings)
     scheme = url.partition(":")[0].lower()
-    if scheme not in _OPENERS and scheme not in _SERVERS:
+    if scheme not in _KINDS:
         raise SettingsError(
             f"storage URL {mask_url(url)}: unknown kind {scheme!r}; known: {_KNOWN}"
         )
-    if scheme in _SERVERS:
-        opener, backend_names = _SERVERS[scheme]
-        location, options = _split_server(url, backend_names)
-    else:
-        opener, backend_names = _OPENERS[scheme], frozenset()
-        location, options = _split(url)
+    opener, own_names = _KINDS[scheme]
+    location, options = _split(url) if own_names is None else _split_server(url, own_names)
     max_pending = _take_int(url, options, "max_pending")
-    backend_options = {name: options.pop(name) for name in backend_names & options.keys()}
-    settings = _with_options(url, settings, options)
-    return opener(_Request(location, backend_options, settings, serializer, clock, max_pending))
+    own_options = {name: options.pop(name) for name in (own_names or frozenset()) & options.keys()}
+    common: StorageOptions = {
+        "serializer": serializer,
+        "clock": clock,
+        "settings": _with_options(url, settings, options),
+        "max_pending": max_pending,
+    }
+    return opener(location, own_options, common)
 
 
 def storage_url(settings: Settings) -> str:
@@ -81,9 +65,9 @@ def local_path(url: str) -> Path | None:
     return Path(_split(url)[0])
 
 
-def _split_server(url: str, backend_names: frozenset[str]) -> tuple[str, dict[str, str]]:
+def _split_server(url: str, own_names: frozenset[str]) -> tuple[str, dict[str, str]]:
     """The URL for the driver, and omniq's options."""
-    omniq_names = _SETTINGS | backend_names | {"max_pending"}
+    omniq_names = _SETTINGS | own_names | {"max_pending"}
     base, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
     options = [pair for pair in pairs if unquote(pair.partition("=")[0]) in omniq_names]
@@ -141,47 +125,30 @@ def _with_options(url: str, settings: Settings, options: dict[str, str]) -> Sett
     return settings.overridden(f"storage URL {mask_url(url)}", options) if options else settings
 
 
-def _memory(request: _Request) -> BaseStorage:
+def _memory(location: str, _: dict[str, str], options: StorageOptions) -> BaseStorage:
     from omniq.storage.memory import MemoryStorage
 
-    if request.location:
+    if location:
         raise SettingsError("a memory:// URL has no path; each memory:// is a separate store")
-    return MemoryStorage(
-        serializer=request.serializer,
-        clock=request.clock,
-        settings=request.settings,
-        max_pending=request.max_pending,
-    )
+    return MemoryStorage(**options)
 
 
-def _file(request: _Request) -> BaseStorage:
+def _file(location: str, _: dict[str, str], options: StorageOptions) -> BaseStorage:
     from omniq.storage.file import FileStorage
 
-    return FileStorage(
-        _needed_path(request, "file:folder or file:///absolute/folder"),
-        serializer=request.serializer,
-        clock=request.clock,
-        settings=request.settings,
-        max_pending=request.max_pending,
-    )
+    return FileStorage(_path(location, "file:folder or file:///absolute/folder"), **options)
 
 
-def _sqlite(request: _Request) -> BaseStorage:
+def _sqlite(location: str, _: dict[str, str], options: StorageOptions) -> BaseStorage:
     from omniq.storage.sqlite import SQLiteStorage
 
-    return SQLiteStorage(
-        _needed_path(request, "sqlite:///file.db or sqlite:////absolute.db"),
-        serializer=request.serializer,
-        clock=request.clock,
-        settings=request.settings,
-        max_pending=request.max_pending,
-    )
+    return SQLiteStorage(_path(location, "sqlite:///file.db or sqlite:////absolute.db"), **options)
 
 
-def _needed_path(request: _Request, example: str) -> Path:
-    if not request.location.strip("/"):
+def _path(location: str, example: str) -> Path:
+    if not location.strip("/"):
         raise SettingsError(f"the storage URL names no path: write {example}")
-    return Path(request.location)
+    return Path(location)
 
 
 @contextmanager
@@ -195,60 +162,43 @@ def _extra(name: str) -> Iterator[None]:
         ) from error
 
 
-def _postgres(request: _Request) -> BaseStorage:
+def _postgres(url: str, own: dict[str, str], options: StorageOptions) -> BaseStorage:
     with _extra("postgres"):
         from omniq.storage.postgres import PostgresStorage
 
+    poll_only = own.get("poll_only", "false").lower()
+    if poll_only not in ("true", "false"):
+        raise SettingsError(f"storage URL: poll_only={poll_only}: expected true or false")
     return PostgresStorage(
-        request.location,
-        schema=request.backend_options.get("schema", "omniq"),
-        poll_only=_is_on(request, "poll_only"),
-        pool_size=_number(request, "pool_size", 10),
-        serializer=request.serializer,
-        clock=request.clock,
-        settings=request.settings,
-        max_pending=request.max_pending,
+        url,
+        schema=own.get("schema", "omniq"),
+        poll_only=poll_only == "true",
+        pool_size=_take_int(url, own, "pool_size") or 10,
+        **options,
     )
 
 
-def _is_on(request: _Request, name: str) -> bool:
-    text = request.backend_options.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise SettingsError(f"storage URL: {name}={text}: expected true or false")
-    return text == "true"
-
-
-def _number(request: _Request, name: str, default: int) -> int:
-    number = _take_int(request.location, request.backend_options, name)
-    return default if number is None else number
-
-
-def _redis(request: _Request) -> BaseStorage:
+def _redis(url: str, own: dict[str, str], options: StorageOptions) -> BaseStorage:
     with _extra("redis"):
         from omniq.storage.redis import RedisStorage
 
-    return RedisStorage(
-        request.location,
-        prefix=request.backend_options.get("prefix", "omniq"),
-        serializer=request.serializer,
-        clock=request.clock,
-        settings=request.settings,
-        max_pending=request.max_pending,
-    )
+    return RedisStorage(url, prefix=own.get("prefix", "omniq"), **options)
 
 
-_OPENERS: dict[str, Callable[[_Request], BaseStorage]] = {
-    "memory": _memory,
-    "file": _file,
-    "sqlite": _sqlite,
+_Opener = Callable[[str, dict[str, str], StorageOptions], BaseStorage]
+"""Makes a storage from a path on this machine or a URL for the driver, and its options."""
+
+_POSTGRES = (_postgres, frozenset({"schema", "poll_only", "pool_size"}))
+_REDIS = (_redis, frozenset({"prefix"}))
+_KINDS: dict[str, tuple[_Opener, frozenset[str] | None]] = {
+    "memory": (_memory, None),
+    "file": (_file, None),
+    "sqlite": (_sqlite, None),
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "valkey": _REDIS,
+    "valkeys": _REDIS,
 }
-
-# Each with the options that only this kind of storage has.
-_SERVERS: dict[str, tuple[Callable[[_Request], BaseStorage], frozenset[str]]] = {
-    "postgresql": (_postgres, frozenset({"schema", "poll_only", "pool_size"})),
-    "postgres": (_postgres, frozenset({"schema", "poll_only", "pool_size"})),
-    "redis": (_redis, frozenset({"prefix"})),
-    "rediss": (_redis, frozenset({"prefix"})),
-    "valkey": (_redis, frozenset({"prefix"})),
-    "valkeys": (_redis, frozenset({"prefix"})),
-}
+"""Each scheme with the options that only its kind of storage has; None where the URL is a path."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from omniq._futures import finish
 
@@ -26,23 +26,17 @@ class LocalWakeups:
         # Replaced as a whole, never changed in place: `notify_cancelled` reads it without the lock.
         self._on_cancel: tuple[Callable[[str], None], ...] = ()
 
-    @contextmanager
-    def listen_for_work(self) -> Iterator[asyncio.Future[None]]:
+    def listen_for_work(self) -> AbstractContextManager[asyncio.Future[None]]:
         """A future that is done when there may be a task to claim."""
-        with self._listen(_WORK) as future:
-            yield future
+        return self._listen(_WORK)
 
-    @contextmanager
-    def listen_for_result(self, task_id: str) -> Iterator[asyncio.Future[None]]:
+    def listen_for_result(self, task_id: str) -> AbstractContextManager[asyncio.Future[None]]:
         """A future that is done when the task may have ended."""
-        with self._listen(task_id) as future:
-            yield future
+        return self._listen(task_id)
 
-    @contextmanager
-    def listen_for_schedules(self) -> Iterator[asyncio.Future[None]]:
+    def listen_for_schedules(self) -> AbstractContextManager[asyncio.Future[None]]:
         """A future that is done when a schedule may have changed."""
-        with self._listen(_SCHEDULES) as future:
-            yield future
+        return self._listen(_SCHEDULES)
 
     def on_cancel(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call `callback` with the id of each cancelled task, until the returned function is called."""
@@ -62,18 +56,15 @@ class LocalWakeups:
 
     def notify_work(self) -> None:
         """Wake the waiters for work: a task may have become claimable."""
-        if self._waiting:
-            self._wake((_WORK,))
+        self._wake((_WORK,))
 
     def notify_schedules(self) -> None:
         """Wake the waiters for schedules: one may have changed."""
-        if self._waiting:
-            self._wake((_SCHEDULES,))
+        self._wake((_SCHEDULES,))
 
     def notify_results(self, task_ids: Iterable[str]) -> None:
         """Wake the waiters for these tasks: they may have ended."""
-        if self._waiting:
-            self._wake(task_ids)
+        self._wake(task_ids)
 
     @contextmanager
     def _listen(self, topic: str) -> Iterator[asyncio.Future[None]]:
@@ -91,6 +82,8 @@ class LocalWakeups:
                         del self._waiting[topic]
 
     def _wake(self, topics: Iterable[str]) -> None:
+        if not self._waiting:
+            return
         with self._lock:
             futures = [future for topic in topics for future in self._waiting.pop(topic, ())]
         this_loop = _running_loop() if futures else None

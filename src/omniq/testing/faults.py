@@ -13,18 +13,19 @@ only its caller does not know: the case that idempotence is for. The heartbeat c
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 
 from omniq.errors import InvalidValue, StorageError, StorageRefused
 from omniq.models import check_int
+from omniq.storage.backend import Backend
 from omniq.storage.base import BaseStorage
-from omniq.storage.row_rules import Row
-from omniq.storage.types import Capabilities, Claim, Entry
+from omniq.storage.claim import Claimed
+from omniq.storage.engine import Engine
+from omniq.storage.types import Claim, Entry
 
 Verb = Literal[
     "open",
@@ -47,7 +48,6 @@ Verb = Literal[
 
 When = Literal["before", "after"]
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -87,23 +87,80 @@ class _FaultPlan:
         return due
 
 
-def _forward(
-    verb: Verb, method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]
-) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
-    """Return the method that calls the wrapped storage's `method` under the faults of `verb`."""
-    name = method.__name__
-    # For its other underscored methods, BaseStorage has checked it before.
-    checks_open = verb == "read" or not name.startswith("_")
+_METHODS: dict[Verb, tuple[str, ...]] = {
+    "enqueue": ("enqueue",),
+    "close": ("retire",),
+    "renew": ("renew",),
+    "give_back": ("give_back", "restored"),
+    "cancel": ("cancel",),
+    "purge": ("purge_results", "purge_expired", "purge_checkpoints", "delete_task"),
+    "dead": ("retry_dead", "delete_dead", "purge_dead"),
+    "checkpoint": ("save_checkpoint",),
+    "progress": ("report_progress",),
+    "schedule": ("put_schedule", "delete_schedule", "fire_schedule"),
+    "queue": ("pause_queue", "pause_worker"),
+    "read": (
+        *("find", "find_dead_row", "newest_result", "list_tasks", "scan", "list_dead", "get_dead"),
+        *("get_progress", "load_checkpoint", "get_schedule", "list_schedules", "paused_queues"),
+        *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
+    ),
+}
+"""The engine's methods in each group, but for `record_and_claim` and `transaction`."""
 
-    # Without `__dict__`, which would mark the new method as abstract too.
-    @functools.wraps(method, updated=())
-    async def forwarded(self: FaultyStorage, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if checks_open:
-            self._check_open()
-        inner = getattr(self._inner, name)
-        return await self._do((verb,), lambda: inner(*args, **kwargs))
+_VERBS = {name: verb for verb, names in _METHODS.items() for name in names}
 
-    return forwarded
+
+class _FaultyEngine:
+    """The engine of the wrapped storage, under the faults of the storage that wraps it."""
+
+    def __init__(self, storage: FaultyStorage, engine: Engine) -> None:
+        self._storage = storage
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        verb, method = _VERBS.get(name), getattr(self._engine, name)
+        if verb is None:
+            return method
+
+        async def call(*args: Any, **options: Any) -> Any:
+            return await self._storage._do((verb,), lambda: method(*args, **options))
+
+        return call
+
+    async def record_and_claim(
+        self, owner: str, entries: Sequence[Entry], claim: Claim | None
+    ) -> tuple[list[bool], Claimed]:
+        verbs: list[Verb] = ["record"] if entries else []
+        if claim is not None:
+            verbs.append("reserve")
+        return await self._storage._do(
+            verbs, lambda: self._engine.record_and_claim(owner, entries, claim)
+        )
+
+    @asynccontextmanager
+    async def transaction(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        due = self._storage._plan.due(("record",))
+        async with self._engine.transaction(*args, **options) as connection:
+            yield connection
+            self._storage._raise_due(due, ("record",), "before")
+        self._storage._raise_due(due, ("record",), "after")
+
+
+class _FaultyBackend:
+    """The backend of the wrapped storage, which is opened and closed with it."""
+
+    def __init__(self, storage: FaultyStorage, backend: Backend) -> None:
+        self._storage = storage
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def open(self) -> None:
+        await self._storage._do(("open",), self._storage._inner.open)
+
+    async def close(self) -> None:
+        await self._storage._close_inner()
 
 
 class FaultyStorage(BaseStorage):
@@ -122,8 +179,11 @@ class FaultyStorage(BaseStorage):
         )
         self._inner = inner
         self._local_wakeups = inner._local_wakeups
-        # The same owner: a backend may compare its own identity to recognise a first renewal.
+        # The same owner, so that the wrapped storage, too, ends the lease when it is closed.
         self._identity = inner._identity
+        self._forget_claims()
+        self._backend = cast(Backend, _FaultyBackend(self, inner._backend))
+        self._engine = cast(Engine, _FaultyEngine(self, inner._engine))
         self._plan = _FaultPlan()
         # Shared by siblings, like the plan: the owner ids at the calls of `kill`.
         self._killed_owners: list[str] = []
@@ -179,10 +239,6 @@ class FaultyStorage(BaseStorage):
         """The number of faults that have triggered."""
         return self._plan.triggered
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
-
     def sibling(self) -> FaultyStorage:
         sibling = FaultyStorage(self._inner.sibling())
         sibling._identity = self._identity
@@ -211,82 +267,12 @@ class FaultyStorage(BaseStorage):
                 message = f"{'/'.join(verbs)}: failed on purpose, {when} it was done"
                 raise fault.error or StorageError(message)
 
-    # Calls that are not simply forwarded
-
-    async def _open(self) -> None:
-        await self._do(("open",), self._inner.open)
-
-    async def _close(self) -> None:
+    async def _close_inner(self) -> None:
         # The wrapped storage is closed under any fault: a test must leave nothing open.
         try:
             await self._do(("close",), self._inner.close)
         finally:
             await self._inner.close()
-
-    async def _record_and_claim(
-        self, owner: str, entries: list[Entry], claim: Claim | None
-    ) -> tuple[list[bool], list[Row]]:
-        verbs: list[Verb] = ["record"] if entries else []
-        if claim is not None:
-            verbs.append("reserve")
-        return await self._do(verbs, lambda: self._inner._record_and_claim(owner, entries, claim))
-
-    @asynccontextmanager
-    async def _transaction(
-        self, owner: str, task_id: str, success: Callable[[], Entry], *, blocking: bool
-    ) -> AsyncIterator[Any]:
-        due = self._plan.due(("record",))
-        inner = self._inner._transaction(owner, task_id, success, blocking=blocking)
-        async with inner as connection:
-            yield connection
-            self._raise_due(due, ("record",), "before")
-        self._raise_due(due, ("record",), "after")
-
-    async def _wait_for_work(self, timeout: float) -> None:
-        await self._inner._wait_for_work(timeout)
-
-    # Calls that change the store
-
-    _enqueue = _forward("enqueue", BaseStorage._enqueue)
-    _enqueue_within = _forward("enqueue", BaseStorage._enqueue_within)
-    _retire = _forward("close", BaseStorage._retire)
-    _renew = _forward("renew", BaseStorage._renew)
-    _give_back = _forward("give_back", BaseStorage._give_back)
-    _cancel = _forward("cancel", BaseStorage._cancel)
-    _purge_results = _forward("purge", BaseStorage._purge_results)
-    _purge_expired = _forward("purge", BaseStorage._purge_expired)
-    _purge_checkpoints = _forward("purge", BaseStorage._purge_checkpoints)
-    _delete_task = _forward("purge", BaseStorage._delete_task)
-    _retry_dead = _forward("dead", BaseStorage._retry_dead)
-    delete_dead = _forward("dead", BaseStorage.delete_dead)
-    _purge_dead = _forward("dead", BaseStorage._purge_dead)
-    _save_checkpoint = _forward("checkpoint", BaseStorage._save_checkpoint)
-    _report_progress = _forward("progress", BaseStorage._report_progress)
-    _put_schedule = _forward("schedule", BaseStorage._put_schedule)
-    delete_schedule = _forward("schedule", BaseStorage.delete_schedule)
-    _fire_schedule = _forward("schedule", BaseStorage._fire_schedule)
-    _set_paused = _forward("queue", BaseStorage._set_paused)
-    _set_worker_paused = _forward("queue", BaseStorage._set_worker_paused)
-
-    # Calls that read
-
-    _find = _forward("read", BaseStorage._find)
-    _find_dead_row = _forward("read", BaseStorage._find_dead_row)
-    _find_newest_result = _forward("read", BaseStorage._find_newest_result)
-    _list = _forward("read", BaseStorage._list)
-    _scan = _forward("read", BaseStorage._scan)
-    _list_dead = _forward("read", BaseStorage._list_dead)
-    stats = _forward("read", BaseStorage.stats)
-    count_waiting = _forward("read", BaseStorage.count_waiting)
-    workers = _forward("read", BaseStorage.workers)
-    held_by = _forward("read", BaseStorage.held_by)
-    get_dead = _forward("read", BaseStorage.get_dead)
-    get_progress = _forward("read", BaseStorage.get_progress)
-    load_checkpoint = _forward("read", BaseStorage.load_checkpoint)
-    get_schedule = _forward("read", BaseStorage.get_schedule)
-    list_schedules = _forward("read", BaseStorage.list_schedules)
-    paused_queues = _forward("read", BaseStorage.paused_queues)
-    gates = _forward("read", BaseStorage.gates)
 
 
 def _span(at: int, times: int | None) -> tuple[int, int | None]:

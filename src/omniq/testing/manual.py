@@ -19,6 +19,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
+import msgspec
+
 from omniq.errors import StorageRefused
 from omniq.models import Task, TaskStatus
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -122,7 +124,9 @@ class ManualRuntime:
     async def _take_over(self, owner: str) -> None:
         memory = self._memory._memory
         with memory.lock:
-            memory.tables.leases.pop(owner, None)
+            lease = memory.tables.leases.get(owner)
+            if lease is not None:
+                memory.tables.set_lease(owner, msgspec.structs.replace(lease, until=0))
         await self._memory.give_back_abandoned()
 
     async def _run_pool(self, pool: AsyncWorkerPool, until: datetime | None) -> None:

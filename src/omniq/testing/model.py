@@ -58,7 +58,9 @@ class Model:
     def close_owner(self, owner: Owner) -> None:
         if owner.lease_until:
             for record in self.tasks.held_by(owner.name):
-                if record.status is RETRYING:
+                if record.runs_once and record.status is RUNNING and not record.cancel_requested:
+                    self.tasks.end_crashed(record, ": its lease was given up")
+                elif record.status is RETRYING:
                     self.tasks.apply_outcome(
                         record, Rescheduled(record.task.id, 0, self.clock.now())
                     )
@@ -96,6 +98,15 @@ class Model:
                 status = record.status
                 given_back.append(GivenBack(record.task.id, record.task.func_path, name, status))
         return given_back
+
+    def mark_restored(self) -> int:
+        self.tasks.epoch = max(self.tasks.epoch, self.clock.micros() // 1_000_000) + 1
+        for name in list(self.leases):
+            self._fence(name)
+        for record in list(self.tasks.live.values()):
+            if record.owner is not None:
+                self.tasks.recover_forgotten(record)
+        return self.tasks.epoch
 
     def _fence(self, name: str) -> None:
         self.fenced.add(name)
@@ -176,7 +187,8 @@ class Model:
             ]
             if known:
                 return [], known
-        if limit and owner.lease_until - self.clock.boot_micros() <= self._lease / 3:
+        remaining = owner.lease_until - self.clock.boot_micros()
+        if limit and (remaining <= self._lease / 3 or owner.name in self.fenced):
             self.renew(owner)
         recorded = [self._record(owner, outcome) for outcome in outcomes]
         for outcome, was_recorded in zip(outcomes, recorded, strict=True):

@@ -17,6 +17,8 @@ def breaker_result(outcome: Outcome, is_first_report: bool) -> BreakerResult:
     """How an outcome counts for a circuit breaker. Only the first report of a failure counts."""
     if isinstance(outcome, Succeeded):
         return "success"
+    if isinstance(outcome, Failed) and outcome.reason == "crashed":
+        return "neither"
     return "failure" if isinstance(outcome, Retried | Failed) and is_first_report else "neither"
 
 

@@ -20,6 +20,7 @@ from omniq.outcomes import (
     Succeeded,
 )
 from omniq.settings import Settings
+from omniq.storage.row_rules import WENT_BACK, first_token
 from omniq.testing.clock import ManualClock
 from omniq.testing.model_gates import ModelGates, breaker_result
 
@@ -59,6 +60,11 @@ class Record:
         return self.attempts + self.crashes
 
     @property
+    def runs_once(self) -> bool:
+        """Whether it may not run again after a run whose end is unknown."""
+        return self.task.max_crashes in (0, 1)
+
+    @property
     def repeats(self) -> bool:
         return self.task.interval is not None
 
@@ -85,6 +91,7 @@ class ModelTasks:
         self._clock = clock
         self._settings = settings
         self.gates = ModelGates(clock)
+        self.epoch = 0
         self.live: dict[str, Record] = {}
         self.finished: dict[str, Record] = {}
         self.dead: dict[str, tuple[DeadLetter, Record]] = {}
@@ -122,7 +129,7 @@ class ModelTasks:
     def claim(self, record: Record, name: str) -> None:
         """Give the task to an owner."""
         record.status, record.owner = RUNNING, name
-        record.token += 1
+        record.token = max(record.token + 1, first_token(self.epoch))
         record.started_at = self._clock.micros()
         self.gates.start_run(record.task, record.token)
 
@@ -137,7 +144,8 @@ class ModelTasks:
             case Succeeded():
                 self._apply_success(record, outcome)
             case Failed():
-                self._finish_failed(record, outcome.error, outcome.reason, "failed", by_owner=True)
+                how = "crashed" if outcome.reason == "crashed" else "failed"
+                self._finish_failed(record, outcome.error, outcome.reason, how, by_owner=True)
             case Cancelled():
                 self.finish_cancelled(record, outcome.reason, by_owner=True)
             case Retried():
@@ -245,6 +253,28 @@ class ModelTasks:
         if ttl:
             self.finished[task.id] = record
 
+    def end_crashed(self, record: Record, cause: str = "") -> None:
+        """End a run whose end is unknown as a dead letter."""
+        self.gates.end_run(record.task, record.token, "neither")
+        error = self._worker_lost(record, cause)
+        self._finish_failed(record, error, "crashed", "crashed", by_owner=False)
+
+    def recover_forgotten(self, record: Record) -> None:
+        """Take the task from its owner, after the store went back."""
+        if record.runs_once and record.status is RUNNING and not record.cancel_requested:
+            self.gates.end_run(record.task, record.token, "neither")
+            error = self._worker_lost(record, f": {WENT_BACK}")
+            self._finish_failed(record, error, WENT_BACK, "crashed", by_owner=False)
+        else:
+            self.recover(record, is_charged=False)
+
+    def _worker_lost(self, record: Record, cause: str = "") -> TaskError:
+        return TaskError(
+            f"worker {record.owner} was lost while it ran the task{cause}",
+            error_type="WorkerLost",
+            timestamp=self._clock.now(),
+        )
+
     def recover(self, record: Record, is_charged: bool) -> None:
         """Return the task of a dead owner to the queue, or end it."""
         now = self._clock.micros()
@@ -255,18 +285,12 @@ class ModelTasks:
         most = self._settings.max_crashes
         if record.task.max_crashes is not None:
             most = record.task.max_crashes
-            is_charged = is_charged or (most <= 1 and record.status is RUNNING)
-        if is_charged:
-            error = TaskError(
-                f"worker {record.owner} was lost while it ran the task",
-                error_type="WorkerLost",
-                timestamp=self._clock.now(),
-            )
-            self.gates.end_run(record.task, record.token, "neither")
+        if is_charged or (record.runs_once and record.status is RUNNING):
             if record.crashes + 1 >= most:
-                self._finish_failed(record, error, "crashed", "crashed", by_owner=False)
+                self.end_crashed(record)
                 return
-            self._charge(record, error, "crashed")
+            self.gates.end_run(record.task, record.token, "neither")
+            self._charge(record, self._worker_lost(record), "crashed")
             record.status = RETRYING
         elif record.status is RUNNING:
             self.gates.end_run(record.task, record.token, "neither")

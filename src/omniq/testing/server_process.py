@@ -96,13 +96,14 @@ def kill_with_children(pid: int) -> None:
     """SIGKILL the process and its children. SIGSTOP comes first, so that it starts no more children."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
-        for child in _children(pid):
+        for child in children_of(pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Return the ids of the processes whose parent it is."""
     if Path("/proc/self/stat").exists():
         stats = (_stat(path) for path in Path("/proc").glob("[0-9]*/stat"))
         return [child for child, parent in stats if parent == pid]

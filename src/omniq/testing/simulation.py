@@ -191,7 +191,7 @@ class SimulatedStorage(FaultyStorage):
     async def _do(self, verbs: Sequence[Verb], step: Callable[[], Awaitable[T]]) -> T:
         return await super()._do(verbs, lambda: self._network.call(self._machine, verbs, step))
 
-    async def _close(self) -> None:
+    async def _close_inner(self) -> None:
         # Its claims were released earlier over the network, or not at all.
         self._inner._is_open = False
 

@@ -349,6 +349,12 @@ class StorageStateMachine(RuleBasedStateMachine):
         )
 
     @step(1, slot=SLOT)
+    def mark_restored(self, slot: int) -> None:
+        self._compare(
+            slot, lambda storage: storage.mark_restored(), lambda: self._model.mark_restored()
+        )
+
+    @step(1, slot=SLOT)
     def crash(self, slot: int) -> None:
         for tested in self._stores:
             self._run(tested.crash(slot))

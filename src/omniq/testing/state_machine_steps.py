@@ -46,6 +46,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
     interval: float | None = None
     expires: int | None = None
     result_ttl: float | None = None
+    max_crashes: int | None = None
     gate: int = 0
     function: str = "shop.pack"
 
@@ -84,6 +85,7 @@ _FEATURES: dict[str, st.SearchStrategy[Any]] = {
     "interval": st.just(5.0),
     "expires": st.sampled_from((2, 15, -1)),
     "result_ttl": st.sampled_from((0.0, 5.0)),
+    "max_crashes": st.sampled_from((0, 2, 3)),
     "function": st.sampled_from(("shop.mail.send", "shopping.pack", "bank.pay")),
 }
 
@@ -103,7 +105,7 @@ OUTCOMES = st.builds(
     kind=st.sampled_from(
         (
             "succeed", "retry", "fail", "hold", "reschedule", "snooze", "release", "unknown",
-            "cancel", "repeat",
+            "cancel", "repeat", "interrupt",
         )
     ),
     back=BACK,
@@ -177,6 +179,7 @@ def task_of(
         interval=spec.interval,
         expires=None if expires is None else now + timedelta(seconds=expires),
         result_ttl=spec.result_ttl,
+        max_crashes=spec.max_crashes,
         created_at=now,
         **GATES[gate],
     )
@@ -197,6 +200,7 @@ def outcome_of(spec: OutcomeSpec, claim: Claimed, *, now: datetime, repeats: boo
         "retry": Retried(task_id, token, an_error(now), at),
         "hold": Retried(task_id, token, an_error(now)),
         "fail": Failed(task_id, token, an_error(now), "broken"),
+        "interrupt": Failed(task_id, token, an_error(now), "crashed"),
         "reschedule": Rescheduled(task_id, token, at),
         "snooze": Snoozed(task_id, token, at),
         "release": Released(task_id, token),

@@ -98,7 +98,7 @@ class StoreUnderTest:
         storage = self.storages[slot]
         # It cannot release its claims.
         storage._is_open = False
-        await storage._close()
+        await storage._backend.close()
 
     def map_owner(self, slot: int, owner: Owner) -> None:
         """Map this object's current owner id to the model's name for it."""

@@ -5,8 +5,11 @@
 - `pool_events`: what the parts report to the pool.
 - `claim_loop`: records outcomes and claims tasks, with back-off.
 - `demand`: when to claim and how many; a state machine.
+- `refused_outcomes`: finds and holds the outcomes that the store refuses.
 - `running_tasks`: the tasks that run now, with their timeouts.
+- `interruption`: how a task ends whose run the worker has to interrupt.
 - `heartbeat`: renews the lease from a separate thread.
+- `lease_watch`: decides when another worker has lost its lease.
 - `loop_watchdog`: detects a blocked event loop.
 - `schedule_loop`: fires schedules.
 - `maintenance`: recovers tasks of dead workers, purges old records, stores progress.

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from omniq import events
 from omniq._backoff import backoff
-from omniq.errors import LeaseLost, StorageError, StorageRefused
+from omniq.errors import LeaseLost, StorageError, StorageRefused, StoreWentBack
 from omniq.events import Dispatcher
-from omniq.models import Runnable, Task, TaskError
-from omniq.outcomes import Failed, Outcome, Released
+from omniq.models import Runnable, Task
+from omniq.outcomes import Outcome, Released
 from omniq.storage.base import BaseStorage
+from omniq.storage.claim_register import Claim, Hand
 from omniq.storage.types import Renewal
 from omniq.worker.demand import Call, Demand
+from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.pool_events import PoolEvents
+from omniq.worker.refused_outcomes import RefusedOutcomes
 from omniq.worker.running_tasks import RunningTasks
 from omniq.worker.stats_recorder import StatsRecorder
 from omniq.worker.unknown_functions import UnknownFunctions
@@ -51,6 +53,7 @@ class ClaimLoop:
         dispatcher: Dispatcher,
         pool: PoolEvents,
         unknown: UnknownFunctions,
+        watch: LeaseWatch,
         *,
         concurrency: int,
         poll_interval: float,
@@ -65,6 +68,7 @@ class ClaimLoop:
         self._events = dispatcher
         self._pool = pool
         self._unknown = unknown
+        self._watch = watch
         # A server works on one call while this process or the network is busy with the other.
         self._concurrent_calls = 2 if storage.capabilities.reach == "fleet" else 1
         is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
@@ -84,9 +88,8 @@ class ClaimLoop:
         self._count_is_old = asyncio.Event()
         self._failures = 0
         self._drained: asyncio.Future[None] | None = None
-        self._unknown_claims: dict[str, int] = {}
-        self._unrecorded: set[str] = set()
-        self._in_flight_at_renewal: set[Call] = set()
+        self._refused = RefusedOutcomes(storage, stats, self._report_failure)
+        self._recording: dict[Call, list[Outcome]] = {}
 
     async def run(self) -> None:
         """Record and claim until the pool is to stop and nothing is left to record."""
@@ -109,6 +112,8 @@ class ClaimLoop:
         while True:
             self._wake.clear()
             drained = self._drained
+            if self._refused.are_due:
+                await self._refused.try_again()
             # At most a part: a call that took everything would leave nothing for the other loop.
             outcomes = running.take_finished(self._most_per_call)
             free = self._claimable()
@@ -147,12 +152,15 @@ class ClaimLoop:
         if outcomes:
             self._stats.recorded(outcomes, await self._storage.record(outcomes))
             self._running.take_finished()
+        await self._refused.try_again()
 
     async def retire(self) -> None:
         """Leave the list of workers. What could not be released, other workers recover."""
-        own = self._unrecorded.union(outcome.task_id for outcome in self._running.finished)
-        # Another pool on the same storage object is the same owner: what it runs stays with it.
-        if self._storage.claims.keys() <= own:
+        # Another pool on the same storage object is the same owner: what it runs stays with it, and it
+        # releases what this one leaves behind.
+        has_others = self._storage.register.has_others(self)
+        self._storage.register.drop_all_of(self)
+        if not has_others:
             await self._storage.retire()
 
     def _claimable(self) -> int:
@@ -176,8 +184,8 @@ class ClaimLoop:
         runnable = self._unknown.runnable
         try:
             recorded, claimed = await self._send(call, outcomes, runnable)
-        except LeaseLost:
-            await self._after_loss(outcomes)
+        except LeaseLost as lost:
+            await self._after_loss(outcomes, lost)
             return None
         except asyncio.CancelledError:
             # Out of time. Whether the outcomes were recorded is not known; recording them again
@@ -188,8 +196,11 @@ class ClaimLoop:
             await self._after_failure(outcomes, error)
             return None
         self._failures = 0
+        self._watch.answered()
         self._stats.recorded(outcomes, recorded)
+        self._refused.on_recorded(outcomes)
         if claims:
+            self._storage.register.pass_to(self, claimed)
             mine, released = self._unknown.split(claimed, runnable)
             self._running.put_back(released)
             self._after_claim(call, mine)
@@ -199,6 +210,7 @@ class ClaimLoop:
         self, call: Call, outcomes: list[Outcome], runnable: Runnable | None
     ) -> tuple[list[bool], list[Task]]:
         self._demand.sent(call)
+        self._recording[call] = outcomes
         if call.claims:
             self._claim_sent.set()
         try:
@@ -208,6 +220,8 @@ class ClaimLoop:
         except BaseException:
             self._demand.failed(call)
             raise
+        finally:
+            del self._recording[call]
         self._demand.replied(call, len(claimed), self._clock.monotonic())
         return recorded, claimed
 
@@ -232,10 +246,11 @@ class ClaimLoop:
 
     # When the storage fails
 
-    async def _after_loss(self, outcomes: list[Outcome]) -> None:
+    async def _after_loss(self, outcomes: list[Outcome], lost: LeaseLost) -> None:
         # What had finished was released with the rest; another worker runs it again.
-        self._stats.lost(outcomes)
-        self.on_lease_lost()
+        self._stats.lost([*outcomes, *self._refused.waiting])
+        self._refused.clear()
+        self.on_lease_lost(lost)
         if self._failures:
             # The lease was lost again under a fresh id: do not claim in an endless loop.
             await self._back_off()
@@ -245,42 +260,19 @@ class ClaimLoop:
         self._report_failure("record and claim", error)
         if not self._storage.is_open or isinstance(error, StorageRefused):
             # The storage was closed under the pool, or the server refuses this worker for good.
-            self._stats.lost(outcomes)
+            self._running.put_back(outcomes)
             raise error
         if self._stop_requested.done() and self._storage.lease_remaining <= 0:
             # A stop does not wait longer for an unreachable storage: others have the tasks by now.
             self._stats.lost(outcomes)
-            self._unrecorded.update(outcome.task_id for outcome in outcomes)
-        elif isinstance(error, StorageError):
-            self._running.put_back(outcomes)
-        else:
-            with suppress(StorageError):
-                await self._record_singly(outcomes)
-        await self._back_off()
-
-    async def _record_singly(self, outcomes: list[Outcome]) -> None:
-        """Find the outcome that cannot be recorded, so that it does not hold up the others."""
-        while outcomes:
-            outcome = outcomes[0]
+        elif self._refused.may_be_the_reason(outcomes, error):
             try:
-                self._stats.recorded([outcome], await self._storage.record([outcome]))
-            except (StorageError, asyncio.CancelledError):
+                await self._refused.record_singly(outcomes)
+            finally:
                 self._running.put_back(outcomes)
-                raise
-            except Exception as error:
-                self._report_failure(f"record task {outcome.task_id}", error)
-                await self._record_failure(outcome, error)
-            del outcomes[0]
-
-    async def _record_failure(self, outcome: Outcome, error: Exception) -> None:
-        record = TaskError.from_exception(error, timestamp=self._clock.now())
-        failed = Failed(outcome.task_id, outcome.token, record, "unrecordable")
-        try:
-            self._stats.recorded([failed], await self._storage.record([failed]))
-        except Exception as second:
-            # The claim stays with this worker, and is released when the worker ends.
-            self._report_failure(f"record task {outcome.task_id}", second)
-            self._unrecorded.add(outcome.task_id)
+        else:
+            self._running.put_back(outcomes)
+        await self._back_off()
 
     async def _back_off(self) -> None:
         """Pause, longer after each failure in a row; a request to stop ends the pause."""
@@ -352,6 +344,7 @@ class ClaimLoop:
     async def end_unknown(self) -> bool:
         """End the tasks that no live worker has had for too long; returns whether there were any."""
         ended = await self._unknown.end_overdue()
+        self._storage.register.pass_to(self, [task for task, _ in ended])
         for task, _ in ended:
             self._stats.not_started(task)
         self._running.put_back([outcome for _, outcome in ended])
@@ -366,8 +359,14 @@ class ClaimLoop:
 
     # Leases and cancellation
 
-    def on_lease_lost(self) -> None:
+    def on_lease_lost(self, lost: LeaseLost) -> None:
         """Stop all runs: the lease has expired, and the storage has released the claims."""
+        if isinstance(lost, StoreWentBack):
+            # Emitted by the one worker that has raised the epoch.
+            restored = events.StoreRestored(
+                owner=lost.owner, epoch=lost.epoch, repeated=lost.is_repeated
+            )
+            self._events.emit(restored)
         self._events.emit(events.LeaseLoss(owner=self._storage.owner))
         self._running.stop_all("lease")
         # The operator paused the worker under its old id; this one has a fresh id.
@@ -380,11 +379,28 @@ class ClaimLoop:
         for call in self._demand.in_flight:
             call.cancelled.append(task_id)
 
-    def on_renewal(self, renewal: Renewal) -> None:
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes that the store has not recorded yet."""
+        outcomes = [*self._running.finished, *self._refused.waiting]
+        for recording in self._recording.values():
+            outcomes += recording
+        return outcomes
+
+    def hands(self) -> dict[Claim, Hand]:
+        """The claims that this pool has, and who has each: a run, or an outcome that waits."""
+        hands: dict[Claim, Hand] = {
+            (outcome.task_id, outcome.token): "outcome" for outcome in self.outcomes()
+        }
+        for run in self._running.active.values():
+            hands[run.task.id, run.task.token] = "run"
+        return hands
+
+    def on_renewal(self, renewal: Renewal, asked_at: int) -> None:
         """Do what the renewal asks for.
 
-        Stop the cancelled tasks, pause or resume as the operator chose, and release claims that the
-        storage counts as this worker's and that the worker does not know: their reply was lost.
+        Stop the cancelled tasks, pause or resume as the operator chose, and compare the claims: what
+        the storage counts as this worker's and nothing here has, is released (its reply was lost, or the
+        store went back); what runs here and is not this worker's, is stopped.
         """
         if renewal.paused:
             self._demand.pause()
@@ -393,18 +409,12 @@ class ClaimLoop:
             self._wake.set()
         for task_id in renewal.cancelled:
             self._running.cancel(task_id)
-        known = self._storage.claims
-        unknown = {
-            task_id: token for task_id, token in renewal.held.items() if known.get(task_id) != token
-        }
-        # Only what was unknown at the last renewal too, and not while a call of that time still
-        # waits for its reply: that call may be the very claim.
-        is_same_call = bool(self._demand.in_flight & self._in_flight_at_renewal)
-        self._in_flight_at_renewal = set(self._demand.in_flight)
-        lost = [
-            Released(*claim) for claim in unknown.items() if claim in self._unknown_claims.items()
-        ]
-        if lost and not is_same_call:
-            self._running.put_back([*lost])
+        self._refused.on_renewal()
+        differences = self._storage.register.compare(renewal.held, asked_at)
+        for task_id, token in differences.lost:
+            self._running.stop(task_id, token, "lease")
+        if differences.unknown:
+            self._storage.register.adopt(self, differences.unknown)
+            self._running.put_back([Released(*claim) for claim in differences.unknown])
+        if differences.unknown or self._refused.are_due:
             self._wake.set()
-        self._unknown_claims = unknown

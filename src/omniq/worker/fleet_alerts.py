@@ -1,4 +1,4 @@
-"""Reports what a worker sees of the fleet: stalled workers, stuck tasks, breakers that open and close.
+"""Reports what a worker sees of the fleet: stalled workers, wrong clocks, stuck tasks, breakers.
 
 Every worker checks, and emits events to its listeners; a worker without listeners does not check.
 """
@@ -10,9 +10,16 @@ from datetime import datetime
 from omniq import events
 from omniq.circuit_breaker import BreakerState, change_of
 from omniq.events import Dispatcher
-from omniq.models import TaskStatus
+from omniq.models import TaskStatus, WorkerInfo
+from omniq.operations.health import (
+    BreakerInfo,
+    as_stuck,
+    breakers_of,
+    clock_differences,
+    live_workers,
+    stuck_from,
+)
 from omniq.storage.base import BaseStorage
-from omniq.storage.health import BreakerInfo, as_stuck, breakers_of, live_workers, stuck_from
 from omniq.worker.stats_recorder import StatsRecorder
 
 _Claim = tuple[str, str]
@@ -36,12 +43,13 @@ class FleetAlerts:
         self._seen_breakers: dict[str, BreakerInfo] = {}
         self._read_breakers_at = 0.0
         self._stalled: set[str] = set()
+        self._other_clocks: set[str] = set()
         self._held: set[_Claim] = set()
         self._check_at: dict[_Claim, datetime] = {}
         self._reported_stuck: dict[str, int] = {}
 
     async def check_workers(self) -> None:
-        """Report workers that are stalled, and tasks that are stuck."""
+        """Report workers that are stalled or have another time, and tasks that are stuck."""
         if not self._events.active:
             return
         workers = await live_workers(self._storage)
@@ -57,9 +65,24 @@ class FleetAlerts:
                     )
                 )
         self._stalled = {worker.id for worker in workers if worker.stalled}
+        self._check_clocks(workers)
         held = {(worker.id, task_id) for worker in workers for task_id in worker.running}
         await self._check_tasks(held & self._held)
         self._held = held
+
+    def _check_clocks(self, workers: list[WorkerInfo]) -> None:
+        differing = clock_differences(self._storage, workers)
+        for worker in workers:
+            if worker.id in differing and worker.id not in self._other_clocks:
+                self._events.emit(
+                    events.ClockDiffers(
+                        owner=worker.id,
+                        host=worker.host,
+                        pid=worker.pid,
+                        seconds=round(differing[worker.id], 3),
+                    )
+                )
+        self._other_clocks = set(differing)
 
     async def _check_tasks(self, held: set[_Claim]) -> None:
         """Check the tasks that the last check saw too, and each only when it may be stuck.

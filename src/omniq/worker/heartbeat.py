@@ -42,6 +42,7 @@ class Heartbeat:
         runnable: Callable[[], Runnable | None],
     ) -> None:
         self._sibling = storage.sibling()
+        self._register = storage.register
         self._clock = storage.clock
         self._pool = pool
         self._watchdog = watchdog
@@ -103,8 +104,8 @@ class Heartbeat:
                 # A loop that hangs in a task past its timeout does not renew its lease.
                 if self._watchdog.may_renew():
                     await self._renew()
-            except LeaseLost:
-                self._pool.on_lease_lost()
+            except LeaseLost as lost:
+                self._pool.on_lease_lost(lost)
             except Exception as error:
                 # The storage is unreachable, or something is broken. Until the lease expires it is
                 # worth many retries; the failure is reported once, not ten times a pause.
@@ -121,6 +122,7 @@ class Heartbeat:
         async with asyncio.timeout(self._lease / 2):
             if not self._sibling.is_open:
                 await self._sibling.open()
+            asked_at = self._register.tick()
             renewal = await self._sibling.renew(
                 lease=self._lease,
                 concurrency=self._concurrency,
@@ -128,4 +130,4 @@ class Heartbeat:
                 stalled=self._watchdog.is_blocked(),
                 runnable=self._runnable(),
             )
-        self._pool.on_renewal(renewal)
+        self._pool.on_renewal(renewal, asked_at)

@@ -18,6 +18,7 @@ from omniq.models import Progress, TaskError, TaskStatus
 from omniq.storage.base import BaseStorage
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
+from omniq.worker.lease_watch import LeaseWatch
 
 _JITTER = 0.2
 _SHORTEST_PAUSE = 0.05
@@ -38,11 +39,13 @@ class Maintenance:
         events: Dispatcher,
         alerts: FleetAlerts,
         hooks: FailureHooks,
+        watch: LeaseWatch,
         *,
         lease: float,
         poll_interval: float,
     ) -> None:
         self._storage = storage
+        self._watch = watch
         self._clock: Clock = storage.clock
         self._events = events
         self._alerts = alerts
@@ -72,8 +75,11 @@ class Maintenance:
 
     async def recover(self) -> None:
         """Release what workers without a lease still hold."""
+        if not self._watch.may_recover:
+            return
+        self._watch.owner = self._storage.owner
         owners: dict[str, int] = {}
-        given_back = await self._storage.give_back_abandoned()
+        given_back = await self._storage.give_back_abandoned(why_ended=self._watch.why_ended)
         for back in given_back:
             owners[back.owner] = owners.get(back.owner, 0) + 1
         for owner, count in owners.items():

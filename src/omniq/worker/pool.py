@@ -94,6 +94,10 @@ class AsyncWorkerPool:
         self._stats = StatsRecorder(self.events)
         self._session = StorageSession(storage, self.events)
         self._runtime: PoolRuntime | None = None
+        self.had_to_wait = False
+        """Whether the store could not be reached when the pool was to start: see `lease_watch`."""
+        self.deaths: dict[int, str] = {}
+        """How processes of this machine died that were workers: stored with the tasks they ran."""
 
     @property
     def running(self) -> bool:
@@ -122,8 +126,15 @@ class AsyncWorkerPool:
         if self._runtime is not None and not self._runtime.has_ended:
             raise InvalidValue("the pool is already running; stop it before you start it again")
         self._runtime = runtime = PoolRuntime(
-            self._storage, self._session, self._config, self._stats, self.events
+            self._storage,
+            self._session,
+            self._config,
+            self._stats,
+            self.events,
+            had_to_wait=self.had_to_wait,
+            deaths=self.deaths,
         )
+        self.had_to_wait = False
         try:
             await runtime.start()
         except BaseException:

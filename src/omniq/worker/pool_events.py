@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from omniq.errors import LeaseLost
 from omniq.storage.types import Renewal
 
 
@@ -22,11 +23,11 @@ class PoolEvents(Protocol):
     def is_recycling(self) -> bool:
         """Whether too many threads hang in abandoned calls: the pool claims nothing meanwhile."""
 
-    def on_renewal(self, renewal: Renewal) -> None:
-        """The lease was renewed. Called by the heartbeat's thread."""
+    def on_renewal(self, renewal: Renewal, asked_at: int) -> None:
+        """The lease was renewed; `asked_at` is a tick of the register of claims. From the heartbeat's thread."""
 
-    def on_lease_lost(self) -> None:
-        """The lease has expired and another worker fenced this one. From the heartbeat's thread."""
+    def on_lease_lost(self, lost: LeaseLost) -> None:
+        """Another worker has fenced this one, or the store went back. From the heartbeat's thread."""
 
     def on_heartbeat_failure(self, error: Exception) -> None:
         """A renewal or the watchdog failed. Called by the heartbeat's thread."""

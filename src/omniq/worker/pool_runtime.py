@@ -24,6 +24,7 @@ from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.heartbeat import Heartbeat
+from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
@@ -74,7 +75,14 @@ class PoolRuntime:
         config: PoolConfig,
         stats: StatsRecorder,
         dispatcher: Dispatcher,
+        *,
+        had_to_wait: bool,
+        deaths: dict[int, str],
     ) -> None:
+        """`had_to_wait`: the store could not be reached when the pool was to start first.
+
+        `deaths`: how processes of this machine died that were workers.
+        """
         self._storage = storage
         self._session = session
         self._clock = storage.clock
@@ -91,6 +99,9 @@ class PoolRuntime:
         self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval)
         self._threads: ThreadExecutor | None = None
         self._has_reported_recycling = False
+        self._watch = LeaseWatch(storage.clock, config.lease, self._has_outcomes, deaths)
+        if had_to_wait:
+            self._watch.had_to_wait()
         self._main = self._loop.create_task(self._run(), name="omniq-pool")
 
     # For the pool
@@ -193,13 +204,15 @@ class PoolRuntime:
     def is_recycling(self) -> bool:
         return self.leaked_threads >= self._config.max_leaked_threads
 
-    def on_renewal(self, renewal: Renewal) -> None:
+    def on_renewal(self, renewal: Renewal, asked_at: int) -> None:
         assert self._claim_loop is not None
-        self._call_on_loop(self._claim_loop.on_renewal, renewal)
+        # In the heartbeat's thread: the pool's event loop may be blocked.
+        self._watch.answered(is_renewal=True)
+        self._call_on_loop(self._claim_loop.on_renewal, renewal, asked_at)
 
-    def on_lease_lost(self) -> None:
+    def on_lease_lost(self, lost: LeaseLost) -> None:
         assert self._claim_loop is not None
-        self._call_on_loop(self._claim_loop.on_lease_lost)
+        self._call_on_loop(self._claim_loop.on_lease_lost, lost)
 
     def on_heartbeat_failure(self, error: Exception) -> None:
         self._report_failure("heartbeat", error)
@@ -276,6 +289,7 @@ class PoolRuntime:
             self._events,
             FleetAlerts(storage, self._events, self._stats),
             hooks,
+            self._watch,
             lease=config.lease,
             poll_interval=config.poll_interval,
         )
@@ -310,6 +324,7 @@ class PoolRuntime:
                     queues=config.queues or (),
                     runnable=unknown.runnable,
                 )
+                self._watch.answered()
                 return
             except LeaseLost:
                 # The last user of this storage was fenced; the storage has a fresh id now.
@@ -357,6 +372,7 @@ class PoolRuntime:
             self._events,
             self,
             unknown,
+            self._watch,
             concurrency=self._config.concurrency,
             poll_interval=self._config.poll_interval,
             queues=self._config.queues,
@@ -412,6 +428,9 @@ class PoolRuntime:
                 self._report_failure(name, error)
 
         stack.push_async_callback(close_and_report)
+
+    def _has_outcomes(self) -> bool:
+        return self._claim_loop is not None and bool(self._claim_loop.outcomes())
 
     def _report_stopped(self, owner: str, released_before: int) -> None:
         released = self._stats.released - released_before

@@ -9,7 +9,7 @@ from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import FunctionNotFound
 from omniq.models import Task, TaskError
-from omniq.outcomes import Failed, Outcome, Released, Succeeded
+from omniq.outcomes import Failed, Outcome, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
 from omniq.tasks.steps import WorkerServices
@@ -88,6 +88,12 @@ class RunningTasks:
         if run is not None and run.stop_reason is None:
             self._stop(run, "cancelled", GRACE)
 
+    def stop(self, task_id: str, token: int, reason: StopReason) -> None:
+        """Stop the run of that claim, if it runs here."""
+        run = self.active.get(task_id)
+        if run is not None and run.task.token == token and run.stop_reason is None:
+            self._stop(run, reason, GRACE)
+
     def stop_all(self, reason: StopReason, grace: float = GRACE) -> None:
         """Stop all runs. Those that were stopped before have at most `grace` seconds left."""
         latest = self._clock.monotonic() + grace
@@ -149,7 +155,7 @@ class RunningTasks:
         task = run.task
         outcome = run.completed or outcome
         if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
-            outcome = Released(task.id, task.token)
+            outcome = self._execution.interrupted(run)
         self._stats.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")
         self._record(task, outcome)
 

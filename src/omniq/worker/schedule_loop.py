@@ -63,9 +63,13 @@ class ScheduleLoop:
         try:
             current: Schedule | None = schedule
             while current is not None and (firing := due(current, self._clock.now())) is not None:
-                await self._step(current, firing)
+                before = current.version
+                is_fired = await self._step(current, firing)
                 # Advanced by this worker, or by another one that was faster.
                 current = await self._storage.get_schedule(schedule_id)
+                if not is_fired and current is not None and current.version == before:
+                    # Not due by the store's clock, which is behind this worker's: later.
+                    return self._poll_interval
         except Exception as error:
             if self._reported.get(schedule_id) != version:
                 self._reported[schedule_id] = version
@@ -75,8 +79,9 @@ class ScheduleLoop:
             return None
         return max(0.0, (current.next_at - self._clock.now()).total_seconds())
 
-    async def _step(self, schedule: Schedule, firing: Firing) -> None:
-        nominal, advanced = firing
+    async def _step(self, schedule: Schedule, firing: Firing) -> bool:
+        """Fire one nominal time, or skip those that were missed; False if it was not done."""
+        nominal, advanced, passed = firing
         now, task = self._clock.now(), None
         if nominal is not None:
             task = task_at(schedule, nominal, now)
@@ -85,8 +90,8 @@ class ScheduleLoop:
                 # does not allow has ended.
                 await self._storage.cancel(task_id_at(schedule.id, schedule.last_at))
         hit("schedule.before_fire")
-        if not await self._storage.fire_schedule(schedule, advanced, task):
-            return
+        if not await self._storage.fire_schedule(schedule, advanced, task, passed=passed):
+            return False
         hit("schedule.after_fire")
         if nominal != schedule.next_at:
             since = schedule.next_at or now
@@ -96,3 +101,4 @@ class ScheduleLoop:
             self._events.emit(
                 ScheduleFired(schedule_id=schedule.id, nominal=nominal, id=task.id, late=late)
             )
+        return True

@@ -16,9 +16,9 @@ from omniq import events
 from omniq.errors import FunctionNotFound
 from omniq.events import Dispatcher
 from omniq.models import Runnable, Task, TaskError
+from omniq.operations.health import due_time, unrunnable_tasks
 from omniq.outcomes import Failed, Outcome, Released
 from omniq.storage.base import BaseStorage
-from omniq.storage.health import due_time, unrunnable_tasks
 from omniq.tasks.functions import FunctionCache
 
 _DELAY = timedelta(seconds=5)

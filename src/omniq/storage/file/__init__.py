@@ -4,7 +4,6 @@
 |---|---|
 | `storage` | `FileStorage`, and the layout of the folder |
 | `backend` | `FileBackend`: the port of the engine, and the watch for work |
-| `store_thread` | the thread in which the store runs |
 | `store` | `Store`: carries out the calls of the backend, with blocking system calls |
 | `section` | one read-modify-write of the engine |
 | `writes` | changes many names in one step, with renames alone; ends the writes of dead processes |

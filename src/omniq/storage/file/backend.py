@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +17,7 @@ from omniq.storage.backend import Backend, Counts, Lease, Work
 from omniq.storage.file.leases import OwnClaims
 from omniq.storage.file.section import FileSection
 from omniq.storage.file.store import Store
-from omniq.storage.file.store_thread import StoreThread
-from omniq.storage.types import Capabilities, Durability, Renewal
+from omniq.storage.types import Capabilities, Durability, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
 T = TypeVar("T")
@@ -45,8 +43,7 @@ class FileBackend(Backend):
         self._shared_claims = own_claims
         self._own_claims = own_claims or OwnClaims()
         self._store: Store | None = None
-        self._thread: StoreThread | None = None
-        self._pid = 0
+        self._thread: ThreadPoolExecutor | None = None
         self.waiting = 0
         self._watching: tuple[asyncio.AbstractEventLoop, int] | None = None
 
@@ -71,33 +68,24 @@ class FileBackend(Backend):
             await asyncio.to_thread(store.open)
         except OSError as error:
             raise self._wrap_error(error) from error
-        self._store, self._thread, self._pid = store, StoreThread(), os.getpid()
+        self._store, self._thread = store, ThreadPoolExecutor(1, "omniq-files")
 
     async def close(self) -> None:
         thread, store = self._thread, self._store
         self._thread = self._store = None
         self._unwatch_folder()
-        if thread is None or store is None or self._pid != os.getpid():
-            return
-        thread.submit(store.close)
-        await asyncio.to_thread(thread.stop)
-
-    def _opened(self) -> tuple[Store, StoreThread]:
-        if self._store is None or self._thread is None:
-            raise StorageClosed("the file storage is not open; use it inside 'async with'")
-        if self._pid != os.getpid():
-            raise StorageError(
-                f"the file storage in {self._path} was opened by process {self._pid}, and used in "
-                f"process {os.getpid()} after a fork; open a separate storage in each process"
-            )
-        return self._store, self._thread
+        if thread is not None and store is not None:
+            thread.submit(store.close)
+            await asyncio.to_thread(thread.shutdown)
 
     async def _run(
         self, work: Callable[[Store], T], on_cancel: Callable[[], None] | None = None
     ) -> T:
         """Run `work` in the store's thread; `on_cancel` too, afterwards, if the caller is cancelled."""
-        store, thread = self._opened()
-        future = thread.submit(lambda: work(store))
+        store, thread = self._store, self._thread
+        if store is None or thread is None:
+            raise StorageClosed("the file storage is not open; use it inside 'async with'")
+        future = thread.submit(work, store)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -123,11 +111,12 @@ class FileBackend(Backend):
         self, work: Work[T], *, claims_as: str | None = None, writes: bool = True
     ) -> T:
         sections: list[tuple[Store, FileSection]] = []
+        holder = None if claims_as is None else self.identity.holder(claims_as)
 
         def run(store: Store) -> T:
             section = store.section()
             sections.append((store, section))
-            return store.transact(section, work, claims_as)
+            return store.transact(section, work, holder)
 
         def undo() -> None:
             # The caller does not learn what was claimed, so the claims are undone.
@@ -148,14 +137,16 @@ class FileBackend(Backend):
     async def leases(self) -> list[Lease]:
         return await self._run(Store.all_leases)
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
-        return await self._run(lambda store: store.renew(info, length, is_first=is_first))
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        return await self._run(lambda store: store.renew(info, length, holder))
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
         return await self._run(lambda store: store.fence(owner, retires=retires))
 
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
-        return await self._run(lambda store: store.leases.set_paused(owner, paused=paused))
+        return await self._run(
+            lambda store: store.leases.set_paused(owner, store.epoch, paused=paused)
+        )
 
     # Waiting
 

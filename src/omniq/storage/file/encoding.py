@@ -106,11 +106,6 @@ class WaitingRow(msgspec.Struct, gc=False):
         """The sort key: the order in which tasks are claimed."""
         return (-self.priority, self.due if self.turn is None else self.turn, self.seq)
 
-    @property
-    def is_suspect(self) -> bool:
-        """Whether a worker died while it held the task."""
-        return self.crashes > 0
-
     @classmethod
     def of(cls, row: Row, content: str) -> WaitingRow:
         """Return these fields of the row, which is stored in that content."""

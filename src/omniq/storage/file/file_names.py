@@ -48,21 +48,16 @@ class RowName(NamedTuple):
     started: int = 0
 
     def __str__(self) -> str:
-        return _text(self)
+        parked = "" if self.parked is None else f"p{self.parked}"
+        start = f"{self.key}.{self.content}.{self.version}{self.marks}{parked}"
+        if not self.owner:
+            return f"{start}.task"
+        return f"{start}.{self.token}.{self.owner}.{self.started}.running"
 
     @property
     def path(self) -> str:
         """Relative to the store's folder."""
         return f"tasks/{self}"
-
-
-@lru_cache(maxsize=4096)
-def _text(name: RowName) -> str:
-    parked = "" if name.parked is None else f"p{name.parked}"
-    start = f"{name.key}.{name.content}.{name.version}{name.marks}{parked}"
-    if not name.owner:
-        return f"{start}.task"
-    return f"{start}.{name.token}.{name.owner}.{name.started}.running"
 
 
 class DocumentName(NamedTuple):
@@ -97,12 +92,7 @@ class DeadName(NamedTuple):
     @property
     def path(self) -> str:
         """Relative to the store's folder."""
-        return f"dead/{self}"
-
-    @property
-    def id(self) -> str:
-        """The id of the task."""
-        return self.key
+        return dead_path(self.key)
 
 
 Name = RowName | DocumentName | DeadName
@@ -157,6 +147,7 @@ class Marker(NamedTuple):
 AnyName = RowName | DocumentName | NewName | TakenName | Marker
 
 
+@lru_cache(maxsize=8192)
 def document_key(kind: str, key: str) -> str:
     """The kind and the key as one word. A long key is cut, and followed by its hash.
 
@@ -244,6 +235,11 @@ def _inner(name: str) -> Name | None:
 def result_path(task_id: str) -> str:
     """The path of the record of a task that has ended."""
     return f"results/{task_id}.result"
+
+
+def dead_path(task_id: str) -> str:
+    """The path of a dead letter."""
+    return f"dead/{task_id}.dead"
 
 
 def part_path(key: str, write: str, ending: str = "part") -> str:

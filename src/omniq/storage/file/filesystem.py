@@ -48,7 +48,8 @@ class Disk:
     def __init__(self, root: Path, *, is_durable: bool, nonce_prefix: str) -> None:
         self.root = root
         self.is_durable = is_durable
-        self._nonce_prefix = nonce_prefix
+        self.own_prefix = f"{nonce_prefix}-"
+        """What the nonces of this object begin with."""
         self._count = 0
         self._fd = -1
 
@@ -79,11 +80,7 @@ class Disk:
     def nonce(self) -> str:
         """Return a string that no other process, and no earlier call, has used."""
         self._count += 1
-        return f"{self._nonce_prefix}-{self._count:x}"
-
-    def is_own_nonce(self, nonce: str) -> bool:
-        """Whether this object made the nonce."""
-        return nonce.startswith(f"{self._nonce_prefix}-")
+        return f"{self.own_prefix}{self._count:x}"
 
     # Reading
 
@@ -218,6 +215,11 @@ class Disk:
         """Create an empty file, unless the name exists."""
         with suppress(FileExistsError):
             os.close(os.open(path, _CREATE, 0o600, dir_fd=self._fd))
+
+    def link_to_itself(self, path: str) -> None:
+        """Make a symbolic link that cannot be followed, unless the name exists."""
+        with suppress(FileExistsError):
+            os.symlink(path, path, dir_fd=self._fd)
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Create or replace a file atomically."""

@@ -10,16 +10,21 @@ from itertools import islice
 
 import msgspec
 
-from omniq.clock import to_micros
 from omniq.errors import StorageError
 from omniq.models import DeadLetter, TaskStatus
 from omniq.storage.backend import Counts, FinishedQuery, Record
 from omniq.storage.file.encoding import ENDED_SUMMARY, NewerRecord, NotARecord
-from omniq.storage.file.file_names import DeadName, id_of, result_path
+from omniq.storage.file.file_names import RowName, dead_path, id_of, result_path
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.shared_file import unpack_all, unpack_one
 from omniq.storage.file.task_files import TaskFiles
-from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
+from omniq.storage.inspection import (
+    DeadQuery,
+    ScanQuery,
+    TaskQuery,
+    letter_matches,
+    row_matches,
+)
 from omniq.storage.row_rules import Row
 
 _STALE_AFTER = 3600 * 10**9
@@ -53,7 +58,7 @@ class FinishedTasks:
 
     def has_record(self, task_id: str) -> bool:
         """Whether a task with that id has a result or a dead letter, expired or not."""
-        return self._disk.exists(result_path(task_id)) or self._disk.exists(DeadName(task_id).path)
+        return self._disk.exists(result_path(task_id)) or self._disk.exists(dead_path(task_id))
 
     def results(self) -> dict[str, ResultSummary]:
         """All tasks that have ended and are not live again, expired or not."""
@@ -140,7 +145,7 @@ class FinishedTasks:
                 self._disk.link(aside, path)
                 self._disk.remove_quietly(aside)
                 return
-        self._erase(aside, task_id, DeadName(task_id).path)
+        self._erase(aside, task_id, dead_path(task_id))
 
     def _erase(self, path: str, task_id: str, other: str) -> None:
         """Remove a record, unless the other path is a name of the same record."""
@@ -182,12 +187,11 @@ class FinishedTasks:
         live = {row.id: row for row in index.ready.rows.values()}
         for task_id in before | index.ids():
             if task_id in live:
-                self._count(counts, live[task_id])
-            elif task_id not in ended and (record := find(task_id)) is not None:
-                if record.is_live:
-                    self._count(counts, record.row)
-                elif record.finished is not None:
-                    counts.by_status[record.row.status] += 1
+                counts.add(live[task_id])
+            elif task_id not in ended:
+                record = find(task_id)
+                if record is not None and (record.is_live or record.finished is not None):
+                    counts.add(record.row)
         for task_id, summary in ended.items():
             if summary.expires_at > now and task_id not in live:
                 counts.by_status[summary.status] += 1
@@ -195,17 +199,15 @@ class FinishedTasks:
         counts.waiting = self.count_waiting(find)
         return counts
 
-    def _count(self, counts: Counts, row: Row) -> None:
-        counts.by_status[row.status] += 1
-        counts.by_queue[row.queue] = counts.by_queue.get(row.queue, 0) + 1
-        if row.owner is None:
-            counts.oldest[row.queue] = min(row.due, counts.oldest.get(row.queue, row.due))
-
     def count_waiting(self, find: Find) -> int:
         """The number of live tasks that do not run, without reading the waiting ones."""
         index = self._files.index
         held = [task_id for names in index.held.values() for task_id in names]
-        taken = [task_id for task_id in index.ids() if task_id not in index.rows]
+        taken = [
+            key
+            for key, each in index.taken.items()
+            if isinstance(each.inner, RowName) and key not in index.rows
+        ]
         records = (find(task_id) for task_id in (*held, *taken))
         return index.waiting_count + sum(
             record is not None and record.is_live and record.row.status is not TaskStatus.RUNNING
@@ -270,12 +272,12 @@ class FinishedTasks:
                 if ended is None or ended.letter is None:
                     continue
                 known = self._letters[task_id] = found[task_id], ended.letter
-            if _is_wanted(known[1], query):
+            if letter_matches(known[1], query):
                 yield known[1]
 
     def delete_dead(self, task_id: str) -> None:
         """Delete a dead letter."""
-        self._erase(DeadName(task_id).path, task_id, result_path(task_id))
+        self._erase(dead_path(task_id), task_id, result_path(task_id))
 
 
 def _matching(ids: Iterable[str], query: TaskQuery | ScanQuery, find: Find) -> Iterator[Row]:
@@ -284,19 +286,5 @@ def _matching(ids: Iterable[str], query: TaskQuery | ScanQuery, find: Find) -> I
         if record is None or (not record.is_live and record.finished is None):
             continue
         row = record.row if record.finished is None else record.finished.row
-        if (
-            query.status in (None, row.status)
-            and query.queue in (None, row.queue)
-            and query.func_path in (None, row.func_path)
-        ):
+        if row_matches(row, query):
             yield row
-
-
-def _is_wanted(letter: DeadLetter, query: DeadQuery) -> bool:
-    failed_at = to_micros(letter.last_failure)
-    return (
-        query.func_path in (None, letter.func_path)
-        and query.reason in (None, letter.failure_reason)
-        and (query.since is None or failed_at >= query.since)
-        and (query.until is None or failed_at < query.until)
-    )

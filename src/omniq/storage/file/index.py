@@ -41,26 +41,29 @@ class Documents:
         if name.due is not None:
             heapq.heappush(self._due, (name.due, name))
 
-    def due_by(self, instant: int, limit: int) -> list[DocumentName]:
-        """The first documents that are due at that instant, in order."""
+    def due_by(self, instant: int, limit: int, after: int) -> list[DocumentName]:
+        """The first documents that are due at that instant, and were not at `after`, in order."""
         found: dict[DocumentName, int] = {}
-        while self._due and self._due[0][0] <= instant and len(found) < limit:
+        while self._due and self._due[0][0] <= instant and limit > 0:
             due, name = heapq.heappop(self._due)
             if self.by_key.get(name.key) == name:
                 found[name] = due
+                limit -= due > after
         for name, due in found.items():
             heapq.heappush(self._due, (due, name))
-        return list(found)
+        return [name for name, due in found.items() if due > after]
 
 
 class Index:
     """The names by what they stand for.
 
     `rows` and `documents` are current; `taken` are those that a write has taken, and `new` those that a
-    write is about to add. `unread` are waiting tasks whose order is not known yet.
+    write is about to add. `unread` are waiting tasks whose order is not known yet. Names that this
+    process is about to add are not among them: `own_mark` is in all its contents.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_mark: str) -> None:
+        self._own_mark = own_mark
         self.rows: dict[str, RowName] = {}
         self.ready = ReadyRows()
         self.unread: dict[str, RowName] = {}
@@ -73,7 +76,7 @@ class Index:
         self.arrivals = 0
         """Counts the waiting tasks that other processes have added."""
         self._waiting: dict[str, WaitingRow] = {}
-        self._expected: dict[str, tuple[AnyName | None, WaitingRow | None]] = {}
+        self._expected: dict[str, tuple[AnyName, WaitingRow | None]] = {}
 
     @property
     def waiting_count(self) -> int:
@@ -83,10 +86,6 @@ class Index:
     def is_live(self, task_id: str) -> bool:
         """Whether there is a live task with that id, also one that a write is changing."""
         return task_id in self.rows or task_id in self.taken
-
-    def waiting(self, task_id: str) -> WaitingRow:
-        """The known fields of a waiting task."""
-        return self._waiting[task_id]
 
     def document(self, key: str) -> DocumentName | None:
         """The current name of the document with that key."""
@@ -102,13 +101,8 @@ class Index:
 
     # Changes
 
-    def expect(
-        self, text: str, name: AnyName | None = None, waiting: WaitingRow | None = None
-    ) -> None:
-        """This process is adding a name: it is not an arrival, and need not be parsed or read.
-
-        Without `name` it need not be known at all.
-        """
+    def expect(self, text: str, name: AnyName, waiting: WaitingRow | None = None) -> None:
+        """This process is adding a name: it is not an arrival, and need not be parsed or read."""
         if len(self._expected) > _MAX_EXPECTED:
             # Names of renames that failed: others were faster.
             self._expected.clear()
@@ -117,19 +111,20 @@ class Index:
     def apply(self, events: Iterable[Event], now: int) -> None:
         """Apply events in order."""
         for has_appeared, name in events:
+            if name.endswith(".new") and self._own_mark in name:
+                continue
             expected = self._expected.pop(name, None) if has_appeared else None
             if expected is not None:
                 parsed, waiting = expected
                 if waiting is not None:
                     self._waiting[waiting.id] = waiting
-                if parsed is not None:
-                    self._add(parsed, now, is_own=True)
+                self._add(parsed, name, now, is_own=True)
                 continue
             found = parse(name) if has_appeared else self._known_of_write(name) or parse(name)
             if found is not None and has_appeared:
-                self._add(found, now)
+                self._add(found, name, now)
             elif found is not None:
-                self._remove(found)
+                self._remove(found, name)
 
     def _known_of_write(self, name: str) -> TakenName | NewName | None:
         """The name if a write is known to have taken it: most names that disappear."""
@@ -139,49 +134,49 @@ class Index:
     @classmethod
     def rebuilt(cls, before: Index, names: Iterable[str], now: int) -> Index:
         """An index of all names of the folder; what was read of unchanged files stays."""
-        index = cls()
+        index = cls(before._own_mark)
         index._waiting, index.arrivals = before._waiting, before.arrivals
         for name in names:
             found = parse(name)
             if found is not None:
                 is_known = isinstance(found, RowName) and found.key in before.rows
-                index._add(found, now, is_own=is_known)
+                index._add(found, name, now, is_own=is_known)
         index._waiting = {key: row for key, row in index._waiting.items() if key in index.rows}
         return index
 
-    def _add(self, name: AnyName, now: int, *, is_own: bool = False) -> None:
+    def _add(self, name: AnyName, text: str, now: int, *, is_own: bool = False) -> None:
         match name:
             case RowName():
                 self._drop_row(name.key)
                 self.rows[name.key] = name
-                self._settle(name)
+                self._settle(name, text)
                 if name.owner:
                     self.held.setdefault(name.owner, {})[name.key] = name
                 else:
                     self._wait(name, now)
                     self.arrivals += not is_own and name.parked is None
             case DocumentName():
-                self._settle(name)
+                self._settle(name, text)
                 self.documents.setdefault(name.kind, Documents()).put(name)
             case NewName():
-                self.new.setdefault(name.inner.key, {})[str(name)] = name
-                self.writes.setdefault(name.write, {})[str(name)] = name
+                self.new.setdefault(name.inner.key, {})[text] = name
+                self.writes.setdefault(name.write, {})[text] = name
             case TakenName():
                 self.discard(name.inner)
                 self.taken[name.key] = name
-                self.writes.setdefault(name.write, {})[str(name)] = name
+                self.writes.setdefault(name.write, {})[text] = name
             case Marker():
                 self.markers[name.write] = name
 
-    def _settle(self, name: RowName | DocumentName) -> None:
+    def _settle(self, name: RowName | DocumentName, text: str) -> None:
         """Remove the names from which this name was renamed."""
         news = self.new.get(name.key)
-        new = None if news is None else news.get(f"{name}.new")
+        new = None if news is None else news.get(f"{text}.new")
         if new is not None:
-            self._remove(new)
+            self._remove(new, f"{text}.new")
         taken = self.taken.get(name.key)
         if taken is not None and getattr(taken.inner, "content", None) == name.content:
-            self._remove(taken)
+            self._remove(taken, str(taken))
 
     def _wait(self, name: RowName, now: int) -> None:
         waiting = self._waiting.get(name.key)
@@ -224,28 +219,28 @@ class Index:
         elif self.unread.pop(key, None) is None:
             self.ready.discard(key)
 
-    def _remove(self, name: AnyName) -> None:
+    def _remove(self, name: AnyName, text: str) -> None:
         match name:
             case RowName() | DocumentName():
                 self.discard(name)
             case NewName():
                 news = self.new.get(name.inner.key, {})
-                news.pop(str(name), None)
+                news.pop(text, None)
                 if not news:
                     self.new.pop(name.inner.key, None)
-                self._leave_write(name)
+                self._leave_write(name.write, text)
             case TakenName():
                 if self.taken.get(name.key) == name:
                     del self.taken[name.key]
                     if name.key not in self.rows:
                         self._waiting.pop(name.key, None)
-                self._leave_write(name)
+                self._leave_write(name.write, text)
             case Marker():
                 if self.markers.get(name.write) == name:
                     del self.markers[name.write]
 
-    def _leave_write(self, name: TakenName | NewName) -> None:
-        names = self.writes.get(name.write, {})
-        names.pop(str(name), None)
+    def _leave_write(self, write: str, text: str) -> None:
+        names = self.writes.get(write, {})
+        names.pop(text, None)
         if not names:
-            self.writes.pop(name.write, None)
+            self.writes.pop(write, None)

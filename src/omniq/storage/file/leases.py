@@ -1,9 +1,10 @@
 """Leases: one file for each owner, whose name contains the time at which its lease expires.
 
 `leases/<owner>.<boot>.<until>.<length>.<epoch>.<beat>.lease`. An owner renews its lease by renaming the file to a later
-time. Another storage fences the owner by removing the file under the name it has read. If the owner
-has renewed meanwhile, that name is gone and the owner is not fenced. If it was fenced, there is no
-file to rename, and the renewal fails. An owner that has lost its file never gets a lease again.
+time. Another storage fences the owner by renaming the file that it has read to `<owner>.<beat>.<time>.fenced`. If the
+owner has renewed meanwhile, that name is gone and the owner is not fenced. If it was fenced, there is no
+file to rename, and the renewal fails. An owner that has lost its file never gets a lease again. What is left of it
+shows for a day that the store knew it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from omniq.clock import Clock
-from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
 from omniq.storage.file.encoding import WORKER, NotARecord
-from omniq.storage.file.file_names import RowName
+from omniq.storage.file.file_names import DocumentName, RowName
 from omniq.storage.file.filesystem import Disk
+from omniq.storage.types import Holder
 
 _NAME = re.compile(
     r"([A-Za-z0-9_-]{1,64})\.([0-9a-f]{12})\.(\d{1,16})\.(\d{1,16})\.(\d{1,16})\.(\d{1,16})\.lease"
 )
 _OTHER_FILES = (".info", ".resting")
 """The endings of an owner's other files: its `WorkerInfo`, and the mark that it is paused."""
+
+_FENCED = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{1,16})\.(\d{1,16})\.fenced")
+_FENCE_RETENTION = 86_400_000_000
+"""Microseconds for which a fence is stored at least: longer than any request can be delayed."""
 
 _LISTINGS = 4
 _TRIES = 20
@@ -33,7 +38,7 @@ _TRIES = 20
 class Lease(NamedTuple):
     """An owner's lease; `until` is a time of the boot clock, valid in the boot `boot`.
 
-    `length` is that of its last renewal. `epoch` and `beat` are 0 until they are used.
+    `length` is that of its last renewal, `epoch` the store's at that time, `beat` the number of renewals.
     """
 
     owner: str
@@ -59,6 +64,8 @@ class OwnClaims:
     def __init__(self) -> None:
         self.owner = ""
         self.lease_path = ""
+        self.store: tuple[DocumentName | None, bytes | None] = (None, None)
+        """The name of the store's record, and the record."""
         self._names: dict[str, RowName] = {}
 
     def start(self, owner: str, lease_path: str) -> None:
@@ -111,44 +118,63 @@ class Leases:
                 return lease
         return None
 
-    def is_live(self, lease: Lease) -> bool:
-        """Whether the lease is valid now."""
-        return lease.boot == self._boot() and lease.until > self._clock.boot_micros()
+    def is_live(self, lease: Lease, epoch: int) -> bool:
+        """Whether the lease is valid now, in the store's epoch."""
+        return (
+            lease.boot == self._boot()
+            and lease.until > self._clock.boot_micros()
+            and lease.epoch == epoch
+        )
 
-    def renew(self, info: WorkerInfo, duration: int, *, is_first: bool) -> Lease:
-        """Extend the lease to `duration` from now; raises `LeaseLost` when the owner was fenced."""
-        lease = self._renew(info.id, duration, is_first)
-        self._disk.replace(f"leases/{info.id}.info", WORKER.encode(info), durable=False)
+    def renew(self, info: WorkerInfo, duration: int, holder: Holder, epoch: int) -> Lease | None:
+        """Extend the lease to `duration` from now; None when the owner may have none in that epoch."""
+        lease = self._renew(info.id, duration, holder, epoch)
+        if lease is not None:
+            self._disk.replace(f"leases/{info.id}.info", WORKER.encode(info), durable=False)
         return lease
 
-    def _renew(self, owner: str, duration: int, is_first: bool) -> Lease:
+    def _renew(self, owner: str, duration: int, holder: Holder, epoch: int) -> Lease | None:
         for _ in range(_TRIES):
-            until = self._clock.boot_micros() + duration
-            after = Lease(owner, self._boot(), until, duration)
             before = self.of(owner)
+            until = self._clock.boot_micros() + duration
             if before is None:
-                if not is_first:
-                    break
+                if holder.beat or self.fenced_beat(owner):
+                    return None
+                after = Lease(owner, self._boot(), until, duration, epoch, 1)
                 self._disk.write(after.path, b"", durable=False)
                 return after
-            if before == after or self._disk.move(before.path, after.path):
+            if holder.beat and (before.epoch != epoch or before.beat < holder.beat):
+                return None
+            after = Lease(owner, self._boot(), until, duration, epoch, before.beat + 1)
+            if self._disk.move(before.path, after.path):
                 return after
-        raise LeaseLost(owner)
+        return None
+
+    def beat(self, owner: str) -> int:
+        """The beat of the owner's lease, or of the lease that it had; 0 when nothing is known of it."""
+        lease = self.of(owner)
+        return self.fenced_beat(owner) if lease is None else lease.beat
+
+    def fenced_beat(self, owner: str) -> int:
+        """The beat of a lease that was ended within the last day, or 0."""
+        found = map(_FENCED.fullmatch, self._disk.names("leases"))
+        return max((int(each[2]) for each in found if each and each[1] == owner), default=0)
 
     def fence(self, lease: Lease) -> bool:
         """Fence the owner, unless it has renewed meanwhile; returns whether it has no lease now."""
         with suppress(IsADirectoryError, PermissionError):
-            ended = self._disk.remove(lease.path)
+            fenced = f"leases/{lease.owner}.{lease.beat}.{self._clock.micros()}.fenced"
+            ended = self._disk.move(lease.path, fenced)
             if ended or self.of(lease.owner) is None:
                 for kind in _OTHER_FILES:
                     self._disk.remove_quietly(f"leases/{lease.owner}{kind}")
                 return True
         return False
 
-    def set_paused(self, owner: str, *, paused: bool) -> bool:
+    def set_paused(self, owner: str, epoch: int, *, paused: bool) -> bool:
         """Store whether the owner is paused; False when it has no valid lease."""
         lease = self.of(owner)
-        if lease is None or not self.is_live(lease):
+        if lease is None or not self.is_live(lease, epoch):
             return False
         if paused:
             self._disk.replace(f"leases/{owner}.resting", b"", durable=False)
@@ -168,9 +194,13 @@ class Leases:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove the other files of owners that have no lease."""
+        """Remove the other files of owners that have no lease, and old fences."""
         alive = self.all()
+        old = self._clock.micros() - _FENCE_RETENTION
         for name in self._disk.names("leases"):
+            fence = _FENCED.fullmatch(name)
+            if fence is not None and int(fence[3]) < old:
+                self._disk.remove_quietly(f"leases/{name}")
             owner = name.removesuffix(_OTHER_FILES[0]).removesuffix(_OTHER_FILES[1])
             if owner != name and owner not in alive and self.of(owner) is None:
                 self._disk.remove_quietly(f"leases/{name}")

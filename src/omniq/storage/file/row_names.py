@@ -6,17 +6,15 @@ are only in the name, so that they cost one rename and write no file.
 
 from __future__ import annotations
 
-import copy
-
 from omniq.models import TaskStatus
 from omniq.storage.file.encoding import NotARecord
 from omniq.storage.file.file_names import RowName
-from omniq.storage.row_rules import Row
+from omniq.storage.row_rules import Row, copy_of
 
 
 def row_of(name: RowName, record: Row) -> Row:
     """The row of the task with that name and record."""
-    row = copy.copy(record)
+    row = copy_of(record)
     row.attached = row.attached or "a" in name.marks
     row.cancel_requested = row.cancel_requested or "c" in name.marks
     if name.owner:

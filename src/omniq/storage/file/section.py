@@ -34,13 +34,14 @@ from omniq.storage.file.row_names import next_name
 from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.file.writes import Prepared, Write, Writes
 from omniq.storage.row_rules import Row
+from omniq.storage.types import Claim
 
 _TRIES = 50
 """How often a reader looks up a task again whose file was renamed before it could be read."""
 
 
 class FileSection(Section):
-    """A section over the files of a store. `next_seq` gives new tasks their numbers."""
+    """A section over the files of a store. `take_seqs` gives new tasks their numbers."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class FileSection(Section):
         writes: Writes,
         finished: FinishedTasks,
         own_claims: OwnClaims,
-        next_seq: Callable[[], int],
+        take_seqs: Callable[[int, int], Iterable[int]],
     ) -> None:
         self.now = files.clock.micros()
         self.claimed: list[tuple[RowName, RowName]] = []
@@ -57,11 +58,22 @@ class FileSection(Section):
         self._writes = writes
         self._finished = finished
         self._own_claims = own_claims
-        self._next_seq = next_seq
+        self._take_seqs = take_seqs
         self._sources: dict[str, tuple[RowName, Row]] = {}
         files.refresh()
 
     # Reading rows
+
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        unchanged: list[str] = []
+        for row in known:
+            name, stored = self._files.index.rows.get(row.id), self._files.records.get(row.id)
+            if name is None or stored is None or stored[0] != name.content:
+                continue
+            if (name.owner, name.token, name.marks) == (owner, row.token, ""):
+                self._sources[row.id] = name, stored[1]
+                unchanged.append(row.id)
+        return frozenset(unchanged)
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         found: dict[str, Record] = {}
@@ -109,6 +121,13 @@ class FileSection(Section):
         if row is not None and record is not None:
             self._sources[name.key] = name, record
         return row
+
+    async def live_token(self, task_id: str) -> int | None:
+        name = self._files.index.rows.get(task_id)
+        if name is None or name.owner:
+            return None if name is None else name.token
+        row = self._readable(name)
+        return None if row is None else row.token
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
         wanted = set(owners)
@@ -175,13 +194,16 @@ class FileSection(Section):
     def _document(self, kind: str, key: str) -> tuple[DocumentName, Document] | None:
         stored_key = document_key(kind, key)
         for _ in range(_TRIES):
-            self._writes.settle_key(stored_key)
-            if self._files.index.document(stored_key) is None:
+            name = self._files.index.document(stored_key)
+            if name is None:
+                self._writes.settle_key(stored_key)
+                name = self._files.index.document(stored_key)
+            if name is None:
                 if stored_key not in self._files.index.taken:
                     return None
                 continue
             try:
-                found = self._files.document(kind, key)
+                found = self._files.read_document(name)
             except NewerRecord as error:
                 raise StorageError(f"{kind} {key} was written by a newer omniq") from error
             if found is not None:
@@ -194,7 +216,8 @@ class FileSection(Section):
         if stored is None:
             return []
         if query.due_by is not None:
-            return list(self._readable_documents(stored.due_by(query.due_by, query.limit)))
+            due = stored.due_by(query.due_by, query.limit, query.due_after)
+            return list(self._readable_documents(due))
         documents = (
             document
             for document in self._readable_documents(list(stored.by_key.values()))
@@ -273,8 +296,9 @@ class FileSection(Section):
                 # Perhaps a repeated call, which adds nothing: its ids decide.
                 raise Moved
             raise QueueFull(bound)
-        for row in changes.inserted:
-            row.seq = self._next_seq()
+        seqs = self._take_seqs(len(changes.inserted), self._files.clock.micros())
+        for row, seq in zip(changes.inserted, seqs, strict=True):
+            row.seq = seq
             write.inserted.append(Prepared(row.id, LIVE.encode(Live(row)), row))
 
     def _is_occupied(self, task_id: str, revived: set[str]) -> bool:
@@ -290,7 +314,9 @@ class FileSection(Section):
         name, record = self._sources[row.id]
         target = next_name(name, record, row)
         if target is not None:
-            write.renamed.append((name, target))
+            is_park = not (name.owner or target.owner) and name.marks == target.marks
+            is_park = is_park and name.parked is None and target.parked is not None
+            (write.parked if is_park else write.renamed).append((name, target))
             return
         row.body = row.body or record.body
         write.changed.append(Prepared(row.id, LIVE.encode(Live(row)), row, name))
@@ -328,11 +354,14 @@ class FileSection(Section):
         target = next_name(name, record, row)
         if target is not None and not row.gates:
             return name, target
-        self._plan_updated(write, row)
+        if target is not None:
+            write.claimed.append((name, target))
+        else:
+            self._plan_updated(write, row)
         return None
 
     def _after_commit(self, write: Write) -> None:
-        for name, target in write.renamed:
+        for name, target in (*write.renamed, *write.claimed, *write.parked):
             self._own(target, self._sources[name.key][1])
         for each in write.changed:
             if isinstance(each.name, RowName) and isinstance(each.record, Row):
@@ -361,8 +390,9 @@ class FileSection(Section):
         disk, index = self._files.disk, self._files.index
         for position, (name, target) in enumerate(claims):
             try:
-                index.expect(str(target), target)
-                is_claimed = disk.move(name.path, target.path)
+                text = str(target)
+                index.expect(text, target)
+                is_claimed = disk.move(name.path, f"tasks/{text}")
             except OSError:
                 if not (self.claimed or has_written):
                     raise

@@ -26,7 +26,7 @@ from omniq.storage.file.encoding import (
     unframe,
 )
 
-_LARGEST = 16_384
+_LARGEST = 18_432
 """The maximum sum of the sizes of a file's records: reading one of them reads the whole file."""
 
 
@@ -81,20 +81,35 @@ def unpack_one(data: bytes, key: str) -> bytes:
     return data if place is None else data[place[0] : place[0] + place[1]]
 
 
+class SharedFile(NamedTuple):
+    """The contents of a shared file whose header was checked."""
+
+    data: bytes
+    records_at: int
+    lines: bytes
+
+    def find(self, key: str) -> tuple[int, int]:
+        """The offset and size of the record with that key."""
+        before = self.lines.find(f"\n{key} ".encode())
+        if before < 0:
+            raise NotARecord("the file holds only records of other tasks")
+        try:
+            line = self.lines[before + 1 : self.lines.index(b"\n", before + 1)]
+            start, size = map(int, line.split(b" ")[1:])
+        except ValueError as error:
+            raise NotARecord("its lines cannot be read") from error
+        return self.records_at + start, size
+
+
+def open_shared(data: bytes) -> SharedFile | None:
+    """Check the header of a file; None if the file is not shared."""
+    return SharedFile(data, *_read_header(data)) if _is_shared(data) else None
+
+
 def find_record(data: bytes, key: str) -> tuple[int, int] | None:
     """The offset and size of a record in a shared file; None if the file is not shared."""
-    if not _is_shared(data):
-        return None
-    end, lines = _read_header(data)
-    before = lines.find(f"\n{key} ".encode())
-    if before < 0:
-        raise NotARecord("the file holds only records of other tasks")
-    try:
-        line = lines[before + 1 : lines.index(b"\n", before + 1)]
-        start, size = map(int, line.split(b" ")[1:])
-    except ValueError as error:
-        raise NotARecord("its lines cannot be read") from error
-    return end + start, size
+    file = open_shared(data)
+    return None if file is None else file.find(key)
 
 
 def unpack_all(data: bytes) -> dict[str, bytes]:

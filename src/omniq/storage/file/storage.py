@@ -8,7 +8,7 @@ one file, one succeeds) and link (of several processes that create one name, one
     results/<id>.result, dead/<id>.dead     ended; dead letter (with the task's record)
     leases/     see `leases`
     corrupt/    files that are not records, and the reasons
-    queue       an empty file: versions of omniq that kept tasks in a folder of this name fail here
+    queue, unique   in the way of older versions of omniq, which fail here (see `upgrade`)
 
 A live task is a name and a record. The record is never changed in place; the name says who holds the
 task, whether it is parked, and whether its cancellation was requested. So claims, parking and
@@ -26,14 +26,10 @@ again when there is space.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
-from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.serialization import Serializer
-from omniq.settings import Settings
-from omniq.storage.base import BaseStorage
-from omniq.storage.enqueue_batcher import EnqueueBatcher
+from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.file.backend import FileBackend
-from omniq.storage.row_rules import Row
 
 
 class FileStorage(BaseStorage):
@@ -43,24 +39,11 @@ class FileStorage(BaseStorage):
     "os" they are not: a power cut may lose what was acknowledged in the seconds before it.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        serializer: Serializer | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        settings: Settings | None = None,
-        max_pending: int | None = None,
-    ) -> None:
-        super().__init__(
-            serializer=serializer, clock=clock, settings=settings, max_pending=max_pending
-        )
+    _enqueue_writes = 1
+
+    def __init__(self, path: str | Path, **options: Unpack[StorageOptions]) -> None:
+        super().__init__(**options)
         self.path = Path(path)
-        self._use(FileBackend(self.path, clock, self._local_wakeups, self._settings.durability))
-
-    async def _open(self) -> None:
-        await super()._open()
-        self._batcher = EnqueueBatcher(super()._enqueue)
-
-    async def _enqueue(self, rows: list[Row]) -> list[str]:
-        return await self._batcher.add(rows)
+        self._use(
+            FileBackend(self.path, self._clock, self._local_wakeups, self._settings.durability)
+        )

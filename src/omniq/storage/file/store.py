@@ -11,10 +11,9 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from omniq.clock import Clock, from_micros
-from omniq.errors import LeaseLost, StorageError, StorageRefused
+from omniq.errors import LeaseLost, StorageError
 from omniq.failpoints import hit
 from omniq.models import WorkerInfo
-from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage import backend
 from omniq.storage.backend import Counts, Document, Record, Work, complete
 from omniq.storage.file.encoding import DOCUMENT
@@ -26,29 +25,18 @@ from omniq.storage.file.section import FileSection
 from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.file.upgrade import drain_old_layout
 from omniq.storage.file.writes import Writes, boot_mark
+from omniq.storage.incarnation import STORE, check_reader, decode_record, new_record
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.row_rules import Row
-from omniq.storage.types import Renewal
+from omniq.storage.types import Holder, LeaseReply, Renewal
 
 T = TypeVar("T")
 
-FORMAT = 2
-"""The format of the store. A folder with `queue/` instead of `tasks/` has format 1."""
-
-_STORE = document_key("store", "store")
+_STORE = document_key(STORE, STORE)
 
 _NONCE_LENGTH = 10
 """Random characters at the beginning of a store's nonces. Long names cost space."""
-
-
-class StoreInfo(msgspec.Struct, array_like=True):
-    """The document `store`: the store's identity, its format, and the oldest that can read it."""
-
-    id: str
-    epoch: int = 0
-    format: int = FORMAT
-    oldest_reader: int = FORMAT
 
 
 class SequenceNumbers:
@@ -58,11 +46,12 @@ class SequenceNumbers:
         self._lock = threading.Lock()
         self._last = 0
 
-    def next(self, now: int) -> int:
-        """Return the next number. Across processes the clock decides the order."""
+    def take(self, count: int, now: int) -> range:
+        """Return the next numbers. Across processes the clock decides the order."""
         with self._lock:
-            self._last = max(now, self._last + 1)
-            return self._last
+            first = max(now, self._last + 1)
+            self._last = first + count - 1
+        return range(first, first + count)
 
 
 _sequences: WeakValueDictionary[tuple[int, int], SequenceNumbers] = WeakValueDictionary()
@@ -93,7 +82,6 @@ class Store:
         self.writes = Writes(self.files, clock)
         self.finished = FinishedTasks(self.files)
         self.leases = Leases(self.disk, clock)
-        self._checked: DocumentName | None = None
 
     def open(self) -> None:
         """Create the missing folders, and move what an older version has stored to the new ones."""
@@ -102,6 +90,7 @@ class Store:
             self._sequence = _sequence_numbers_of(self.disk.root)
             self._make_tasks_folder()
             drain_old_layout(self, is_opening=True)
+            self._find_record()
         except BaseException:
             self.close()
             raise
@@ -112,9 +101,9 @@ class Store:
             return
         draft = f"tmp/{self.disk.nonce()}.tasks"
         self.disk.make_folder(draft)
-        info = encode_internal(StoreInfo(self._clock.new_id()))
-        name = DocumentName(_STORE, self.disk.nonce())
-        self.disk.write(f"{draft}/{name}", DOCUMENT.encode(Document("store", "store", info)))
+        record = Document(STORE, STORE, new_record(self._clock.new_id()), due=0)
+        name = DocumentName(_STORE, self.disk.nonce(), due=0)
+        self.disk.write(f"{draft}/{name}", DOCUMENT.encode(record))
         self.disk.sync(draft)
         if not self.disk.move_folder(draft, "tasks"):
             self.disk.remove(f"{draft}/{name}")
@@ -126,38 +115,47 @@ class Store:
         self.files.close()
         self.disk.close()
 
-    def next_seq(self) -> int:
-        """The sequence number of a new task."""
-        return self._sequence.next(self._clock.micros())
-
     # Sections
 
     def section(self) -> FileSection:
         """A new section on what is stored now."""
         section = FileSection(
-            self.files, self.writes, self.finished, self._own_claims, self.next_seq
+            self.files, self.writes, self.finished, self._own_claims, self._sequence.take
         )
-        self._check_format()
+        self._read_record()
         return section
 
-    def _check_format(self) -> None:
-        """Refuse a store that needs a newer version of omniq."""
+    def _read_record(self) -> bytes | None:
+        """Read the store's record, if it has changed; refuse one that needs a newer omniq."""
         name = self.files.index.document(_STORE)
-        if name is None or name == self._checked:
-            return
-        found = self.files.read_document(name)
-        info = None if found is None else _decode_info(found[1].data)
-        if info is not None and info.oldest_reader > FORMAT:
-            raise StorageRefused(
-                f"{self.disk.root} has format {info.format}, which needs a newer version of "
-                f"omniq; this one reads format {FORMAT}"
-            )
-        self._checked = name
+        if name != self._own_claims.store[0]:
+            found = None if name is None else self.files.read_document(name)
+            data = None if found is None else found[1].data
+            check_reader(decode_record(data))
+            self._own_claims.store = name, data
+        return self._own_claims.store[1]
 
-    def transact(self, section: FileSection, work: Work[T], claims_as: str | None) -> T:
+    def _find_record(self) -> bytes | None:
+        """Read the store's record, without the index if it has not changed: a heartbeat needs no index."""
+        name, data = self._own_claims.store
+        if name is not None and self.disk.exists(name.path):
+            return data
+        self.files.refresh()
+        return self._read_record()
+
+    @property
+    def epoch(self) -> int:
+        """The store's epoch, when its record was last read."""
+        name, _ = self._own_claims.store
+        return 0 if name is None else name.due or 0
+
+    def transact(self, section: FileSection, work: Work[T], holder: Holder | None) -> T:
         """Run the work of the engine in the section."""
-        if claims_as is not None:
-            self._check_lease(claims_as)
+        claims_as = None if holder is None else holder.owner
+        if holder is not None:
+            if holder.epoch != self.epoch or not self._has_lease(holder.owner):
+                raise LeaseLost(holder.owner)
+            section.epoch = self.epoch
         try:
             result = complete(work(section))
             if section.claimed and claims_as is not None and not self._has_lease(claims_as):
@@ -226,13 +224,13 @@ class Store:
             own.start(owner, lease.path)
         return lease is not None
 
-    def _check_lease(self, owner: str) -> None:
-        if not self._has_lease(owner):
-            raise LeaseLost(owner)
-
-    def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+    def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
         """Renew the lease; returns the tasks that the owner still holds, by their files."""
-        lease = self.leases.renew(info, length, is_first=is_first)
+        store, epoch = self._find_record(), self.epoch
+        may_renew = holder.epoch <= epoch if holder.beat == 0 else holder.epoch == epoch
+        lease = self.leases.renew(info, length, holder, epoch) if may_renew else None
+        if lease is None:
+            return LeaseReply(epoch, self.leases.beat(info.id), store)
         self._own_claims.start(info.id, lease.path)
         held: dict[str, int] = {}
         cancelled: set[str] = set()
@@ -242,7 +240,8 @@ class Store:
                 held[name.key] = name.token
                 if "c" in name.marks:
                     cancelled.add(name.key)
-        return Renewal(held, frozenset(cancelled), self.leases.is_paused(info.id))
+        renewal = Renewal(held, frozenset(cancelled), self.leases.is_paused(info.id))
+        return LeaseReply(epoch, lease.beat, store, renewal)
 
     def _current_claim(self, known: RowName) -> RowName | None:
         """The name that a claimed task has now. The index is asked only if it is none of the usual."""
@@ -265,8 +264,12 @@ class Store:
         self.files.recheck()
         self.writes.recover()
         self.files.refresh()
+        self._read_record()
         # The claims are read before the leases, so an owner that starts now is not among them.
         index = self.files.index
+        for name in index.held.get(self._own_claims.owner, {}).values():
+            # Also what this owner does not know, because files that it had ended were put back.
+            self._own_claims.put(name)
         taken = (each.inner for each in index.taken.values())
         owners = {*index.held, *(each.owner for each in taken if isinstance(each, RowName))} - {""}
         leases = self.leases.all()
@@ -276,7 +279,7 @@ class Store:
             if lease is None:
                 found.append(backend.Lease(owner, None, is_live=False))
             else:
-                is_live = self.leases.is_live(lease)
+                is_live = self.leases.is_live(lease, self.epoch)
                 found.append(backend.Lease(owner, self._info(owner), is_live))
         self.leases.remove_leftovers()
         return found
@@ -293,7 +296,8 @@ class Store:
         lease = self.leases.of(owner)
         if lease is None:
             return True
-        if not retires and self.leases.is_live(lease):
+        self._find_record()
+        if not retires and self.leases.is_live(lease, self.epoch):
             return False
         is_fenced = self.leases.fence(lease)
         if not retires:
@@ -304,6 +308,3 @@ class Store:
         """Return when the next task is due, and whether tasks were added since the last claim."""
         self.files.refresh()
         return self.files.index.ready.next_due(), self.files.has_arrivals()
-
-
-_decode_info = lenient_decoder(StoreInfo, None)

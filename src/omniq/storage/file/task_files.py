@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from omniq.clock import Clock
 from omniq.errors import StorageError
+from omniq.failpoints import hit
 from omniq.storage.backend import Document
 from omniq.storage.file.encoding import (
     DOCUMENT,
@@ -29,7 +30,7 @@ from omniq.storage.file.file_names import (
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.index import Index
 from omniq.storage.file.row_names import row_of
-from omniq.storage.file.shared_file import unpack_all, unpack_one
+from omniq.storage.file.shared_file import SharedFile, open_shared, unpack_one
 from omniq.storage.file.wakeups import FolderWatch
 from omniq.storage.row_rules import Row
 
@@ -41,7 +42,8 @@ _LISTINGS = 50
 _RESCAN_AFTER = 60.0
 """Seconds between full listings. A folder of a hundred thousand names takes almost one to list."""
 
-_CACHED_FILES = 8
+_CACHED_FILES = 128
+_LARGEST_CACHED = 65_536
 _CACHED_DOCUMENTS = 10_000
 
 
@@ -51,7 +53,7 @@ class TaskFiles:
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self.disk = disk
         self.clock = clock
-        self.index = Index()
+        self.index = Index(f".{disk.own_prefix}")
         self.watch: FolderWatch | None = None
         self.records: dict[str, tuple[str, Row]] = {}
         """The content and the record of tasks that this process has claimed, with their bodies."""
@@ -60,7 +62,7 @@ class TaskFiles:
         self._rescanned_at: float | None = None
         self._arrivals_seen = 0
         self._unreadable: set[RowName] = set()
-        self._files: dict[str, dict[str, bytes]] = {}
+        self._files: dict[str, SharedFile] = {}
         self._documents: dict[str, tuple[DocumentName, Document]] = {}
 
     def close(self) -> None:
@@ -83,6 +85,10 @@ class TaskFiles:
             return
         self.rescan()
 
+    def distrust_index(self) -> None:
+        """Have the next `refresh` list the folder; until a listing succeeds, no call does anything else."""
+        self._rescanned_at = None
+
     def recheck(self) -> None:
         """Update the index; once a minute by a full listing, in case the watch missed a change."""
         before = self._rescanned_at
@@ -93,6 +99,7 @@ class TaskFiles:
 
     def rescan(self) -> None:
         """Read the names of the whole folder."""
+        hit("file.index.before_listing")
         if self._may_watch and self.watch is None:
             # Opened as late as possible: inotify watches are limited, and many storages need none.
             self.watch = FolderWatch.open(str(self.disk.root / "tasks"))
@@ -179,11 +186,6 @@ class TaskFiles:
         except (NotARecord, NewerRecord):
             return None
 
-    def document(self, kind: str, key: str) -> tuple[DocumentName, Document] | None:
-        """Return the current document with its name, or None."""
-        name = self.index.document(document_key(kind, key))
-        return None if name is None else self.read_document(name)
-
     def read_document(self, name: DocumentName) -> tuple[DocumentName, Document] | None:
         """Return the document with that name, with the name; None when it is gone."""
         known = self._documents.get(name.key)
@@ -239,9 +241,7 @@ class TaskFiles:
         key_of: Callable[[T], str],
     ) -> T | None:
         try:
-            data = self._files.get(name.content, {}).get(name.key)
-            if data is None:
-                data = self._load(path, name)
+            data = self._load(path, name)
             if data is None:
                 self.index.discard(name)
                 return None
@@ -254,16 +254,21 @@ class TaskFiles:
         return record
 
     def _load(self, path: str, name: RowName | DocumentName) -> bytes | None:
-        """Read a file, and remember its records: the next one is often in the same file."""
-        data = self.disk.read(path)
-        if data is None:
-            return None
-        record = unpack_one(data, name.key)
-        if record is not data:
-            if len(self._files) >= _CACHED_FILES:
-                del self._files[next(iter(self._files))]
-            self._files[name.content] = unpack_all(data)
-        return record
+        """Read a record, and remember its file: the next one is often in the same."""
+        file = self._files.get(name.content)
+        if file is None:
+            data = self.disk.read(path)
+            if data is None:
+                return None
+            file = open_shared(data)
+            if file is None:
+                return data
+            if len(data) <= _LARGEST_CACHED:
+                if len(self._files) >= _CACHED_FILES:
+                    del self._files[next(iter(self._files))]
+                self._files[name.content] = file
+        start, size = file.find(name.key)
+        return file.data[start : start + size]
 
     def quarantine(self, path: str, name: RowName | DocumentName, why: str) -> None:
         """Move a file that is not a record to `corrupt/`."""

@@ -1,7 +1,9 @@
 """Upgrade: moves what versions of omniq before format 2 have stored to the folders of today.
 
 Those versions kept live tasks in the folder `queue`. It is moved aside, and an empty file takes its
-name, so that their enqueues and claims fail with a `StorageError`. Then everything is moved piece by
+name, so that their enqueues and claims fail with a `StorageError`. They may move that file away, and
+create the folder again at their next start; so `unique`, which they look at when they start and never
+list, becomes a link to itself: they cannot start. Then everything is moved piece by
 piece: first what belongs to a task, then the task. Each piece is removed from its old place after it
 is in its new one, so an upgrade that was interrupted, at any point, continues at the next opening.
 Records of tasks have the same format, and only get new names.
@@ -10,9 +12,9 @@ Records of tasks have the same format, and only get new names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,6 +26,7 @@ from omniq.storage.backend import Changes, DocumentChange, Moved, complete
 from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.engine import SCHEDULE
 from omniq.storage.file.encoding import (
+    ENDED,
     Codec,
     EndedTask,
     Kind,
@@ -31,15 +34,15 @@ from omniq.storage.file.encoding import (
     NotARecord,
     unframe,
 )
-from omniq.storage.file.file_names import DeadName, RowName, document_key, id_of, result_path
-from omniq.storage.file.filesystem import Disk
-from omniq.storage.file.section import FileSection
+from omniq.storage.file.file_names import RowName, dead_path, document_key, id_of, result_path
+from omniq.storage.file.row_names import first_name
 from omniq.storage.file.shared_file import unpack_one
-from omniq.storage.file.task_files import TaskFiles
-from omniq.storage.file.writes import Writes
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.row_rules import Row
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE
+
+if TYPE_CHECKING:
+    from omniq.storage.file.store import Store
 
 T = TypeVar("T")
 
@@ -66,20 +69,6 @@ class _OldCheckpoint(msgspec.Struct):
 
 
 _LIVE = Codec(Kind.LIVE, _OldLive)
-_ENDED = Codec(Kind.ENDED, EndedTask)
-
-
-class _PartCodec(Codec["_OldLive | EndedTask"]):
-    """Decodes the new record of a change."""
-
-    def __init__(self) -> None:
-        """Both kinds have a codec."""
-
-    def decode(self, data: bytes) -> _OldLive | EndedTask:
-        return _LIVE.decode(data) if unframe(data)[0] == Kind.LIVE else _ENDED.decode(data)
-
-
-_PART = _PartCodec()
 _GATE: Codec[tuple[str, GateState]] = Codec(Kind.GATE, tuple[str, GateState])
 _SCHEDULE = Codec(Kind.SCHEDULE, _OldSchedule)
 _CHECKPOINT = Codec(Kind.CHECKPOINT, _OldCheckpoint)
@@ -94,23 +83,14 @@ class _Moving(NamedTuple):
     live: _OldLive
 
 
-class Upgraded(Protocol):
-    """The parts of a store that an upgrade needs."""
-
-    disk: Disk
-    files: TaskFiles
-    writes: Writes
-
-    def section(self) -> FileSection:
-        """A new section."""
-        ...
-
-
-def drain_old_layout(store: Upgraded, *, is_opening: bool = False) -> None:
+def drain_old_layout(store: Store, *, is_opening: bool = False) -> None:
     """Move what is in the old places, and close them."""
     disk = store.disk
     is_old = disk.is_folder("queue")
     if is_old:
+        if disk.is_folder("unique"):
+            disk.move("unique", f"unique-{disk.nonce()}")
+        disk.link_to_itself("unique")
         disk.move("queue", f"queue-{disk.nonce()}")
     if is_old or not disk.exists("queue"):
         disk.write_new("queue")
@@ -122,7 +102,7 @@ def drain_old_layout(store: Upgraded, *, is_opening: bool = False) -> None:
 
 
 class _Upgrade:
-    def __init__(self, store: Upgraded) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._disk = store.disk
         self._contents: dict[int, str] = {}
@@ -143,9 +123,10 @@ class _Upgrade:
         for folder in folders:
             self._move_rows(self._rows(folder))
         self._disk.sync("tasks", "results", "dead", "leases")
-        for folder in ("gates", "unique", "schedules", "paused", "notes", "workers", *folders):
-            for name in self._disk.names(folder) if folder in ("unique", "workers") else ():
-                self._remove(f"{folder}/{name}")
+        unique = [name for name in self._disk.names(".") if name.startswith("unique-")]
+        for folder in ("workers", *unique):
+            self._remove(folder)
+        for folder in ("gates", "schedules", "paused", "notes", *folders):
             self._disk.remove_folder(folder)
         self._disk.sync(".")
 
@@ -158,43 +139,34 @@ class _Upgrade:
             task_id = id_of(name, ".task")
             if claim is not None:
                 marks = "c" if claim[5] == "cancelling" else ""
-                place = (marks, None, int(claim[2]), claim[3], int(claim[4]))
-                moving = self._moving(path, inode, claim[1], place)
+                held = (int(claim[2]), claim[3], int(claim[4]))
+                yield from self._moving(path, inode, RowName(claim[1], "", 0, marks, None, *held))
             elif task_id is not None:
-                moving = self._moving(path, inode, task_id, ("", None, 0, "", 0))
+                yield from self._moving(path, inode, RowName(task_id, ""))
             else:
                 self._disk.quarantine(path, "not the name of a task")
-                continue
-            if moving is not None:
-                yield moving
 
     def _intents(self) -> Iterator[_Moving]:
         """Tasks that a process was about to enqueue when it died."""
         for name, inode in self._disk.scan("tmp"):
             task_id = id_of(name, ".task.tmp")
-            if task_id is not None:
-                path = f"tmp/{name}"
-                if self._disk.exists(result_path(task_id)) or self._disk.exists(
-                    DeadName(task_id).path
-                ):
-                    self._disk.remove_quietly(path)
-                    continue
-                moving = self._moving(path, inode, task_id, ("", None, 0, "", 0))
-                if moving is not None:
-                    yield moving
+            if task_id is None:
+                continue
+            if self._store.finished.has_record(task_id):
+                self._disk.remove_quietly(f"tmp/{name}")
+            else:
+                yield from self._moving(f"tmp/{name}", inode, RowName(task_id, ""))
 
-    def _moving(
-        self, path: str, inode: int, task_id: str, place: tuple[str, None, int, str, int]
-    ) -> _Moving | None:
-        live = self._read(path, task_id, _LIVE)
-        if live is None:
-            return None
-        index = self._store.files.index
-        kinds = (CHECKPOINT, PROGRESS)
-        has_notes = any(index.document(document_key(kind, task_id)) for kind in kinds)
-        marks = ("a" if has_notes or live.newest is not None else "") + place[0]
-        content = self._contents.setdefault(inode, self._disk.nonce())
-        return _Moving(path, RowName(task_id, content, 0, marks, *place[1:]), live)
+    def _moving(self, path: str, inode: int, name: RowName) -> Iterator[_Moving]:
+        """The task in that place, with a name that has its content and its marks; none if it is gone."""
+        live = self._read(path, name.key, _LIVE.decode)
+        if live is not None:
+            index = self._store.files.index
+            kinds = (CHECKPOINT, PROGRESS)
+            has_notes = any(index.document(document_key(kind, name.key)) for kind in kinds)
+            marks = ("a" if has_notes or live.newest is not None else "") + name.marks
+            content = self._contents.setdefault(inode, self._disk.nonce())
+            yield _Moving(path, name._replace(content=content, marks=marks), live)
 
     def _move_rows(self, rows: Iterator[_Moving]) -> None:
         """Write the documents of some rows, then give the rows their new names."""
@@ -220,22 +192,19 @@ class _Upgrade:
     def _finish_change(self, path: str, task_id: str, change: str) -> None:
         """Finish a change that was committed when its process died."""
         part, dead_part = f"results/{task_id}.{change}.part", f"dead/{task_id}.{change}.part"
-        found = self._read(part, task_id, _PART)
+        found = self._read(part, task_id, _decode_part)
         if isinstance(found, _OldLive):
             if found.clears_notes:
                 for name in self._disk.names(f"notes/{task_id}"):
                     self._remove(f"notes/{task_id}/{name}")
-            owner = found.row.owner or ""
-            place = ("", None, found.row.token, owner, found.row.started_at)
-            inode = self._disk.inode(part)
-            moving = self._moving(part, inode, task_id, place if owner else ("", None, 0, "", 0))
-            self._move_batch([] if moving is None else [moving])
+            moved = first_name(found.row, "")._replace(parked=None)
+            self._move_rows(self._moving(part, self._disk.inode(part), moved))
         elif found is not None:
             if found.row.result_ttl:
                 self._disk.move(part, result_path(task_id))
             else:
                 self._disk.remove(part)
-        self._disk.move(dead_part, DeadName(task_id).path)
+        self._disk.move(dead_part, dead_path(task_id))
         self._disk.sync("tasks", "results", "dead")
         self._disk.remove_quietly(path)
 
@@ -259,14 +228,14 @@ class _Upgrade:
 
     def _gates(self) -> Iterator[tuple[str, DocumentChange | None]]:
         for folder, name in self._values("gates"):
-            found = self._read(f"{folder}/{name}", "", _GATE)
+            found = self._read(f"{folder}/{name}", "", _GATE.decode)
             if found is not None:
                 key, state = found
                 yield folder, _document(GATE, key, encode_internal(state))
 
     def _schedules(self) -> Iterator[tuple[str, DocumentChange | None]]:
         for folder, name in self._values("schedules"):
-            found = self._read(f"{folder}/{name}", "", _SCHEDULE)
+            found = self._read(f"{folder}/{name}", "", _SCHEDULE.decode)
             if found is not None:
                 schedule = found.schedule
                 due = None if schedule.next_at is None else to_micros(schedule.next_at)
@@ -305,11 +274,11 @@ class _Upgrade:
             tokens = [name.removesuffix(".checkpoint") for name in names]
             newest = max((int(token) for token in tokens if token.isdigit()), default=None)
             if newest is not None:
-                found = self._read(f"{folder}/{newest}.checkpoint", "", _CHECKPOINT)
+                found = self._read(f"{folder}/{newest}.checkpoint", "", _CHECKPOINT.decode)
                 if found is not None:
                     data = encode_internal((found.saved_at, found.data))
                     yield "", _document(CHECKPOINT, task_id, data, found.saved_at)
-            progress = self._read(f"{folder}/progress", "", _PROGRESS)
+            progress = self._read(f"{folder}/progress", "", _PROGRESS.decode)
             change = None
             if progress is not None:
                 change = _document(PROGRESS, task_id, encode_internal(progress))
@@ -326,10 +295,10 @@ class _Upgrade:
             elif name.endswith(".info"):
                 self._disk.move(f"workers/{name}", f"leases/{name}")
 
-    def _read(self, path: str, key: str, codec: Codec[T]) -> T | None:
+    def _read(self, path: str, key: str, decode: Callable[[bytes], T]) -> T | None:
         try:
             data = self._disk.read(path)
-            return None if data is None else codec.decode(unpack_one(data, key))
+            return None if data is None else decode(unpack_one(data, key))
         except (NotARecord, NewerRecord) as error:
             self._disk.quarantine(path, str(error))
             return None
@@ -342,6 +311,11 @@ class _Upgrade:
             self._disk.remove_folder(path)
         elif path:
             self._disk.remove_quietly(path)
+
+
+def _decode_part(data: bytes) -> _OldLive | EndedTask:
+    """Decode the new record of a change."""
+    return _LIVE.decode(data) if unframe(data)[0] == Kind.LIVE else ENDED.decode(data)
 
 
 def _document(kind: str, key: str, data: bytes, due: int | None = None) -> DocumentChange:

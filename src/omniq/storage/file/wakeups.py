@@ -20,6 +20,7 @@ _IN_IGNORED = 0x8000
 _IN_ONLYDIR = 0x1000000
 _EVENT = struct.Struct("=iIII")
 _BUFFER = 65_536
+_LARGEST_EVENT = 512
 
 Event = tuple[bool, str]
 """Whether the name has appeared (True) or disappeared (False), and the name."""
@@ -61,6 +62,9 @@ class FolderWatch:
                 if not _parse(data, events):
                     self._skip()
                     return None
+                if len(data) < _BUFFER - _LARGEST_EVENT:
+                    # Another event would have fitted: there was none.
+                    break
         return events
 
     def _skip(self) -> None:

@@ -5,9 +5,10 @@ A write of the nonce W changes names of tasks and documents in these steps:
     1 write the new records as parts/<key>.W.part (and sync them), and link tasks/W.open
     2 link new names as <name>.new, and check that nothing else has their keys
     3 rename every old name to <name>.W.old; if one is gone, others have changed it: undo
-    4 rename W.open to W.done: this commits
-    5 rename the parts and the .new names to their final names, remove the .old names
-    6 sync the folders, then remove W.done
+    4 rename the tasks that are claimed to their new names; if one is gone: undo
+    5 rename W.open to W.done: this commits
+    6 rename the parts and the .new names to their final names, remove the .old names; park tasks
+    7 sync the folders, then remove W.done
 
 A process that needs a name that a write has taken waits for a moment. If the name is still taken then,
 the process finishes the write if there is a W.done, and otherwise removes W.open, so that the write
@@ -16,8 +17,12 @@ others for a moment, and no lock outlives it. Finishing or undoing twice, or lat
 name is used once, so each rename succeeds once.
 
     after a crash in      state                      what follows
-    steps 1 to 3          not committed              undone
-    steps 4 to 6          committed                  finished
+    steps 1 to 4          not committed              undone
+    steps 5 to 7          committed                  finished
+
+Two kinds of changes need no .old name, because a crash between them and the commit does no harm. A claim
+that was made and not committed is given back with the other claims of the process that died. A task
+that was not parked, although its gate expects it, is claimed or parked by the next claim.
 
 Without W.open and W.done, what is left of W is undone: W.open is made before any .old name, and W.done
 is removed after the last of them, and after the sync.
@@ -92,16 +97,24 @@ class Prepared(msgspec.Struct):
 
 
 class Write(msgspec.Struct):
-    """What one write changes. `erased`: keys of tasks whose old records are overwritten."""
+    """What one write changes. `erased`: keys of tasks whose old records are overwritten.
+
+    What it has done is in `contents` (the files of new records), `taken` (by key, with their paths) and
+    `has_claimed`. `has_marker`: several names change, so that another rename must commit them together.
+    """
 
     nonce: str
     inserted: list[Prepared] = []
     changed: list[Prepared] = []
-    renamed: list[tuple[Name, RowName]] = []
+    renamed: list[tuple[RowName, RowName]] = []
+    claimed: list[tuple[RowName, RowName]] = []
+    parked: list[tuple[RowName, RowName]] = []
     removed: list[Name] = []
     erased: set[str] = set()
     contents: list[str] = []
-    taken: list[TakenName] = []
+    taken: dict[str, tuple[TakenName, str]] = {}
+    has_claimed: list[tuple[RowName, RowName]] = []
+    has_marker: bool = False
     is_committed: bool = False
 
     @property
@@ -114,13 +127,13 @@ class Write(msgspec.Struct):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.inserted or self.changed or self.renamed or self.removed)
+        return not (self.size or self.parked)
 
     @property
-    def has_marker(self) -> bool:
-        """Whether several names change, so that another rename must commit them together."""
+    def size(self) -> int:
+        """The number of names that change together."""
         taken = len(self.changed) + len(self.renamed) + len(self.removed)
-        return taken + len(self.inserted) > 1
+        return taken + len(self.inserted) + len(self.claimed)
 
 
 class Writes:
@@ -147,38 +160,42 @@ class Writes:
         `is_occupied`: whether a task that has ended still has the id of a new one.
         """
         self._check(write)
-        if len(write.renamed) == 1 and not write.has_marker:
-            source, target = write.renamed[0]
-            self._files.index.expect(str(target), target)
-            if not self._disk.move(source.path, target.path):
-                self._raise_moved([source])
-            self._unsynced.add("tasks")
+        self._unsynced.add("tasks")
+        renamed, size = [*write.renamed, *write.claimed], write.size
+        write.has_marker = size > 1
+        if len(renamed) == size <= 1:
+            for source, target in renamed:
+                if not self._rename(source, target):
+                    self._raise_moved([source])
+            self._park(write)
             return
         try:
             self._prepare(write)
             self._announce(write, is_occupied)
             self._take(write)
+            self._claim(write)
             self._decide(write)
         except BaseException:
             if not write.is_committed:
                 self._undo(write)
             raise
-        self._unsynced.add("tasks")
-        if write.taken:
-            hit("file.record.after_commit")
         try:
+            if write.taken:
+                hit("file.record.after_commit")
             self._apply(write)
-        except OSError:
-            # Committed, and not finished. The index has not noted this write's own new names: list them,
-            # so that a repeat meets them and finishes this write instead of adding its tasks again.
-            self._files.rescan()
+        except BaseException:
+            # Committed, and not finished. The index does not have this write's own new names. With them,
+            # a repeat meets this write and finishes it, instead of adding its tasks again.
+            self._files.distrust_index()
             raise
 
     def _check(self, write: Write) -> None:
         """Raise `Moved` before anything is written, if the index knows that a name has changed."""
-        self._files.refresh()
+        sources = (*write.sources, *(source for source, _ in write.claimed))
+        if sources:
+            self._files.refresh()
         index = self._files.index
-        for source in write.sources:
+        for source in sources:
             if isinstance(source, RowName):
                 current: Name | None = index.rows.get(source.key)
             elif isinstance(source, DocumentName):
@@ -188,12 +205,17 @@ class Writes:
             if current != source:
                 self._raise_moved([source])
         for each in write.inserted:
-            if self._has_name(each.key):
+            if self._has_name(each):
                 self._raise_moved([], each.key)
 
-    def _has_name(self, key: str) -> bool:
-        index = self._files.index
-        return key in index.rows or key in index.taken or index.document(key) is not None
+    def _has_name(self, each: Prepared) -> bool:
+        """Whether there is a name with the key of a new record."""
+        index, key = self._files.index, each.key
+        if key in index.taken:
+            return True
+        if isinstance(each.record, Row):
+            return key in index.rows
+        return index.document(key) is not None
 
     def _raise_moved(self, sources: Iterable[Name], key: str = "") -> None:
         """Wait until what has moved is settled, so that the next try can succeed."""
@@ -245,20 +267,21 @@ class Writes:
         announce = self._disk.link if write.has_marker else self._disk.move
         for each in write.inserted:
             assert each.name is not None
-            new = f"{each.text}.new"
-            self._files.index.expect(new)
-            announce(f"parts/{each.name.content}.data", f"tasks/{new}")
+            announce(f"parts/{each.name.content}.data", f"tasks/{each.text}.new")
         hit("file.enqueue.after_link")
         # A later announcement sees this one, so one of two notices the other.
         self._files.refresh()
+        announced = self._files.index.new
         for each in write.inserted:
-            others = self._files.index.new.get(each.key, {}).values()
-            for other in [other for other in others if other.write != write.nonce]:
+            others = announced.get(each.key)
+            for other in list(others.values()) if others else ():
+                if other.write == write.nonce:
+                    continue
                 if write.nonce > other.write or not self._abort(other):
                     self._undo(write)
                     self.settle(other.write)
                     raise Moved
-            if self._has_name(each.key) or (isinstance(each.record, Row) and is_occupied(each.key)):
+            if self._has_name(each) or (isinstance(each.record, Row) and is_occupied(each.key)):
                 raise Moved
         hit("file.enqueue.before_publish")
 
@@ -278,9 +301,27 @@ class Writes:
             if not self._disk.move(source.path, f"tasks/{text}"):
                 self._undo(write)
                 self._raise_moved([source])
-            write.taken.append(taken)
+            write.taken[taken.key] = taken, f"tasks/{text}"
             write.is_committed = is_done
             hit("file.record.after_take")
+
+    def _claim(self, write: Write) -> None:
+        for source, target in write.claimed:
+            if not self._rename(source, target):
+                self._undo(write)
+                self._raise_moved([source])
+            write.has_claimed.append((source, target))
+            hit("file.claim.after_rename")
+
+    def _rename(self, source: RowName, target: RowName) -> bool:
+        text = str(target)
+        self._files.index.expect(text, target)
+        return self._disk.move(source.path, f"tasks/{text}")
+
+    def _park(self, write: Write) -> None:
+        for source, target in write.parked:
+            self._rename(source, target)
+            hit("file.record.after_rename")
 
     def _decide(self, write: Write) -> None:
         if write.is_committed:
@@ -311,8 +352,12 @@ class Writes:
         """Undo a write that is not committed. What cannot be undone now is undone by another process."""
         if write.has_marker:
             self._disk.remove_quietly(Marker(write.nonce).path)
-        for taken in write.taken:
-            self._disk.move_quietly(taken.path, taken.inner.path)
+        for source, target in write.has_claimed:
+            unclaimed = source._replace(version=target.version + 1)
+            self._disk.move_quietly(target.path, unclaimed.path)
+        write.has_claimed.clear()
+        for taken, path in write.taken.values():
+            self._disk.move_quietly(path, taken.inner.path)
         write.taken.clear()
         for each in write.inserted:
             if each.name is not None:
@@ -327,16 +372,18 @@ class Writes:
 
     def _apply(self, write: Write) -> None:
         """Give the new records their names, and remove the old ones."""
-        taken = {each.key: each for each in write.taken}
+        taken = dict(write.taken)
         for each in write.changed:
             self._place(each, write.nonce)
-            self._remove_taken(write, taken.pop(each.key))
+            self._remove_taken(write, *taken.pop(each.key))
         for source, target in write.renamed:
-            self._files.index.expect(str(target), target)
-            self._disk.move(taken.pop(source.key).path, target.path)
+            text = str(target)
+            self._files.index.expect(text, target)
+            self._disk.move(taken.pop(source.key)[1], f"tasks/{text}")
             hit("file.record.after_rename")
         for left in taken.values():
-            self._remove_taken(write, left)
+            self._remove_taken(write, *left)
+        self._park(write)
         if write.has_marker:
             for each in write.inserted:
                 self._publish(each)
@@ -345,13 +392,13 @@ class Writes:
         for content in write.contents:
             self._disk.remove_quietly(f"parts/{content}.data")
 
-    def _remove_taken(self, write: Write, taken: TakenName) -> None:
+    def _remove_taken(self, write: Write, taken: TakenName, path: str) -> None:
         key = taken.inner.key if taken.inner.key in write.erased else None
         if taken.is_done:
             # The commit itself: until the new names are durable, it may have to be finished again.
-            self._leftovers[taken.path] = key
+            self._leftovers[path] = key
         else:
-            self._remove(taken.path, key)
+            self._remove(path, key)
 
     def _remove(self, path: str, erased: str | None) -> None:
         if erased is None:
@@ -429,7 +476,7 @@ class Writes:
 
     def _is_certainly_dead(self, write: str) -> bool:
         """Whether the write is of an earlier boot, or of this thread, which is not writing now."""
-        return not write.startswith(self._boot) or self._disk.is_own_nonce(write)
+        return not write.startswith(self._boot) or write.startswith(self._disk.own_prefix)
 
     def _is_abandoned(self, write: str) -> bool:
         marker = self._files.index.markers.get(write)

@@ -10,11 +10,12 @@ from omniq.clock import Clock
 from omniq.errors import LeaseLost, StorageClosed
 from omniq.models import WorkerInfo
 from omniq.storage.backend import Backend, Counts, Lease, Moved, Work, complete
+from omniq.storage.incarnation import STORE, check_reader, decode_record
 from omniq.storage.log.commit_thread import CommitThread, Run
 from omniq.storage.log.log import Log
 from omniq.storage.log.replica import SNAPSHOT_BYTES, Replica
 from omniq.storage.tables import Tables, TablesSection
-from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.types import Capabilities, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
@@ -82,6 +83,11 @@ class LogBackend(Backend):
     async def open(self) -> None:
         if self._thread is None:
             self._thread = await self._connection.open()
+            try:
+                await self._call(_check_reader, writes=False)
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         if self._thread is not None:
@@ -100,10 +106,14 @@ class LogBackend(Backend):
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
     ) -> _T:
+        holder = None if claims_as is None else self.identity.holder(claims_as)
+
         def run(tables: Tables, now: int) -> _T:
-            if claims_as is not None and claims_as not in tables.leases:
-                raise LeaseLost(claims_as)
             section = TablesSection(tables, now)
+            if holder is not None:
+                if not tables.has_lease(holder):
+                    raise LeaseLost(holder.owner)
+                section.epoch = tables.epoch
             try:
                 return complete(work(section))
             except Moved:
@@ -126,10 +136,8 @@ class LogBackend(Backend):
     async def leases(self) -> list[Lease]:
         return await self._call(lambda tables, now: tables.list_leases(now), writes=False)
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
-        return await self._call(
-            lambda tables, now: tables.renew(info, now + length, is_first=is_first)
-        )
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        return await self._call(lambda tables, now: tables.renew(info, now + length, holder))
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
         return await self._call(lambda tables, now: tables.fence(owner, now, retires=retires))
@@ -143,6 +151,12 @@ class LogBackend(Backend):
             if next_due is not None:
                 timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
             await self._clock.wait(notified, timeout)
+
+
+def _check_reader(tables: Tables, now: int) -> None:
+    """Refuse a store that needs a newer omniq."""
+    record = tables.document(STORE, STORE)
+    check_reader(None if record is None else decode_record(record.data))
 
 
 def _do_nothing(tables: Tables, now: int) -> None:

@@ -17,7 +17,7 @@ from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import Document
 from omniq.storage.log.undoable_tables import Entry, UndoableTables
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.tables import StoredDead, StoredLease
+from omniq.storage.tables import StoredDead, StoredFence, StoredLease
 
 _FORMAT = b"\x01"
 """The first byte of every commit and snapshot."""
@@ -34,7 +34,7 @@ class Effects(msgspec.Struct, array_like=True):
     dead: list[StoredDead] = []
     documents: list[Document] = []
     leases: list[StoredLease] = []
-    fenced: dict[str, int] = {}
+    fenced: dict[str, StoredFence] = {}
     removed: list[Entry] = []
 
     def apply(self, tables: UndoableTables, now: int) -> None:
@@ -52,8 +52,8 @@ class Effects(msgspec.Struct, array_like=True):
             tables.set_document(document.kind, document.key, document)
         for lease in self.leases:
             tables.set_lease(lease.info.id, lease)
-        for owner, at in self.fenced.items():
-            tables.set_fenced(owner, at)
+        for owner, fence in self.fenced.items():
+            tables.set_fenced(owner, fence)
         for entry in self.removed:
             _remove(entry, tables, now)
 
@@ -89,7 +89,7 @@ def effects_of(before: Mapping[Entry, Any], after: Mapping[Entry, Any]) -> Effec
                 effects.documents.append(value)
             case StoredLease():
                 effects.leases.append(value)
-            case int():
+            case StoredFence():
                 effects.fenced[entry[1]] = value
             case None if before[entry] is not None:
                 effects.removed.append(entry)

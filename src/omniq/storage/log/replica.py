@@ -209,8 +209,8 @@ class Replica:
 
     def snapshot(self) -> tuple[int, bytes]:
         """The state as it is now, and the number of its last commit."""
-        for owner, at in list(self.tables.fenced.items()):
-            if at < self._time - _FENCED_FOR:
+        for owner, fence in list(self.tables.fenced.items()):
+            if fence.at < self._time - _FENCED_FOR:
                 self.tables.set_fenced(owner, None)
         data = encode_commit(
             Commit(

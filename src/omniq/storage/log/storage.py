@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
-from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.serialization import Serializer
-from omniq.settings import Settings
-from omniq.storage.base import BaseStorage
+from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.log.backend import Connection, LogBackend
 from omniq.storage.log.log import Log
 from omniq.storage.log.replica import SNAPSHOT_BYTES
@@ -22,14 +20,9 @@ class LogStorage(BaseStorage):
         connect: Callable[[], Log],
         *,
         capabilities: Capabilities,
-        serializer: Serializer | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        settings: Settings | None = None,
-        max_pending: int | None = None,
         snapshot_bytes: int = SNAPSHOT_BYTES,
+        **options: Unpack[StorageOptions],
     ) -> None:
-        super().__init__(
-            serializer=serializer, clock=clock, settings=settings, max_pending=max_pending
-        )
-        connection = Connection(connect, clock, snapshot_bytes)
-        self._use(LogBackend(connection, capabilities, clock, self._local_wakeups))
+        super().__init__(**options)
+        connection = Connection(connect, self._clock, snapshot_bytes)
+        self._use(LogBackend(connection, capabilities, self._clock, self._local_wakeups))

@@ -9,7 +9,7 @@ from typing import Any
 
 from omniq.storage.backend import Document
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.tables import StoredDead, StoredLease, Tables
+from omniq.storage.tables import StoredDead, StoredFence, StoredLease, Tables
 
 Entry = tuple[str, ...]
 """The name of a table and a key in it; of a document, its kind and its key."""
@@ -64,6 +64,6 @@ class UndoableTables(Tables):
         self._remember(("lease", owner), self.leases.get(owner), lease)
         super().set_lease(owner, lease)
 
-    def set_fenced(self, owner: str, at: int | None) -> None:
-        self._remember(("fenced", owner), self.fenced.get(owner), at)
-        super().set_fenced(owner, at)
+    def set_fenced(self, owner: str, fence: StoredFence | None) -> None:
+        self._remember(("fenced", owner), self.fenced.get(owner), fence)
+        super().set_fenced(owner, fence)

@@ -8,15 +8,10 @@ from typing import Any, TypeVar
 from omniq.clock import Clock
 from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
-from omniq.storage.backend import (
-    Backend,
-    Counts,
-    Lease,
-    Work,
-    complete,
-)
+from omniq.storage.backend import Backend, Changes, Counts, Lease, Work, complete
+from omniq.storage.incarnation import STORE, check_reader, decode_record
 from omniq.storage.tables import Tables, TablesSection
-from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.types import Capabilities, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
@@ -43,7 +38,9 @@ class MemoryBackend(Backend):
         return Capabilities(name="memory", durability="none", reach="process")
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Nothing to open; a store that needs a newer omniq is refused."""
+        record = self._memory.tables.document(STORE, STORE)
+        check_reader(None if record is None else decode_record(record.data))
 
     async def close(self) -> None:
         """Nothing to close: the memory is freed with its last backend."""
@@ -56,9 +53,16 @@ class MemoryBackend(Backend):
     ) -> _T:
         with self._memory.lock:
             tables = self._memory.tables
-            if claims_as is not None and claims_as not in tables.leases:
-                raise LeaseLost(claims_as)
-            return complete(work(TablesSection(tables, self._clock.micros())))
+            section = TablesSection(tables, self._clock.micros())
+            if claims_as is not None:
+                if not tables.has_lease(self.identity.holder(claims_as)):
+                    raise LeaseLost(claims_as)
+                section.epoch = tables.epoch
+            return complete(work(section))
+
+    async def write(self, changes: Changes) -> None:
+        with self._memory.lock:
+            self._memory.tables.write(changes, self._clock.micros())
 
     async def page(self, query: Any) -> Any:
         with self._memory.lock:
@@ -77,10 +81,10 @@ class MemoryBackend(Backend):
         with self._memory.lock:
             return self._memory.tables.list_leases(self._clock.boot_micros())
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
         with self._memory.lock:
             until = self._clock.boot_micros() + length
-            return self._memory.tables.renew(info, until, is_first=is_first)
+            return self._memory.tables.renew(info, until, holder)
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
         with self._memory.lock:

@@ -6,29 +6,21 @@ contract.
 
 from __future__ import annotations
 
-from omniq.clock import SYSTEM_CLOCK, Clock
+from typing import Unpack
+
 from omniq.serialization import Serializer
 from omniq.settings import Settings
-from omniq.storage.base import BaseStorage
+from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.memory.backend import Memory, MemoryBackend
 
 
 class MemoryStorage(BaseStorage):
     """A separate store in this process."""
 
-    def __init__(
-        self,
-        *,
-        serializer: Serializer | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        settings: Settings | None = None,
-        max_pending: int | None = None,
-    ) -> None:
-        super().__init__(
-            serializer=serializer, clock=clock, settings=settings, max_pending=max_pending
-        )
+    def __init__(self, **options: Unpack[StorageOptions]) -> None:
+        super().__init__(**options)
         self._memory = Memory()
-        self._use(MemoryBackend(self._memory, clock, self._local_wakeups))
+        self._use(MemoryBackend(self._memory, self._clock, self._local_wakeups))
 
     def another(
         self,

@@ -16,10 +16,10 @@
 | `user_transaction` | enqueue inside a caller's transaction, on any known driver |
 | `task_transaction` | transactions of running tasks, whose commit records the outcome |
 | `vacuum` | vacuum the live tasks while many are claimed |
-| `store_clock` | the server's time |
 | `encoding` | rows to columns and back |
 | `statements` | reads the SQL files and fills in the schema's name |
 | `migrations` | installs, upgrades and checks the schema |
+| `upgrade` | the part of an upgrade that has to decode what is stored |
 | `server_check` | the server's settings, for `omniq doctor` |
 
 `sql/` has the migrations (`0001_tables.sql`, …), the count of all tasks, and in `functions/` the

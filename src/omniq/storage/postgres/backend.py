@@ -8,17 +8,25 @@ storage was given a clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 from omniq.clock import Clock
-from omniq.errors import LeaseLost, StorageError
+from omniq.errors import StorageError
 from omniq.models import WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
-from omniq.storage.backend import Backend, Counts, FinishedQuery, Lease, Work
+from omniq.storage.backend import (
+    POLLING_PAUSE,
+    Backend,
+    Changes,
+    Counts,
+    FinishedQuery,
+    Lease,
+    Work,
+)
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
 from omniq.storage.postgres import migrations, queries, scan, user_transaction
 from omniq.storage.postgres.connection import (
@@ -31,14 +39,17 @@ from omniq.storage.postgres.read_section import ReadBatchers
 from omniq.storage.postgres.record_and_claim import PostgresFastPath
 from omniq.storage.postgres.section import PostgresSection
 from omniq.storage.postgres.statements import SchemaNames
-from omniq.storage.postgres.store_clock import StoreClock
 from omniq.storage.postgres.task_transaction import TaskTransactions
 from omniq.storage.postgres.vacuum import Vacuum
 from omniq.storage.postgres.wakeups import Wakeups
-from omniq.storage.types import Capabilities, Renewal
+from omniq.storage.store_clock import clock_of_store, given_boot_time, given_time, observe
+from omniq.storage.types import Capabilities, Holder, LeaseReply, Renewal
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
+
+_NOTIFIED_PAUSE = 2.0
+"""Seconds between two polls for a result of whose end the server notifies this storage, at most."""
 
 _decode_info = internal_decoder(WorkerInfo)
 
@@ -53,7 +64,8 @@ class PostgresBackend(Backend):
     ) -> None:
         self.target = target
         self.names = SchemaNames(target.schema, is_pooled=target.poll_only)
-        self.clock = StoreClock(clock)
+        self._names_without_session = SchemaNames(target.schema, is_pooled=True)
+        self.clock = self.store_clock = clock_of_store(clock)
         self._pool_size = pool_size
         self._local_clock = clock
         self._local_wakeups = local_wakeups
@@ -85,24 +97,26 @@ class PostgresBackend(Backend):
         self._counter = ServerConnection(target, "counter")
         self.vacuum = Vacuum(self._counter, self.names, clock)
         self.task_transactions = TaskTransactions(target, self._pool_size, self._section_on)
-        self.wakeups = Wakeups(target, self._local_wakeups, clock, self.clock)
+        self.wakeups = Wakeups(target, self._local_wakeups, self.clock)
         self.fast_path = PostgresFastPath(
             self._fetch,
             self.names,
             self.clock,
             self.wakeups,
             self.vacuum,
+            self.identity,
             prefix=f"{clock.new_id()[-6:]}~",
         )
         self._read_batchers = ReadBatchers(self._fetch_read, self.names, self.clock)
         try:
             await self.writer.open()
+            sent_at = self.clock.boot_micros()
             self._server = await self._read_or_install()
             migrations.check_version(target, self._server.version)
         except BaseException:
             await self.writer.close()
             raise
-        self.clock.server_said(self._server.now)
+        observe(self.clock, self._server.now, sent_at=sent_at)
 
     async def _read_or_install(self) -> migrations.ServerInfo:
         """Read the server's facts; installs the schema first when it is missing."""
@@ -127,7 +141,7 @@ class PostgresBackend(Backend):
 
     # Statements
 
-    async def write(
+    async def run(
         self, work: Callable[[Connection], Awaitable[_T]], *, is_repeatable: bool = False
     ) -> _T:
         """Run `work` on the writer that is free."""
@@ -136,7 +150,7 @@ class PostgresBackend(Backend):
         return await connection.run(work, is_repeatable=is_repeatable)
 
     async def _fetch(self, sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
-        return await self.write(lambda db: db.fetch(sql, *parameters), is_repeatable=is_repeatable)
+        return await self.run(lambda db: db.fetch(sql, *parameters), is_repeatable=is_repeatable)
 
     async def read(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
         """Run `work`, which only reads."""
@@ -147,24 +161,29 @@ class PostgresBackend(Backend):
 
     # Sections
 
+    async def write(self, changes: Changes) -> None:
+        await PostgresSection(self._fetch, self.names, self.clock).write(changes)
+
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
     ) -> _T:
         if not writes:
             return await work(self._read_batchers.section())
         if claims_as is None:
-            return await work(PostgresSection(self._fetch, self.names, self.clock.now()))
+            return await work(PostgresSection(self._fetch, self.names, self.clock))
         section = PostgresSection(
             self._fetch,
             self.names,
-            self.clock.now(),
-            owner=claims_as,
+            self.clock,
+            holder=self.identity.holder(claims_as),
             claim_id=self.fast_path.new_claim_id(),
         )
         # One at a time: two would both see that the owner holds no suspect, and each take one.
         async with self._claim_lock:
-            await section.begin_claim(self.clock.given)
-            return await work(section)
+            result = await work(section)
+        if section.claim is not None:
+            self.fast_path.claim_ended(section.claim, section.claimed, section.next_due)
+        return result
 
     def _section_on(self, db: Connection) -> PostgresSection:
         async def fetch(sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
@@ -174,13 +193,14 @@ class PostgresBackend(Backend):
                 raise_if_refused(error)
                 raise
 
-        return PostgresSection(fetch, self.names, self.clock.now())
+        # The connection is the task's, so its session has no settings of ours.
+        return PostgresSection(fetch, self._names_without_session, self.clock)
 
     async def transact_within(self, connection: object, work: Work[_T]) -> _T:
         assert self._server is not None
         run = await user_transaction.runner(connection)
         return await work(
-            user_transaction.UserSection(run, self.names, self._server.store, self.clock.now())
+            user_transaction.UserSection(run, self.names, self._server.store, self.clock)
         )
 
     def transaction(
@@ -191,7 +211,7 @@ class PostgresBackend(Backend):
     # Reading
 
     async def page(self, query: Any) -> Any:
-        names, now = self.names, self.clock.given
+        names, now = self.names, given_time(self.clock)
         match query:
             case TaskQuery():
                 return await self.read(lambda db: queries.list_rows(db, names, query, now))
@@ -205,64 +225,91 @@ class PostgresBackend(Backend):
     async def counts(self, *, only_waiting: bool = False) -> Counts:
         if only_waiting:
             waiting = await self.read(lambda db: queries.count_waiting(db, self.names))
-            return Counts(now=self.clock.now(), waiting=waiting)
+            return Counts(now=self.clock.micros(), waiting=waiting)
         return await self._counter.run(
-            lambda db: queries.read_counts(db, self.names, self.clock.given), is_repeatable=True
+            lambda db: queries.read_counts(db, self.names, given_time(self.clock)),
+            is_repeatable=True,
         )
 
     # Leases
 
     async def leases(self) -> list[Lease]:
         sql = (
-            "SELECT owner, info, paused, until > (SELECT {schema}.micros($1)) FROM {schema}.leases "
-            "WHERE NOT fenced UNION ALL SELECT name, NULL, false, false "
+            "WITH clock AS (SELECT {schema}.micros($1) AS now) "
+            "SELECT owner, info, paused, until, length, now FROM {schema}.leases, clock "
+            "WHERE NOT fenced UNION ALL SELECT name, NULL, false, 0, 0, 0 "
             "FROM unnest({schema}.holders()) AS holders (name) WHERE NOT EXISTS "
             "(SELECT FROM {schema}.leases WHERE owner = name AND NOT fenced) ORDER BY 1"
         )
-        found = await self._fetch_read(self.names(sql), self.clock.given_for_leases)
+        found = await self._fetch_read(self.names(sql), given_boot_time(self.clock))
         return [
-            Lease(owner, None if info is None else _info(info, paused), is_live)
-            for owner, info, paused, is_live in found
+            Lease(
+                owner,
+                None if info is None else _info(info, paused),
+                until > now,
+                until,
+                length,
+                now,
+            )
+            for owner, info, paused, until, length, now in found
         ]
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        sent_at = self.clock.boot_micros()
         (renewed,) = await self._fetch(
-            self.names("SELECT * FROM {schema}.renew($1, $2, $3, $4, $5, $6)"),
+            self.names("SELECT * FROM {schema}.renew($1, $2, $3, $4, $5, $6, $7)"),
             info.id,
             length,
             encode_internal(info),
-            is_first,
-            self.clock.given,
-            self.clock.given_for_leases,
+            holder.epoch,
+            holder.beat,
+            given_time(self.clock),
+            given_boot_time(self.clock),
         )
-        is_renewed, is_paused, at, ids, tokens, cancelled = renewed
+        is_renewed, is_paused, at, ids, tokens, cancelled, epoch, beat, store = renewed
+        observe(self.clock, at, sent_at=sent_at)
         if not is_renewed:
-            raise LeaseLost(info.id)
-        self.clock.server_said(at)
-        return Renewal(
+            return LeaseReply(epoch, beat, store)
+        renewal = Renewal(
             dict(zip(ids, tokens, strict=True)),
             frozenset(task_id for task_id, flag in zip(ids, cancelled, strict=True) if flag),
             is_paused,
         )
+        return LeaseReply(epoch, beat, store, renewal)
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
         sql = self.names("SELECT {schema}.fence($1, $2, $3, $4)")
         ((is_fenced,),) = await self._fetch(
-            sql, owner, self.clock.given, self.clock.given_for_leases, retires
+            sql, owner, given_time(self.clock), given_boot_time(self.clock), retires
         )
         return bool(is_fenced)
+
+    async def fence_overdue(self, lease: Lease) -> bool:
+        sql = "UPDATE {schema}.leases SET until = 0 WHERE owner = $1 AND until = $2 AND NOT fenced"
+        await self._fetch(self.names(sql), lease.owner, lease.until)
+        return await self.fence(lease.owner)
 
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
         sql = (
             "UPDATE {schema}.leases SET paused = $2 WHERE owner = $1 AND NOT fenced "
             "AND until > (SELECT {schema}.micros($3)) RETURNING owner"
         )
-        return bool(await self._fetch(self.names(sql), owner, paused, self.clock.given_for_leases))
+        return bool(await self._fetch(self.names(sql), owner, paused, given_boot_time(self.clock)))
 
     # Waiting
 
     async def wait_for_work(self, timeout: float) -> None:
         await self.wakeups.wait_for_work(timeout)
+
+    async def read_clock(self) -> None:
+        sent_at = self.clock.boot_micros()
+        ((now,),) = await self._fetch_read(self.names("SELECT {schema}.micros(NULL)"))
+        observe(self.clock, now, sent_at=sent_at)
+
+    @asynccontextmanager
+    async def watch_result(self, task_id: str) -> AsyncIterator[float]:
+        async with self.wakeups.awaiting_result(task_id) as is_notified:
+            yield _NOTIFIED_PAUSE if is_notified else POLLING_PAUSE
 
 
 def _info(data: bytes, paused: bool) -> WorkerInfo:

@@ -19,6 +19,7 @@ from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.errors import OmniqError, SettingsError, StorageClosed, StorageError, StorageRefused
 from omniq.settings import mask_url
+from omniq.storage.backend import Moved
 
 _T = TypeVar("_T")
 
@@ -107,12 +108,6 @@ _CONNECTION_LOST = (
     OSError,
     TimeoutError,
 )
-_UNAVAILABLE = (
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    OSError,
-    TimeoutError,
-)
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -174,7 +169,8 @@ class Target:
                 max_cached_statement_lifetime=0,
                 server_settings=settings,
             )
-        except (*_UNAVAILABLE, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        except Exception as error:
+            # Also what the driver raises as none of its own classes: it calls none of our code here.
             raise self.wrap_error(error) from error
         _configure_transport(connection)
         return connection
@@ -273,6 +269,12 @@ class ServerConnection:
                 # A statement that was cancelled half-way leaves the connection busy for a while.
                 self._drop()
                 raise
+            except (OmniqError, Moved, WriteRefused):
+                raise
+            except Exception as error:
+                # A reply of the wrong shape: no later one on this connection can be trusted.
+                self._drop()
+                raise ReplyLost(f"{self._target}: unexpected reply: {error!r}") from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _connected(self) -> Connection:
@@ -379,7 +381,7 @@ def is_connection_lost(error: BaseException) -> bool:
 def is_driver_error(error: BaseException) -> bool:
     """Whether the driver or the server raised the error."""
     return not isinstance(error, OmniqError) and isinstance(
-        error, (asyncpg.PostgresError, asyncpg.InterfaceError)
+        error, (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
     )
 
 

@@ -31,30 +31,37 @@ _CODEC = RowCodec(
 _NAMES = ["rank" if name == "priority" else name for name in _CODEC.columns]
 _WIDTH = len(_CODEC.columns)
 _PRIORITY, _TURN, _STATUS = map(_CODEC.columns.index, ("priority", "turn", "status"))
+_PARKED = _CODEC.columns.index("parked")
+assert _PARKED == _WIDTH - 1
 
 _SHARED = (
     "id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, "
     "started_at, crashes, status, cancel_requested, "
 )
 LIVE_COLUMNS = f"{_SHARED} attached, owner, parked, rest, body"
-LIVE_COLUMNS_WITHOUT_BODY = f"{_SHARED} attached, owner, parked, rest, ''::bytea AS body"
 ENDED_COLUMNS = (
     f"{_SHARED} false AS attached, NULL::text AS owner, NULL::text AS parked, rest, body"
 )
-ENDED_COLUMNS_WITHOUT_BODY = ENDED_COLUMNS.replace("rest, body", "rest, ''::bytea AS body")
 """The columns that `row_from` expects: of `live`, and of `finished` and `dead`."""
 
 
 def row_from(record: Sequence[Any]) -> Row:
     """Build the row from the columns above. More columns may follow them."""
-    values = list(record[:_WIDTH])
-    values[_PRIORITY] = ~values[_PRIORITY]
-    values[_STATUS] = STATUSES[values[_STATUS]]
+    rest = record[_WIDTH]
     try:
-        return _CODEC.row(values, record[_WIDTH], record[_WIDTH + 1])
+        row, body = _CODEC.without_columns(rest), record[_WIDTH + 1]
     except SerializationError:
         # A task whose limits cannot be decoded must not run: without a body it cannot.
-        return _CODEC.row(values, b"")
+        row, body = _CODEC.without_columns(b""), b""
+    row.body = body
+    (
+        row.id, row.seq, row.queue, row.func_path, rank, row.turn, row.due, row.visible,
+        row.created_at, row.expires, row.token, row.settled, row.started_at, row.crashes, status,
+        row.cancel_requested, row.attached, row.owner, row.parked,
+    ) = record[:_WIDTH]  # fmt: skip
+    row.priority = ~rank
+    row.status = STATUSES[status]
+    return row
 
 
 def row_from_names(record: dict[str, Any]) -> Row:
@@ -76,56 +83,100 @@ def task(row: Row, *, body: bool = False) -> tuple[Any, ...]:
     return (*values, _CODEC.rest(row), row.body if body else None, _gate_keys(row), None)
 
 
+def is_move(task: tuple[Any, ...], record: Sequence[Any]) -> bool:
+    """Whether a value of the SQL type `task` differs from what was read in `parked` alone."""
+    return task[:_PARKED] == record[:_PARKED] and task[_WIDTH] == record[_WIDTH]
+
+
 def new_task(row: Row) -> tuple[Any, ...]:
     """A row that was never claimed as a value of the SQL type `new_task`."""
+    turn = row.due if row.turn is None else row.turn
     return (
-        row.id,
-        row.queue,
-        row.func_path,
-        ~row.priority,
-        row.due if row.turn is None else row.turn,
-        row.due,
-        row.visible,
-        row.created_at,
-        row.expires,
-        _CODEC.rest(row),
-        row.body,
-        _gate_keys(row),
+        row.id, row.body, row.queue, row.func_path, ~row.priority, turn, row.due, row.visible,
+        row.created_at, _CODEC.rest(row), row.expires, _gate_keys(row),
+    )  # fmt: skip
+
+
+def new_tasks(rows: Sequence[Row]) -> tuple[list[Any], ...]:
+    """Rows that were never claimed as a value of the SQL type `new_tasks`."""
+    if not rows:
+        return _NO_TASKS
+    return (
+        [row.id for row in rows],
+        [row.body for row in rows],
+        _same([row.queue for row in rows]),
+        _same([row.func_path for row in rows]),
+        _same([~row.priority for row in rows]),
+        _same([row.due if row.turn is None else row.turn for row in rows]),
+        _same([row.due for row in rows]),
+        _same([row.visible for row in rows]),
+        _same([row.created_at for row in rows]),
+        _same([_CODEC.rest(row) for row in rows]),
+        _any([row.expires for row in rows]),
+        _any([None if (keys := _gate_keys(row)) is None else (keys,) for row in rows]),
     )
 
 
-NEW_TASK_FIELDS = (
-    "id", "queue", "func_path", "rank", "turn", "due", "visible", "created_at", "expires", "rest",
-    "body", "gates",
+NEW_TASKS_FIELDS = (
+    "ids", "bodies", "queues", "func_paths", "ranks", "turns", "dues", "visibles", "created_at",
+    "rests", "expires", "gates",
 )  # fmt: skip
-"""The names of the values of a `new_task`."""
+"""The names of the values of `new_tasks`."""
+
+
+def _same(column: list[Any]) -> list[Any]:
+    """The column, or only its first value if all are equal. None of them may be None.
+
+    >>> _same([3, 3]), _same([3, 4])
+    ([3], [3, 4])
+    """
+    return column[:1] if column.count(column[0]) == len(column) else column
+
+
+def _any(column: list[Any]) -> list[Any]:
+    """The column, or nothing if all of its values are None."""
+    return [] if column.count(None) == len(column) else column
 
 
 def _gate_keys(row: Row) -> list[str] | None:
     return [gate.key for gate in row.gates] if row.gates else None
 
 
-def ending(ended: Ended, *, is_known: bool = False) -> tuple[Any, ...]:
-    """The end of a row as a value of the SQL type `ending`.
+_NO_TASKS: tuple[list[Any], ...] = tuple([] for _ in NEW_TASKS_FIELDS)
+_NO_ENDINGS: tuple[list[Any], ...] = tuple([] for _ in range(13))
 
-    `is_known`: the rest of the row is stored already, because the task has not failed.
+
+def endings(ended: Sequence[Ended], holders: Sequence[str]) -> tuple[list[Any], ...]:
+    """The ends of rows as a value of the SQL type `endings`.
+
+    `holders`: the owner that must still hold each row, as it was claimed; empty for a row that is locked.
     """
-    finished, letter = ended.finished, ended.letter
-    row = finished.row
-    dead: tuple[bytes | None, int | None, str | None] = (None, None, None)
-    if letter is not None:
-        dead = (encode_internal(letter), to_micros(letter.last_failure), letter.failure_reason)
+    if not ended:
+        return _NO_ENDINGS
+    records = [each.finished for each in ended]
+    rows = [record.row for record in records]
+    letters = [each.letter for each in ended]
+    has_letters = any(letters)
     return (
-        row.id,
-        row.token,
-        row.settled,
-        row.crashes,
-        STATUS_NUMBERS[row.status],
-        None if is_known else _CODEC.rest(row),
-        finished.result,
-        finished.finished_at,
-        finished.expires_at if row.result_ttl else None,
-        *dead,
+        [row.id for row in rows],
+        [record.result for record in records],
+        _same(list(holders)),
+        _same([row.token for row in rows]),
+        _same([row.settled for row in rows]),
+        _same([row.crashes for row in rows]),
+        _same([STATUS_NUMBERS[row.status] for row in rows]),
+        _same([record.finished_at for record in records]),
+        _same([record.expires_at if record.row.result_ttl else 0 for record in records]),
+        # The rest of a row that was claimed is stored already, unless the task has failed.
+        _any(
+            [
+                None if holder and letter is None else _CODEC.rest(row)
+                for row, letter, holder in zip(rows, letters, holders, strict=True)
+            ]
+        ),
+        [each and encode_internal(each) for each in letters] if has_letters else [],
+        [each and to_micros(each.last_failure) for each in letters] if has_letters else [],
+        [each and each.failure_reason for each in letters] if has_letters else [],
     )
 
 

@@ -66,7 +66,7 @@ async def enqueue_in_parts(
 
     `WriteRefused` if one of their ids or unique keys is taken, or if there are too many.
     """
-    sql = names.select("enqueue", 8)
+    sql = names.select("enqueue", 6, first="bigint")
     parts = batch.parts()
     ids: list[str] = []
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from omniq.errors import StorageRefused
+from omniq.serialization import encode_internal
+from omniq.storage.incarnation import check_reader, decode_record
 from omniq.storage.postgres import statements
 from omniq.storage.postgres.connection import Connection, Target, close, is_driver_error, is_missing
 from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.upgrade import convert_documents
 
 NEWEST = len(statements.migrations())
 """The version of the schema that this code works with."""
@@ -47,10 +50,15 @@ async def read_server(db: Connection, names: SchemaNames) -> ServerInfo:
     found = ServerInfo(*await db.fetchrow(names(_SERVER_QUERY)))
     if found.version != NEWEST:
         return found
-    sql = (
-        "SELECT encode(data, 'hex') FROM {schema}.documents WHERE kind = 'store' AND key = 'store'"
-    )
-    return msgspec.structs.replace(found, store=await db.fetchval(names(sql)))
+    sql = "SELECT data FROM {schema}.documents WHERE kind = 'store' AND key = 'store'"
+    data = await db.fetchval(names(sql))
+    record = decode_record(data)
+    check_reader(record)
+    if record is None:
+        return found
+    # The encoded record begins with the id.
+    identity = data[: 1 + len(encode_internal(record.id))].hex()
+    return msgspec.structs.replace(found, store=identity)
 
 
 def check_version(target: Target, version: int) -> None:
@@ -128,6 +136,8 @@ async def _apply(db: Connection, schema: str, before: int) -> None:
         await db.execute(names(_VERSIONS))
     for version, name in enumerate(statements.migrations()[before:], start=before + 1):
         await db.execute(statements.migration(schema, name))
+        if version == 4 and before > 0:
+            await convert_documents(db, names)
         await db.execute(names("INSERT INTO {schema}.versions VALUES ($1)"), version)
     await db.execute(statements.functions(schema))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from omniq.clock import Clock
 from omniq.storage.backend import Document, Record
 from omniq.storage.postgres.read_batcher import ReadBatcher
 from omniq.storage.postgres.section import Fetch, PostgresSection
 from omniq.storage.postgres.statements import SchemaNames
-from omniq.storage.postgres.store_clock import StoreClock
 
 _DOCUMENTS = (
     "SELECT kind, key, data, due FROM {schema}.documents "
@@ -19,7 +19,7 @@ _DOCUMENTS = (
 class ReadBatchers:
     """The reads of records with their bodies, and of documents, of one backend."""
 
-    def __init__(self, fetch: Fetch, names: SchemaNames, clock: StoreClock) -> None:
+    def __init__(self, fetch: Fetch, names: SchemaNames, clock: Clock) -> None:
         self._fetch = fetch
         self._names = names
         self._clock = clock
@@ -28,10 +28,10 @@ class ReadBatchers:
 
     def section(self) -> ReadSection:
         """A section that only reads."""
-        return ReadSection(self, self._fetch, self._names, self._clock.now())
+        return ReadSection(self, self._fetch, self._names, self._clock)
 
     async def _read_records(self, ids: list[str]) -> dict[str, Record]:
-        section = PostgresSection(self._fetch, self._names, self._clock.now())
+        section = PostgresSection(self._fetch, self._names, self._clock)
         return await section.load(ids, bodies=True)
 
     async def _read_documents(self, names: list[str]) -> dict[str, Document]:
@@ -46,8 +46,10 @@ class ReadBatchers:
 class ReadSection(PostgresSection):
     """A section that only reads."""
 
-    def __init__(self, batchers: ReadBatchers, fetch: Fetch, names: SchemaNames, now: int) -> None:
-        super().__init__(fetch, names, now)
+    def __init__(
+        self, batchers: ReadBatchers, fetch: Fetch, names: SchemaNames, clock: Clock
+    ) -> None:
+        super().__init__(fetch, names, clock)
         self._batchers = batchers
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:

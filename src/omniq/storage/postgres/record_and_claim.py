@@ -12,17 +12,18 @@ from typing import Any
 
 import msgspec
 
+from omniq.clock import Clock
 from omniq.errors import LeaseLost
 from omniq.storage.backend import Changes, FastReply
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import ReplyLost
 from omniq.storage.postgres.section import Fetch
 from omniq.storage.postgres.statements import SchemaNames
-from omniq.storage.postgres.store_clock import StoreClock
 from omniq.storage.postgres.vacuum import Vacuum
 from omniq.storage.postgres.wakeups import Wakeups
 from omniq.storage.row_rules import Row
-from omniq.storage.types import Claim
+from omniq.storage.store_clock import given_time, observe
+from omniq.storage.types import Claim, Identity
 
 OUTCOMES_NOT_MATCHED = 1
 """Some rows had changed: their outcomes need the rules. Nothing was claimed."""
@@ -36,6 +37,9 @@ CLAIM_NEEDS_RULES = 3
 MORE_DUE = 4
 """All outcomes were recorded. More tasks have become due than one call moves: call again."""
 
+WITNESS_BEHIND = 5
+"""All outcomes were recorded. The owner's newest claim has a lower token; nothing was claimed."""
+
 _HEAD = 4
 """The number of columns before those of a row."""
 
@@ -47,23 +51,25 @@ class PostgresFastPath:
         self,
         fetch: Fetch,
         names: SchemaNames,
-        clock: StoreClock,
+        clock: Clock,
         wakeups: Wakeups,
         vacuum: Vacuum,
+        identity: Identity,
         *,
         prefix: str,
     ) -> None:
         self._fetch = fetch
-        self._sql = names.select("record_and_claim", 14)
+        self._sql = names.select("record_and_claim", 17)
         self._clock = clock
         self._wakeups = wakeups
         self._vacuum = vacuum
+        self._identity = identity
         self._prefix = prefix
         self._claims = 0
 
     def now(self) -> int:
         """The store's time in microseconds, as far as it is known here."""
-        return self._clock.now()
+        return self._clock.micros()
 
     def new_claim_id(self) -> str:
         """A name for one claim: unique for the owner, who may have a second storage object."""
@@ -74,8 +80,9 @@ class PostgresFastPath:
         self, owner: str, changes: Changes, claim: Claim | None
     ) -> FastReply:
         """Write the changes of rows that this owner still holds, then claim."""
-        outcomes: list[list[Any]] = [
-            [encoding.ending(each, is_known=True) for each in changes.ended],
+        ended = changes.ended
+        outcomes: list[Any] = [
+            encoding.endings(ended, [owner] * len(ended)),
             [encoding.task(row) for row in changes.updated],
             [change.key for change in changes.documents],
             [(change.before or b"").decode() for change in changes.documents],
@@ -84,22 +91,25 @@ class PostgresFastPath:
         if claim is not None:
             self._wakeups.claim_started(claim.queues, claim.runnable)
         while True:
+            sent_at = self._clock.boot_micros()
             reply = await self._call(owner, outcomes, claim, claim_id)
             if reply.state != MORE_DUE:
                 break
-            outcomes = [[], [], [], []]
-        self._clock.server_said(reply.at)
+            outcomes = [encoding.endings([], []), [], [], []]
+        observe(self._clock, reply.at, sent_at=sent_at)
         if reply.state == LEASE_LOST:
             raise LeaseLost(owner)
         if reply.state == OUTCOMES_NOT_MATCHED:
             return FastReply(reply.missed)
-        if claim is None or reply.state == CLAIM_NEEDS_RULES:
-            return FastReply()
-        self._vacuum.count_claims(len(reply.rows))
-        self._wakeups.claim_returned(
-            is_full=len(reply.rows) >= claim.limit, next_due=reply.next_due
-        )
+        if claim is None or reply.state in (CLAIM_NEEDS_RULES, WITNESS_BEHIND):
+            return FastReply(is_behind=reply.state == WITNESS_BEHIND)
+        self.claim_ended(claim, len(reply.rows), reply.next_due)
         return FastReply(rows=reply.rows)
+
+    def claim_ended(self, claim: Claim, count: int, next_due: int | None) -> None:
+        """Note that a claim got that many tasks, also one by the rules."""
+        self._vacuum.count_claims(count)
+        self._wakeups.claim_returned(is_full=count >= claim.limit, next_due=next_due)
 
     async def _call(
         self, owner: str, outcomes: Sequence[Any], claim: Claim | None, claim_id: str
@@ -109,14 +119,20 @@ class PostgresFastPath:
             queues = None if claim.queues is None else list(claim.queues)
             ranges = encoding.function_ranges(claim.runnable)
             request = [claim.limit, claim.now, queues, *ranges]
-        parameters = [owner, self._clock.given, *outcomes, *request, claim_id]
+        parameters = [owner, given_time(self._clock), *outcomes, *request, claim_id]
         # A caller that names its claim may be repeating it.
         is_repeat = claim is not None and claim.claim_id != ""
+        witness = None if claim is None else claim.witness
+        rest = (
+            self._identity.holder(owner).beat,
+            None if witness is None else witness.id,
+            None if witness is None else witness.token,
+        )
         try:
-            lines = await self._fetch(self._sql, *parameters, is_repeat, is_repeatable=False)
+            lines = await self._fetch(self._sql, *parameters, is_repeat, *rest, is_repeatable=False)
         except ReplyLost:
             # The token shows whether an outcome was recorded, the claim's name what was claimed.
-            lines = await self._fetch(self._sql, *parameters, True, is_repeatable=False)
+            lines = await self._fetch(self._sql, *parameters, True, *rest, is_repeatable=False)
         return _reply(lines, owner)
 
 

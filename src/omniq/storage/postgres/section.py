@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
+from omniq.clock import Clock
 from omniq.errors import LeaseLost, QueueFull
 from omniq.models import DeadLetter
 from omniq.serialization import internal_decoder
@@ -24,11 +27,14 @@ from omniq.storage.backend import (
 )
 from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.engine import SCHEDULE
+from omniq.storage.gate_states import DUE_GATES
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import ReplyLost, WriteRefused
 from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.store_clock import given_time, observe
+from omniq.storage.types import Claim, Holder
 
 Fetch = Callable[..., Awaitable[list[Any]]]
 """Runs a statement with its parameters, and returns all rows.
@@ -36,84 +42,115 @@ Fetch = Callable[..., Awaitable[list[Any]]]
 With `is_repeatable=False`, it raises `ReplyLost` when it is not known whether the statement was run."""
 
 _FIRST = (-(2**63) + 1, -(2**63), -1)
+_SEQ, _GATE_KEYS, _VERSION = 1, 21, 22
+"""Positions of columns in what is read: see the SQL type `task`."""
+
+_GATE, _DUE_GATE, _PAUSED = -1, -3, -4
+"""The `seq` of lines that are no tasks: see `with_gates.sql` and the SQL function `begin_claim`."""
+
 _AFTER_ALL = "\U0010ffff"
 
-# The states of the gates of the rows that were found are returned with them, as rows with the `seq` -1.
-_GATES = (
-    "SELECT key, -1, NULL, NULL, NULL, NULL, due, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "
-    "NULL, NULL, NULL, NULL, data, NULL, NULL, NULL{more} FROM {schema}.documents "
-    f"WHERE kind = '{GATE}' AND key = ANY (array(SELECT unnest(gates) FROM found))"
-)
-_FOUND_AND_GATES = (
-    "WITH found AS MATERIALIZED ({query}) SELECT * FROM found UNION ALL "
-    + _GATES.replace("{more}", "")
-)
-_LOAD = (
-    "WITH found AS MATERIALIZED (SELECT {live}, gates, xmin FROM {schema}.live WHERE id = ANY ($1)) "
-    "SELECT *, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea FROM found UNION ALL "
-    "SELECT {ended}, NULL, NULL, finished_at, expires_at, result, NULL FROM {schema}.finished "
-    "WHERE id = ANY ($1) AND expires_at > $2 UNION ALL "
-    "SELECT {ended}, NULL, NULL, NULL, NULL, NULL, letter FROM {schema}.dead WHERE id = ANY ($1) "
-    "UNION ALL " + _GATES.replace("{more}", ", NULL, NULL, NULL, NULL")
-)
-_LOAD_WITHOUT_BODIES = _LOAD.replace("{live}", encoding.LIVE_COLUMNS_WITHOUT_BODY).replace(
-    "{ended}", encoding.ENDED_COLUMNS_WITHOUT_BODY
-)
-_LOAD_WITH_BODIES = _LOAD.replace("{live}", encoding.LIVE_COLUMNS).replace(
-    "{ended}", encoding.ENDED_COLUMNS
-)
-_HELD = _FOUND_AND_GATES.replace(
-    "{query}",
-    f"SELECT {encoding.LIVE_COLUMNS_WITHOUT_BODY}, gates, xmin FROM {{schema}}.live "
-    "WHERE place = 4 AND owner = ANY ($1) AND (crashes > 0 OR NOT $2)",
-)
-_PARKED = _FOUND_AND_GATES.replace("{query}", "SELECT * FROM {schema}.parked($1, $2)")
-_BEGIN_CLAIM = (
-    "SELECT now AS at, EXISTS (SELECT FROM {schema}.leases WHERE owner = $1 AND NOT fenced) "
-    "AS has_lease, EXISTS (SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 "
-    "AND owner = $1) AS holds_suspect, EXISTS (SELECT FROM {schema}.documents "
-    f"WHERE kind = '{GATE}' AND due <= now) AS has_due_gate, array(SELECT key "
-    f"FROM {{schema}}.documents WHERE kind = '{PAUSED_QUEUE}' ORDER BY key) AS paused "
-    "FROM {schema}.micros($2) AS now"
-)
 _DOCUMENTS = "SELECT key, data, due FROM {schema}.documents WHERE kind = $1 AND key = ANY ($2)"
 _FIND = "SELECT kind, key, data, due FROM {schema}.documents WHERE kind = $1 AND "
 _FIND_BY_KEY = _FIND + "key > $2 AND key >= $3 AND key < $4 ORDER BY key LIMIT $5"
-_FIND_DUE = _FIND + "due <= $2 ORDER BY due LIMIT $3"
+_FIND_DUE = _FIND + "due > $2 AND due <= $3 ORDER BY due LIMIT $4"
 
 _decode_letter = internal_decoder(DeadLetter)
 
 
+class _ReadAhead(msgspec.Struct):
+    """What the first statement of a claim has read: the first `limit` rows that are `wanted`.
+
+    `rows` is None after they were asked for, and if more tasks are due than one statement moves.
+    """
+
+    wanted: Wanted
+    limit: int
+    due_gates: list[Document]
+    rows: list[Row] | None
+
+
 class PostgresSection(Section):
-    """A section, whose statements `fetch` runs. `owner` claims in it, with the name `claim_id`."""
+    """A section, whose statements `fetch` runs. `holder` may claim in it, with the name `claim_id`."""
 
     def __init__(
-        self, fetch: Fetch, names: SchemaNames, now: int, *, owner: str = "", claim_id: str = ""
+        self,
+        fetch: Fetch,
+        names: SchemaNames,
+        clock: Clock,
+        *,
+        holder: Holder | None = None,
+        claim_id: str = "",
     ) -> None:
-        self.now = now
+        self.now = clock.micros()
         self._fetch = fetch
         self._names = names
-        self._owner = owner
+        self._clock = clock
+        self._owner = ""
+        self._holder = holder
         self._claim_id = claim_id
-        self._versions: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+        self._lines: dict[str, Any] = {}
         self._gates: dict[str, Document | None] = {}
-        self._claim_facts: Any = None
+        self._ahead: _ReadAhead | None = None
+        self.claim: Claim | None = None
+        self.claimed = 0
+        self.next_due: int | None = None
+        """The claim of this section, the number of rows that it got, and when the next task is due."""
 
-    async def begin_claim(self, given_now: int | None) -> None:
-        """Read what every claim asks for; `LeaseLost` if the owner has no lease."""
-        (facts,) = await self._fetch(self._names(_BEGIN_CLAIM), self._owner, given_now)
-        if not facts["has_lease"]:
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        """Read in one statement what a claim asks for; `LeaseLost` if the owner has no lease.
+
+        That the known rows are still held is checked by the write.
+        """
+        self._owner = owner
+        self._tokens = {row.id: row.token for row in known}
+        if claim is not None:
+            keys = {gate.key for row in known for gate in row.gates}
+            await self._begin_claim(claim, list(keys))
+        return frozenset(self._tokens)
+
+    async def _begin_claim(self, claim: Claim, keys: list[str]) -> None:
+        beat = 0 if self._holder is None else self._holder.beat
+        sent_at = self._clock.boot_micros()
+        facts, *lines = await self._fetch(
+            self._names.select("begin_claim", 11, "with_gates"),
+            self._owner,
+            given_time(self._clock),
+            beat,
+            DUE_GATES,
+            _listed(claim.queues),
+            *encoding.function_ranges(claim.runnable),
+            claim.now,
+            claim.limit,
+            keys,
+        )
+        self.now = facts["turn"]
+        observe(self._clock, self.now, sent_at=sent_at)
+        if self._holder is None or facts["due"] != self._holder.epoch:
             raise LeaseLost(self._owner)
-        self.now = facts["at"]
-        self._claim_facts = facts
+        self.epoch = self._holder.epoch
+        self.claim, self.next_due = claim, facts["visible"]
+        self._claim_id = claim.claim_id or self._claim_id
+        self._gates.update(dict.fromkeys(keys))
+        wanted = Wanted(
+            due_by=self.now if claim.now is None else claim.now,
+            queues=claim.queues,
+            paused=frozenset(line["id"] for line in lines if line[_SEQ] == _PAUSED),
+            runnable=claim.runnable,
+            suspects=not facts["crashes"],
+        )
+        is_complete = all(line[_SEQ] is not None for line in lines)
+        due_gates = [_gate(line) for line in lines if line[_SEQ] == _DUE_GATE]
+        rows = self._rows(line for line in lines if line[_SEQ] not in (None, _DUE_GATE, _PAUSED))
+        self._ahead = _ReadAhead(wanted, claim.limit, due_gates, rows if is_complete else None)
 
     # Reading
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         if not ids:
             return {}
-        sql = self._names(_LOAD_WITH_BODIES if bodies else _LOAD_WITHOUT_BODIES)
-        lines = await self._fetch(sql, list(ids), self.now)
+        lines = await self._fetch(self._names.file("load"), list(ids), self.now, bodies)
         # The last two columns are those of a record and of a dead letter.
         live = self._rows(line for line in lines if line[-2] is None and line[-1] is None)
         records = {row.id: Record(row) for row in live}
@@ -138,31 +175,35 @@ class PostgresSection(Section):
         """The rows of these lines; also notes their versions, and the gates that are among them."""
         rows: list[Row] = []
         for line in lines:
-            if line["seq"] == -1:
-                self._gates[line["id"]] = Document(GATE, line["id"], line["rest"], line["due"])
+            if line[_SEQ] == _GATE:
+                self._gates[line["id"]] = _gate(line)
                 continue
             row = encoding.row_from(line)
             # If it is read twice, the first version is the one that the changes are based on.
-            self._versions.setdefault(row.id, line[22])
-            for key in line["gates"] or ():
+            self._lines.setdefault(row.id, line)
+            for key in line[_GATE_KEYS] or ():
                 self._gates.setdefault(key, None)
             rows.append(row)
         return rows
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
-        facts = self._claim_facts
-        if only_suspects and facts is not None and not facts["holds_suspect"]:
+        if only_suspects and self._ahead is not None and self._ahead.wanted.suspects:
             return []
-        return self._rows(await self._fetch(self._names(_HELD), list(owners), only_suspects))
+        return self._rows(await self._fetch(self._names.file("held"), list(owners), only_suspects))
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
+        ahead = self._ahead
+        if after is None and ahead is not None and ahead.rows is not None:
+            rows, ahead.rows = ahead.rows, None
+            if wanted == ahead.wanted and limit <= ahead.limit:
+                return rows[:limit]
         rank, turn, seq = _FIRST if after is None else after
-        sql = self._names.select("candidates", 12, _FOUND_AND_GATES)
+        sql = self._names.select("candidates", 12, "with_gates")
         while True:
             lines = await self._fetch(
                 sql,
                 self._owner,
-                None if wanted.queues is None else list(wanted.queues),
+                _listed(wanted.queues),
                 sorted(wanted.paused),
                 *encoding.function_ranges(wanted.runnable),
                 wanted.suspects,
@@ -176,7 +217,8 @@ class PostgresSection(Section):
                 return self._rows(lines)
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
-        return self._rows(await self._fetch(self._names(_PARKED), list(keys), limit))
+        sql = self._names.select("parked", 2, "with_gates", first="text[]")
+        return self._rows(await self._fetch(sql, list(keys), limit))
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
         wanted = list(keys)
@@ -186,19 +228,22 @@ class PostgresSection(Section):
         return {key: Document(kind, key, data, due) for key, data, due in found}
 
     async def find_documents(self, query: DocumentQuery) -> list[Document]:
-        facts = self._claim_facts
-        if facts is not None and query.kind == PAUSED_QUEUE:
-            return [Document(PAUSED_QUEUE, key, b"") for key in facts["paused"]]
+        ahead = self._ahead
+        if ahead is not None and query.kind == PAUSED_QUEUE:
+            return [Document(PAUSED_QUEUE, key, b"") for key in sorted(ahead.wanted.paused)]
         if query.due_by is None:
             high = query.prefix + _AFTER_ALL
             found = await self._fetch(
                 self._names(_FIND_BY_KEY), query.kind, query.after, query.prefix, high, query.limit
             )
-        elif facts is not None and query.kind == GATE and not facts["has_due_gate"]:
-            return []
+        elif ahead is not None and query == DocumentQuery(
+            kind=GATE, due_by=self.now, limit=DUE_GATES
+        ):
+            return ahead.due_gates
         else:
             sql = self._names(_FIND_DUE)
-            found = await self._fetch(sql, query.kind, query.due_by, query.limit)
+            due = (query.due_after, query.due_by)
+            found = await self._fetch(sql, query.kind, *due, query.limit)
         return [Document(*line) for line in found]
 
     # Writing
@@ -210,7 +255,9 @@ class PostgresSection(Section):
                 return frozenset()
             free = [row for row in changes.claimed if not row.gates]
             claimed = await self._write(changes, free)
-            return frozenset(row.id for row in free).difference(claimed)
+            missed = frozenset(row.id for row in free).difference(claimed)
+            self.claimed = len(changes.claimed) - len(missed)
+            return missed
         except WriteRefused as refused:
             match refused.sqlstate:
                 case "OQ002":
@@ -222,7 +269,13 @@ class PostgresSection(Section):
 
     async def _enqueue(self, changes: Changes) -> None:
         try:
-            await self._call("enqueue", *enqueue_parameters(self.now, changes))
+            if len(changes.inserted) == 1 and changes.bound is None and not changes.documents:
+                sql = self._names.select("enqueue_one", 2, first="bigint")
+                parameters: tuple[Any, ...] = (self.now, encoding.new_task(changes.inserted[0]))
+            else:
+                sql = self._names.select("enqueue", 6, first="bigint")
+                parameters = enqueue_parameters(self.now, changes)
+            await self._fetch(sql, *parameters, is_repeatable=False)
         except ReplyLost:
             # Records show what was enqueued already. A task without one may have run and be gone.
             if all(row.result_ttl > 0 for row in changes.inserted):
@@ -233,7 +286,7 @@ class PostgresSection(Section):
         """Returns the ids of the free rows that were claimed."""
         parameters = self._parameters(changes, free)
         try:
-            return list(await self._call("write", *parameters))
+            return await self._call_write(parameters)
         except ReplyLost:
             if not changes.claimed:
                 # What was written already is recognized when it is read again.
@@ -245,52 +298,83 @@ class PostgresSection(Section):
         found = await self._fetch(self._names(sql), self._owner, self._claim_id)
         if found:
             return [task_id for (task_id,) in found]
-        return list(await self._call("write", *parameters))
+        return await self._call_write(parameters)
 
     def _parameters(self, changes: Changes, free: list[Row]) -> tuple[Any, ...]:
-        gated = [row.id for row in changes.claimed if row.gates]
-        changed = (*changes.updated, *(each.row for each in changes.ended), *changes.checked)
-        # In id order, so that two sections that change the same rows do not wait for each other.
-        checked = sorted({row.id for row in changed}.union(gated))
-        versions, free_ids = self._versions, sorted(row.id for row in free)
+        tokens = self._tokens
+        ended = changes.ended
+        tasks, moved = self._split(changes.updated)
+        changed = {task[0] for task in tasks}.union(row.id for row in changes.checked)
+        checked = changed.union(each.row.id for each in ended).difference(tokens)
+        held = sorted(changed.intersection(tokens))
         return (
-            self._owner if changes.claimed else None,
+            self._owner,
             self.now,
-            checked,
-            [versions[task_id] for task_id in checked],
-            free_ids,
-            [versions[task_id] for task_id in free_ids],
-            gated,
+            self._read_as(checked),
+            (held, [tokens[task_id] for task_id in held]),
+            self._read_as(row.id for row in free),
+            self._read_as(row.id for row in changes.claimed if row.gates),
             self._claim_id,
-            [encoding.task(row) for row in changes.updated],
-            [encoding.ending(each) for each in changes.ended],
-            [encoding.task(row, body=True) for row in changes.inserted],
+            moved,
+            tasks + [encoding.task(row) for row in changes.inserted],
+            encoding.endings(
+                ended, [self._owner if each.row.id in tokens else "" for each in ended]
+            ),
+            encoding.new_tasks(changes.inserted),
             changes.bound,
             encoding.document_changes(changes.documents),
             list(changes.deleted_finished),
+            changes.finished_before,
             list(changes.deleted_dead),
             _wakes(changes),
         )
 
-    async def _call(self, function: str, *parameters: Any) -> Any:
-        sql = self._names.select(function, len(parameters))
-        (line,) = await self._fetch(sql, *parameters, is_repeatable=False)
-        return line[0]
+    def _split(self, rows: list[Row]) -> tuple[list[tuple[Any, ...]], tuple[list[Any], ...]]:
+        """Updated rows as values of the SQL types `task` and, if only `parked` changes, `moved_tasks`."""
+        tasks: list[tuple[Any, ...]] = []
+        moved: dict[str, str | None] = {}
+        for row in rows:
+            task, line = encoding.task(row), self._lines.get(row.id)
+            if line is None or row.id in self._tokens or not encoding.is_move(task, line):
+                tasks.append(task)
+            else:
+                moved[row.id] = row.parked
+        ids, versions = self._read_as(moved)
+        return tasks, (ids, versions, [moved[task_id] for task_id in ids])
+
+    def _read_as(self, ids: Iterable[str]) -> tuple[list[str], list[int]]:
+        """These ids and the versions that were read, as a value of the SQL type `read_tasks`.
+
+        In id order, so that two sections that change the same rows do not wait for each other.
+        """
+        ordered = sorted(ids)
+        return ordered, [self._lines[task_id][_VERSION] for task_id in ordered]
+
+    async def _call_write(self, parameters: tuple[Any, ...]) -> list[str]:
+        sql = self._names.select("write", len(parameters))
+        ((claimed,),) = await self._fetch(sql, *parameters, is_repeatable=False)
+        return list(claimed)
 
 
 def enqueue_parameters(now: int, changes: Changes, *, is_certain: bool = False) -> tuple[Any, ...]:
     """The parameters of the SQL function `enqueue`."""
     rows = changes.inserted
     return (
-        None,
         now,
-        [encoding.new_task(row) for row in rows],
-        [row.id for row in rows],
-        min(row.visible for row in rows),
+        encoding.new_tasks(rows),
+        min([row.visible for row in rows]),
         changes.bound,
         encoding.document_changes(changes.documents) if changes.documents else [],
         is_certain,
     )
+
+
+def _gate(line: Any) -> Document:
+    return Document(GATE, line["id"], line["rest"], line["due"])
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
 
 
 def _is_enqueue(changes: Changes) -> bool:

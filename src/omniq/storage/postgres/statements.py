@@ -60,16 +60,20 @@ class SchemaNames:
             filled = self._cache[sql] = _filled(sql, self._schema)
         return filled
 
-    def select(self, function: str, width: int, query: str = "{query}") -> str:
-        """The statement `query`, whose {query} reads from a function with that many parameters."""
+    def select(self, function: str, width: int, file: str = "", first: str = "text") -> str:
+        """A statement that selects from a function with that many parameters; `first` is the first's type.
+
+        With `file`, the statement in that file, with the other one in the place of {query}.
+        """
         key = f"{function} {width}"
         filled = self._cache.get(key)
         if filled is None:
-            call = f"SELECT * FROM {self._call(function, width)}"
+            call = f"SELECT * FROM {self._call(function, width, first)}"
+            query = self.file(file) if file else "{query}"
             filled = self._cache[key] = _filled(query.replace("{query}", call), self._schema)
         return filled
 
-    def _call(self, function: str, width: int) -> str:
+    def _call(self, function: str, width: int, first: str) -> str:
         """The call of a function with that many parameters, to be used after FROM.
 
         Behind a pooler, which shares sessions, each call has to have its transaction use the indexes;
@@ -80,7 +84,7 @@ class SchemaNames:
             return f"{{schema}}.{function}($1{rest}) AS called"
         return (
             f"(SELECT called.* FROM {{schema}}.use_indexes() AS is_set, LATERAL "
-            f"{{schema}}.{function}(CASE WHEN is_set THEN $1 END{rest}) AS called) AS called"
+            f"{{schema}}.{function}(CASE WHEN is_set THEN $1::{first} END{rest}) AS called) AS called"
         )
 
     def file(self, name: str) -> str:

@@ -13,21 +13,13 @@ from typing import Any
 
 import msgspec
 
+from omniq.clock import Clock
 from omniq.errors import InvalidTask, QueueFull, StorageError
-from omniq.storage.backend import (
-    Changes,
-    Document,
-    DocumentQuery,
-    Moved,
-    Order,
-    Record,
-    Section,
-    Wanted,
-)
+from omniq.storage.backend import Changes, Document, Moved, Record
 from omniq.storage.postgres import encoding
-from omniq.storage.postgres.section import enqueue_parameters
+from omniq.storage.postgres.section import PostgresSection, enqueue_parameters
 from omniq.storage.postgres.statements import SchemaNames
-from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.row_rules import FinishedRow
 
 Run = Callable[[str, str | None], Any]
 """Runs a statement with at most one parameter, written as {}; returns its first value, or an
@@ -39,13 +31,12 @@ _TRANSACTION_HAS_FAILED = "25P02"
 _MISSING_OR_FORBIDDEN = {"3F000", "42883", "42P01", "42501"}
 
 
-class UserSection(Section):
+class UserSection(PostgresSection):
     """A section of the caller's transaction: for an enqueue. With a blocking connection it never suspends."""
 
-    def __init__(self, run: Run, names: SchemaNames, store: str, now: int) -> None:
-        self.now = now
+    def __init__(self, run: Run, names: SchemaNames, store: str, clock: Clock) -> None:
+        super().__init__(_refuse, names, clock)
         self._run = run
-        self._names = names
         self._store = store
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
@@ -67,12 +58,11 @@ class UserSection(Section):
         return msgspec.json.decode(await self._call("read_text", request))
 
     async def write(self, changes: Changes) -> frozenset[str]:
-        _, _, tasks, ids, visible, bound, documents, _ = enqueue_parameters(self.now, changes)
+        _, tasks, visible, bound, documents, _ = enqueue_parameters(self.now, changes)
         refusal = await self._call(
             "enqueue_text",
             {
-                "tasks": [dict(zip(encoding.NEW_TASK_FIELDS, each, strict=True)) for each in tasks],
-                "ids": ids,
+                "tasks": dict(zip(encoding.NEW_TASKS_FIELDS, tasks, strict=True)),
                 "visible": visible,
                 "bound": bound,
                 "documents": [
@@ -109,17 +99,9 @@ class UserSection(Section):
             raise InvalidTask("the connection leads to another database than this storage's")
         return reply
 
-    async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
-        raise NotImplementedError
 
-    async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
-        raise NotImplementedError
-
-    async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
-        raise NotImplementedError
-
-    async def find_documents(self, query: DocumentQuery) -> list[Document]:
-        raise NotImplementedError
+async def _refuse(sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
+    raise StorageError(f"a caller's transaction cannot run {sql.split()[0]}: it only enqueues")
 
 
 def _encode_request(request: dict[str, Any]) -> str:

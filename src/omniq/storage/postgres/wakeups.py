@@ -29,7 +29,7 @@ from omniq.storage.postgres.connection import (
 )
 from omniq.storage.postgres.encoding import function_ranges
 from omniq.storage.postgres.statements import SchemaNames
-from omniq.storage.postgres.store_clock import StoreClock
+from omniq.storage.store_clock import error_of, given_time
 from omniq.storage.wakeups import LocalWakeups
 
 _RECHECK_SECONDS = 0.02
@@ -47,13 +47,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 class Wakeups:
     """Receives notifications for one storage object. Used on one event loop."""
 
-    def __init__(
-        self, target: Target, wakeups: LocalWakeups, clock: Clock, store_clock: StoreClock
-    ) -> None:
+    def __init__(self, target: Target, wakeups: LocalWakeups, clock: Clock) -> None:
         self._target = target
         self._local_wakeups = wakeups
         self._clock = clock
-        self._store_clock = store_clock
         self._names = SchemaNames(target.schema)
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
@@ -75,6 +72,8 @@ class Wakeups:
         self._full_claims_in_a_row = 0
         # When the next delayed task is due, on the server's clock.
         self._next_due: int | None = None
+        # The earliest that was notified since a claim or a check began, which may not have seen it.
+        self._notified_due: int | None = None
         # The queues of the last claim (None: all), and its functions as ranges of names.
         self._wanted: tuple[Any, ...] = (None, *function_ranges(None))
 
@@ -83,6 +82,7 @@ class Wakeups:
     def claim_started(self, queues: Sequence[str] | None, runnable: Runnable | None) -> None:
         """A claim begins: notifications that arrive from now on are for the next one."""
         self._was_notified = False
+        self._notified_due = None
         self._wanted = (None if queues is None else list(queues), *function_ranges(runnable))
 
     def claim_returned(self, *, is_full: bool, next_due: int | None) -> None:
@@ -94,7 +94,7 @@ class Wakeups:
                 self._run_in_background(self._release("work"))
             return
         self._full_claims_in_a_row = 0
-        self._next_due = next_due
+        self._next_due = _earlier(next_due, self._notified_due)
         self._wants_work = True
         # Later, so that the claimed tasks start first.
         asyncio.get_running_loop().call_soon(self._wake_sleepers)
@@ -133,7 +133,9 @@ class Wakeups:
         """Seconds until the deadline, or until the next delayed task is due if that is earlier."""
         seconds = deadline - self._clock.monotonic()
         if self._wants_work and self._next_due is not None:
-            until_due = (self._next_due - self._store_clock.now()) / 1_000_000
+            # A claim that comes too early would find nothing.
+            latest_due = self._next_due + error_of(self._clock)
+            until_due = (latest_due - self._clock.micros()) / 1_000_000
             seconds = min(seconds, until_due)
         return seconds
 
@@ -149,16 +151,17 @@ class Wakeups:
 
     async def _check_for_work(self, *, takes_lock: bool) -> bool:
         """Whether there is work to claim. First take the lock 'work', if it is not held."""
+        self._notified_due = None
         found = await self._fetch_row(
             "SELECT * FROM {schema}.await_work($1, $2, $3, $4, $5, $6)",
             *self._wanted,
             takes_lock,
-            self._store_clock.given,
+            given_time(self._clock),
         )
         if found is None:
             return False
         self._held_locks.add("work")
-        self._next_due = found["next_due"]
+        self._next_due = _earlier(found["next_due"], self._notified_due)
         has_work: bool = found["has_work"]
         return has_work
 
@@ -253,9 +256,9 @@ class Wakeups:
     def _on_notification(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
         """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
-        if kind == "w" and int(text) > self._store_clock.now():
-            due = int(text)
-            self._next_due = due if self._next_due is None else min(due, self._next_due)
+        if kind == "w" and int(text) > self._clock.micros():
+            self._next_due = _earlier(self._next_due, int(text))
+            self._notified_due = _earlier(self._notified_due, int(text))
             self._wake_sleepers()
         elif kind == "w":
             self._was_notified = True
@@ -289,3 +292,9 @@ class Wakeups:
         connection, self._connection = self._connection, None
         await close(connection)
         self._wake_sleepers()
+
+
+def _earlier(due: int | None, other: int | None) -> int | None:
+    if due is None or other is None:
+        return due if other is None else other
+    return min(due, other)

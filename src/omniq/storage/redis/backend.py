@@ -3,50 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import os
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from omniq._futures import finish
-from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.errors import LeaseLost, StorageCorrupt
-from omniq.models import DeadLetter, TaskStatus, WorkerInfo
+from omniq.clock import Clock
+from omniq.errors import LeaseLost, OmniqError, StorageCorrupt, StorageError
+from omniq.models import DeadLetter, Runnable, TaskStatus, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import (
+    POLLING_PAUSE,
     Backend,
     Changes,
     Counts,
-    DocumentQuery,
     FastReply,
     FinishedQuery,
     Lease,
-    Wanted,
+    Moved,
     Work,
 )
-from omniq.storage.claim import PAUSED_QUEUE
-from omniq.storage.gate_states import DUE_GATES
-from omniq.storage.gate_states import KIND as GATE
-from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, letter_matches
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.redis import encoding, server_check, upgrade
 from omniq.storage.redis.connection import ServerConnection
-from omniq.storage.redis.encoding import STATUS_LETTERS, STATUSES, instant_of, stamp
-from omniq.storage.redis.scripts import Scripts, raw
+from omniq.storage.redis.encoding import STATUS_LETTERS, STATUSES, instant_of, raw, stamp
+from omniq.storage.redis.scripts import Scripts
 from omniq.storage.redis.section import (
     RedisSection,
     document_change,
-    inserted,
-    read_document,
     runnable_arguments,
 )
 from omniq.storage.redis.wakeups import Wakeups
 from omniq.storage.row_rules import Row
-from omniq.storage.store_clock import StoreClock
-from omniq.storage.types import Capabilities, Claim, Durability, Renewal
+from omniq.storage.store_clock import clock_of_store, observe
+from omniq.storage.types import Capabilities, Claim, Durability, Holder, LeaseReply, Renewal
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
@@ -57,13 +54,33 @@ _PAGE_SIZE = 500
 _PLACES_PER_CALL = 1_000
 """Places that one call checks, at most."""
 
-_DEAD_IDS_PER_CALL = 4_000
-"""Ids of dead letters that one call reads, at most."""
-
-_MAX_USED = 50
-"""Documents of one claim that the next one reads in advance, at most."""
+_NOTIFIED_PAUSE = 1.0
+"""Seconds between two polls for a result of whose end the server notifies this storage, at most."""
 
 _decode_info = internal_decoder(WorkerInfo)
+
+
+_Call = TypeVar("_Call", bound=Callable[..., Awaitable[Any]])
+
+
+def _checks_replies(call: _Call) -> _Call:
+    """Have the call raise `StorageError` for replies of a wrong shape, and close the connection.
+
+    Whatever reads such a reply fails in its own way, here and in the engine. The replies that follow on the
+    connection may belong to other calls.
+    """
+
+    @functools.wraps(call)
+    async def checked(self: RedisBackend, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await call(self, *arguments, **options)
+        except (OmniqError, Moved):
+            raise
+        except Exception as error:
+            self._connection.discard()
+            raise StorageError(f"Redis: a reply of an unexpected shape: {error!r}") from error
+
+    return cast("_Call", checked)
 
 
 class RedisBackend(Backend):
@@ -74,10 +91,9 @@ class RedisBackend(Backend):
         self._prefix = prefix
         self._clock = clock
         self._local_wakeups = local_wakeups
-        self._store_clock = StoreClock(clock) if clock is SYSTEM_CLOCK else None
+        self.clock = self.store_clock = clock_of_store(clock)
         self._durability: Durability = "none"
         self._numbers = itertools.count(1)
-        self._used_documents: list[str] = []
         self._next_event = ""
         # Completed when the reason to sleep may have changed: see `_sleep`.
         self._sleeper: asyncio.Future[None] | None = None
@@ -94,9 +110,10 @@ class RedisBackend(Backend):
 
     # Opening and closing
 
+    @_checks_replies
     async def open(self) -> None:
         self._connection = ServerConnection(self._url, name=f"omniq-{os.getpid()}")
-        self.scripts = Scripts(self._connection, self._prefix, self._given_now)
+        self.scripts = Scripts(self._connection, self._prefix, self.clock)
         self.channel = self.scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self.channel, self.scripts.key("awaited")]
         self.wakeups = Wakeups(self._connection, channels, self._on_message)
@@ -119,17 +136,8 @@ class RedisBackend(Backend):
 
     # Time
 
-    def _given_now(self) -> int:
-        """The time that scripts use: 0 for the server's, or that of a clock given by a test."""
-        return 0 if self._clock is SYSTEM_CLOCK else self._clock.micros()
-
-    @property
-    def clock(self) -> Clock:
-        """The server's clock, as far as it is known here, or that of a test."""
-        return self._store_clock or self._clock
-
     def now(self) -> int:
-        """The time of that clock."""
+        """The time of the server's clock, as far as it is known here, or of that of a test."""
         return self.clock.micros()
 
     # Sections
@@ -138,80 +146,46 @@ class RedisBackend(Backend):
         """Run a script. A reply that is a list begins with the server's time, unless it is a write's."""
         sent_at = self._clock.boot_micros()
         reply = await self.scripts.run(name, *arguments)
-        if self._store_clock is not None and name in _TIMED and isinstance(reply, list):
-            self._store_clock.observe(int(reply[0]), sent_at=sent_at)
+        if name in _TIMED and isinstance(reply, list):
+            observe(self.clock, int(reply[0]), sent_at=sent_at)
         return reply
-
-    async def read_fields(self, key: str, fields: Sequence[str]) -> list[bytes | None]:
-        """Read fields of a hash."""
-        found: list[bytes | None] = await self.scripts.command(
-            "HMGET", self.scripts.key(key), *fields
-        )
-        return found
 
     def new_nonce(self) -> str:
         """A text that no other call has."""
         return f"{self.channel.rpartition(':')[2]}-{next(self._numbers)}"
 
+    @_checks_replies
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
     ) -> _T:
-        if claims_as is None:
-            return await work(RedisSection(self, self.now()))
+        return await work(RedisSection(self, self.now()))
+
+    def claim_arguments(
+        self, queues: Sequence[str] | None, runnable: Runnable | None
+    ) -> tuple[Any, ...]:
+        """What a claim asks for, and the channel on which it waits when it finds too little, and for what."""
         self._was_notified = False
-        used, self._used_documents = self._used_documents, []
-        reply = await self.run("begin_claim", claims_as, DUE_GATES, used)
-        if reply == b"lost":
-            raise LeaseLost(claims_as)
-        now, paused, due, suspects, values = reply
-        section = RedisSection(self, int(now), claims_as)
-        names = [queue.decode() for queue in paused]
-        found = {
-            DocumentQuery(kind=PAUSED_QUEUE): [
-                read_document(f"{PAUSED_QUEUE}/{name}", b"/") for name in names
-            ],
-            DocumentQuery(kind=GATE, due_by=section.now, limit=DUE_GATES): [
-                read_document(name.decode(), value) for name, value in encoding.pairs(due) if value
-            ],
-        }
-        known = {name: value or None for name, value in zip(used, values, strict=True)}
-        section.prefetch(found, known, names, suspects)
-        return await work(section)
-
-    def note_used(self, names: list[str]) -> None:
-        """Note which documents claims use: the next claim probably uses them again."""
-        self._used_documents = names[:_MAX_USED]
-
-    async def run_candidates(self, wanted: Wanted, *arguments: Any) -> list[bytes]:
-        """Run the script `candidates`, until it has moved all tasks that have come due."""
-        waiting = self._waiting(wanted.queues, wanted.runnable)
-        is_partial = 1
-        rows: list[bytes] = []
-        while is_partial:
-            reply = await self.run("candidates", *arguments, *waiting)
-            _, is_partial, event, rows = reply
-            self._set_next_event(event)
-        return rows
+        asked = (0 if queues is None else queues, runnable_arguments(runnable))
+        interest: Any = "*"
+        if queues is not None or runnable is not None:
+            interest = raw(msgspec.msgpack.encode(asked))
+        return (*asked, self.channel if self.wakeups.is_open else "", interest)
 
     # The fast paths
 
+    @_checks_replies
     async def enqueue_one(self, row: Row) -> bool:
         """Store a new task that is due and needs no other changes; False when its id is taken."""
-        parts = (*inserted(row), row.queue, row.func_path)
+        record, lane = raw(encoding.record_of(row)), f"0{row.queue}/{row.func_path}/"
+        parts = (row.id, encoding.head_of(row), encoding.foot_of(row), record, lane)
         return bool(await self.scripts.run("enqueue_one", *parts))
 
+    @_checks_replies
     async def record_and_claim(
         self, owner: str, changes: Changes, claim: Claim | None
     ) -> FastReply:
         """Record planned outcomes, and claim plain rows, in one script."""
-        groups: dict[tuple[Any, ...], list[Any]] = {}
-        for ended in changes.ended:
-            row, finished = ended.row, ended.finished
-            expires_at = str(finished.expires_at) if row.result_ttl else "0"
-            status = encoding.status_letter(row.status)
-            key = (row.queue, row.func_path, status, str(finished.finished_at), expires_at)
-            record = raw(encoding.end_record(ended)) if row.result_ttl else ""
-            groups.setdefault(key, []).extend((row.id, str(row.token), record))
+        holder = self.identity.holder(owner)
         outcomes = [
             (row.id, str(row.token), encoding.place_of(row), raw(encoding.state_of(row)))
             for row in changes.updated
@@ -219,10 +193,14 @@ class RedisBackend(Backend):
         reply = await self.run(
             "record_and_claim",
             owner,
-            [(*key, values) for key, values in groups.items()],
+            encoding.end_groups(changes.ended),
             outcomes,
             [document_change(change) for change in changes.documents],
-            0 if claim is None else self._claim_arguments(claim),
+            0 if claim is None else self._claim_request(claim),
+            holder.epoch,
+            holder.beat,
+            "" if claim is None or claim.witness is None else claim.witness.id,
+            0 if claim is None or claim.witness is None else claim.witness.token,
         )
         if reply == b"lost":
             raise LeaseLost(owner)
@@ -230,23 +208,25 @@ class RedisBackend(Backend):
         rows: list[Row] | None = None
         if isinstance(claimed, list):
             rows = [row for row, _, _ in encoding.read_rows(claimed)]
-            self._set_next_event(event)
-        return FastReply(frozenset(task_id.decode() for task_id in missed), rows)
+            self.set_next_event(event)
+        ids = frozenset(task_id.decode() for task_id in missed)
+        return FastReply(ids, rows, is_behind=claimed == -1)
 
-    def _claim_arguments(self, claim: Claim) -> tuple[Any, ...]:
-        self._was_notified = False
+    def _claim_request(self, claim: Claim) -> tuple[Any, ...]:
+        queues, runnable, *waiting = self.claim_arguments(claim.queues, claim.runnable)
         return (
             claim.limit,
             "" if claim.now is None else stamp(claim.now),
-            0 if claim.queues is None else claim.queues,
-            runnable_arguments(claim.runnable),
+            queues,
+            runnable,
             claim.claim_id or f"#{next(self._numbers)}",
-            *self._waiting(claim.queues, claim.runnable),
+            *waiting,
             int(bool(claim.claim_id)),
         )
 
     # Pages
 
+    @_checks_replies
     async def page(self, query: Any) -> Any:
         match query:
             case TaskQuery():
@@ -313,43 +293,19 @@ class RedisBackend(Backend):
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
-        is_filtered = query.func_path is not None or query.reason is not None
-        after, is_end = query.after, False
-        while len(letters) < query.limit and not is_end:
-            ids, after, is_end = await self._dead_ids(query, after)
-            for start in range(0, len(ids), _PAGE_SIZE):
-                wanted = _PAGE_SIZE if is_filtered else query.limit - len(letters)
-                part = ids[start : start + min(wanted, _PAGE_SIZE)]
-                if not part:
-                    break
-                for dead in await self.read_fields("dead", part):
-                    if dead is not None and _is_wanted(letter := encoding.read_letter(dead), query):
-                        letters.append(letter)
-                if len(letters) >= query.limit:
-                    break
-        return letters[: query.limit]
-
-    async def _dead_ids(self, query: DeadQuery, after: str) -> tuple[list[str], str, bool]:
-        """Ids of letters that failed in the time of the query, in order; where to continue; at the end."""
         since = "-inf" if query.since is None else str(query.since)
         before = "+inf" if query.until is None else f"({query.until}"
-        is_timed = query.since is not None or query.until is not None
-        size = _DEAD_IDS_PER_CALL if is_timed else _PAGE_SIZE
-        is_complete, found, times = await self.run("list_dead", after, size, since, before)
-        ids = [task_id.decode() for task_id in found]
-        if is_complete:
-            return sorted(task_id for task_id in ids if task_id > after), after, True
-        is_end = len(ids) < size
-        after = ids[-1] if ids else after
-        if is_timed:
-            low = -math.inf if query.since is None else query.since
-            high = math.inf if query.until is None else query.until
-            ids = [
-                task_id
-                for task_id, failed_at in zip(ids, times, strict=True)
-                if failed_at is not None and low <= float(failed_at) < high
-            ]
-        return ids, after, is_end
+        after = query.after
+        while True:
+            # A filter may leave none of a page.
+            is_filtered = query.func_path is not None or query.reason is not None
+            size = _PAGE_SIZE if is_filtered else min(query.limit - len(letters), _PAGE_SIZE)
+            reached, *found = await self.run("list_dead", after, size, since, before)
+            read = map(encoding.read_letter, found)
+            letters += [letter for letter in read if letter_matches(letter, query)]
+            after = reached.decode()
+            if not after or len(letters) >= query.limit:
+                return letters[: query.limit]
 
     async def _list_finished(self, query: FinishedQuery) -> list[str]:
         ids: list[str] = []
@@ -362,6 +318,7 @@ class RedisBackend(Backend):
             if not after or len(ids) == query.limit:
                 return ids
 
+    @_checks_replies
     async def counts(self, *, only_waiting: bool = False) -> Counts:
         now, waiting, *reply = await self.run("counts", int(only_waiting))
         counts = Counts(now=int(now), waiting=waiting)
@@ -384,50 +341,47 @@ class RedisBackend(Backend):
         }
         return counts
 
-    async def count_waiting(self) -> int:
-        """The number of tasks that wait for a run."""
-        return (await self.counts(only_waiting=True)).waiting
-
     # Leases
 
+    @_checks_replies
     async def leases(self) -> list[Lease]:
         now, *reply = await self.run("leases")
         found = [
-            Lease(
-                reply[n].decode(),
-                _worker_info(reply[n + 2]),
-                is_live=bool(reply[n + 1]) and int(reply[n + 1]) > int(now),
-            )
+            _lease(reply[n].decode(), int(reply[n + 1] or 0), reply[n + 2], int(now))
             for n in range(0, len(reply), 3)
         ]
         return sorted(found, key=lambda lease: lease.owner)
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
-        reply = await self.run("renew", info.id, length, raw(encode_internal(info)), int(is_first))
-        if reply == b"lost":
-            raise LeaseLost(info.id)
-        _, paused, *held_places = reply
+    @_checks_replies
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        reply = await self.run(
+            "renew", info.id, length, raw(encode_internal(info)), holder.epoch, holder.beat
+        )
+        _, epoch, beat, store, paused, *held_places = reply
+        if not paused:
+            return LeaseReply(int(epoch), int(beat), store)
         held, cancelled = encoding.read_held(held_places)
-        return Renewal(held, cancelled, paused == b"1")
+        renewal = Renewal(held, cancelled, paused == b"1")
+        return LeaseReply(int(epoch), int(beat), store, renewal)
 
+    @_checks_replies
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
         fenced: int = await self.run("fence", owner, int(retires), self.channel if retires else "")
         return fenced == 1
 
+    @_checks_replies
+    async def fence_overdue(self, lease: Lease) -> bool:
+        await self.run("expire", lease.owner, str(lease.until))
+        return await self.fence(lease.owner)
+
+    @_checks_replies
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
         return bool(await self.run("pause_worker", owner, int(paused)))
 
     # Waiting
 
-    def _waiting(self, queues: Any, runnable: Any) -> tuple[Any, Any]:
-        """The channel on which a claim that finds too little waits for more, and for what."""
-        interest: Any = "*"
-        if queues is not None or runnable is not None:
-            asked = (0 if queues is None else queues, runnable_arguments(runnable))
-            interest = raw(msgspec.msgpack.encode(asked))
-        return (self.channel if self.wakeups.is_open else "", interest)
-
-    def _set_next_event(self, event: bytes) -> None:
+    def set_next_event(self, event: bytes) -> None:
+        """Note when a task may become claimable by time alone, as a claim has read it."""
         self._next_event = event.decode()
         # A wait that began before this reply does not know of the next event.
         self._wake_sleeper()
@@ -458,6 +412,17 @@ class RedisBackend(Backend):
                 await self._sleep(notified, pause)
         self._was_notified = False
 
+    async def read_clock(self) -> None:
+        sent_at = self.clock.boot_micros()
+        seconds, micros = await self.scripts.command("TIME")
+        observe(self.clock, int(seconds) * 1_000_000 + int(micros), sent_at=sent_at)
+
+    @asynccontextmanager
+    async def watch_result(self, task_id: str) -> AsyncIterator[float]:
+        await self.wakeups.open()
+        await self.run("await_result", task_id)
+        yield _NOTIFIED_PAUSE if self.wakeups.is_open else POLLING_PAUSE
+
     def _until_next_event(self) -> float:
         """Seconds until a task may become claimable by time alone, as of the last claim."""
         if not self._next_event:
@@ -487,17 +452,10 @@ _TIMED = frozenset(
 """Scripts whose reply begins with the server's time."""
 
 
-def _worker_info(stored: bytes) -> WorkerInfo | None:
-    """A worker as the script `renew` stores it."""
-    paused, _, rest = stored.partition(b"/")
-    info = rest.partition(b"/")[2].partition(b"/")[2].partition(b"/")[2]
-    if not info:
-        return None
-    return msgspec.structs.replace(_decode_info(info), paused=paused == b"1")
-
-
-def _is_wanted(letter: DeadLetter, query: DeadQuery) -> bool:
-    return query.func_path in (None, letter.func_path) and query.reason in (
-        None,
-        letter.failure_reason,
-    )
+def _lease(owner: str, until: int, worker: bytes, now: int) -> Lease:
+    """A lease; `worker` is as the script `renew` stores it."""
+    if not worker:
+        return Lease(owner, None, until > now)
+    paused, length, _, _, info = worker.split(b"/", 4)
+    shown = msgspec.structs.replace(_decode_info(info), paused=paused == b"1")
+    return Lease(owner, shown, until > now, until, int(length), now)

@@ -19,7 +19,7 @@ import hiredis
 import msgspec
 
 from omniq._futures import finish
-from omniq.errors import StorageClosed, StorageError, StorageRefused
+from omniq.errors import OmniqError, StorageClosed, StorageError, StorageRefused
 from omniq.settings import mask_url
 from omniq.storage.redis.address import Address, parse
 
@@ -92,8 +92,13 @@ class ServerConnection:
             connection = await self._connected()
         try:
             return await connection.request(packed)
-        except (hiredis.ReplyError, OSError) as error:
+        except Exception as error:
             raise self._wrap_error(error, was_sent=True) from error
+
+    def discard(self) -> None:
+        """Close the connection, whose replies cannot be trusted; the next call opens another."""
+        if self._connection is not None:
+            self._connection.abort()
 
     async def listen(self, channels: list[str], on_message: Callable[[str, str], None]) -> None:
         """Pass on messages as `(channel, text)` until the connection fails; first `("", "")`."""
@@ -112,7 +117,7 @@ class ServerConnection:
         connection = await self._connect()
         try:
             await connection.listen(pack("SUBSCRIBE", *channels), on_push)
-        except (hiredis.ReplyError, OSError) as error:
+        except Exception as error:
             raise self._wrap_error(error, was_sent=False) from error
         finally:
             connection.abort()
@@ -153,10 +158,10 @@ class ServerConnection:
             self._check_open()
         except BaseException as error:
             connection.abort()
-            # An impossible host name raises UnicodeError only when it is resolved.
-            if isinstance(error, (hiredis.ReplyError, OSError, UnicodeError)):
-                raise self._wrap_error(error, was_sent=False) from error
-            raise
+            if isinstance(error, OmniqError) or not isinstance(error, Exception):
+                raise
+            # Any: an impossible host name, for example, raises UnicodeError when it is resolved.
+            raise self._wrap_error(error, was_sent=False) from error
         return connection
 
     def _check_open(self) -> None:

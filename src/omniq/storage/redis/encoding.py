@@ -8,8 +8,10 @@ state, which is stored when an outcome has changed it, and in what is stored at 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -67,6 +69,9 @@ _LONGEST_NUMBER = 16
 _STAMP_OFFSET = 10**17
 """Added to an instant so that any datetime has 18 digits."""
 
+_SHORT_PREFIXES = [bytes((0xA0 | size,) if size < 32 else (0xD9, size)) for size in range(256)]
+"""The msgpack prefix of a string of that size."""
+
 STATUS_LETTERS = {
     TaskStatus.PENDING: "p",
     TaskStatus.RUNNING: "r",
@@ -78,6 +83,9 @@ STATUS_LETTERS = {
 STATUSES = {letter: status for status, letter in STATUS_LETTERS.items()}
 _PENDING, _RUNNING, _SUCCESS = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.SUCCESS
 
+_shared_fields = attrgetter(
+    *(field for field in Row.__struct_fields__ if field not in ("id", "seq", "body"))
+)
 _codec = RowCodec(
     (
         *("id", "seq", "queue", "priority", "func_path", "due", "visible", "turn", "created_at"),
@@ -134,6 +142,7 @@ def _priority(rank: str) -> int:
     return _TOP_PRIORITY - int(rank)
 
 
+_ALWAYS_VISIBLE = stamp(0)
 _EARLIEST, _LATEST = map(
     stamp,
     (to_micros(datetime.min.replace(tzinfo=UTC)), to_micros(datetime.max.replace(tzinfo=UTC))),
@@ -156,6 +165,16 @@ def gate_name(key: str) -> str:
 
 
 # Writing
+
+
+def raw(data: bytes) -> msgspec.Raw:
+    """Bytes that the scripts can read: as msgpack strings, since the server knows no binary type."""
+    size = len(data)
+    if size < 256:
+        return msgspec.Raw(_SHORT_PREFIXES[size] + data)
+    if size < 65_536:
+        return msgspec.Raw(b"\xda" + size.to_bytes(2, "big") + data)
+    return msgspec.Raw(b"\xdb" + size.to_bytes(4, "big") + data)
 
 
 def place_of(row: Row, claim_id: str = "") -> str:
@@ -211,15 +230,60 @@ def state_of(row: Row) -> bytes:
 
 def record_of(row: Row) -> bytes:
     """What is stored of a row once: when it was created, its state as enqueued, and its body."""
+    return _record_start(row) + row.body
+
+
+def _record_start(row: Row) -> bytes:
     state = state_of(row)
-    created_at = row.created_at + _STAMP_OFFSET
-    return b"%018d/%d/%b%b" % (created_at, len(state), state, row.body)
+    return b"%018d/%d/%b" % (row.created_at + _STAMP_OFFSET, len(state), state)
+
+
+def new_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """New rows as `lua/lib/changes.lua` takes them: in groups that differ in ids and bodies only."""
+    groups: list[tuple[Any, ...]] = []
+    shared: tuple[Any, ...] = ()
+    members: list[Any] = []
+    for row in rows:
+        its_own = _shared_fields(row)
+        if its_own != shared:
+            shared, members = its_own, []
+            groups.append((head_of(row), foot_of(row), raw(_record_start(row)), members))
+        members += (row.id, raw(row.body))
+    return groups
 
 
 def end_record(ended: Ended) -> bytes:
     """What is stored of a row at its end: its state and its result."""
     state = state_of(ended.row)
     return b"%d/%b%b" % (len(state), state, ended.finished.result)
+
+
+def end_groups(endings: Sequence[Ended]) -> list[tuple[Any, ...]]:
+    """Endings without dead letters as `lua/lib/endings.lua` takes them."""
+    groups: dict[tuple[str, ...], list[Any]] = {}
+    for ended in endings:
+        row, finished = ended.row, ended.finished
+        expires_at = str(finished.expires_at) if row.result_ttl else "0"
+        names = (row.queue, row.func_path, str(row.token), status_letter(row.status))
+        key = (*names, str(finished.finished_at), expires_at)
+        record = raw(end_record(ended)) if row.result_ttl else ""
+        groups.setdefault(key, []).extend((row.id, record))
+    return [(*key, values) for key, values in groups.items()]
+
+
+def waiting_groups(rows: Iterable[tuple[Row, bytes, str]]) -> list[tuple[Any, ...]]:
+    """Waiting rows, their places and what becomes of them, as `lua/write.lua` takes them.
+
+    A waiting row changes only when it is claimed, parked, offered or ended: it is the same if its `seq`,
+    its token and the kind of its place are.
+    """
+    groups: dict[tuple[bytes, bytes, str], list[Any]] = {}
+    for row, place, change in rows:
+        groups.setdefault((place[:1], place[_FIXED:], change), []).extend((row.id, row.seq))
+    return [
+        (kind.decode(), raw(end), change, members)
+        for (kind, end, change), members in groups.items()
+    ]
 
 
 def dead_record(ended: Ended) -> tuple[bytes, int]:
@@ -247,26 +311,48 @@ def _read_row(task_id: str, place: str, record: bytes, state: bytes) -> Row:
     except SerializationError:
         # Not written by omniq. Without a body it cannot run; the owner that claims it records that.
         row, body = _codec.without_columns(b""), b""
-    token, row.queue, row.func_path, expires, tail = place[_FIXED:].split("/", 4)
+    end = _read_end(place[0], place[_FIXED:])
     row.id, row.created_at, row.body = task_id, created_at, body
-    row.token = _number(token)
+    row.token, row.queue, row.func_path = end.token, end.queue, end.func_path
+    row.expires, row.owner, row.parked = end.expires, end.owner, end.parked
+    if end.started_at is not None:
+        row.started_at = end.started_at
     row.status = STATUSES[place[_STATUS]]
     row.cancel_requested = place[_CANCELLED] == "1"
     row.attached = place[_ATTACHED] == "1"
     row.priority = _priority(place[_PRIORITY])
     row.seq = int(place[_SEQ])
-    row.turn = _instant(place[_TURN])
-    row.due = _instant(place[_DUE])
-    row.visible = _instant(place[_VISIBLE])
-    if expires:
-        row.expires = _instant(expires)
-    kind = place[0]
-    if kind == "h":
-        row.owner, started_at, _ = tail.split("/", 2)
-        row.started_at = _number(started_at)
-    elif kind == "p":
-        row.parked = tail.replace("%2F", "/").replace("%25", "%")
+    turn, due, visible = place[_TURN], place[_DUE], place[_VISIBLE]
+    row.turn = row.due = _instant(turn)
+    if due != turn:
+        row.due = _instant(due)
+    row.visible = 0 if visible == _ALWAYS_VISIBLE else _instant(visible)
     return row
+
+
+class _End(msgspec.Struct, frozen=True):
+    """What a place says behind its parts of fixed size."""
+
+    token: int
+    queue: str
+    func_path: str
+    expires: int | None
+    owner: str | None = None
+    started_at: int | None = None
+    parked: str | None = None
+
+
+@lru_cache(1_000)
+def _read_end(kind: str, text: str) -> _End:
+    """Parse the end of a place. Rows that are claimed together have the same."""
+    token, queue, func_path, digits, tail = text.split("/", 4)
+    known = (_number(token), queue, func_path, _instant(digits) if digits else None)
+    if kind == "h":
+        owner, started_at, _ = tail.split("/", 2)
+        return _End(*known, owner=owner, started_at=_number(started_at))
+    if kind == "p":
+        return _End(*known, parked=tail.replace("%2F", "/").replace("%25", "%"))
+    return _End(*known)
 
 
 def _number(digits: str) -> int:

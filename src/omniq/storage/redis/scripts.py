@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from omniq._backoff import backoff
-from omniq.clock import SYSTEM_CLOCK
+from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import StorageError
 from omniq.storage.redis.connection import (
     ConnectionLost,
@@ -28,6 +28,7 @@ from omniq.storage.redis.connection import (
     pack,
 )
 from omniq.storage.redis.encoding import LUA_CONSTANTS
+from omniq.storage.store_clock import given_time
 
 RETRY_SECONDS = 15.0
 """How long a call tries to reach the server."""
@@ -41,8 +42,6 @@ FORMAT = 2
 _ERAS = {"old_": "", "moved_": "1:"}
 
 _encode = msgspec.msgpack.Encoder().encode
-_SHORT_PREFIXES = [bytes((0xA0 | size,) if size < 32 else (0xD9, size)) for size in range(256)]
-"""The msgpack prefix of a string of that size."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -82,23 +81,13 @@ def uses(source: str) -> list[str]:
     return found[1].split() if found else []
 
 
-def raw(data: bytes) -> msgspec.Raw:
-    """Bytes that the scripts can read: as msgpack strings, since the server knows no binary type."""
-    size = len(data)
-    if size < 256:
-        return msgspec.Raw(_SHORT_PREFIXES[size] + data)
-    if size < 65_536:
-        return msgspec.Raw(b"\xda" + size.to_bytes(2, "big") + data)
-    return msgspec.Raw(b"\xdb" + size.to_bytes(4, "big") + data)
-
-
 class Scripts:
-    """Runs scripts on the keys of one store. `now` returns the time; 0: the server's time is used."""
+    """Runs scripts on the keys of one store. They use the server's time, unless a test gave a clock."""
 
-    def __init__(self, connection: ServerConnection, prefix: str, now: Callable[[], int]) -> None:
+    def __init__(self, connection: ServerConnection, prefix: str, clock: Clock) -> None:
         self._connection = connection
         self._prefix = prefix
-        self._now = now
+        self._clock = clock
         self._command_starts: dict[str, bytes] = {}
 
     def key(self, name: str) -> str:
@@ -137,7 +126,7 @@ class Scripts:
         start = self._command_starts.get(name)
         if start is None:
             start = self._command_starts[name] = self._command_start(name)
-        request = _encode((self._now(), int(is_repeat), *arguments))
+        request = _encode((given_time(self._clock) or 0, int(is_repeat), *arguments))
         return b"%b$%d\r\n%b\r\n" % (start, len(request), request)
 
     def _command_start(self, name: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from omniq.errors import LeaseLost, QueueFull
 from omniq.models import Runnable
@@ -20,67 +20,89 @@ from omniq.storage.backend import (
     Section,
     Wanted,
 )
+from omniq.storage.claim import PAUSED_QUEUE
+from omniq.storage.gate_states import DUE_GATES
+from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.redis import encoding
 from omniq.storage.redis.connection import OutOfMemory
-from omniq.storage.redis.encoding import instant_of, stamp
-from omniq.storage.redis.scripts import raw
+from omniq.storage.redis.encoding import instant_of, raw, stamp
 from omniq.storage.row_rules import Row
+from omniq.storage.types import Claim
+
+if TYPE_CHECKING:
+    from omniq.storage.redis.backend import RedisBackend
 
 SHORT_TTL = 60_000_000
 """Microseconds of `result_ttl` below which a repeated enqueue may find no record of the first."""
 
 
-class Server(Protocol):
-    """What a section needs of its backend."""
-
-    async def run(self, name: str, *arguments: Any) -> Any:
-        """Run a script."""
-
-    async def read_fields(self, key: str, fields: Sequence[str]) -> list[bytes | None]:
-        """Read fields of a hash."""
-
-    async def run_candidates(self, wanted: Wanted, *arguments: Any) -> list[bytes]:
-        """Run the script `candidates`, until it has moved all tasks that have come due."""
-
-    async def count_waiting(self) -> int:
-        """The number of tasks that wait for a run."""
-
-    def note_used(self, names: list[str]) -> None:
-        """Note which documents claims use: the next claim probably uses them again."""
-
-    def new_nonce(self) -> str:
-        """A text that no other call has."""
-
-
 class RedisSection(Section):
-    """A section. `claims_as` is the owner that claims in it."""
+    """A section on the server of a backend."""
 
-    def __init__(self, server: Server, now: int, claims_as: str = "") -> None:
+    def __init__(self, backend: RedisBackend, now: int) -> None:
         self.now = now
-        self._server = server
-        self._claims_as = claims_as
+        self._backend = backend
+        self._owner = ""
+        # The rows that the owner has claimed, and whose outcomes are recorded without reading them again.
+        self._known: dict[str, Row] = {}
         # What was read first of each row is what its change is based on.
         self._places: dict[str, bytes] = {}
         self._states: dict[str, bytes] = {}
         self._letters: dict[str, bytes] = {}
-        # What `begin_claim` has read already.
-        self._paused: list[str] | int = 0
+        # What `begin` has read already.
+        self._paused: list[str] = []
         self._found: dict[DocumentQuery, list[Document]] = {}
         self._values: dict[str, bytes | None] = {}
         self._suspects: list[Row] = []
+        self._first_rows: tuple[Wanted, int, list[Row]] | None = None
 
     # Reading
 
-    def prefetch(
-        self,
-        found: dict[DocumentQuery, list[Document]],
-        values: dict[str, bytes | None],
-        paused: list[str],
-        suspects: list[bytes],
-    ) -> None:
-        """Use what a claim has read in one call."""
-        self._found, self._values, self._paused = found, values, paused
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        self._owner = owner
+        # The write compares them.
+        self._known = {row.id: row for row in known}
+        if claim is not None:
+            await self._read_ahead(claim, {gate.key for row in known for gate in row.gates})
+        return frozenset(self._known)
+
+    async def _read_ahead(self, claim: Claim, gates: set[str]) -> None:
+        """Read in one call what a claim asks for."""
+        due_by = "" if claim.now is None else stamp(claim.now)
+        holder = self._backend.identity.holder(self._owner)
+        self.epoch = holder.epoch
+        reply = await self._backend.run(
+            "begin_claim",
+            self._owner,
+            DUE_GATES,
+            [f"{GATE}/{key}" for key in gates],
+            (claim.limit, due_by, *self._backend.claim_arguments(claim.queues, claim.runnable)),
+            holder.epoch,
+            holder.beat,
+        )
+        if reply == b"lost":
+            raise LeaseLost(self._owner)
+        now, paused, due, suspects, is_partial, event, rows, others = reply
+        self.now = int(now)
+        self._paused = [queue.decode() for queue in paused]
         self._suspects = self._rows(suspects)
+        self._values = {name.decode(): value or None for name, value in encoding.pairs(others)}
+        self._found = {
+            DocumentQuery(kind=PAUSED_QUEUE): [
+                Document(PAUSED_QUEUE, queue, b"") for queue in self._paused
+            ],
+            DocumentQuery(kind=GATE, due_by=self.now, limit=DUE_GATES): _documents(due),
+        }
+        if not is_partial:
+            self._backend.set_next_event(event)
+            wanted = Wanted(
+                due_by=self.now if claim.now is None else claim.now,
+                queues=claim.queues,
+                paused=frozenset(self._paused),
+                runnable=claim.runnable,
+                suspects=not self._suspects,
+            )
+            self._first_rows = (wanted, claim.limit, self._rows(rows))
 
     def _rows(self, reply: list[bytes]) -> list[Row]:
         rows: list[Row] = []
@@ -90,14 +112,15 @@ class RedisSection(Section):
         return rows
 
     def _note(self, task_id: str, place: bytes, state: bytes) -> None:
-        if task_id not in self._places:
+        # A known row must be as it was claimed, also if it is read for its body.
+        if task_id not in self._places and task_id not in self._known:
             self._places[task_id] = place
             self._states[task_id] = state
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         if not ids:
             return {}
-        _, *reply = await self._server.run("load", list(ids), int(bodies))
+        _, *reply = await self._backend.run("load", list(ids), int(bodies))
         found: dict[str, Record] = {}
         for number, task_id in enumerate(ids):
             place, record, state, dead = reply[4 * number : 4 * number + 4]
@@ -110,27 +133,32 @@ class RedisSection(Section):
         return found
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
-        if only_suspects and list(owners) == [self._claims_as]:
+        if only_suspects and list(owners) == [self._owner]:
             return self._suspects
         if not owners:
             return []
-        _, *reply = await self._server.run("held", list(owners), int(only_suspects))
+        _, *reply = await self._backend.run("held", list(owners), int(only_suspects))
         return self._rows(reply)
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
+        first, self._first_rows = self._first_rows, None
+        if first is not None and after is None and first[:2] == (wanted, limit):
+            return first[2]
+        queues, runnable, *waiting = self._backend.claim_arguments(wanted.queues, wanted.runnable)
+        asked = (queues, sorted(wanted.paused), runnable, int(wanted.suspects))
         order = "" if after is None else encoding.order_text(after)
-        asked = (
-            0 if wanted.queues is None else wanted.queues,
-            sorted(wanted.paused),
-            runnable_arguments(wanted.runnable),
-            int(wanted.suspects),
-        )
-        due_by = stamp(wanted.due_by)
-        return self._rows(await self._server.run_candidates(wanted, due_by, asked, order, limit))
+        while True:
+            _, is_partial, event, rows = await self._backend.run(
+                "candidates", stamp(wanted.due_by), asked, order, limit, *waiting
+            )
+            # Until all tasks that have come due are moved.
+            if not is_partial:
+                self._backend.set_next_event(event)
+                return self._rows(rows)
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
         names = [encoding.gate_name(key) for key in keys]
-        _, *reply = await self._server.run("parked", names, limit)
+        _, *reply = await self._backend.run("parked", names, limit)
         return self._rows(reply)
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
@@ -138,11 +166,10 @@ class RedisSection(Section):
         if not wanted:
             return {}
         names = [f"{kind}/{key}" for key in wanted]
-        if self._claims_as:
-            self._server.note_used(names)
         unread = [name for name in names if name not in self._values]
         if unread:
-            values = await self._server.read_fields("documents", unread)
+            scripts = self._backend.scripts
+            values = await scripts.command("HMGET", scripts.key("documents"), *unread)
             self._values.update(zip(unread, values, strict=True))
         return {
             key: read_document(name, value)
@@ -154,32 +181,37 @@ class RedisSection(Section):
         if query in self._found:
             return self._found[query]
         kind, prefix = query.kind, query.prefix
-        _, *reply = await self._server.run(
+        first = f"({kind}/{query.after}" if query.after > prefix else f"[{kind}/{prefix}"
+        if query.due_after >= 0:
+            # Behind all that are due then: a "/" follows the instant, and "0" follows that.
+            first = f"[{kind}/{stamp(query.due_after)}0"
+        _, *reply = await self._backend.run(
             "find_documents",
             kind,
-            f"({kind}/{query.after}" if query.after > prefix else f"[{kind}/{prefix}",
+            first,
             raw(f"[{kind}/{prefix}".encode() + b"\xff"),
             "" if query.due_by is None else stamp(query.due_by),
             query.limit,
         )
-        return [read_document(name.decode(), value) for name, value in encoding.pairs(reply)]
+        return _documents(reply)
 
     # Writing
 
     async def write(self, changes: Changes) -> frozenset[str]:
         try:
-            reply = await self._server.run("write", *self._request(changes))
+            reply = await self._backend.run("write", *self._request(changes))
         except OutOfMemory as error:
             if not changes.inserted:
                 raise
-            raise QueueFull(await self._server.count_waiting()) from error
+            counts = await self._backend.counts(only_waiting=True)
+            raise QueueFull(counts.waiting) from error
         match reply:
             case b"moved":
                 raise Moved
             case b"full":
                 raise QueueFull(changes.bound or 0)
             case b"lost":
-                raise LeaseLost(self._claims_as)
+                raise LeaseLost(self._owner)
         return frozenset(task_id.decode() for task_id in reply)
 
     def _request(self, changes: Changes) -> tuple[Any, ...]:
@@ -188,58 +220,82 @@ class RedisSection(Section):
         is_recognized = changes.inserted and not (
             others or any(row.result_ttl < SHORT_TTL for row in changes.inserted)
         )
+        plain, ended = self._split_endings(changes.ended)
+        parked = [row for row in changes.updated if self._is_parked(row)]
+        updated = changes.updated
+        if parked:
+            updated = [row for row in updated if not self._is_parked(row)]
         return (
-            "" if is_recognized else self._server.new_nonce(),
-            self._claims_as if changes.claimed else "",
+            "" if is_recognized else self._backend.new_nonce(),
+            self._owner,
             self._paused if changes.claimed else 0,
-            self._row_changes(changes),
-            [document_change(change) for change in changes.documents],
-            [inserted(row) for row in changes.inserted],
-            changes.bound or 0,
             [
-                (task_id, raw(self._places.get(task_id, b"")))
-                for task_id in changes.deleted_finished
+                *map(self._update, updated),
+                *map(self._end, ended),
+                *(self._row_change(row, self._places[row.id]) for row in changes.checked),
             ],
-            [(task_id, raw(self._letters.get(task_id, b""))) for task_id in changes.deleted_dead],
+            [document_change(change) for change in changes.documents],
+            encoding.new_rows(changes.inserted),
+            changes.bound or 0,
+            [(name, raw(self._places.get(name, b""))) for name in changes.deleted_finished],
+            [(name, raw(self._letters.get(name, b""))) for name in changes.deleted_dead],
             changes.finished_before or 0,
+            encoding.end_groups(plain),
+            encoding.waiting_groups(
+                (row, self._places[row.id], f"{int(not row.gates)}{row.token}")
+                for row in changes.claimed
+            ),
+            f"{self._owner}/{self.now}/{self.claim_id}",
+            encoding.waiting_groups(
+                (row, self._places[row.id], encoding.gate_name(row.parked or "")) for row in parked
+            ),
         )
 
-    def _row_changes(self, changes: Changes) -> list[tuple[Any, ...]]:
-        rows = [
-            self._row_change(row, encoding.place_of(row, self.claim_id), is_optional=not row.gates)
-            for row in changes.claimed
-        ]
-        for row in changes.updated:
-            state = encoding.state_of(row)
-            state = b"" if state == self._states[row.id] else state
-            rows.append(self._row_change(row, encoding.place_of(row), state))
-        rows += [self._end(ended) for ended in changes.ended]
-        for row in changes.checked:
-            place = raw(self._places[row.id])
-            rows.append((row.id, place, place, "", "", "", 0, 0))
-        return rows
+    def _split_endings(self, ended: list[Ended]) -> tuple[list[Ended], list[Ended]]:
+        """Those of known rows, which were not read, without a dead letter; and the others."""
+        plain: list[Ended] = []
+        others: list[Ended] = []
+        for each in ended:
+            is_plain = each.letter is None and each.row.id in self._known
+            (plain if is_plain else others).append(each)
+        return plain, others
 
-    def _row_change(
-        self, row: Row, place: str, state: bytes = b"", *, is_optional: bool = False
-    ) -> tuple[Any, ...]:
-        before = raw(self._places[row.id])
-        return (row.id, before, place, raw(state), "", "", 0, int(is_optional))
+    def _is_parked(self, row: Row) -> bool:
+        """Whether the step has found the row in the ready order, and a gate has blocked it."""
+        return row.parked is not None and self._places.get(row.id, b"")[:1] == b"w"
+
+    def _update(self, row: Row) -> tuple[Any, ...]:
+        state = encoding.state_of(row)
+        if state == self._states.get(row.id):
+            state = b""
+        return self._row_change(row, encoding.place_of(row).encode(), state=state)
 
     def _end(self, ended: Ended) -> tuple[Any, ...]:
         row = ended.row
         letter, failed_at = b"", 0
         if ended.letter is not None:
             letter, failed_at = encoding.dead_record(ended)
-        place, record = "", b""
+        place, record = b"", b""
         if row.result_ttl:
-            place, record = encoding.ended_place(ended), encoding.end_record(ended)
-        before = raw(self._places[row.id])
-        return (row.id, before, place, "", raw(record), raw(letter), failed_at, 0)
+            place, record = encoding.ended_place(ended).encode(), encoding.end_record(ended)
+        return self._row_change(row, place, record=record, letter=letter, failed_at=failed_at)
 
-
-def inserted(row: Row) -> tuple[Any, ...]:
-    """A new row as `lua/lib/changes.lua` takes it."""
-    return (row.id, encoding.head_of(row), encoding.foot_of(row), raw(encoding.record_of(row)))
+    def _row_change(
+        self,
+        row: Row,
+        place: bytes,
+        *,
+        state: bytes = b"",
+        record: bytes = b"",
+        letter: bytes = b"",
+        failed_at: int = 0,
+    ) -> tuple[Any, ...]:
+        before, is_start = self._places.get(row.id), 0
+        if before is None:
+            # Without the id of its claim.
+            before, is_start = encoding.place_of(self._known[row.id]).encode(), 1
+        parts = (before, place, state, record, letter)
+        return (row.id, *map(raw, parts), failed_at, is_start)
 
 
 def document_change(change: DocumentChange) -> tuple[Any, ...]:
@@ -273,6 +329,10 @@ def read_document(name: str, value: bytes) -> Document:
         if due.isdigit()
         else Document(kind, key, value)
     )
+
+
+def _documents(reply: list[bytes]) -> list[Document]:
+    return [read_document(name.decode(), value) for name, value in encoding.pairs(reply) if value]
 
 
 def runnable_arguments(runnable: Runnable | None) -> Any:

@@ -84,50 +84,31 @@ def check(facts: ServerFacts) -> None:
         raise StorageRefused(f"this {facts.product} is a replica; name its primary in the URL")
 
 
+_ADVICE = {
+    "version": "bad: omniq needs Redis 6.2 or newer, or Valkey",
+    "appendonly": "warn: a restart of the server loses every task; set appendonly yes",
+    "appendfsync": "warn: a power cut may lose what was acknowledged in the last second or more; "
+    "set appendfsync always",
+    "maxmemory-policy": "bad: the server may evict tasks; set maxmemory-policy noeviction",
+    "role": "bad: only the primary can be written to",
+}
+
+
 def report(facts: ServerFacts) -> list[tuple[str, str, str]]:
     """`(name, value, verdict)` of each setting; a verdict is "ok", "warn: …" or "bad: …"."""
-    fsync = facts.appendfsync or "unknown"
+    failed = facts.last_write_failed
+    found = [
+        ("version", f"{facts.product} {facts.version}", _is_new_enough(facts)),
+        ("appendonly", "yes" if facts.appendonly else "no", facts.appendonly),
+        ("appendfsync", facts.appendfsync, facts.appendfsync == "always"),
+        ("maxmemory-policy", facts.maxmemory_policy, facts.maxmemory_policy == "noeviction"),
+        ("role", facts.role, facts.role == "master"),
+        ("cluster", "yes" if facts.is_cluster else "no", True),
+        ("persistence", failed or "ok", not failed),
+    ]
+    advice = {**_ADVICE, "persistence": f"bad: the last {failed} failed; see the server's log"}
     return [
-        (
-            "version",
-            f"{facts.product} {facts.version}",
-            "ok" if _is_new_enough(facts) else "bad: omniq needs Redis 6.2 or newer, or Valkey",
-        ),
-        (
-            "appendonly",
-            "yes" if facts.appendonly else "no",
-            "ok"
-            if facts.appendonly
-            else "warn: a restart of the server loses every task; set appendonly yes",
-        ),
-        (
-            "appendfsync",
-            fsync,
-            "ok"
-            if fsync == "always"
-            else "warn: a power cut may lose what was acknowledged in the last second or more; "
-            "set appendfsync always",
-        ),
-        (
-            "maxmemory-policy",
-            facts.maxmemory_policy or "unknown",
-            "ok"
-            if facts.maxmemory_policy == "noeviction"
-            else "bad: the server may evict tasks; set maxmemory-policy noeviction",
-        ),
-        (
-            "role",
-            facts.role or "unknown",
-            "ok" if facts.role == "master" else "bad: only the primary can be written to",
-        ),
-        ("cluster", "yes" if facts.is_cluster else "no", "ok"),
-        (
-            "persistence",
-            facts.last_write_failed or "ok",
-            f"bad: the last {facts.last_write_failed} failed; see the server's log"
-            if facts.last_write_failed
-            else "ok",
-        ),
+        (name, value or "unknown", "ok" if is_ok else advice[name]) for name, value, is_ok in found
     ]
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 
 from omniq.clock import to_micros
-from omniq.errors import SerializationError, StorageRefused
+from omniq.errors import SerializationError
 from omniq.gate_rules import Gate, GateState
 from omniq.models import Attempt, DeadLetter, Schedule
 from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
 from omniq.storage.backend import ANY, DocumentChange, Ended
+from omniq.storage.incarnation import check_reader, decode_record, new_record
 from omniq.storage.redis import encoding
-from omniq.storage.redis.encoding import STATUSES, instant_of
-from omniq.storage.redis.scripts import FORMAT, Scripts, raw
+from omniq.storage.redis.encoding import STATUSES, instant_of, raw, stamp
+from omniq.storage.redis.scripts import Scripts
 from omniq.storage.redis.section import document_change
 from omniq.storage.row_rules import FinishedRow, Instant, Row
 
@@ -36,15 +37,6 @@ _UNUSED = (
     *("success", "failed", "cancelled", "counts", "nonces", "idle", "awaited", "sequence"),
 )
 """Old keys that follow from others."""
-
-
-class StoreInfo(msgspec.Struct, frozen=True):
-    """What a store says of itself. `oldest_reader`: the lowest format that a reader must know."""
-
-    id: str
-    epoch: int = 0
-    format: int = FORMAT
-    oldest_reader: int = FORMAT
 
 
 class _Fixed(msgspec.Struct, array_like=True, frozen=True):
@@ -75,7 +67,6 @@ class _StoredDeadLetter(msgspec.Struct, array_like=True, frozen=True):
     state: _State
 
 
-_decode_info = internal_decoder(StoreInfo)
 _decode_fixed = internal_decoder(_Fixed)
 _decode_state = lenient_decoder(_State, None)
 _decode_dead = internal_decoder(_StoredDeadLetter)
@@ -85,14 +76,8 @@ _decode_schedule = internal_decoder(tuple[Schedule, bytes])
 
 async def prepare(run: Callable[..., Any], scripts: Scripts, store_id: str) -> None:
     """Make the store ready for use. Raises `StorageRefused` if it needs a newer omniq."""
-    fresh = encode_internal(StoreInfo(store_id))
-    _, stored, is_old = await run("prepare", raw(fresh), _CLOSED)
-    info = _decode_info(stored)
-    if info.oldest_reader > FORMAT:
-        raise StorageRefused(
-            f"this Redis store has format {info.format}, which this version of omniq cannot read; "
-            "upgrade omniq"
-        )
+    _, stored, is_old = await run("prepare", raw(new_record(store_id)), _CLOSED, stamp(0))
+    check_reader(decode_record(stored))
     if is_old:
         await _Upgrade(scripts).run()
 
@@ -165,33 +150,20 @@ class _Upgrade:
 
 def _row_change(task_id: str, place: bytes, record: bytes, state: bytes) -> Any:
     """A row as the script `upgrade` takes it; None if it cannot be read, and so is left alone."""
+    end = b""
     try:
         text, known = place.decode(), _decode_state(state) if state else None
         row = _old_row(task_id, text, record, known)
-        if text[0] != "f":
-            return (
-                task_id,
-                raw(place),
-                encoding.place_of(row),
-                raw(encoding.record_of(row)),
-                "",
-                "",
-            )
-        finished_at, expires_at = map(int, text.split("/")[2:4])
-        result = b"" if known is None else known.result
-        ended = Ended(
-            FinishedRow(row=row, finished_at=finished_at, expires_at=expires_at, result=result)
-        )
+        if text[0] == "f":
+            at, until = map(int, text.split("/")[2:4])
+            result = b"" if known is None else known.result
+            ended = Ended(FinishedRow(row=row, finished_at=at, expires_at=until, result=result))
+            new_place, end = encoding.ended_place(ended), encoding.end_record(ended)
+        else:
+            new_place = encoding.place_of(row)
     except (SerializationError, ValueError, LookupError):
         return None
-    return (
-        task_id,
-        raw(place),
-        encoding.ended_place(ended),
-        raw(encoding.record_of(row)),
-        "",
-        raw(encoding.end_record(ended)),
-    )
+    return (task_id, raw(place), new_place, raw(encoding.record_of(row)), "", raw(end))
 
 
 def _old_row(task_id: str, place: str, record: bytes, state: _State | None) -> Row:
@@ -234,22 +206,14 @@ def _old_row(task_id: str, place: str, record: bytes, state: _State | None) -> R
     return row
 
 
-def _unique(key: str, value: bytes) -> DocumentChange:
-    return DocumentChange("unique", key, ANY, value)
-
-
 def _checkpoint(task_id: str, value: bytes) -> DocumentChange:
     saved_at = instant_of(value[:_STAMP].decode())
     data = encode_internal((saved_at, value[_STAMP:]))
     return DocumentChange("checkpoint", task_id, ANY, data, due=saved_at)
 
 
-def _progress(task_id: str, value: bytes) -> DocumentChange:
-    return DocumentChange("progress", task_id, ANY, value)
-
-
-def _newest(task_id: str, value: bytes) -> DocumentChange:
-    return DocumentChange("newest", task_id, ANY, value)
+def _as_it_is(kind: str, key: str, value: bytes) -> DocumentChange:
+    return DocumentChange(kind, key, ANY, value)
 
 
 def _gate(key: str, value: bytes) -> DocumentChange:
@@ -266,10 +230,10 @@ def _schedule(schedule_id: str, value: bytes) -> DocumentChange:
 
 
 _DOCUMENTS: dict[str, Callable[[str, bytes], DocumentChange]] = {
-    "unique": _unique,
+    "unique": partial(_as_it_is, "unique"),
     "checkpoints": _checkpoint,
-    "progress": _progress,
-    "newest": _newest,
+    "progress": partial(_as_it_is, "progress"),
+    "newest": partial(_as_it_is, "newest"),
     "gates": _gate,
     "schedules": _schedule,
 }

@@ -7,13 +7,13 @@ Reads have a separate thread and connection, so that reads and writes do not wai
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omniq.clock import Clock
-from omniq.errors import LeaseLost
 from omniq.failpoints import hit
 from omniq.models import WorkerInfo
 from omniq.settings import Settings
@@ -28,6 +28,7 @@ from omniq.storage.backend import (
     Work,
     complete,
 )
+from omniq.storage.incarnation import check_reader, decode_record
 from omniq.storage.sqlite import leases, queries, store_record
 from omniq.storage.sqlite.connection import Connection, Database, StatementRunner
 from omniq.storage.sqlite.section import SQLiteSection
@@ -35,7 +36,7 @@ from omniq.storage.sqlite.task_transaction import TaskTransactions
 from omniq.storage.sqlite.user_transaction import run_within
 from omniq.storage.sqlite.wakeups import Wakeups
 from omniq.storage.sqlite.writer_thread import ConnectionThread, WriterThread
-from omniq.storage.types import Capabilities, Claim, Renewal
+from omniq.storage.types import Capabilities, Claim, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
@@ -61,7 +62,8 @@ class SQLiteBackend(Backend):
         *,
         is_sibling: bool = False,
     ) -> None:
-        self._path = path
+        # Without symbolic links, so that all names of a database have one lease file.
+        self._path = Path(os.path.realpath(path))
         self._clock = clock
         self._settings = settings
         self._local_wakeups = wakeups
@@ -87,7 +89,7 @@ class SQLiteBackend(Backend):
     # Opening and closing
 
     async def open(self) -> None:
-        path = _real_path(self._path)
+        path = self._path
         self._database = Database(
             path,
             schema="schema",
@@ -126,6 +128,7 @@ class SQLiteBackend(Backend):
     async def _register(self) -> None:
         """Have the store know its lease file."""
         known = await self._reader.run(store_record.read_record)
+        check_reader(known)
         lease_file = await self._reader.run(store_record.read_lease_file_id)
         if known is None or known.leases != lease_file:
             path, new_id = str(self._database.path), self._clock.new_id()
@@ -162,14 +165,14 @@ class SQLiteBackend(Backend):
     def _run(self, db: StatementRunner, work: Work[_T], claims_as: str | None = None) -> _T:
         section = SQLiteSection(db, self._clock.micros())
         if claims_as is not None:
-            if leases.is_fenced(db, claims_as):
-                raise LeaseLost(claims_as)
+            holder = self.identity.holder(claims_as)
+            leases.check_claim(db, holder)
+            section.epoch = holder.epoch
             if section.promote(section.now):
                 # A claim now could take a task before one of higher priority that is not ready yet.
                 return _NOT_YET  # type: ignore[no-any-return]
         result = complete(work(section))
-        if section.wanted is not None:
-            self._wanted = section.wanted
+        self._wanted = section.wanted or self._wanted
         return result
 
     # The fast path
@@ -184,36 +187,27 @@ class SQLiteBackend(Backend):
         """See `FastPath`."""
         if claim is not None:
             self._version_at_claim = self._wakeups.version()
-        return await self._writer.run(lambda db: self._run_fast(db, owner, changes, claim))
+        holder = self.identity.holder(owner)
 
-    def _run_fast(
-        self, db: Connection, owner: str, changes: Changes, claim: Claim | None
-    ) -> FastReply:
-        section = SQLiteSection(db, self._clock.micros())
-        missed: frozenset[str] = frozenset()
-        if not changes.is_empty:
-            missed = section.record_planned(owner, changes)
-        rows = None
-        if claim is not None and not missed:
-            rows = section.claim_plain(owner, claim)
+        def run(db: Connection) -> FastReply:
+            section = SQLiteSection(db, self._clock.micros())
+            reply = complete(section.record_and_claim(holder, changes, claim))
             self._wanted = section.wanted or self._wanted
-        return FastReply(missed, rows)
+            return reply
+
+        return await self._writer.run(run)
 
     # Transactions of callers and tasks
 
     async def transact_within(self, connection: object, work: Work[_T]) -> _T:
         return await run_within(self._database, connection, lambda db: self._run(db, work))
 
-    @asynccontextmanager
-    async def transaction(
+    def transaction(
         self, finish: Callable[[], Work[None]], *, seconds: float, blocking: bool
-    ) -> AsyncIterator[Connection]:
-        def finish_in() -> Callable[[Connection], None]:
-            work = finish()
-            return lambda db: self._run(db, work)
-
-        async with self._task_transactions.transaction(seconds, finish_in) as connection:
-            yield connection
+    ) -> AbstractAsyncContextManager[Connection]:
+        return self._task_transactions.transaction(
+            seconds, lambda: partial(self._run, work=finish())
+        )
 
     # Reading
 
@@ -232,20 +226,29 @@ class SQLiteBackend(Backend):
     async def leases(self) -> list[Lease]:
         return await self._reader.run(lambda db: leases.read_leases(db, self._clock))
 
-    async def renew(self, info: WorkerInfo, length: int, *, is_first: bool) -> Renewal:
-        await self._leases.run(
-            lambda db: leases.renew(db, info, length, self._clock, is_first=is_first)
+    async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        epoch = holder.epoch
+        if not holder.beat:
+            epoch = await self._reader.run(store_record.read_epoch)
+        # The lease comes first, so that a slow store does not end it.
+        is_renewed = epoch >= holder.epoch and await self._leases.run(
+            lambda db: leases.renew(db, info, length, self._clock, holder, epoch)
         )
 
-        def read(db: Connection) -> Renewal:
-            store_record.check_lease_file(db, str(self._database.path))
-            return leases.read_renewal(db, info.id)
+        def read(db: Connection) -> LeaseReply:
+            data = store_record.check_lease_file(db, str(self._database.path))
+            record = decode_record(data)
+            epoch_now = 0 if record is None else record.epoch
+            renewal, beat = leases.read_renewal(db, info.id)
+            is_valid = is_renewed and epoch_now == epoch
+            return LeaseReply(epoch_now, beat, data, renewal if is_valid else None)
 
         return await self._reader.run(read)
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
+        epoch = await self._reader.run(store_record.read_epoch)
         is_fenced = await self._leases.run(
-            lambda db: leases.fence(db, owner, self._clock, retires=retires)
+            lambda db: leases.fence(db, owner, self._clock, epoch, retires=retires)
         )
         if is_fenced:
             hit("sqlite.after_fence")
@@ -255,8 +258,9 @@ class SQLiteBackend(Backend):
         return is_fenced
 
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
+        epoch = await self._reader.run(store_record.read_epoch)
         return await self._leases.run(
-            lambda db: leases.pause(db, owner, self._clock, paused=paused)
+            lambda db: leases.pause(db, owner, self._clock, epoch, paused=paused)
         )
 
     # Waiting
@@ -279,8 +283,3 @@ class SQLiteBackend(Backend):
                 if remaining <= 0 or await self._clock.wait(notified, min(pause, remaining)):
                     return
                 pause = min(pause * 1.3, _LONGEST_PAUSE)
-
-
-def _real_path(path: Path) -> Path:
-    """The path without symbolic links, so that all names of a database have one lease file."""
-    return Path(os.path.realpath(path))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakSet
 
-from omniq.errors import InvalidTask, StorageCorrupt, StorageError
+from omniq.errors import InvalidTask, OmniqError, StorageCorrupt, StorageError
 from omniq.storage.permissions import refuse_shared
 from omniq.storage.sqlite.upgrade import FUNCTIONS
 
@@ -35,6 +35,9 @@ NO_COMMIT_INSIDE = (
     "ctx.transaction(): the transaction is committed when the block is left, and rolled back when "
     "an exception leaves it; do neither inside"
 )
+
+_CACHE_KIB = 8_192
+"""Memory of a writer, so that a claim of tasks with many keys does not read all of their pages again."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.004
 _MINIMUM_VERSION = (3, 35, 0)
@@ -231,7 +234,10 @@ class Database:
             factory=kind,
         )
         settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
-        settings.append(f"journal_size_limit = {self.wal_limit}" if writes else "query_only = 1")
+        if writes:
+            settings += [f"journal_size_limit = {self.wal_limit}", f"cache_size = -{_CACHE_KIB}"]
+        else:
+            settings.append("query_only = 1")
         for setting in settings:
             # These too fail as busy while another process creates the database.
             self.retry_while_busy(partial(connection.execute, f"PRAGMA {setting}"))
@@ -254,7 +260,8 @@ class Database:
             for name, (size, function) in FUNCTIONS.items():
                 connection.create_function(name, size, function)
             for name in self._missing(self._version(connection)):
-                for command in statement(name).split(";"):
+                script = statement(name).replace("{schema}", statement(self._schema))
+                for command in script.split(";"):
                     connection.execute(command)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
@@ -332,51 +339,46 @@ class Database:
             )
         return found
 
-    def wrap_error(self, error: Exception) -> StorageError:
+    def check_in_transaction(
+        self, connection: Connection, cause: BaseException | None = None
+    ) -> None:
+        """Raise an error if SQLite itself has rolled back, as it does when the disk is full."""
+        if not connection.in_transaction:
+            if isinstance(cause, StorageError):
+                raise cause
+            raise StorageError(
+                f"SQLite database {self.path}: SQLite has rolled the transaction back"
+            )
+
+    def wrap_error(self, error: Exception) -> OmniqError:
         """Return an error of the driver or the system as a `StorageError` that says what to do."""
-        where = f"SQLite database {self.path}"
-        if not isinstance(error, sqlite3.Error):
-            return StorageError(f"{where}: {error}")
-        code = getattr(error, "sqlite_errorcode", None)
-        kind, advice = _ERROR_ADVICE.get((code or 0) & 0xFF, (StorageError, ""))
-        return kind(f"{where}: {error}" + (f"; {advice}" if advice else ""))
+        if isinstance(error, OmniqError):
+            return error
+        code = getattr(error, "sqlite_errorcode", None) or 0
+        kind = StorageCorrupt if code & 0xFF in _CORRUPT else StorageError
+        advice = _ADVICE.get(code & 0xFF, "")
+        wrapped = kind(f"SQLite database {self.path}: {error}{advice}")
+        wrapped.__cause__ = error
+        return wrapped
 
 
-_ERROR_ADVICE: dict[int, tuple[type[StorageError], str]] = {
-    sqlite3.SQLITE_BUSY: (
-        StorageError,
-        f"another process has held the write lock for {BUSY_SECONDS:g} s: it is stopped, or in a "
-        "very long transaction; find it (fuser, lsof) and continue or end it",
-    ),
-    sqlite3.SQLITE_FULL: (
-        StorageError,
-        "nothing was written; free some space on the disk and try again",
-    ),
-    sqlite3.SQLITE_IOERR: (
-        StorageError,
-        "the disk could not be read or written; see the system's log",
-    ),
-    sqlite3.SQLITE_CORRUPT: (
-        StorageCorrupt,
-        "stop all workers, check it with 'PRAGMA integrity_check', and restore it from a backup",
-    ),
-    sqlite3.SQLITE_NOTADB: (
-        StorageCorrupt,
-        "the file is something else; check the path, or move the file away",
-    ),
-    sqlite3.SQLITE_READONLY: (
-        StorageError,
-        "check who owns the file and its folder, and that both can be written to",
-    ),
-    sqlite3.SQLITE_CANTOPEN: (
-        StorageError,
-        "check that the folder exists and can be written to",
-    ),
-    sqlite3.SQLITE_TOOBIG: (
-        StorageError,
-        "a value is too large for SQLite; store it elsewhere and pass a reference",
-    ),
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: f"; another process has held the write lock for {BUSY_SECONDS:g} s: it is "
+    "stopped, or in a very long transaction; find it (fuser, lsof) and continue or end it",
+    sqlite3.SQLITE_FULL: "; nothing was written; free some space on the disk and try again",
+    sqlite3.SQLITE_IOERR: "; the disk could not be read or written; see the system's log",
+    sqlite3.SQLITE_CORRUPT: "; stop all workers, check it with 'PRAGMA integrity_check', and restore "
+    "it from a backup",
+    sqlite3.SQLITE_NOTADB: "; the file is something else; check the path, or move the file away",
+    sqlite3.SQLITE_READONLY: "; check who owns the file and its folder, and that both can be written "
+    "to",
+    sqlite3.SQLITE_CANTOPEN: "; check that the folder exists and can be written to",
+    sqlite3.SQLITE_TOOBIG: "; a value is too large for SQLite; store it elsewhere and pass a "
+    "reference",
 }
+"""What to do about an error, by the code of SQLite."""
 
 
 def is_busy(error: BaseException) -> bool:

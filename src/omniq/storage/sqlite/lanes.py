@@ -16,8 +16,8 @@ from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement
 
-_Lane = tuple[int, str, str]
-"""Place, queue ("" in claims from all queues), and function."""
+_Lane = tuple[int, str, int]
+"""Place, queue ("" in claims from all queues), and number of the function."""
 
 _BEGIN: Order = (-(2**63), -(2**63), 0)
 
@@ -47,7 +47,7 @@ def _rows_of(
     db: StatementRunner, wanted: Wanted, lane: _Lane, begin: Order, limit: int
 ) -> list[Row]:
     """The first rows of one lane, read at once, because a worker often has one."""
-    names = ("place", "queue", "func_path", "rank", "turn", "seq", "due_by", "limit")
+    names = ("place", "queue", "func", "rank", "turn", "seq", "due_by", "limit")
     parameters = dict(zip(names, (*lane, *begin, wanted.due_by, limit), strict=True))
     return tables.read_rows(db, _statement("lane_rows", _is_by_queue(wanted)), parameters)
 
@@ -97,9 +97,9 @@ def ready_lanes(db: StatementRunner, wanted: Wanted) -> list[_Lane]:
     found = tables.read_array(db, _statement("lanes", by_queue), parameters)
     runnable = wanted.runnable
     return [
-        (place, queue, func_path)
-        for place, queue, func_path in dict.fromkeys(map(tuple, found))
-        if runnable is None or runnable.accepts(func_path)
+        (place, queue, func)
+        for place, queue, func, path in dict.fromkeys(map(tuple, found))
+        if runnable is None or runnable.accepts(path)
     ]
 
 
@@ -114,9 +114,8 @@ def _ranges(runnable: Runnable | None) -> list[tuple[str, str]]:
 
 @cache
 def _statement(name: str, by_queue: bool) -> str:
-    table = "next" if name == "lanes" else "head"
     return (
         tables.rows_statement(name)
-        .replace("{queue}", f"{table}.queue" if by_queue else "''")
+        .replace("{queue}", "head.queue" if by_queue else "''")
         .replace("{index}", "omniq_ready_by_queue" if by_queue else "omniq_ready")
     )

@@ -26,8 +26,9 @@ from omniq.models import WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import Lease
 from omniq.storage.sqlite.connection import Connection, StatementRunner, statement
+from omniq.storage.sqlite.store_record import EPOCH, read_epoch
 from omniq.storage.sqlite.tables import read_array
-from omniq.storage.types import Renewal
+from omniq.storage.types import Holder, Renewal
 
 FENCE_RETENTION = 86_400_000_000
 """Microseconds for which a fence is stored at least: longer than any request can be delayed.
@@ -35,7 +36,8 @@ FENCE_RETENTION = 86_400_000_000
 An owner whose fence was deleted holds no tasks, and cannot renew: only a first lease inserts a row.
 """
 
-_IS_LIVE = "fenced = 0 AND boot_id = :boot AND until > :now"
+_IS_LIVE = "fenced = 0 AND boot_id = :boot AND until > :now AND epoch = :epoch"
+"""`:epoch` is the store's."""
 
 _decode_info = internal_decoder(WorkerInfo)
 
@@ -47,25 +49,43 @@ def _times(clock: Clock) -> dict[str, Any]:
 # On the database of the leases
 
 
-def renew(db: Connection, info: WorkerInfo, length: int, clock: Clock, *, is_first: bool) -> None:
-    """Extend the lease to `length` microseconds from now; `LeaseLost` when the owner was fenced."""
-    values = "boot_id = :boot, until = :now + :length, at = :at, info = :info, length = :length"
-    if is_first:
+def renew(
+    db: Connection, info: WorkerInfo, length: int, clock: Clock, holder: Holder, epoch: int
+) -> bool:
+    """Extend the lease to `length` microseconds from now, if the owner may have one in the `epoch`."""
+    values = (
+        "boot_id = :boot, until = :now + :length, at = :at, info = :info, length = :length, "
+        "epoch = :epoch, beat = beat + 1"
+    )
+    if holder.beat:
         sql = (
-            "INSERT INTO omniq_leases (owner, boot_id, until, fenced, at, info, length) "
-            "VALUES (:owner, :boot, :now + :length, 0, :at, :info, :length) "
-            f"ON CONFLICT (owner) DO UPDATE SET {values} WHERE fenced = 0"
+            f"UPDATE omniq_leases SET {values} "
+            "WHERE owner = :owner AND fenced = 0 AND epoch = :epoch AND beat >= :beat"
         )
     else:
-        sql = f"UPDATE omniq_leases SET {values} WHERE owner = :owner AND fenced = 0"
-    parameters = {"owner": info.id, "length": length, "info": encode_internal(info)}
-    if db.execute(sql, {**parameters, **_times(clock)}).rowcount != 1:
-        raise LeaseLost(info.id)
+        sql = (
+            "INSERT INTO omniq_leases (owner, boot_id, until, fenced, at, info, length, epoch, beat) "
+            "VALUES (:owner, :boot, :now + :length, 0, :at, :info, :length, :epoch, 1) "
+            f"ON CONFLICT (owner) DO UPDATE SET {values} WHERE fenced = 0"
+        )
+    parameters = {
+        "owner": info.id,
+        "length": length,
+        "info": encode_internal(info),
+        "epoch": epoch,
+        "beat": holder.beat,
+    }
+    return db.execute(sql, {**parameters, **_times(clock)}).rowcount == 1
 
 
-def fence(db: Connection, owner: str, clock: Clock, *, retires: bool) -> bool:
-    """Fence the owner; False when its lease is valid, unless it retires."""
-    parameters = {"owner": owner, "old": clock.micros() - FENCE_RETENTION, **_times(clock)}
+def fence(db: Connection, owner: str, clock: Clock, epoch: int, *, retires: bool) -> bool:
+    """Fence the owner; False when its lease is valid in the store's epoch, unless it retires."""
+    parameters = {
+        "owner": owner,
+        "old": clock.micros() - FENCE_RETENTION,
+        "epoch": epoch,
+        **_times(clock),
+    }
     sql = f"SELECT 1 FROM omniq_leases WHERE owner = :owner AND {_IS_LIVE}"
     if not retires and db.execute(sql, parameters).fetchone() is not None:
         return False
@@ -79,10 +99,10 @@ def fence(db: Connection, owner: str, clock: Clock, *, retires: bool) -> bool:
     return True
 
 
-def pause(db: Connection, owner: str, clock: Clock, *, paused: bool) -> bool:
+def pause(db: Connection, owner: str, clock: Clock, epoch: int, *, paused: bool) -> bool:
     """Store whether the owner is paused; False when it has no valid lease."""
     sql = f"UPDATE omniq_leases SET paused = :paused WHERE owner = :owner AND {_IS_LIVE}"
-    parameters = {"owner": owner, "paused": paused, **_times(clock)}
+    parameters = {"owner": owner, "paused": paused, "epoch": epoch, **_times(clock)}
     return db.execute(sql, parameters).rowcount == 1
 
 
@@ -98,10 +118,11 @@ def fence_in_store(db: Connection, owner: str, now: int) -> None:
     db.execute("DELETE FROM omniq_fences WHERE at < ?", (now - FENCE_RETENTION,))
 
 
-def is_fenced(db: StatementRunner, owner: str) -> bool:
-    """Whether the owner may not claim."""
-    sql = "SELECT 1 FROM omniq_fences WHERE owner = ?"
-    return db.execute(sql, (owner,)).fetchone() is not None
+def check_claim(db: StatementRunner, holder: Holder) -> None:
+    """Raise `LeaseLost` if the owner is fenced, or knows another epoch than the store's."""
+    sql = f"SELECT EXISTS (SELECT 1 FROM omniq_fences WHERE owner = ?), {EPOCH}"
+    if db.execute(sql, (holder.owner,)).fetchone() != (0, holder.epoch):
+        raise LeaseLost(holder.owner)
 
 
 # On a reader, which has the leases attached
@@ -117,7 +138,7 @@ def read_leases(db: Connection, clock: Clock) -> list[Lease]:
         )
         for owner, info, paused, is_live in db.execute(
             f"SELECT owner, info, paused, {_IS_LIVE} FROM leases.omniq_leases WHERE fenced = 0",
-            _times(clock),
+            {"epoch": read_epoch(db), **_times(clock)},
         )
     }
     for owner in read_array(db, statement("holders")):
@@ -125,8 +146,8 @@ def read_leases(db: Connection, clock: Clock) -> list[Lease]:
     return [found[owner] for owner in sorted(found)]
 
 
-def read_renewal(db: Connection, owner: str) -> Renewal:
-    """The tasks that the owner holds, which of them were cancelled, and whether it is paused."""
+def read_renewal(db: Connection, owner: str) -> tuple[Renewal, int]:
+    """The tasks that the owner holds, which of them were cancelled, whether it is paused; and its beat."""
     held = read_array(
         db,
         "SELECT json_group_array(json_array(tasks.id, live.token, live.cancel_requested)) "
@@ -134,9 +155,11 @@ def read_renewal(db: Connection, owner: str) -> Renewal:
         "WHERE live.place = 4 AND live.owner = :owner",
         {"owner": owner},
     )
-    sql = "SELECT 1 FROM leases.omniq_leases WHERE owner = ? AND fenced = 0 AND paused = 1"
-    return Renewal(
+    sql = "SELECT paused, beat FROM leases.omniq_leases WHERE owner = ?"
+    paused, beat = db.execute(sql, (owner,)).fetchone() or (0, 0)
+    renewal = Renewal(
         {task_id: token for task_id, token, _ in held},
         frozenset(task_id for task_id, _, is_cancelled in held if is_cancelled),
-        db.execute(sql, (owner,)).fetchone() is not None,
+        paused == 1,
     )
+    return renewal, beat

@@ -7,15 +7,12 @@ from typing import Any
 import msgspec
 
 from omniq.models import DeadLetter, TaskStatus
-from omniq.serialization import internal_decoder
 from omniq.storage.backend import Counts, FinishedQuery
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import Connection
 from omniq.storage.sqlite.scan import scan
-
-_decode_letter = internal_decoder(DeadLetter)
 
 
 def read_page(db: Connection, query: Any, now: int) -> Any:
@@ -53,7 +50,7 @@ def list_dead(db: Connection, query: DeadQuery) -> list[DeadLetter]:
         + "ORDER BY dead.id LIMIT :limit",
         msgspec.structs.asdict(query),
     )
-    return [_decode_letter(letter) for (letter,) in found]
+    return [tables.decode_letter(letter) for (letter,) in found]
 
 
 def list_finished(db: Connection, query: FinishedQuery) -> list[str]:
@@ -80,7 +77,7 @@ def count_all(db: Connection, now: int) -> Counts:
     """Counts of tasks by status and queue, and the first due instant of each queue."""
     counts = Counts(now=now, by_status=dict.fromkeys(TaskStatus, 0))
     for status, queue, count, due in db.execute(
-        "SELECT status, queue, count(*), min(CASE WHEN place <> 4 THEN due END) "
+        "SELECT status, queue, count(*), min(CASE WHEN place <> 4 THEN turn + due_after END) "
         "FROM omniq_live GROUP BY status, queue"
     ):
         counts.by_status[TaskStatus(status)] += count

@@ -17,6 +17,7 @@ from omniq.storage.backend import (
     Document,
     DocumentChange,
     DocumentQuery,
+    FastReply,
     Moved,
     Order,
     Record,
@@ -27,7 +28,7 @@ from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement
 from omniq.storage.sqlite.lanes import AFTER_ALL, first_rows
-from omniq.storage.types import Claim
+from omniq.storage.types import Claim, Holder
 
 PROMOTE_BATCH = 2_000
 """The maximum number of delayed tasks that one statement makes ready."""
@@ -64,10 +65,24 @@ class SQLiteSection(Section):
         self.now = now
         self._db = db
         self._promoted_by = now
+        self.is_behind = False
+        """Whether the witness of the claim has a lower token."""
         self.wanted: Wanted | None = None
         """What was claimed in this section."""
 
     # Reading
+
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        held = self._still_held(owner, known)
+        return frozenset(row.id for row in known if row.seq in held)
+
+    def _still_held(self, owner: str, rows: Sequence[Row]) -> set[int]:
+        """The `seq` of those rows that nothing has changed since the owner claimed them."""
+        if not rows:
+            return set()
+        claims = tables.json_text([(row.seq, row.token) for row in rows])
+        parameters = {"owner": owner, "claims": claims}
+        return set(tables.read_array(self._db, statement("still_held"), parameters))
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         return tables.read_records(self._db, ids, self.now, bodies=bodies)
@@ -79,10 +94,6 @@ class SQLiteSection(Section):
         return tables.read_rows(self._db, sql, {"owners": tables.json_text(owners)})
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
-        return self.first_rows(wanted, after, limit)
-
-    def first_rows(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
-        """See `candidates`."""
         if wanted.due_by > self._promoted_by:
             # A caller may name a time to come. What is due by now was made ready before.
             self._promoted_by = wanted.due_by
@@ -113,7 +124,7 @@ class SQLiteSection(Section):
     async def find_documents(self, query: DocumentQuery) -> list[Document]:
         first = query.prefix
         if query.due_by is not None:
-            condition = "due IS NOT NULL AND due <= :due_by ORDER BY due"
+            condition = "due > :due_after AND due <= :due_by ORDER BY due"
         elif query.after >= query.prefix:
             first, condition = query.after, "key > :first AND key < :end ORDER BY key"
         else:
@@ -124,6 +135,7 @@ class SQLiteSection(Section):
             {
                 "kind": query.kind,
                 "due_by": query.due_by,
+                "due_after": query.due_after,
                 "first": first,
                 "end": query.prefix + AFTER_ALL,
                 "limit": query.limit,
@@ -164,17 +176,18 @@ class SQLiteSection(Section):
         if changes.inserted and changes.bound is not None:
             self._check_bound(changes.bound)
         if changes.claimed:
-            self.claim(changes.claimed)
+            self._claim(changes.claimed)
         if changes.updated:
             tables.save_live(db, changes.updated, self.now)
         if changes.ended:
             tables.insert_ended(db, changes.ended)
         return frozenset()
 
-    def claim(self, rows: Sequence[Row]) -> None:
+    def _claim(self, rows: Sequence[Row]) -> None:
         """Store rows that one owner has claimed."""
         seqs = tables.json_text([row.seq for row in rows])
-        parameters = {"owner": rows[0].owner, "now": self.now, "seqs": seqs}
+        floor = row_rules.first_token(self.epoch)
+        parameters = {"owner": rows[0].owner, "now": self.now, "seqs": seqs, "floor": floor}
         self._db.execute(statement("claim"), parameters)
 
     def _insert(self, rows: Sequence[Row]) -> None:
@@ -208,10 +221,10 @@ class SQLiteSection(Section):
                 put.pop(key, None)
                 deleted[key] = None
             elif change.before is None:
-                added.append((*key, change.after, change.due))
+                added.append((*key, bytearray(change.after), change.due))
             else:
                 deleted.pop(key, None)
-                put[key] = (*key, change.after, change.due)
+                put[key] = (*key, bytearray(change.after), change.due)
         if released:
             self._db.execute(DELETE_IF_EQUAL, {"keys": tables.json_text(released)})
         if deleted:
@@ -222,33 +235,29 @@ class SQLiteSection(Section):
 
     # The fast path
 
-    def record_planned(self, owner: str, changes: Changes) -> frozenset[str]:
-        """Write the changes of rows that the owner still holds; returns the ids of the others."""
+    async def record_and_claim(
+        self, holder: Holder, changes: Changes, claim: Claim | None
+    ) -> FastReply:
+        """See `FastPath`. When one row has changed, all outcomes need another step, so none is recorded."""
         rows = [*(each.row for each in changes.ended), *changes.updated]
-        claims = tables.json_text([(row.seq, row.token) for row in rows])
-        parameters = {"owner": owner, "claims": claims}
-        held = set(tables.read_array(self._db, statement("still_held"), parameters))
-        missed = frozenset(row.id for row in rows if row.seq not in held)
-        ended, updated, documents = changes.ended, changes.updated, changes.documents
-        if missed:
-            ended = [each for each in ended if each.row.id not in missed]
-            updated = [row for row in updated if row.id not in missed]
-            documents = [each for each in documents if (each.before or b"").decode() not in missed]
-        if ended:
-            tables.insert_ended(self._db, ended)
-        if updated:
-            tables.save_live(self._db, updated, self.now)
-        if documents:
-            self._write_documents(documents)
-        return missed
+        if len(self._still_held(holder.owner, rows)) < len(rows):
+            return FastReply(frozenset(row.id for row in rows))
+        await self.write(changes)
+        if claim is None:
+            return FastReply()
+        claimed = await self._claim_plain(holder, claim)
+        return FastReply(rows=claimed, is_behind=bool(self.is_behind))
 
-    def claim_plain(self, owner: str, claim: Claim) -> list[Row] | None:
+    async def _claim_plain(self, holder: Holder, claim: Claim) -> list[Row] | None:
         """Claim rows that the rules would admit unchanged; None when the claim needs the rules."""
-        facts = self._db.execute(statement("claim_facts"), {"owner": owner, "now": self.now})
-        is_fenced, has_due, has_due_gate, holds_suspect, paused = facts.fetchone()
-        if is_fenced:
+        owner = holder.owner
+        seq, token = (0, 0) if claim.witness is None else (claim.witness.seq, claim.witness.token)
+        parameters = {"owner": owner, "now": self.now, "witness": seq, "token": token}
+        facts = self._db.execute(statement("claim_facts"), parameters).fetchone()
+        is_fenced, self.epoch, self.is_behind, has_due, has_due_gate, holds_suspect, paused = facts
+        if is_fenced or self.epoch != holder.epoch:
             raise LeaseLost(owner)
-        if has_due_gate or (has_due and self.promote(self.now)):
+        if self.is_behind or has_due_gate or (has_due and self.promote(self.now)):
             return None
         wanted = Wanted(
             due_by=self.now if claim.now is None else claim.now,
@@ -257,14 +266,14 @@ class SQLiteSection(Section):
             runnable=claim.runnable,
             suspects=not holds_suspect,
         )
-        rows = self.first_rows(wanted, None, claim.limit)
+        rows = await self.candidates(wanted, None, claim.limit)
         for row in rows:
             if row.gates or row.crashes or row_rules.is_expired(row, wanted.due_by):
                 return None
         for row in rows:
-            row_rules.claim(row, owner, self.now)
+            row_rules.claim(row, owner, self.now, self.epoch)
         if rows:
-            self.claim(rows)
+            self._claim(rows)
         return rows
 
 

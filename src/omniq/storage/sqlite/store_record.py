@@ -11,36 +11,30 @@ import os
 import msgspec
 
 from omniq.errors import StorageError
-from omniq.serialization import encode_internal, lenient_decoder
+from omniq.serialization import encode_internal
+from omniq.storage.incarnation import StoreRecord, decode_record
 from omniq.storage.sqlite.connection import Connection
 
-_FORMAT = 1
+EPOCH = "coalesce((SELECT due FROM omniq_documents WHERE kind = 'store' AND key = 'store'), 0)"
+"""SQL for the store's epoch."""
 
 
-class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The store's id, the format of its records, and the oldest format that their readers must know.
-
-    `epoch` grows when the store is restored from a backup. `leases` is the id of the lease file, and
-    `path` that of the database when it was last opened with another lease file.
-    """
-
-    id: str
-    epoch: int = 0
-    format: int = _FORMAT
-    oldest_reader: int = _FORMAT
-    leases: str = ""
-    path: str = ""
+def read_epoch(db: Connection) -> int:
+    """The store's epoch."""
+    epoch: int = db.execute(f"SELECT {EPOCH}").fetchone()[0]
+    return epoch
 
 
-_decode = lenient_decoder(StoreRecord, None)
+def read_data(db: Connection) -> bytes | None:
+    """The store's record, encoded; None if it has none yet."""
+    sql = "SELECT data FROM omniq_documents WHERE kind = 'store' AND key = 'store'"
+    found = db.execute(sql).fetchone()
+    return None if found is None else found[0]
 
 
 def read_record(db: Connection) -> StoreRecord | None:
     """The store's record; None if it has none yet."""
-    found = db.execute(
-        "SELECT data FROM omniq_documents WHERE kind = 'store' AND key = 'store'"
-    ).fetchone()
-    return None if found is None else _decode(found[0])
+    return decode_record(read_data(db))
 
 
 def read_lease_file_id(db: Connection) -> str:
@@ -59,10 +53,10 @@ def put_record(db: Connection, path: str, leases: str, new_id: str) -> None:
             f"SQLite database {path}: it is also {known.path}, whose leases are in "
             f"{known.path}-leases; open it under that name only"
         )
-    record = StoreRecord(id=known.id if known else new_id, leases=leases, path=path)
+    record = msgspec.structs.replace(known or StoreRecord(new_id), leases=leases, path=path)
     db.execute(
-        "INSERT OR REPLACE INTO omniq_documents VALUES ('store', 'store', ?, NULL)",
-        (encode_internal(record),),
+        "INSERT OR REPLACE INTO omniq_documents VALUES ('store', 'store', ?, ?)",
+        (encode_internal(record), record.epoch),
     )
 
 
@@ -76,11 +70,16 @@ def _is_in_use(name: str, path: str) -> bool:
         return False
 
 
-def check_lease_file(db: Connection, path: str) -> None:
-    """Raise `StorageError` when others use the database with another lease file. `db` reads both."""
-    known, leases = read_record(db), read_lease_file_id(db)
+def check_lease_file(db: Connection, path: str) -> bytes | None:
+    """Raise `StorageError` when others use the database with another lease file. `db` reads both.
+
+    Returns the store's record, encoded.
+    """
+    data, leases = read_data(db), read_lease_file_id(db)
+    known = decode_record(data)
     if known is not None and known.leases != leases:
         raise StorageError(
             f"SQLite database {path}: it was opened as {known.path}, with other leases; "
             "restart every process that uses it, under one name"
         )
+    return data

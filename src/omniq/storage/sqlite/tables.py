@@ -8,20 +8,20 @@ statements with many rows each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from omniq.clock import to_micros
 from omniq.errors import SerializationError
+from omniq.gate_rules import Gate
 from omniq.models import DeadLetter, TaskStatus
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import DELAYED, READY, Ended, Record, place_of
 from omniq.storage.row_codec import RowCodec
-from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.row_rules import EPOCH_BITS, FinishedRow, Row
 from omniq.storage.sqlite.connection import StatementRunner, statement
 
 _INLINE_BYTES = 8_192
@@ -30,23 +30,22 @@ _INLINE_BYTES = 8_192
 _LARGEST_WRITE = 256
 
 _CONSTANT = (
-    "seq", "id", "nonce", "queue", "priority", "func_path", "created_at", "stored_at", "unique",
-    "expires", "result_ttl", "repeats",
+    "seq", "id", "nonce", "queue", "priority", "func_path", "created_at", "result_ttl", "repeats",
 )  # fmt: skip
-"""The columns of `omniq_tasks`. All others but the body are state."""
+"""The columns of `omniq_tasks` that are stored as they are."""
 
-_STATE = (
-    "due", "attempts", "crashes", "token", "settled", "started_at", "status", "cancel_requested",
-)  # fmt: skip
-"""The columns of `omniq_live`, `omniq_finished` and `omniq_dead`."""
+_STATE = ("attempts", "crashes", "token", "settled", "started_at", "status", "cancel_requested")
+"""The columns of `omniq_live`, `omniq_finished` and `omniq_dead` that are stored as they are."""
 
-_LIVE_STATE = {"turn": "due", "visible": "0", "owner": "NULL", "parked": "NULL", "attached": "0"}
-"""The columns of `omniq_live` alone, and what replaces them for a task that has ended."""
+_LIVE_STATE = {"visible": "0", "owner": "NULL", "parked": "NULL", "attached": "0"}
+"""The columns of `omniq_live` alone, and their values for a task that has ended."""
 
-_CODEC = RowCodec((*_CONSTANT, *_STATE, *_LIVE_STATE))
+_OTHERS = ("unique", "expires", "stored_at", "due", "turn", "gates")
+_CODEC = RowCodec((*_CONSTANT, *_STATE, *_LIVE_STATE, *_OTHERS))
 _STATUSES = {status.value: status for status in TaskStatus}
 decode_json = msgspec.json.Decoder().decode
-_decode_letter = internal_decoder(DeadLetter)
+decode_letter = internal_decoder(DeadLetter)
+_decode_gates = internal_decoder(tuple[Gate, ...])
 
 
 def json_text(value: Any) -> str:
@@ -65,22 +64,21 @@ def inline_hex(blob: str) -> str:
 @cache
 def _columns(*, bodies: bool, is_live: bool) -> str:
     """The columns that `_row` expects; the tables have the names that `rows_statement` describes."""
+    columns = [f'tasks."{column}"' for column in _CONSTANT]
+    columns += ["nullif(tasks.\"unique\", '')", "nullif(tasks.expires, 0)"]
+    columns.append("tasks.created_at + tasks.stored_after")
     if is_live:
-        state = [f"live.{column}" for column in (*_STATE, *_LIVE_STATE)]
+        columns += [f"live.{column}" for column in (*_STATE, *_LIVE_STATE)]
+        columns += ["live.turn + live.due_after", "live.turn"]
         rest = "live.rest"
     else:
-        state = [f"coalesce(live.{name}, dead.{name}, finished.{name})" for name in _STATE]
-        state += [
-            f"coalesce(live.{name}, dead.due, finished.due)"
-            if instead == "due"
-            else f"coalesce(live.{name}, {instead})"
-            for name, instead in _LIVE_STATE.items()
-        ]
+        columns += [f"coalesce(live.{name}, dead.{name}, finished.{name})" for name in _STATE]
+        columns += [f"coalesce(live.{name}, {ended})" for name, ended in _LIVE_STATE.items()]
+        columns.append("coalesce(live.turn + live.due_after, dead.due, finished.due)")
+        columns.append("coalesce(live.turn, dead.due, finished.due)")
         rest = "coalesce(live.rest, dead.rest, finished.rest)"
-    constant = [f'tasks."{column}"' for column in _CONSTANT]
-    return ", ".join(
-        [*constant, *state, inline_hex(rest), inline_hex("tasks.body") if bodies else "''"]
-    )
+    columns += ["hex(tasks.gates)", inline_hex(rest)]
+    return ", ".join([*columns, inline_hex("tasks.body") if bodies else "''"])
 
 
 _JOINS = """
@@ -136,13 +134,13 @@ def read_records(
                 row=row, finished_at=finished_at, expires_at=expires_at, result=data
             )
         if is_dead:
-            letter_of = _decode_letter(_blob(db, letter, "letter", "omniq_dead", row.seq))
+            letter_of = decode_letter(_blob(db, letter, "letter", "omniq_dead", row.seq))
         found[row.id] = Record(row, finished, letter_of)
     return found
 
 
 def _row(db: StatementRunner, values: list[Any]) -> Row:
-    *values, rest, body = values
+    *values, gates, rest, body = values
     seq = values[0]
     if rest is None:
         rest = next(
@@ -154,6 +152,7 @@ def _row(db: StatementRunner, values: list[Any]) -> Row:
         body = _long_blob(db, "body", "omniq_tasks", seq)
     try:
         row = _CODEC.without_columns(bytes.fromhex(rest))
+        row.gates = _gates(gates) if gates else ()
         row.body = bytes.fromhex(body)
     except SerializationError:
         # A task whose limits cannot be decoded must not run: without a body it cannot.
@@ -161,13 +160,20 @@ def _row(db: StatementRunner, values: list[Any]) -> Row:
     # In the order of the columns. One statement, because most of the time of a claim is spent here.
     (
         row.seq, row.id, row.nonce, row.queue, row.priority, row.func_path, row.created_at,
-        row.stored_at, row.unique, row.expires, row.result_ttl, repeats,
-        row.due, row.attempts, row.crashes, row.token, row.settled, row.started_at, status, cancelled,
-        row.turn, row.visible, row.owner, row.parked, attached,
+        row.result_ttl, repeats, row.unique, row.expires, row.stored_at,
+        row.attempts, row.crashes, row.token, row.settled, row.started_at, status, cancelled,
+        row.visible, row.owner, row.parked, attached, row.due, row.turn,
     ) = values  # fmt: skip
-    row.repeats, row.cancel_requested, row.attached = repeats == 1, cancelled == 1, attached == 1
+    row.repeats, row.cancel_requested, row.attached = (repeats == 1, cancelled == 1, attached == 1)
     row.status = _STATUSES[status]
     return row
+
+
+@lru_cache(maxsize=1_000)
+def _gates(text: str) -> tuple[Gate, ...]:
+    """Decode gates; cached, because many tasks have the same."""
+    gates: tuple[Gate, ...] = _decode_gates(bytes.fromhex(text))
+    return gates
 
 
 def _blob(db: StatementRunner, inline: str | None, column: str, table: str, seq: int) -> bytes:
@@ -184,13 +190,17 @@ def _long_blob(db: StatementRunner, column: str, table: str, seq: int) -> str:
 
 
 class BulkInsert:
-    """An INSERT that writes any number of rows in a few statements, one for each power of two."""
+    """An INSERT that writes any number of rows in a few statements, one for each power of two.
 
-    def __init__(self, table: str, columns: Sequence[str], suffix: str = "") -> None:
-        group = f"({', '.join('?' * len(columns))})"
+    `computed` has the SQL of columns whose values are not parameters as they are.
+    """
+
+    def __init__(
+        self, table: str, columns: Sequence[str], suffix: str = "", **computed: str
+    ) -> None:
+        self._values = f"({', '.join(computed.get(column, '?') for column in columns)})"
         names = ", ".join(f'"{column}"' for column in columns)
-        self._start = f"INSERT INTO {table} ({names}) VALUES {group}"
-        self._more = f", {group}"
+        self._start = f"INSERT INTO {table} ({names}) VALUES "
         self._end = f" {suffix}"
         self._statements: dict[int, str] = {}
 
@@ -200,7 +210,7 @@ class BulkInsert:
         for size, part in _parts(rows):
             sql = self._statements.get(size)
             if sql is None:
-                sql = self._start + self._more * (size - 1) + self._end
+                sql = self._start + ", ".join([self._values] * size) + self._end
                 self._statements[size] = sql
             written += db.execute(sql, list(chain.from_iterable(part))).rowcount
         return written
@@ -219,39 +229,31 @@ def _parts(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Sequence[tupl
         start, left = start + size, left - size
 
 
-def _getter(*columns: str) -> attrgetter[tuple[Any, ...]]:
-    # As plain strings and numbers, which the driver binds without asking for an adapter.
-    plain = {"status": "status._value_"}
-    plain |= {name: f"{name}.real" for name in ("repeats", "cancel_requested", "attached")}
-    return attrgetter(*(plain.get(column, column) for column in columns))
-
-
-_LIVE = (*_STATE, "visible", "owner", "parked", "attached")
-_PLACED = ("queue", "func_path", "rank", "turn", "place", "lot", "rest")
-
-_constant_values = _getter(*_CONSTANT, "body")
-_live_values = _getter("seq", *_LIVE)
-_ended_values = _getter("seq", *_STATE)
-
-_INSERT_TASKS = BulkInsert("omniq_tasks", (*_CONSTANT, "body"), "ON CONFLICT (id) DO NOTHING")
+_PLACED = ("due_after", "rank", "turn", "place", "lot", "rest")
+_INSERT_TASKS = BulkInsert(
+    "omniq_tasks",
+    (*_CONSTANT, "unique", "expires", "stored_after", "gates", "body"),
+    "ON CONFLICT (id) DO NOTHING",
+)
 _INSERT_NEW = BulkInsert(
     "omniq_live",
     (
-        "seq", "queue", "func_path", "due", "visible", "attempts", "token", "rank", "turn",
-        "attached", "place", "rest",
+        "seq", "queue", "func", "visible", "attempts", "token", "attached", "due_after", "rank",
+        "turn", "place", "rest",
     ),
 )  # fmt: skip
 _SAVE_LIVE = BulkInsert(
     "omniq_live",
-    ("seq", *_LIVE, *_PLACED),
+    ("seq", "queue", "func", *_STATE, *_LIVE_STATE, *_PLACED),
     "ON CONFLICT (seq) DO UPDATE SET "
-    + ", ".join(f"{column} = excluded.{column}" for column in (*_LIVE, *_PLACED)),
+    + ", ".join(f"{name} = excluded.{name}" for name in (*_STATE, *_LIVE_STATE, *_PLACED)),
+    func="(SELECT id FROM omniq_functions WHERE path = ?)",
 )
 _INSERT_FINISHED = BulkInsert(
-    "omniq_finished", ("seq", *_STATE, "rest", "finished_at", "expires_at", "result")
+    "omniq_finished", ("seq", "due", *_STATE, "rest", "finished_at", "expires_at", "result")
 )
 _INSERT_DEAD = BulkInsert(
-    "omniq_dead", ("seq", *_STATE, "rest", "id", "last_failure", "reason", "letter")
+    "omniq_dead", ("seq", "due", *_STATE, "rest", "id", "last_failure", "reason", "letter")
 )
 
 
@@ -260,45 +262,87 @@ def rank(priority: int) -> int:
     return ~priority
 
 
-def _rest(row: Row) -> bytes | None:
-    return _CODEC.rest(row) or None
+# The driver binds plain strings, numbers and bytearrays at once; for None, bytes and others it searches
+# for an adapter, which takes longer than all else. So what is missing is stored as "" or 0 where that has
+# no other meaning. Each tuple is written out: that is several times faster than an `attrgetter`.
+
+
+def _rest(row: Row) -> bytearray | str:
+    rest = _CODEC.rest(row)
+    return bytearray(rest) if rest else ""
 
 
 def insert_rows(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
     """Insert waiting rows in order, giving each its `seq`; False, and none is, when an id is taken."""
-    (newest,) = db.execute("SELECT coalesce(max(seq), 0) FROM omniq_tasks").fetchone()
+    newest, functions = 0, {}
+    for path in {row.func_path for row in rows}:
+        newest, functions[path] = _newest_and_function(db, path)
     for seq, row in enumerate(rows, start=newest + 1):
         row.seq = seq
-    if _INSERT_TASKS.write(db, [_constant_values(row) for row in rows]) < len(rows):
+    tasks = [
+        (
+            row.seq, row.id, row.nonce, row.queue, row.priority, row.func_path, row.created_at,
+            row.result_ttl, +row.repeats, row.unique or "", row.expires or 0,
+            row.stored_at - row.created_at, bytearray(encode_internal(row.gates)) if row.gates else "",
+            bytearray(row.body),
+        )
+        for row in rows
+    ]  # fmt: skip
+    if _INSERT_TASKS.write(db, tasks) < len(rows):
         db.execute("DELETE FROM omniq_tasks WHERE seq > ?", (newest,))
         return False
-    rest = _CODEC.rest
-    _INSERT_NEW.write(
-        db,
-        [
-            (
-                row.seq, row.queue, row.func_path, row.due, row.visible, row.attempts, row.token,
-                ~row.priority, row.due if row.turn is None else row.turn, +row.attached,
-                DELAYED if row.visible > now else READY, rest(row) or None,
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
+    live = [
+        (
+            row.seq, row.queue, functions[row.func_path], row.visible, row.attempts, row.token,
+            +row.attached, 0 if row.turn is None else row.due - row.turn, ~row.priority,
+            row.due if row.turn is None else row.turn, DELAYED if row.visible > now else READY,
+            _rest(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    _INSERT_NEW.write(db, live)
     return True
+
+
+_NEWEST_AND_FUNCTION = (
+    "SELECT max(coalesce((SELECT max(seq) FROM omniq_tasks), 0), coalesce((SELECT due FROM "
+    f"omniq_documents WHERE kind = 'store' AND key = 'store'), 0) << {EPOCH_BITS}), "
+    "(SELECT id FROM omniq_functions WHERE path = ?)"
+)
+
+
+def _newest_and_function(db: StatementRunner, path: str) -> tuple[int, int]:
+    """The number behind which the next task is inserted, and the number of the function.
+
+    The first is that of the newest task, or that of the epoch.
+    """
+    newest, function = db.execute(_NEWEST_AND_FUNCTION, (path,)).fetchone()
+    if function is None:
+        sql = "INSERT INTO omniq_functions (path) VALUES (?) RETURNING id"
+        (function,) = db.execute(sql, (path,)).fetchone()
+    return newest, function
 
 
 def save_live(db: StatementRunner, rows: Iterable[Row], now: int) -> None:
     """Insert or update the state of live rows."""
-    _SAVE_LIVE.write(
-        db,
-        [
-            (
-                *_live_values(row), row.queue, row.func_path, rank(row.priority), row.order[1], place_of(row, now),
-                None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.func_path}",
-                _rest(row),
-            )
-            for row in rows
-        ],
+    live = [
+        (
+            row.seq, row.queue, row.func_path, row.attempts, row.crashes, row.token, row.settled,
+            row.started_at, row.status._value_, +row.cancel_requested, row.visible, row.owner,
+            row.parked, +row.attached, row.due - row.order[1], ~row.priority, row.order[1],
+            place_of(row, now),
+            None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.func_path}",
+            _rest(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    _SAVE_LIVE.write(db, live)
+
+
+def _ended(row: Row) -> tuple[Any, ...]:
+    return (
+        row.seq, row.due, row.attempts, row.crashes, row.token, row.settled, row.started_at,
+        row.status._value_, +row.cancel_requested, _rest(row),
     )  # fmt: skip
 
 
@@ -309,22 +353,18 @@ def insert_ended(db: StatementRunner, ended: Sequence[Ended]) -> None:
     _INSERT_FINISHED.write(
         db,
         [
-            (
-                *_ended_values(each.row), _rest(each.row), each.finished_at, each.expires_at,
-                each.result,
-            )
+            (*_ended(each.row), each.finished_at, each.expires_at, bytearray(each.result))
             for each in finished
         ],
-    )  # fmt: skip
+    )
     if len(finished) == len(ended) and not any(each.letter for each in ended):
         return
     _INSERT_DEAD.write(
         db,
         [
             (
-                *_ended_values(each.row), _rest(each.row), each.row.id,
-                to_micros(each.letter.last_failure), each.letter.failure_reason,
-                encode_internal(each.letter),
+                *_ended(each.row), each.row.id, to_micros(each.letter.last_failure),
+                each.letter.failure_reason, encode_internal(each.letter),
             )
             for each in ended
             if each.letter is not None

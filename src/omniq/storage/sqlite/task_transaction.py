@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from contextlib import asynccontextmanager
 
-from omniq._futures import set_result
-from omniq.errors import InvalidTask, OmniqError, StorageClosed, StorageError
+from omniq.errors import InvalidTask, StorageClosed, StorageError
 from omniq.failpoints import hit
 from omniq.storage.sqlite.connection import (
     BUSY_SECONDS,
@@ -25,6 +22,7 @@ from omniq.storage.sqlite.connection import (
     TaskConnection,
     is_denied,
 )
+from omniq.storage.sqlite.writer_thread import ConnectionThread, Job, deliver
 
 MAX_SECONDS = BUSY_SECONDS / 2
 """The longest that a transaction may take, in seconds, also with a longer lease.
@@ -32,7 +30,6 @@ MAX_SECONDS = BUSY_SECONDS / 2
 Other writers wait for it for at most `BUSY_SECONDS` seconds.
 """
 
-_T = TypeVar("_T")
 _Work = Callable[[Connection], None]
 
 
@@ -40,10 +37,11 @@ class _Transaction:
     """One transaction: what the task's event loop and the thread that ends it share."""
 
     def __init__(self, limit: float) -> None:
-        loop = asyncio.get_running_loop()
         self.limit = limit
-        self.begun: asyncio.Future[TaskConnection | Exception] = loop.create_future()
-        self.ended: asyncio.Future[Exception | None] = loop.create_future()
+        self.begun: asyncio.Future[TaskConnection | Exception] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.ended: asyncio.Future[Exception | None]
         self.commands: queue.SimpleQueue[_Work | Exception | None] = queue.SimpleQueue()
         """The work to do before the commit; None or an error: roll back."""
         self.was_aborted = False
@@ -71,15 +69,14 @@ class _Transaction:
             raise error
 
 
-class TaskTransactions:
-    """Transactions of running tasks on one database. The first one starts the thread."""
+class TaskTransactions(ConnectionThread):
+    """Transactions of running tasks on one database, each on a new connection."""
+
+    _max_jobs = 1
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._waiting: queue.SimpleQueue[_Transaction | asyncio.Future[None]] = queue.SimpleQueue()
+        super().__init__("transactions", database, database.connect_for_task)
         self._current: _Transaction | None = None
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
 
     @asynccontextmanager
     async def transaction(
@@ -91,7 +88,7 @@ class TaskTransactions:
         back, statements are refused, and leaving the block raises `StorageError`.
         """
         transaction = _Transaction(min(limit, MAX_SECONDS))
-        self._submit(transaction)
+        transaction.ended = self.submit(lambda _: self._run_transaction(transaction))
         try:
             connection = await transaction.begun
         except BaseException:
@@ -116,49 +113,36 @@ class TaskTransactions:
     async def close(self) -> None:
         """Roll back the open transaction, and end the thread."""
         self._is_closed = True
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.put(ended)
-        current = self._current
-        if current is not None:
-            current.commands.put(StorageClosed("the storage was closed in a transaction"))
-        await ended
-        thread.join()
-
-    def _submit(self, transaction: _Transaction) -> None:
-        if self._is_closed:
-            raise StorageClosed("the sqlite storage was closed")
-        self._waiting.put(transaction)
-        if self._thread is None:
-            # A daemon, so that a storage that was not closed does not keep the process alive.
-            self._thread = threading.Thread(
-                target=self._run, name="omniq-sqlite-transactions", daemon=True
-            )
-            self._thread.start()
+        if self._current is not None:
+            error = StorageClosed("the storage was closed in a transaction")
+            self._current.commands.put(error)
+        await super().close()
 
     # In the thread
 
-    def _run(self) -> None:
-        while isinstance(transaction := self._waiting.get(), _Transaction):
-            self._current = transaction
-            if self._is_closed:
-                _set_result(transaction.begun, StorageClosed("the sqlite storage was closed"))
-            elif not transaction.begun.cancelled():
-                self._run_transaction(transaction)
-            self._current = None
-            # So that the transaction is freed before the next one arrives.
-            del transaction
-        _set_result(transaction, None)
+    def _run_batch(self, connection: Connection | None, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.result = job.work(connection)
 
-    def _run_transaction(self, transaction: _Transaction) -> None:
+    def _run_transaction(self, transaction: _Transaction) -> Exception | None:
+        """Run the transaction to its end; returns the error that ended it, or None."""
+        self._current = transaction
+        try:
+            if self._is_closed:
+                deliver(transaction.begun, StorageClosed("the sqlite storage was closed"))
+            elif not transaction.begun.cancelled():
+                return self._begin_and_end(transaction)
+            return None
+        finally:
+            self._current = None
+
+    def _begin_and_end(self, transaction: _Transaction) -> Exception | None:
         try:
             connection = self._begin()
-        except Exception as error:
-            _set_result(transaction.begun, self._wrap_error(error))
-            return
-        _set_result(transaction.begun, connection)
+        except Exception as refusal:
+            deliver(transaction.begun, self._database.wrap_error(refusal))
+            return None
+        deliver(transaction.begun, connection)
         try:
             command = transaction.commands.get(timeout=transaction.limit)
         except queue.Empty:
@@ -166,12 +150,11 @@ class TaskTransactions:
         if isinstance(command, Exception):
             transaction.was_aborted = True
         connection.interrupt_and_lock()
-        commit_error = self._commit(connection, command) if callable(command) else command
-        rollback_error = self._roll_back(connection)
+        error = self._end(connection, command)
         if not transaction.was_aborted:
             connection.close()
         connection.lock.release()
-        _set_result(transaction.ended, commit_error or rollback_error)
+        return error
 
     def _expired(self, limit: float) -> StorageError:
         return StorageError(
@@ -190,37 +173,28 @@ class TaskTransactions:
             raise
         return connection
 
-    def _commit(self, connection: Connection, work: _Work) -> Exception | None:
-        """Run the work and commit; returns the error that prevented it, or None."""
+    def _end(self, connection: Connection, command: _Work | Exception | None) -> Exception | None:
+        """Run the work and commit, or roll back; returns the first error, or None."""
+        error = None if callable(command) else command
         try:
-            if not connection.in_transaction:
-                # SQLite itself has rolled back, as it does when the disk is full.
-                return StorageError(
-                    f"SQLite database {self._database.path}: SQLite has rolled the transaction back"
-                )
-            connection.row_factory, connection.text_factory = None, str
-            work(connection)
-            hit("sqlite.before_commit")
-            connection.execute("COMMIT")
-            hit("sqlite.after_commit")
-        except Exception as error:
-            return self._wrap_error(error)
-        return None
-
-    def _roll_back(self, connection: Connection) -> Exception | None:
+            if callable(command):
+                self._commit(connection, command)
+        except Exception as commit_error:
+            error = self._database.wrap_error(commit_error)
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        except Exception as error:
-            return self._wrap_error(error)
-        return None
+        except Exception as rollback_error:
+            error = error or self._database.wrap_error(rollback_error)
+        return error
 
-    def _wrap_error(self, error: Exception) -> Exception:
-        if isinstance(error, OmniqError):
-            return error
-        wrap_error = self._database.wrap_error(error)
-        wrap_error.__cause__ = error
-        return wrap_error
+    def _commit(self, connection: Connection, work: _Work) -> None:
+        self._database.check_in_transaction(connection)
+        connection.row_factory, connection.text_factory = None, str
+        work(connection)
+        hit("sqlite.before_commit")
+        connection.execute("COMMIT")
+        hit("sqlite.after_commit")
 
 
 def _raise_cause(transaction: _Transaction, error: Exception) -> None:
@@ -230,9 +204,3 @@ def _raise_cause(transaction: _Transaction, error: Exception) -> None:
         raise commit_error from error
     if is_denied(error):
         raise InvalidTask(NO_COMMIT_INSIDE) from error
-
-
-def _set_result(future: asyncio.Future[_T], value: _T) -> None:
-    # A closed loop has no waiters.
-    with suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(set_result, future, value)

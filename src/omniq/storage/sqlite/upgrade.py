@@ -17,12 +17,9 @@ _decode_gate = lenient_decoder(GateState, None)
 _decode_schedule = lenient_decoder(Schedule, None)
 
 
-def _rest(gates: bytes | None, history: bytes | None, releases: int) -> bytes | None:
+def _rest(history: bytes | None, releases: int) -> bytes | None:
     """The fields of a row that had columns of their own: see `row_codec`."""
     rest: dict[str, Any] = {}
-    if gates:
-        # Not decoded: a task whose limits are damaged must not run without them.
-        rest["gates"] = msgspec.Raw(gates)
     if history and _decode_history(history):
         rest["history"] = msgspec.Raw(history)
     if releases:
@@ -52,7 +49,7 @@ def _is_idle(gate: bytes) -> bool:
 
 
 FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "omniq_rest": (3, _rest),
+    "omniq_rest": (2, _rest),
     "omniq_checkpoint": (2, _checkpoint),
     "omniq_schedule": (3, _schedule),
     "omniq_next_at": (1, _next_at),

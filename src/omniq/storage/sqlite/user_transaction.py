@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,22 +35,11 @@ class _Result(msgspec.Struct, frozen=True):
         return self.row
 
 
-class _Driver(Protocol):
-    """The attributes of a sqlite3 connection that are used here; `autocommit` since Python 3.12."""
-
-    @property
-    def in_transaction(self) -> bool: ...
-
-    @property
-    def isolation_level(self) -> str | None: ...
-
-
 class _DriverConnection:
     """A connection of sqlite3."""
 
     def __init__(self, connection: Connection) -> None:
-        self.driver: _Driver = connection
-        self._connection = connection
+        self.driver = self._connection = connection
 
     def execute(self, sql: str, parameters: Any = (), /) -> _Result:
         connection = self._connection
@@ -74,7 +64,7 @@ class _SQLAlchemyConnection:
             raise InvalidTask(
                 f"connection: it leads to {connection.dialect.name}, but the tasks are in SQLite"
             )
-        self.driver: _Driver = connection.connection.driver_connection
+        self.driver: Connection = connection.connection.driver_connection
 
     def execute(self, sql: str, parameters: Any = (), /) -> _Result:
         if isinstance(parameters, list):
@@ -90,20 +80,19 @@ async def run_within(database: Database, connection: object, work: _Work[_T]) ->
     if isinstance(connection, Connection):
         return _run_in_transaction(database, _DriverConnection(connection), work)
     if any(kind.__module__.startswith("sqlalchemy.") for kind in type(connection).__mro__):
+        run = partial(_run_with_sqlalchemy, database, work)
         if hasattr(connection, "run_sync"):
-            result: _T = await given.run_sync(
-                lambda inner: _run_with_sqlalchemy(database, inner, work)
-            )
+            result: _T = await given.run_sync(run)
             return result
         if hasattr(connection, "exec_driver_sql") or callable(getattr(given, "connection", None)):
-            return _run_with_sqlalchemy(database, given, work)
+            return run(given)
     raise InvalidTask(
         f"connection: expected one of sqlite3, or a Connection or Session of SQLAlchemy, not "
         f"{type(connection).__module__}.{type(connection).__qualname__}"
     )
 
 
-def _run_with_sqlalchemy(database: Database, given: Any, work: _Work[_T]) -> _T:
+def _run_with_sqlalchemy(database: Database, work: _Work[_T], given: Any) -> _T:
     connection = given if hasattr(given, "exec_driver_sql") else given.connection()
     return _run_in_transaction(database, _SQLAlchemyConnection(connection), work)
 
@@ -153,7 +142,7 @@ def _check_file(database: Database, db: _DriverConnection | _SQLAlchemyConnectio
         )
 
 
-def _check_no_autocommit(driver: _Driver) -> None:
+def _check_no_autocommit(driver: Connection) -> None:
     if driver.isolation_level is None or getattr(driver, "autocommit", False) is True:
         raise InvalidTask(
             "connection: it commits every statement by itself (autocommit), and no transaction is "

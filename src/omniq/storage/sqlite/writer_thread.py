@@ -15,23 +15,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from omniq._futures import finish
-from omniq.errors import OmniqError, StorageClosed, StorageError
+from omniq._futures import set_result
+from omniq.errors import OmniqError, StorageClosed
 from omniq.failpoints import hit
 from omniq.storage.sqlite.connection import Connection, Database, DriverError
 
 _T = TypeVar("_T")
 
-_MAX_JOBS = 512
-"""The most jobs of one transaction: many share a wait for the disk, but it stays short."""
 
-
-class _Job:
+class Job:
     """A function to run with the connection, and the future of its result."""
 
     __slots__ = ("error", "future", "result", "work")
 
-    def __init__(self, work: Callable[[Connection], Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Callable[..., Any], future: asyncio.Future[Any]) -> None:
         self.work = work
         self.future = future
         self.result: Any = None
@@ -46,25 +43,35 @@ class ConnectionThread:
     is cancelled, the job may have been run or not.
     """
 
+    _max_jobs = 512
+    """The most jobs of one transaction: many share a wait for the disk, but it stays short."""
+
     def __init__(self, name: str, database: Database, connect: Callable[[], Connection]) -> None:
         self._name = name
         self._database = database
         self._connect = connect
-        self._jobs: queue.SimpleQueue[_Job | asyncio.Future[None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | asyncio.Future[None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
     async def run(self, work: Callable[[Connection], _T]) -> _T:
         """Run `work` in the thread; returns its result after the commit of its transaction."""
+        return await self.submit(work)
+
+    def submit(self, work: Callable[[Connection], _T]) -> asyncio.Future[_T]:
+        """Have the thread run `work`; returns the future of its result."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._is_closed:
                 raise StorageClosed("the sqlite storage was closed")
-            self._jobs.put(_Job(work, future))
+            self._jobs.put(Job(work, future))
             if self._thread is None:
-                self._start()
-        return await future
+                # A daemon, so that a storage that was not closed does not keep the process alive.
+                name = f"omniq-sqlite-{self._name}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+        return future
 
     async def connect(self) -> None:
         """Connect, and raise errors of the database now. Takes no lock once the tables exist."""
@@ -81,13 +88,6 @@ class ConnectionThread:
         await ended
         thread.join()
 
-    def _start(self) -> None:
-        # A daemon, so that a storage that was not closed does not keep the process alive.
-        self._thread = threading.Thread(
-            target=self._run, name=f"omniq-sqlite-{self._name}", daemon=True
-        )
-        self._thread.start()
-
     def _run(self) -> None:
         # The connection is a local variable of the thread. A forked child has no such thread, so
         # it never closes the parent's connection.
@@ -97,60 +97,54 @@ class ConnectionThread:
             jobs, ended = self._collect()
             if jobs:
                 connection = self._run_batch(connection, jobs)
-                _deliver(jobs)
+                _deliver_all(jobs)
                 # So that large results are freed before the next batch arrives.
                 del jobs
                 if connection is not None:
                     self._after_batch(connection)
         if connection is not None:
             self._close_connections(connection)
-        _call_soon(ended.get_loop(), partial(finish, ended))
+        deliver(ended, None)
 
-    def _collect(self) -> tuple[list[_Job], asyncio.Future[None] | None]:
+    def _collect(self) -> tuple[list[Job], asyncio.Future[None] | None]:
         """Wait for a job and return all that are waiting; and the future of `close`, if called."""
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         while True:
             job = self._jobs.get()
-            if not isinstance(job, _Job):
+            if not isinstance(job, Job):
                 return jobs, job
             # A job whose awaiter was cancelled already is not run.
             if not job.future.cancelled():
                 jobs.append(job)
-            if len(jobs) == _MAX_JOBS or self._jobs.empty():
+            if len(jobs) == self._max_jobs or self._jobs.empty():
                 return jobs, None
 
-    def _run_batch(self, connection: Connection | None, jobs: list[_Job]) -> Connection | None:
+    def _run_batch(self, connection: Connection | None, jobs: list[Job]) -> Connection | None:
         """Run the jobs in one transaction; every job has its result or its error afterwards."""
         try:
             connection = connection or self._connect()
             self._database.check_unmoved()
             self._transact(connection, jobs)
-        except StorageError as error:
-            self._fail(jobs, error, error.__cause__)
         except Exception as error:
             # Every awaiter must get the error, and the thread must stay alive for later jobs.
-            self._fail(jobs, self._database.wrap_error(error), error)
+            wrapped = self._database.wrap_error(error)
+            for job in jobs:
+                job.error = job.error or wrapped
         if connection is not None and connection.in_transaction:
             connection.rollback()
         return connection
 
-    def _fail(self, jobs: list[_Job], error: StorageError, cause: BaseException | None) -> None:
-        error.__cause__ = cause
-        for job in jobs:
-            job.error = job.error or error
-
-    def _transact(self, connection: Connection, jobs: list[_Job]) -> None:
+    def _transact(self, connection: Connection, jobs: list[Job]) -> None:
         connection.execute("BEGIN")
         for job in jobs:
             self._run_job(connection, job)
         connection.execute("COMMIT")
 
-    def _run_job(self, connection: Connection, job: _Job) -> None:
+    def _run_job(self, connection: Connection, job: Job) -> None:
         try:
             job.result = job.work(connection)
-        except (DriverError, OSError) as error:
+        except (DriverError, OSError, OverflowError) as error:
             job.error = self._database.wrap_error(error)
-            job.error.__cause__ = error
         except Exception as error:
             # Raised to the awaiter, which handles it.
             job.error = error
@@ -179,7 +173,7 @@ class WriterThread(ConnectionThread):
             raise
         return connection
 
-    def _transact(self, connection: Connection, jobs: list[_Job]) -> None:
+    def _transact(self, connection: Connection, jobs: list[Job]) -> None:
         jobs = [job for job in jobs if job.work is not _connect_only]
         if not jobs:
             return
@@ -196,19 +190,11 @@ class WriterThread(ConnectionThread):
         connection.execute("COMMIT")
         hit("sqlite.after_commit")
 
-    def _run_in_savepoint(self, connection: Connection, job: _Job) -> None:
+    def _run_in_savepoint(self, connection: Connection, job: Job) -> None:
         """Run one of several jobs inside a savepoint, so that its failure affects no other job."""
         connection.execute("SAVEPOINT job")
         self._run_job(connection, job)
-        if not connection.in_transaction:
-            # SQLite itself has rolled back, as it does when the disk is full.
-            raise (
-                job.error
-                if isinstance(job.error, StorageError)
-                else StorageError(
-                    f"SQLite database {self._database.path}: SQLite has rolled the transaction back"
-                )
-            )
+        self._database.check_in_transaction(connection, job.error)
         if job.error is not None:
             connection.execute("ROLLBACK TO job")
         connection.execute("RELEASE job")
@@ -249,9 +235,14 @@ def _connect_only(_: Connection) -> None:
     """A job that only makes its thread connect."""
 
 
-def _deliver(jobs: list[_Job]) -> None:
+def deliver(future: asyncio.Future[_T], result: _T) -> None:
+    """Set the result of a future of another thread's event loop."""
+    _call_soon(future.get_loop(), partial(set_result, future, result))
+
+
+def _deliver_all(jobs: list[Job]) -> None:
     """Deliver the results, with one call into each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, loop_jobs in by_loop.items():
@@ -264,7 +255,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
 
 
-def _resolve(jobs: list[_Job]) -> None:
+def _resolve(jobs: list[Job]) -> None:
     for job in jobs:
         if job.future.done():
             continue

@@ -26,6 +26,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `record`: what an outcome changes.
 - `verbs`: the eight single-task verbs.
 - `lease`: leases, recovery and paused workers.
+- `incarnation`: stores that went back to an earlier state.
 - `cancel`: cancellation in every status.
 - `reading`: lookups, lists, scans, counts and histories.
 - `retention`: how long records are stored, and purges.
@@ -47,6 +48,7 @@ from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
 from omniq.testing.contract.dead_letters import DeadLetterContract
 from omniq.testing.contract.enqueue import EnqueueContract
+from omniq.testing.contract.incarnation import IncarnationContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
 from omniq.testing.contract.order import OrderContract
@@ -71,6 +73,7 @@ class StorageContract(
     RecordContract,
     VerbContract,
     LeaseContract,
+    IncarnationContract,
     CancelContract,
     ReadingContract,
     RetentionContract,
@@ -93,6 +96,7 @@ __all__ = [
     "DeadLetterContract",
     "EnqueueContract",
     "GateContract",
+    "IncarnationContract",
     "LeaseContract",
     "LifecycleContract",
     "OpenAnother",

@@ -205,6 +205,22 @@ class EnqueueContract(ContractPart):
         assert enqueued == ["a", "a", "a"]
         assert ids(await storage.list_tasks()) == ["a"]
 
+    @promise("E2", "E7")
+    @pytest.mark.parametrize("others", [0, 600])
+    async def test_a_taken_id_is_found_although_its_unique_key_is_taken_in_the_same_batch(
+        self, storage: BaseStorage, others: int
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        batch = [
+            *some_tasks([f"other-{number}" for number in range(others)]),
+            *some_tasks("ba", unique="key"),
+        ]
+
+        with pytest.raises(DuplicateTask, match="a"):
+            await storage.enqueue_many(batch)
+
+        assert ids(await storage.list_tasks()) == ["a"]
+
     @promise("E3")
     async def test_one_of_many_concurrent_enqueues_of_a_unique_key_adds_a_task(
         self, open_another: OpenAnother

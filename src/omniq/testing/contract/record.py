@@ -300,6 +300,25 @@ class RecordContract(ContractPart):
         assert (stored.status, stored.owner, stored.token) == (TaskStatus.SUCCESS, None, 1)
         assert await storage.get_dead("a") is None
 
+    @promise("R10")
+    async def test_a_run_that_its_worker_has_interrupted_for_good_is_charged_as_a_crash(
+        self, storage: BaseStorage
+    ) -> None:
+        rule = BreakerRule(name="api", max_failures=1)
+        await storage.enqueue_many([a_task("a", breakers=(rule,)), a_task("b", breakers=(rule,))])
+        task = await claim_one(storage)
+        await storage.record([Failed("a", task.token, an_error("stopped"), "crashed")])
+
+        stored = await storage.get_dead_task("a")
+        assert stored is not None
+        assert (stored.attempts, stored.crashes) == (0, 1)
+        (attempt,) = await storage.history("a")
+        assert (attempt.outcome, attempt.error) == ("crashed", an_error("stopped"))
+        letter = await storage.get_dead("a")
+        assert letter is not None
+        assert (letter.failure_reason, letter.attempt_count) == ("crashed", 1)
+        assert (await claim_one(storage)).id == "b"
+
     @promise("R6", "R5")
     async def test_a_final_failure_is_a_result_and_a_dead_letter(
         self, storage: BaseStorage, clock: ManualClock

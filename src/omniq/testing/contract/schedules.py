@@ -35,7 +35,7 @@ def _advanced(schedule: Schedule) -> Schedule:
 
 
 class ScheduleContract(ContractPart):
-    """S1 to S4."""
+    """S1 to S5."""
 
     @promise("S1", "E6")
     async def test_a_stored_schedule_is_returned_unchanged(
@@ -154,6 +154,24 @@ class ScheduleContract(ContractPart):
         assert not await stale.fire_schedule(read, _advanced(read), a_task("n-1"))
         assert await storage.list_tasks() == []
         assert await storage.get_schedule("nightly") == fresh
+
+    @promise("S5")
+    async def test_a_time_that_is_not_due_by_the_clock_of_the_store_is_not_passed(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        schedule = await _put(storage, clock)
+        early = clock.now() + timedelta(seconds=5)
+        for task in (a_task("n-1"), None):
+            assert not await storage.fire_schedule(
+                schedule, _advanced(schedule), task, passed=early
+            )
+        assert await storage.list_tasks() == []
+        assert await storage.get_schedule("nightly") == schedule
+        clock.advance(timedelta(seconds=5))
+
+        assert await storage.fire_schedule(
+            schedule, _advanced(schedule), a_task("n-1"), passed=early
+        )
 
     @promise("S3")
     async def test_firing_a_nominal_time_whose_task_exists_only_advances_the_schedule(

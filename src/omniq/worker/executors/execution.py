@@ -29,6 +29,7 @@ from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
 from omniq.worker.executors.thread_executor import ThreadExecutor
+from omniq.worker.interruption import interruption
 
 _MAX_REASON = 1000
 
@@ -141,6 +142,13 @@ class Execution:
         """The outcome of a run that was stopped and never started, or does not end."""
         return self._failure(run, asyncio.CancelledError())
 
+    def interrupted(self, run: Run) -> Released | Failed:
+        """The outcome of a run that its worker ends: the task runs again, unless it may run only once."""
+        if run.context is None:
+            return Released(run.task.id, run.task.token)
+        why = "lost its lease" if run.stop_reason == "lease" else "was stopped"
+        return interruption(run.task, f"its worker {why}", self._clock.now())
+
     def success_of(self, task: Task, task_context: TaskContext) -> Succeeded:
         """The success that a transaction of the task will record.
 
@@ -209,7 +217,7 @@ class Execution:
             case "cancelled":
                 return Cancelled(task.id, task.token, "cancelled while running")
             case "shutdown" | "lease":
-                return Released(task.id, task.token)
+                return self.interrupted(run)
             case "timeout":
                 return self._retry_or_fail(task, self._timed_out(run, error), None)
             case None:

@@ -16,10 +16,11 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
-from omniq.clock import SYSTEM_CLOCK
+from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed, StorageError
 from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
 from omniq.serialization import Serializer, encode_internal
+from omniq.storage.store_clock import StoreClock
 from omniq.tasks import context
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Signal
@@ -84,9 +85,10 @@ class ChildServices:
     """What the worker offers to a task in a child process: over the socket, blocking."""
 
     loop = None
-    clock = SYSTEM_CLOCK
 
     def __init__(self, parent: Parent, codec: Serializer) -> None:
+        # The store's: it says until when a task sleeps, and the next run may be on another machine.
+        self.clock = StoreClock(SYSTEM_CLOCK)
         self._parent = parent
         self._lock = threading.Lock()
         self.serializer = codec
@@ -151,23 +153,25 @@ class TaskServer:
 
     def serve(self, request: RunRequest) -> Reply:
         """Run one task. Every end is a reply; nothing that the task raises is raised here."""
+        clock = self._services.clock
+        clock.observe(clock.boot_micros() + request.ahead, sent_at=clock.boot_micros())
         try:
             task = self._codec.decode_task(request.task)
             callee = self._find(task.func_path)
         except BaseException as error:
             # Importing a module runs it.
-            return Reply(error=_record_of(as_raised(error)))
+            return Reply(error=_record_of(as_raised(error), clock))
         task_context = TaskContext(task, request.timeout, self._services)
         try:
             # A new context: what one task sets must not be visible to the next one.
             value = contextvars.Context().run(_call, callee, task, task_context)
         except Signal as raised:
-            return _reply_of(raised)
+            return _reply_of(raised, clock)
         except BaseException as error:
             # The user's code may raise anything; all of it goes back as data.
             rules = (*callee.rules, *self._rules)
             claim = (task.id, task.token)
-            return Reply(error=explain(as_raised(error), rules, SYSTEM_CLOCK.now(), claim))
+            return Reply(error=explain(as_raised(error), rules, clock.now(), claim))
         result = TaskResult(
             task_id=task.id,
             status=TaskStatus.SUCCESS,
@@ -178,7 +182,7 @@ class TaskServer:
             return Reply(result=self._codec.encode_result(result))
         except BaseException as error:
             # Pickling runs the methods of the value.
-            return Reply(unserialisable=_record_of(error))
+            return Reply(unserialisable=_record_of(error, clock))
 
     def _find(self, func_path: str) -> Callee:
         callee = self._callees.get(func_path)
@@ -239,16 +243,16 @@ def _serve_all(parent: Parent) -> None:
         parent.send(server.serve(request))
 
 
-def _reply_of(raised: Signal) -> Reply:
+def _reply_of(raised: Signal, clock: Clock) -> Reply:
     try:
         return Reply(signal=SignalRecord.of(raised))
     except Exception as error:
         # A subclass with a delay that is not a number.
-        return Reply(error=_record_of(error))
+        return Reply(error=_record_of(error, clock))
 
 
-def _record_of(error: BaseException) -> TaskError:
-    return TaskError.from_exception(error, timestamp=SYSTEM_CLOCK.now())
+def _record_of(error: BaseException, clock: Clock) -> TaskError:
+    return TaskError.from_exception(error, timestamp=clock.now())
 
 
 async def _wait_for(value: Awaitable[Any]) -> Any:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from omniq._futures import set_result
-from omniq.clock import Clock
+from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import OmniqError, SerializationError, StaleClaim
 from omniq.models import Task, TaskError
 from omniq.serialization import (
@@ -103,7 +103,8 @@ class ProcessExecutor:
         Raises what the task raised: a `Signal`, or the record of any other exception; and a
         `TaskError` of type WorkerProcessDied when the child died.
         """
-        request = RunRequest(self._codec.encode_task(task), task_context.timeout)
+        ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
+        request = RunRequest(self._codec.encode_task(task), task_context.timeout, ahead)
         reply = await self._run_in_child(encode_internal(request), task_context)
         if reply.signal is not None:
             raise reply.signal.to_signal()

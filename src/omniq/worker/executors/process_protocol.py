@@ -83,10 +83,14 @@ class ChildConfig(msgspec.Struct, frozen=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """Asks a child to run one task."""
+    """Asks a child to run one task.
+
+    `ahead`: how far the store's time is ahead of the boot clock, which the child shares, in microseconds.
+    """
 
     task: bytes
     timeout: float | None
+    ahead: int
 
 
 class SignalRecord(msgspec.Struct, frozen=True):

@@ -29,11 +29,12 @@ from omniq.errors import (
     StorageRefused,
 )
 from omniq.events import ChoreFailed, Dispatcher, Event, WorkerRecycling, WorkerStuck
-from omniq.outcomes import Released
+from omniq.outcomes import Outcome, Released
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.storage import BaseStorage
 from omniq.tasks.task_builder import TaskBuilder
 from omniq.worker import AsyncWorkerPool
+from omniq.worker.interruption import interruption
 
 _GRACE = 0.6
 _FIRST_PAUSE = 0.1
@@ -108,8 +109,13 @@ class PoolProcess:
     grace = _GRACE
 
     def __init__(
-        self, storage: BaseStorage, config: WorkerConfig, notify: Callable[[Notice], None]
+        self,
+        storage: BaseStorage,
+        config: WorkerConfig,
+        notify: Callable[[Notice], None],
+        deaths: dict[int, str],
     ) -> None:
+        """`deaths`: how other workers of this machine died; the caller adds to it."""
         self._storage = storage
         self._clock = storage.clock
         self._config = config
@@ -123,6 +129,7 @@ class PoolProcess:
             lease=config.lease,
             allow=config.modules,
         )
+        self._pool.deaths = deaths
         self._pool.events.subscribe(self._on_event, kinds=(WorkerRecycling, WorkerStuck))
         for path in config.listeners:
             self._pool.events.subscribe(_listener_at(path))
@@ -219,6 +226,7 @@ class PoolProcess:
                     raise
                 if not failures:
                     self._events.emit(ChoreFailed.of("open storage", error))
+                self._pool.had_to_wait = True
             jitter = self._clock.random()
             await self._clock.sleep(
                 backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=jitter)
@@ -263,7 +271,14 @@ class PoolProcess:
         async with self._storage.sibling() as sibling:
             held = await sibling.held_by(owner)
             held.pop(stuck_task, None)
-            await sibling.record([Released(task_id, token) for task_id, token in held.items()])
+            await sibling.record([self._released(*claim) for claim in held.items()])
+
+    def _released(self, task_id: str, token: int) -> Outcome:
+        """The outcome of a claim. Whether its run has begun is not known in this thread."""
+        task = self._storage.register.task(task_id)
+        if task is None or task.token != token:
+            return Released(task_id, token)
+        return interruption(task, "its worker was stopped by force", self._clock.now())
 
 
 async def _done_before(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -114,6 +114,8 @@ class Worker:
         self._signals_received = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.deaths: dict[int, str] = {}
+        """How other workers of this machine died, by their process ids."""
         self.is_ready = False
         """Whether the worker claims tasks: started, and not stopped."""
         self.needs_restart = False
@@ -212,7 +214,7 @@ class Worker:
                 _import(module)
         finally:
             self._is_starting = False
-        return PoolProcess(self.storage, self.config, self._inbox.put)
+        return PoolProcess(self.storage, self.config, self._inbox.put, self.deaths)
 
     # Supervising
 

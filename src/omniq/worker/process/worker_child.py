@@ -18,7 +18,14 @@ from omniq.errors import OmniqError
 from omniq.settings import Settings
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
-from omniq.worker.process.worker_children import READY, Command, Force, Stop, WorkerChildConfig
+from omniq.worker.process.worker_children import (
+    READY,
+    Command,
+    Died,
+    Force,
+    Stop,
+    WorkerChildConfig,
+)
 
 _PR_SET_PDEATHSIG = 1
 _RECYCLE = 75
@@ -76,6 +83,8 @@ def _follow_commands(worker: Worker, commands: BufferedReader) -> None:
                 worker.request_stop(timeout)
             case Force():
                 worker.request_stop(0, force=True)
+            case Died(pid, how):
+                worker.deaths[pid] = how
     worker.request_stop(0)
 
 

@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +38,8 @@ _LATE = 1.5
 
 _FORCED = 0.7
 
+_REMEMBERED_DEATHS = 100
+
 
 class WorkerChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a child. Over a socket: a URL or a key must not show in a process list."""
@@ -58,7 +61,14 @@ class Force(msgspec.Struct, frozen=True, tag=True):
     """Release what can be released, and end now."""
 
 
-Command = Stop | Force
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """Another child has died. Who takes its tasks stores with them `how` it did."""
+
+    pid: int
+    how: str
+
+
+Command = Stop | Force | Died
 
 
 class WorkerChildren:
@@ -84,8 +94,12 @@ class WorkerChildren:
         events = Dispatcher()
         log.attach(events)
         message = msgspec.json.encode(config)
+        self._deaths: deque[Died] = deque(maxlen=_REMEMBERED_DEATHS)
         self._slots = [
-            _Slot(message, clock, events, self._on_ready, self._on_end) for _ in range(count)
+            _Slot(
+                message, clock, events, self._deaths, self._on_ready, self._on_death, self._on_end
+            )
+            for _ in range(count)
         ]
         self._started = 0
 
@@ -131,6 +145,11 @@ class WorkerChildren:
             self._start(len(self._slots))
         self._notify(Ready())
 
+    def _on_death(self, death: Died) -> None:
+        self._deaths.append(death)
+        for slot in self._slots:
+            slot.send(death)
+
     def _on_end(self, code: int) -> None:
         with self._lock:
             self._codes.append(code)
@@ -147,13 +166,17 @@ class _Slot:
         message: bytes,
         clock: Clock,
         events: Dispatcher,
+        deaths: Collection[Died],
         on_ready: Callable[[], None],
+        on_death: Callable[[Died], None],
         on_end: Callable[[int], None],
     ) -> None:
         self._message = message
         self._clock = clock
         self._events = events
+        self._deaths = deaths
         self._on_ready = on_ready
+        self._on_death = on_death
         self._on_end = on_end
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -169,12 +192,12 @@ class _Slot:
         self._thread.start()
 
     def stop(self, timeout: float | None) -> None:
-        self._send(Stop(timeout))
+        self._stop(Stop(timeout))
         if timeout is not None:
             self.kill_after(timeout + _LATE)
 
     def force(self) -> None:
-        self._send(Force())
+        self._stop(Force())
 
     def kill_after(self, seconds: float) -> None:
         """Kill the child if it still runs after that time. Its claims end with its lease."""
@@ -187,7 +210,13 @@ class _Slot:
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
-    def _send(self, command: Command) -> None:
+    def send(self, news: Died) -> None:
+        """Send news to the child, if it runs; the child that is started next gets all of them."""
+        with self._lock:
+            if self._child is not None:
+                self._child.send(news)
+
+    def _stop(self, command: Command) -> None:
         with self._lock:
             self._stopping.set()
             child = self._child
@@ -213,6 +242,7 @@ class _Slot:
                 if (last := self._final_code(child, code)) is not None:
                     return self._on_end(last)
                 reason = _describe_exit(code)
+                self._on_death(Died(child.pid, _describe_death(code)))
             deaths = 0 if self._clock.monotonic() - began > _SETTLED_AFTER else deaths + 1
             pause = backoff(deaths, first=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
             pid = 0 if child is None else child.pid
@@ -225,6 +255,9 @@ class _Slot:
             if self._stopping.is_set():
                 return None
             self._child = _Child.start(self._message)
+            for death in list(self._deaths):
+                if death.pid != self._child.pid:
+                    self._child.send(death)
             return self._child
 
     def _final_code(self, child: _Child, code: int) -> int | None:
@@ -308,6 +341,19 @@ class _Child:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _describe_death(code: int) -> str:
+    """How a worker died, for the history of its tasks.
+
+    >>> _describe_death(-9), _describe_death(-11), _describe_death(3)
+    ('killed by SIGKILL (out of memory?)', 'killed by SIGSEGV', 'it ended with exit code 3')
+    """
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    # The kernel kills with this signal when memory runs out.
+    guess = " (out of memory?)" if -code == signals.SIGKILL else ""
+    return f"killed by {_describe_exit(code)}{guess}"
 
 
 def _describe_exit(code: int) -> str:

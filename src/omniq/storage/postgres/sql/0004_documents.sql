@@ -121,7 +121,11 @@ CREATE TABLE {schema}.documents (
     due  bigint,
     data bytea NOT NULL,
     PRIMARY KEY (kind, key)
-) WITH (autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05);
+) WITH (
+    -- The state of a gate changes with every claim through it: room for that on the same page.
+    fillfactor = 70,
+    autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05
+);
 COMMENT ON TABLE {schema}.documents IS 'omniq: what belongs to tasks, queues and schedules';
 
 -- A row as it is sent and returned. `version` changes with every change of the row.
@@ -132,18 +136,40 @@ CREATE TYPE {schema}.task AS (
     attached boolean, owner text, parked text, rest bytea, body bytea, gates text[], version xid
 );
 
--- A new row; all other columns have their first values.
+-- A new task; all other columns have their first values.
 CREATE TYPE {schema}.new_task AS (
-    id text, queue text, func_path text, rank bigint, turn bigint, due bigint, visible bigint,
-    created_at bigint, expires bigint, rest bytea, body bytea, gates text[]
+    id text, body bytea, queue text, func_path text, rank bigint, turn bigint, due bigint,
+    visible bigint, created_at bigint, rest bytea, expires bigint, gates text[]
 );
 
--- The end of a row: what changes in it (`rest` NULL: nothing), its record unless `expires_at` is NULL, and its
--- dead letter unless `letter` is NULL. `token` is that of its claim.
-CREATE TYPE {schema}.ending AS (
-    id text, token bigint, settled bigint, crashes integer, status smallint, rest bytea,
-    result bytea, finished_at bigint, expires_at bigint, letter bytea, failed_at bigint, reason text
+-- The types below are many tasks: an array for each column. It has one element for each task, or a single
+-- element that is the same for all tasks, or none if the value is NULL for all.
+
+-- New tasks.
+CREATE TYPE {schema}.gate_keys AS (keys text[]);
+CREATE TYPE {schema}.new_tasks AS (
+    ids text[], bodies bytea[], queues text[], func_paths text[], ranks bigint[], turns bigint[],
+    dues bigint[], visibles bigint[], created_at bigint[], rests bytea[], expires bigint[],
+    gates {schema}.gate_keys[]
 );
+
+-- Tasks that end: what changes in them (a rest that is NULL does not), their records unless `expires_at` is 0, and
+-- their dead letters. `holders`: the owner that must still hold the task with the token, and no other may
+-- have cancelled it or attached documents to it; '' for a task that is locked.
+CREATE TYPE {schema}.endings AS (
+    ids text[], results bytea[], holders text[], tokens bigint[], settled bigint[], crashes integer[],
+    statuses smallint[], finished_at bigint[], expires_at bigint[], rests bytea[], letters bytea[],
+    failed_at bigint[], reasons text[]
+);
+
+-- Rows as they were read.
+CREATE TYPE {schema}.read_tasks AS (ids text[], versions xid[]);
+
+-- Rows as they were read, and the gates under which they are parked from now on, or NULL.
+CREATE TYPE {schema}.moved_tasks AS (ids text[], versions xid[], parked text[]);
+
+-- Rows as an owner has claimed them.
+CREATE TYPE {schema}.held_tasks AS (ids text[], tokens bigint[]);
 
 -- A change of a document; `after` NULL deletes it. `condition`: 0 the document must be `before`,
 -- 1 no condition, 2 the change is left out unless the document is `before`.
@@ -200,10 +226,10 @@ SELECT seq, rank, due, due, visible, created_at, expires, token, settled, starte
     body, last_failure, reason, letter
 FROM {schema}.old_dead;
 
--- The store: its id, its epoch, its format, and the oldest format whose readers understand it.
+-- The store: its id, its epoch, its format, and the oldest format whose readers understand it. `due` is
+-- the epoch again.
 INSERT INTO {schema}.documents
-SELECT 'store', 'store', NULL::bigint,
-    '\x94'::bytea || {schema}.packed(id::text) || {schema}.packed(0::bigint) || '\x0404'::bytea
+SELECT 'store', 'store', 0::bigint, '\x97'::bytea || {schema}.packed(id::text) || '\x00010100a0a0'::bytea
 FROM {schema}.store
 UNION ALL
 SELECT 'unique', unique_key, NULL, convert_to(id, 'UTF8')
@@ -223,10 +249,9 @@ FROM {schema}.schedules
 UNION ALL
 SELECT 'paused_queue', queue, NULL, '' FROM {schema}.paused
 UNION ALL
--- A gate with parked tasks is checked by the next claim; its state gets the field `has_parked`. How long
--- another one says something is not known here, so it is stored for a year.
-SELECT 'gate', key,
-    CASE WHEN is_parked THEN 0 ELSE extract(epoch FROM now() + interval '1 year')::bigint * 1000000 END,
+-- A gate with parked tasks is checked by the next claim; its state gets the field `has_parked`. When the
+-- others can be deleted, and when schedules are due, is decoded from them later (`upgrade.py`).
+SELECT 'gate', key, CASE WHEN is_parked THEN 0 END,
     CASE WHEN is_parked
         THEN set_byte(state, 0, get_byte(state, 0) + 1) || {schema}.packed('has_parked') || '\xc3'::bytea
         ELSE state END
@@ -247,15 +272,14 @@ DROP TABLE {schema}.old_live, {schema}.old_finished, {schema}.old_dead, {schema}
 DROP FUNCTION {schema}.packed_rest(text, bigint, bigint, boolean, text, bigint, bytea, bytea),
     {schema}.packed(bigint), {schema}.packed(text), {schema}.packed(bytea);
 
--- The order of claims from all queues, and from named queues. What a claim does not ask for is not read.
-CREATE INDEX live_ready ON {schema}.live (place, func_path, rank, turn, seq) WHERE place < 2;
-CREATE INDEX live_ready_by_queue ON {schema}.live (place, queue, func_path, rank, turn, seq)
-    WHERE place < 2;
+-- The order of claims, of each function in each queue. What a claim does not ask for is not read.
+CREATE INDEX live_ready ON {schema}.live (place, func_path, queue, rank, turn, seq) WHERE place < 2;
 CREATE INDEX live_delayed ON {schema}.live (visible) WHERE place = 2;
 CREATE INDEX live_parked ON {schema}.live (parked, queue, func_path, (crashes > 0), rank, turn, seq)
     WHERE place = 3;
 CREATE INDEX live_held ON {schema}.live (owner) WHERE place = 4;
-CREATE INDEX live_held_suspects ON {schema}.live (owner) WHERE place = 4 AND crashes > 0;
+-- Without `place`, so that a search for the suspects of an owner cannot use the index of all that it holds.
+CREATE INDEX live_held_suspects ON {schema}.live (owner) WHERE crashes > 0;
 -- For scans by a rare status: a task that succeeds at its first run has no entry in them.
 CREATE INDEX live_retrying ON {schema}.live (id) WHERE status = 2;
 CREATE INDEX finished_badly ON {schema}.finished (status, id) WHERE status <> 3;

@@ -2,9 +2,16 @@
 -- uses: request
 -- request   3 owner, 4 whether the owner asks, 5 its channel or ''
 -- returns   whether the owner has no lease now
+local FENCE_SECONDS = 86400 -- longer than any request can be delayed
 local owner = request[3]
 local lease_until = redis.call('ZSCORE', KEYS.leases, owner)
 if lease_until and tonumber(lease_until) > now and request[4] == 0 then return 0 end
+local beat = string.match(redis.call('HGET', KEYS.workers, owner) or '', '^%d/%d+/%d+/(%d+)/')
+if beat then
+  redis.call('ZADD', KEYS.fences, now_text, owner .. '/' .. beat)
+  redis.call('ZREMRANGEBYSCORE', KEYS.fences, '-inf', string.format('%.0f', now - FENCE_SECONDS * 1000000))
+  redis.call('EXPIRE', KEYS.fences, FENCE_SECONDS)
+end
 redis.call('ZREM', KEYS.leases, owner)
 redis.call('HDEL', KEYS.workers, owner)
 redis.call('HDEL', KEYS.idle, request[5])

@@ -1,6 +1,6 @@
 -- Reads tasks in the order of their ids, or in the reverse order, up to a limit of tasks read and of
 -- places checked.
--- uses: request writes places rows
+-- uses: request writes places rows sorting
 -- request   3 the id before the first ('' for none), 4 how many, 5 status letter or '', 6 queue or '',
 --           7 function or '', 8 whether the order is reversed, 9 how many places to check at most
 -- returns   the id to continue after ('' at the end), then id, place, record, and state or end of each
@@ -16,7 +16,7 @@ end
 -- The ids of a status that has a dedicated sorted set, when there are few of them; else nil.
 local function few_with_status()
   local set = ({ s = KEYS.succeeded, f = KEYS.failed, c = KEYS.cancelled, r = KEYS.held })[status]
-  if not set or redis.call('ZCARD', set) > FEW then return nil end
+  if not set or not SORTS_BYTES or redis.call('ZCARD', set) > FEW then return nil end
   local found = {}
   for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
     local id = string.match(member, '([^/]*)$')

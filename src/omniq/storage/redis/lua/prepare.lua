@@ -1,7 +1,7 @@
 -- Makes the store ready for use. Tasks in the layout of version 1 are set aside for `upgrade`, and its keys
 -- closed: a worker of that version gets an error, instead of a second queue beside this one.
 -- uses: request writes documents
--- request   3 the document of a new store, 4 what a closed key says
+-- request   3 the document of a new store, 4 what a closed key says, 5 the due time of that document
 -- returns   now; the document of the store; whether something is left to upgrade
 local known = redis.call('HGET', KEYS.documents, 'store/store')
 
@@ -43,9 +43,9 @@ if not known then
   for _, key in ipairs({ KEYS.old_places, KEYS.old_tasks, KEYS.old_leases, KEYS.old_ready, KEYS.old_schedules, KEYS.old_dead, KEYS.old_paused }) do
     redis.call('SET', key, request[4], 'NX')
   end
-  apply_document({ 'store/store', 0, '', 1, request[3], '' })
+  apply_document({ 'store/store', 0, '', 1, request[3], request[5] })
   flush()
-  known = '/' .. request[3]
+  known = request[5] .. '/' .. request[3]
 end
-return { now_text, string.sub(known, 2), redis.call('EXISTS', KEYS.moved_tasks, KEYS.moved_places, KEYS.moved_states, KEYS.moved_ended, KEYS.moved_dead,
+return { now_text, string.match(known, '/(.*)$'), redis.call('EXISTS', KEYS.moved_tasks, KEYS.moved_places, KEYS.moved_states, KEYS.moved_ended, KEYS.moved_dead,
   KEYS.moved_unique, KEYS.moved_checkpoints, KEYS.moved_progress, KEYS.moved_newest, KEYS.moved_gates, KEYS.moved_schedules) }

@@ -1,18 +1,17 @@
 -- Records plain outcomes, then claims plain rows: one round trip of a worker.
--- uses: request writes wakeups results places lanes task_sets rows documents changes held candidates
--- request   3 owner, 4 groups of endings, 5 other outcomes, 6 unique keys that end with their tasks
---           (see lib/documents), 7 what to claim or 0
---           a group is { queue, function, status, when it finished, when its record expires (0 stores
---           none), { id, token, record at its end, … } }
+-- uses: request writes wakeups results places heads lanes task_sets rows documents changes endings holding held lease candidates
+-- request   3 owner, 4 groups of endings (see lib/endings), 5 other outcomes, 6 unique keys that end with their tasks
+--           (see lib/documents), 7 what to claim or 0, 8 the epoch and 9 the beat of the owner's lease, as
+--           the owner knows it, 10 the id or '' and 11 the token of the owner's newest claim
 --           an outcome is { id, token, new place, state }
 --           the claim is { limit, due by or '', queues or 0, runnable (see lib/candidates), claim id,
 --           channel or '', interest, whether the caller chose the claim id }
 -- returns   'lost' when the owner has no lease and wants to claim; else now, the ids of rows that have
 --           changed since they were claimed, the claimed rows (0 if the claim needs the rules, or if rows
---           have changed), and the next event
+--           have changed; -1 if the newest claim has a lower token now), and the next event
 local owner, groups, outcomes, keys, wanted = request[3], request[4], request[5], request[6], request[7]
-local is_leased = redis.call('ZSCORE', KEYS.leases, owner)
-if wanted ~= 0 and not is_leased then return 'lost' end
+local first_token = request[8] * 2097152 -- of the epoch
+if wanted ~= 0 and not has_lease(owner, request[8], request[9]) then return 'lost' end
 
 -- A script that has removed something may also write when memory is full: then running tasks can finish.
 redis.call('HDEL', KEYS.idle, wanted ~= 0 and wanted[6] or '')
@@ -24,45 +23,12 @@ local function miss(id)
   is_missed[id] = true
 end
 
--- Most outcomes: held rows end that have nothing else. A group takes few commands.
-local function end_group(group)
-  local queue, func, status, finished_at, expires_at, list = unpack(group)
-  -- Held, running, not cancelled, and nothing attached.
-  local head, tail = 'hr00', '/' .. finished_at .. '/' .. expires_at
-  local row_ids, new_places, released, records, index, dropped = {}, {}, {}, {}, {}, {}
-  for position = 1, #list, 3 do row_ids[#row_ids + 1] = list[position] end
-  local known, name, holder = get_all(KEYS.places, row_ids), '/' .. queue .. '/' .. func .. '/', owner .. '/'
-  for position, id in ipairs(row_ids) do
-    local place, token, record = known[position], list[3 * position - 1], list[3 * position]
-    local start, expires, tail_at = token .. name, nil, nil
-    if place and string.sub(place, 1, #head) == head
-      and string.sub(place, FIXED_LAST + 1, FIXED_LAST + #start) == start then
-      expires, tail_at = string.match(place, '^(%d*)/()', FIXED_LAST + #start + 1)
-    end
-    if tail_at and string.sub(place, tail_at, tail_at + #owner) == holder then
-      ended_ids[#ended_ids + 1] = id
-      released[#released + 1] = owner .. '/' .. string.sub(place, SUSPECT, SUSPECT) .. '/' .. id
-      if expires_at == '0' then
-        dropped[#dropped + 1] = id
-      else
-        local size = #records
-        local kept = string.sub(place, STATUS + 1, FIXED_LAST + #start)
-        new_places[size + 1], new_places[size + 2] = id, 'f' .. status .. kept .. expires .. tail
-        records[size + 1], records[size + 2] = id, record
-        index[size + 1], index[size + 2] = expires_at, finished_at .. '/' .. id
-      end
-    elseif not (is_repeat and (place and string.sub(place, -#tail) or '/gone') == (expires_at == '0' and '/gone' or tail)) then
-      miss(id)
-    end
-  end
-  add_to_count(queue, 'r', -#released)
-  call_all('ZREM', KEYS.held, released)
-  call_all('HSET', KEYS.places, new_places)
-  call_all('HSET', KEYS.ended, records)
-  call_all('ZADD', FINISHED_SETS[status], index)
-  call_all('HDEL', KEYS.places, dropped)
-  call_all('HDEL', KEYS.tasks, dropped)
-  call_all('ZREM', KEYS.ids, dropped)
+-- Whether an earlier try of this call has ended the row.
+local function was_ended(group, place)
+  if not is_repeat then return false end
+  if group[6] == '0' then return not place end
+  local tail = '/' .. group[5] .. '/' .. group[6]
+  return place and string.sub(place, -#tail) == tail
 end
 
 local function apply_outcome(id, place, token, new_place, state)
@@ -75,8 +41,14 @@ local function apply_outcome(id, place, token, new_place, state)
   end
 end
 
-for _, group in ipairs(groups) do end_group(group) end
-if #ended_ids > 0 and redis.call('EXISTS', KEYS.states) == 1 then call_all('HDEL', KEYS.states, ended_ids) end
+for _, group in ipairs(groups) do
+  local row_ids, row_places, ends = match_group(group, owner)
+  for position, id in ipairs(row_ids) do
+    if not ends[position] and not was_ended(group, row_places[position]) then miss(id) end
+  end
+  end_group(group, owner, row_ids, row_places, ends, ended_ids)
+end
+drop_states(ended_ids)
 for _, outcome in ipairs(outcomes) do
   local id, token, place, state = unpack(outcome)
   apply_outcome(id, redis.call('HGET', KEYS.places, id), token, place, state)
@@ -115,37 +87,22 @@ local function is_plain(place, due_by)
   return expires > due_by
 end
 
--- Remove the chosen members from the ready order.
+-- Remove the chosen members from the ready order. Lanes were read from their heads.
 local function remove_chosen(chosen, lanes)
   local last, is_one = nil, true
-  for _, lane in ipairs(lanes) do
-    if lane ~= last then
-      change_lane(lane)
-      is_one = is_one and not last
-      last = lane
+  for position, lane in ipairs(lanes) do
+    if lane ~= last and lane_sources[lane] then
+      local head = string.sub(chosen[position], #lane + 1, #lane + ORDER_SIZE)
+      move_head(lane, head, lane_sources[lane].order)
+      lane_sources[lane] = nil
     end
+    is_one = is_one and (not last or lane == last)
+    last = lane
   end
   if is_one then
     redis.call('ZREMRANGEBYLEX', KEYS.ready, '[' .. chosen[1], '[' .. chosen[#chosen])
   else
     call_all('ZREM', KEYS.ready, chosen)
-  end
-end
-
-local function count_claimed(lanes, row_places)
-  local last, status, number = nil, nil, 0
-  for position = 1, #lanes + 1 do
-    local place = row_places[position]
-    local its_status = place and string.sub(place, STATUS, STATUS)
-    if lanes[position] ~= last or its_status ~= status then
-      if last then
-        local queue = string.match(last, '^.([^/]*)')
-        add_to_count(queue, status, -number)
-        add_to_count(queue, 'r', number)
-      end
-      last, status, number = lanes[position], its_status, 0
-    end
-    number = number + 1
   end
 end
 
@@ -158,6 +115,10 @@ local function claim()
     if #known > 0 then return known, '' end
   end
   if #missed > 0 then return 0, '' end
+  local witness = request[10] ~= '' and redis.call('HGET', KEYS.places, request[10])
+  if witness and string.sub(witness, KIND, KIND) ~= 'f' and (tonumber((split_place(witness))) or request[11]) < request[11] then
+    return -1, ''
+  end
   local gate = redis.call('ZRANGEBYLEX', KEYS.document_dues, '[gate/', '(gate/' .. now_stamp .. '0', 'LIMIT', 0, 1)
   if gate[1] or not move_due(due_by) then return 0, '' end
   local row_ids, chosen, lanes, asked = {}, {}, {}, { wanted[3], paused_queues(), wanted[4], 1 }
@@ -165,27 +126,23 @@ local function claim()
   read_candidates(asked, '', limit, chosen, row_ids, lanes)
   local row_places, records, row_states = get_all(KEYS.places, row_ids), get_all(KEYS.tasks, row_ids), {}
   if #row_ids > 0 and redis.call('EXISTS', KEYS.states) == 1 then row_states = get_all(KEYS.states, row_ids) end
-  local holder = owner .. '/' .. now_text .. '/' .. claim_id
-  local new_places, held_members, answer = {}, {}, {}
+  local tokens, answer = {}, {}
   for position, id in ipairs(row_ids) do
     local place = row_places[position]
     if not records[position] or not is_plain(place, due_by) then return 0, '' end
-    local token, middle = string.match(place, '^(%d+)(/.*)$', FIXED_LAST + 1)
-    if not token then return 0, '' end
-    local size, last = 2 * position, 4 * position
-    place = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST) .. string.format('%.0f', token + 1) .. middle .. holder
-    new_places[size - 1], new_places[size] = id, place
-    held_members[size - 1], held_members[size] = 0, owner .. '/0/' .. id
-    answer[last - 3], answer[last - 2] = id, place
-    answer[last - 1], answer[last] = records[position], row_states[position] or ''
+    local known = end_of_place(place)
+    if not known then return 0, '' end
+    tokens[position] = string.format('%.0f', math.max(known.token + 1, first_token))
   end
   if #row_ids > 0 then
     remove_chosen(chosen, lanes)
-    call_all('HSET', KEYS.places, new_places)
-    call_all('ZADD', KEYS.held, held_members)
-    count_claimed(lanes, row_places)
+    local held = hold_rows(owner .. '/' .. now_text .. '/' .. claim_id, row_ids, row_places, tokens, lanes)
+    for position, id in ipairs(row_ids) do
+      local last = 4 * position
+      answer[last - 3], answer[last - 2] = id, held[2 * position]
+      answer[last - 1], answer[last] = records[position], row_states[position] or ''
+    end
     flush()
-    update_heads()
   end
   if #row_ids == limit then return answer, '' end
   return answer, wait_for_more(wanted[6], wanted[7])

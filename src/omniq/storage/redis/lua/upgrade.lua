@@ -1,5 +1,5 @@
 -- Moves a part of what `prepare` has set aside to where it belongs now.
--- uses: request writes wakeups places lanes task_sets documents
+-- uses: request writes wakeups places heads lanes task_sets documents
 -- request   3 rows: { id, place as read, new place, record, state or '', record of its end or '' };
 --           4 dead letters: { id, letter as read, new letter, time of its failure, record };
 --           5 documents: { kind, field, value as read, change (see lib/documents) }

@@ -3,8 +3,8 @@
 --
 -- `until` is a time of the boot clock, valid in the boot `boot_id`; `length` is that of the lease. The
 -- row of a fenced owner stays, so that it cannot renew; `at` (microseconds since 1970) is the time of
--- the last write, for pruning. An operator has paused an owner with `paused`. `epoch` and `beat` are
--- not used yet.
+-- the last write, for pruning. An operator has paused an owner with `paused`. `epoch` is
+-- that of the store, and `beat` the number of renewals.
 
 CREATE TABLE omniq_leases (
     owner   TEXT PRIMARY KEY,
@@ -19,6 +19,6 @@ CREATE TABLE omniq_leases (
     paused  INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
--- The one row has the id of this file, which the store knows: see store_file.py.
+-- The one row has the id of this file, which the store knows: see store_record.py.
 CREATE TABLE omniq_lease_file (id TEXT PRIMARY KEY) WITHOUT ROWID;
 INSERT INTO omniq_lease_file VALUES (hex(randomblob(16)))

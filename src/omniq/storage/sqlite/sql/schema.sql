@@ -3,37 +3,46 @@
 -- A task has one row in omniq_tasks, which does not change, as long as any other row of it is
 -- stored. Its state is in omniq_live until it ends, then in omniq_finished until its result_ttl has
 -- passed. A dead letter also has a row in omniq_dead. All four share `seq`, the order of enqueue.
--- `rest` has all fields of a task that no column has: see tables.py.
+-- A task was stored `stored_after` microseconds after its `created_at`. `gates` are its limits; `rest`
+-- has all fields of a task that no column has: see tables.py. '' and 0 are for "unique", expires, gates
+-- and rest what NULL is elsewhere.
+--
+-- An upgrade from an earlier version runs this file too, and has omniq_tasks and omniq_fences already.
 
-CREATE TABLE omniq_tasks (
-    seq        INTEGER PRIMARY KEY,
-    id         TEXT    NOT NULL UNIQUE,
-    nonce      TEXT    NOT NULL,
-    queue      TEXT    NOT NULL,
-    priority   INTEGER NOT NULL,
-    func_path  TEXT    NOT NULL,
-    created_at INTEGER NOT NULL,
-    repeats    INTEGER NOT NULL,
-    "unique"   TEXT,
-    expires    INTEGER,
-    result_ttl INTEGER NOT NULL,
-    body       BLOB    NOT NULL,
-    stored_at  INTEGER NOT NULL DEFAULT 0
+CREATE TABLE IF NOT EXISTS omniq_tasks (
+    seq          INTEGER PRIMARY KEY,
+    id           TEXT    NOT NULL UNIQUE,
+    nonce        TEXT    NOT NULL,
+    queue        TEXT    NOT NULL,
+    priority     INTEGER NOT NULL,
+    func_path    TEXT    NOT NULL,
+    created_at   INTEGER NOT NULL,
+    repeats      INTEGER NOT NULL,
+    "unique"     TEXT,
+    expires      INTEGER,
+    result_ttl   INTEGER NOT NULL,
+    gates        BLOB,
+    body         BLOB    NOT NULL,
+    stored_after INTEGER NOT NULL DEFAULT 0
 );
 
+-- The functions of all tasks, with a short number for the order in which tasks are claimed.
+CREATE TABLE omniq_functions (id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
+
 -- `place` shows how a claim finds the task: 0 ready, 1 ready and a suspect, 2 not due yet, 3 parked
--- under the gate `parked`, 4 held by `owner`. `rank` is the inverted priority (~), so that all of the
--- claim order ascends: (rank, turn, seq). `lot` is the group of parked tasks that the task belongs to:
--- "suspect/queue/function", where suspect is 0 or 1. `attached` is 1 when a checkpoint, progress or
--- newest result may have to be deleted when the task ends. The defaults are those of a new task.
+-- under the gate `parked`, 4 held by `owner`. `func` is the function's number. `rank` is the inverted
+-- priority (~), so that all of the claim order ascends: (rank, turn, seq). The task is due
+-- `due_after` microseconds after `turn`. `lot` is the group of parked tasks that the task belongs to:
+-- "suspect/queue/function", where suspect is 0 or 1. `attached` is 1 when a checkpoint, progress or newest result may have to be deleted
+-- when the task ends. The defaults are those of a new task.
 CREATE TABLE omniq_live (
     seq              INTEGER PRIMARY KEY,
     place            INTEGER NOT NULL,
     queue            TEXT    NOT NULL,
-    func_path        TEXT    NOT NULL,
+    func             INTEGER NOT NULL,
     rank             INTEGER NOT NULL,
     turn             INTEGER NOT NULL,
-    due              INTEGER NOT NULL,
+    due_after        INTEGER NOT NULL DEFAULT 0,
     visible          INTEGER NOT NULL,
     status           TEXT    NOT NULL DEFAULT 'pending',
     attempts         INTEGER NOT NULL DEFAULT 0,
@@ -52,7 +61,7 @@ CREATE TABLE omniq_live (
 -- Small indexes for each place, so that a claim never reads tasks of other places, nor of functions
 -- that it does not ask for. Claims from named queues use omniq_ready_by_queue, which the first of them
 -- creates: a store without them need not maintain it.
-CREATE INDEX omniq_ready ON omniq_live (place, func_path, rank, turn) WHERE place <= 1;
+CREATE INDEX omniq_ready ON omniq_live (place, func, rank, turn) WHERE place <= 1;
 CREATE INDEX omniq_delayed ON omniq_live (visible) WHERE place = 2;
 CREATE INDEX omniq_parked ON omniq_live (parked, lot, rank, turn) WHERE place = 3;
 CREATE INDEX omniq_held ON omniq_live (owner) WHERE place = 4;
@@ -114,4 +123,7 @@ CREATE TABLE omniq_documents (
 CREATE INDEX omniq_documents_due ON omniq_documents (kind, due) WHERE due IS NOT NULL;
 
 -- Owners that are fenced and may not claim. The leases themselves are in a separate database.
-CREATE TABLE omniq_fences (owner TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID
+CREATE TABLE IF NOT EXISTS omniq_fences (
+    owner TEXT PRIMARY KEY,
+    at    INTEGER NOT NULL
+) WITHOUT ROWID

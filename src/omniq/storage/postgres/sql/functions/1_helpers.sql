@@ -78,11 +78,19 @@ BEGIN
     RAISE EXCEPTION 'changed meanwhile' USING ERRCODE = 'OQ001';
 END $$;
 
--- Whether the owner, which is about to claim, has a lease. A transaction that fences the owner waits until
--- this one ends, or this one sees the fence.
-CREATE OR REPLACE FUNCTION {schema}.has_lease(p_owner text) RETURNS boolean
+-- The first token of the epoch of the lease of an owner that is about to claim; NULL if it has no lease. A
+-- transaction that fences the owner waits until this one ends, or this one sees the fence.
+CREATE OR REPLACE FUNCTION {schema}.first_token(p_owner text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
-    RETURN EXISTS (SELECT FROM {schema}.leases WHERE owner = p_owner AND NOT fenced);
+    RETURN (SELECT epoch << 21 FROM {schema}.leases WHERE owner = p_owner AND NOT fenced);
+END $$;
+
+-- Begin an epoch: every lease ends, and the numbers of new tasks start above all earlier ones.
+CREATE OR REPLACE FUNCTION {schema}.begin_epoch(p_epoch bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE {schema}.leases SET fenced = true WHERE NOT fenced AND epoch < p_epoch;
+    PERFORM setval('{schema}.seq', greatest(nextval('{schema}.seq'), p_epoch << 21));
 END $$;

@@ -1,109 +1,87 @@
 -- Claim: where a claim finds ready tasks, and the first of them.
 -- {schema}  the store's schema
 --
--- A lane is the ready tasks of one function, or of one function in one queue. Which functions a claim wants is
--- given as ranges of names (p_lows, p_highs) and names to leave out (p_excluded).
+-- A lane is the ready tasks of one function in one queue. Which functions a claim wants is given as ranges of
+-- names (p_lows, p_highs) and names to leave out (p_excluded); which queues, as names (NULL: all) without the
+-- paused ones.
 
--- The queues to search: the given ones (NULL: all) without the paused ones. NULL: all, and none is paused.
-CREATE OR REPLACE FUNCTION {schema}.unpaused(p_queues text[], p_paused text[]) RETURNS text[]
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_queues text[] := p_queues;
-BEGIN
-    IF cardinality(p_paused) = 0 THEN
-        RETURN p_queues;
-    END IF;
-    IF p_queues IS NULL THEN
-        -- Skip from one name to the next in the index: one lookup for each queue, not for each task.
-        v_queues := array(
-            WITH RECURSIVE names (place, name) AS (
-                SELECT place, (
-                    SELECT queue FROM {schema}.live WHERE live.place = kinds.place AND live.place < 2
-                    ORDER BY queue DESC LIMIT 1
-                )
-                FROM (VALUES (0::smallint), (1::smallint)) AS kinds (place)
-                UNION ALL
-                SELECT place, (
-                    SELECT queue FROM {schema}.live
-                    WHERE live.place = names.place AND live.place < 2 AND queue < name
-                    ORDER BY queue DESC LIMIT 1
-                )
-                FROM names WHERE name IS NOT NULL
-            )
-            SELECT DISTINCT name FROM names WHERE name IS NOT NULL
-        );
-    END IF;
-    RETURN array(SELECT name FROM unnest(v_queues) AS given (name) WHERE name <> ALL (p_paused));
-END $$;
-
--- The lanes with ready tasks of that place: two arrays of the same length. `queues` is NULL if p_queues is.
+-- The lanes with ready tasks of that place: two arrays of the same length.
 CREATE OR REPLACE FUNCTION {schema}.lanes(
-    p_place smallint, p_queues text[], p_lows text[], p_highs text[], p_excluded text[],
-    OUT queues text[], OUT functions text[]
+    p_place smallint, p_queues text[], p_paused text[], p_lows text[], p_highs text[],
+    p_excluded text[], OUT queues text[], OUT functions text[]
 )
 LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
 DECLARE
-    v_name text;
     v_is_only boolean;
 BEGIN
     -- All names are read from the far end of the index, where claims leave no dead entries.
-    IF p_queues IS NULL AND cardinality(p_lows) = 1 THEN
-        -- The last name, and whether there is another one: often there is none.
-        SELECT last.func_path, NOT EXISTS (
+    IF cardinality(p_lows) = 1 THEN
+        -- The last lane, and whether there is another one: often there is none.
+        SELECT array[last.queue], array[last.func_path], NOT EXISTS (
             SELECT FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND func_path >= p_lows[1] AND func_path < last.func_path
+            WHERE place = p_place AND place < 2 AND func_path >= p_lows[1]
+                AND (func_path, queue) < (last.func_path, last.queue)
         )
-        INTO v_name, v_is_only
+        INTO queues, functions, v_is_only
         FROM (
-            SELECT func_path FROM {schema}.live
+            SELECT func_path, queue FROM {schema}.live
             WHERE place = p_place AND place < 2 AND func_path >= p_lows[1] AND func_path < p_highs[1]
-            ORDER BY func_path DESC LIMIT 1
+            ORDER BY func_path DESC, queue DESC LIMIT 1
         ) AS last;
-        IF v_name IS NULL OR v_is_only THEN
-            functions := CASE WHEN v_name IS NULL OR v_name = ANY (p_excluded)
-                THEN '{}' ELSE array[v_name] END;
+        IF functions IS NULL OR v_is_only THEN
+            IF functions IS NULL OR functions[1] = ANY (p_excluded) OR queues[1] = ANY (p_paused)
+                OR queues[1] <> ALL (p_queues)
+            THEN
+                queues := '{}';
+                functions := '{}';
+            END IF;
             RETURN;
         END IF;
     END IF;
     IF p_queues IS NULL THEN
-        functions := array(
-            WITH RECURSIVE found (low, name) AS (
-                SELECT low, (
-                    SELECT func_path FROM {schema}.live
-                    WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
-                    ORDER BY func_path DESC LIMIT 1
-                )
-                FROM unnest(p_lows, p_highs) AS ranges (low, high)
-                UNION ALL
-                SELECT low, (
-                    SELECT func_path FROM {schema}.live
-                    WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < name
-                    ORDER BY func_path DESC LIMIT 1
-                )
-                FROM found WHERE name IS NOT NULL
-            )
-            SELECT name FROM found WHERE name IS NOT NULL AND name <> ALL (p_excluded)
-        );
+        -- Skip from one lane to the next in the index: one lookup for each lane, not for each task.
+        WITH RECURSIVE found (low, func_path, queue) AS (
+            SELECT low, last.* FROM unnest(p_lows, p_highs) AS ranges (low, high), LATERAL (
+                SELECT func_path, queue FROM {schema}.live
+                WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
+                ORDER BY func_path DESC, queue DESC LIMIT 1
+            ) AS last
+            UNION ALL
+            SELECT low, next.* FROM found, LATERAL (
+                SELECT live.func_path, live.queue FROM {schema}.live
+                WHERE place = p_place AND place < 2 AND live.func_path >= low
+                    AND (live.func_path, live.queue) < (found.func_path, found.queue)
+                ORDER BY live.func_path DESC, live.queue DESC LIMIT 1
+            ) AS next
+        )
+        SELECT coalesce(array_agg(queue), '{}'), coalesce(array_agg(func_path), '{}')
+        INTO queues, functions
+        FROM found WHERE func_path <> ALL (p_excluded) AND queue <> ALL (p_paused);
         RETURN;
     END IF;
-    WITH RECURSIVE found (lane, low, name) AS (
-        SELECT requested, low, (
+    WITH RECURSIVE found (low, func_path) AS (
+        SELECT low, last.* FROM unnest(p_lows, p_highs) AS ranges (low, high), LATERAL (
             SELECT func_path FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND queue = requested
-                AND func_path >= low AND func_path < high
+            WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
             ORDER BY func_path DESC LIMIT 1
-        )
-        FROM unnest(p_queues) AS given (requested), unnest(p_lows, p_highs) AS ranges (low, high)
+        ) AS last
         UNION ALL
-        SELECT lane, low, (
-            SELECT func_path FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND queue = lane AND func_path >= low AND func_path < name
-            ORDER BY func_path DESC LIMIT 1
-        )
-        FROM found WHERE name IS NOT NULL
+        SELECT low, next.* FROM found, LATERAL (
+            SELECT live.func_path FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND live.func_path >= low
+                AND live.func_path < found.func_path
+            ORDER BY live.func_path DESC LIMIT 1
+        ) AS next
     )
-    SELECT coalesce(array_agg(lane), '{}'), coalesce(array_agg(name), '{}') INTO queues, functions
-    FROM found WHERE name IS NOT NULL AND name <> ALL (p_excluded);
+    SELECT coalesce(array_agg(given.queue), '{}'), coalesce(array_agg(found.func_path), '{}')
+    INTO queues, functions
+    FROM found, unnest(p_queues) AS given (queue)
+    WHERE found.func_path <> ALL (p_excluded) AND given.queue <> ALL (p_paused) AND EXISTS (
+        SELECT FROM {schema}.live
+        WHERE place = p_place AND place < 2 AND live.func_path = found.func_path
+            AND live.queue = given.queue
+    );
 END $$;
 
 -- The first tasks of these lanes behind a position, in claim order.
@@ -114,25 +92,15 @@ CREATE OR REPLACE FUNCTION {schema}.first_of(
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 BEGIN
-    IF p_queues IS NULL THEN
-        RETURN QUERY
-        SELECT first.* FROM unnest(p_functions) AS given (lane), LATERAL (
-            SELECT id, rank, turn, seq FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND func_path = lane AND visible <= p_due_by
-                AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
-            ORDER BY rank, turn, seq LIMIT p_limit
-        ) AS first
-        ORDER BY rank, turn, seq LIMIT p_limit;
-    ELSE
-        RETURN QUERY
-        SELECT first.* FROM unnest(p_queues, p_functions) AS given (lane_queue, lane), LATERAL (
-            SELECT id, rank, turn, seq FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND queue = lane_queue AND func_path = lane
-                AND visible <= p_due_by AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
-            ORDER BY rank, turn, seq LIMIT p_limit
-        ) AS first
-        ORDER BY rank, turn, seq LIMIT p_limit;
-    END IF;
+    RETURN QUERY
+    SELECT first.* FROM unnest(p_queues, p_functions) AS lane (queue, func_path), LATERAL (
+        SELECT id, rank, turn, seq FROM {schema}.live
+        WHERE place = p_place AND place < 2 AND live.func_path = lane.func_path
+            AND live.queue = lane.queue AND visible <= p_due_by
+            AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
+        ORDER BY rank, turn, seq LIMIT p_limit
+    ) AS first
+    ORDER BY rank, turn, seq LIMIT p_limit;
 END $$;
 
 -- Move tasks that are due to the place where claims search, the earliest first; returns their number.
@@ -175,18 +143,33 @@ CREATE OR REPLACE FUNCTION {schema}.candidates(
 ) RETURNS SETOF {schema}.task
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_queues text[];
     v_ids text[] := '{}';
+    v_places smallint[] := '{0}';
     v_place smallint;
     v_lanes record;
 BEGIN
-    IF {schema}.promote_for(p_due_by, p_limit) THEN
+    IF EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= p_due_by)
+        AND {schema}.promote_for(p_due_by, p_limit)
+    THEN
         RETURN NEXT NULL;
         RETURN;
     END IF;
-    v_queues := {schema}.unpaused(p_queues, p_paused);
-    FOREACH v_place IN ARRAY CASE WHEN p_suspects THEN '{0,1}' ELSE '{0}' END::smallint[] LOOP
-        v_lanes := {schema}.lanes(v_place, v_queues, p_lows, p_highs, p_excluded);
+    IF p_suspects AND EXISTS (SELECT FROM {schema}.live WHERE place = 1) THEN
+        v_places := '{0,1}';
+    END IF;
+    FOREACH v_place IN ARRAY v_places LOOP
+        v_lanes := {schema}.lanes(v_place, p_queues, p_paused, p_lows, p_highs, p_excluded);
+        IF cardinality(v_lanes.functions) = 1 AND v_places = '{0}' THEN
+            RETURN QUERY
+            SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token,
+                settled, started_at, crashes, status, cancel_requested, attached, owner, parked, rest,
+                body, gates, xmin
+            FROM {schema}.live
+            WHERE place = 0 AND func_path = v_lanes.functions[1] AND queue = v_lanes.queues[1]
+                AND visible <= p_due_by AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
+            ORDER BY rank, turn, seq LIMIT p_limit;
+            RETURN;
+        END IF;
         v_ids := v_ids || array(
             SELECT id FROM {schema}.first_of(
                 v_place, v_lanes.queues, v_lanes.functions, p_due_by, p_rank, p_turn, p_seq, p_limit
@@ -201,32 +184,78 @@ BEGIN
     ORDER BY rank, turn, seq LIMIT p_limit;
 END $$;
 
+-- What a claim by the rules asks for, in one call.
+-- p_now    the time, NULL for the server's
+-- p_beat   the beat of the owner's lease, as the owner knows it: a lower one is another lease
+-- p_gates  the number of gates to return whose time has come
+-- p_keys   returned in the first line, so that the states of these gates are read as well
+-- returns  a line with the `seq` -2: the time in `turn`; in `due` the epoch of the owner's lease, NULL if it has
+--          none; in `crashes` whether it holds a suspect; in `visible` when the next task is due. Then the gates whose time has come and the paused
+--          queues, as lines with the `seq` -3 and -4, and `candidates`, without suspects if one is held
+CREATE OR REPLACE FUNCTION {schema}.begin_claim(
+    p_owner text, p_now bigint, p_beat bigint, p_gates int, p_queues text[], p_lows text[],
+    p_highs text[], p_excluded text[], p_due_by bigint, p_limit int, p_keys text[]
+) RETURNS SETOF {schema}.task
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_facts {schema}.task;
+    v_paused text[];
+BEGIN
+    v_facts.seq := -2;
+    v_facts.gates := p_keys;
+    v_facts.turn := {schema}.micros(p_now);
+    SELECT
+        (SELECT epoch FROM {schema}.leases WHERE owner = p_owner AND NOT fenced AND beat >= p_beat),
+        EXISTS (SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner)::int,
+        array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue' ORDER BY key),
+        (SELECT min(visible) FROM {schema}.live WHERE place = 2 AND visible > v_facts.turn)
+    INTO v_facts.due, v_facts.crashes, v_paused, v_facts.visible;
+    RETURN NEXT v_facts;
+    RETURN QUERY
+    SELECT key, CASE kind WHEN 'gate' THEN -3::bigint ELSE -4 END, NULL, NULL, NULL::bigint, NULL::bigint, due, NULL::bigint, NULL::bigint,
+        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::integer, NULL::smallint,
+        NULL::boolean, NULL::boolean, NULL, NULL, data, NULL::bytea, NULL::text[], NULL::xid
+    FROM (
+        (
+            SELECT kind, key, due, data FROM {schema}.documents
+            WHERE kind = 'gate' AND due <= v_facts.turn ORDER BY due LIMIT p_gates
+        )
+        UNION ALL
+        SELECT 'paused_queue', name, NULL, NULL FROM unnest(v_paused) AS paused (name)
+    ) AS found;
+    RETURN QUERY
+    SELECT * FROM {schema}.candidates(
+        p_owner, p_queues, v_paused, p_lows, p_highs, p_excluded, v_facts.crashes = 0,
+        coalesce(p_due_by, v_facts.turn), -9223372036854775808, -9223372036854775808, -1, p_limit
+    );
+END $$;
+
 -- The first tasks that are parked under these gates: of each queue and function, suspects and others
 -- apart, up to p_limit in claim order.
 CREATE OR REPLACE FUNCTION {schema}.parked(p_keys text[], p_limit int) RETURNS SETOF {schema}.task
 LANGUAGE sql VOLATILE AS $$
-    WITH RECURSIVE lots (key, lot) AS (
-        SELECT key, (
-            SELECT (queue, func_path, crashes > 0) FROM {schema}.live WHERE place = 3 AND parked = key
+    WITH RECURSIVE lots (key, queue, func_path, is_suspect) AS (
+        SELECT key, first.* FROM unnest(p_keys) AS given (key), LATERAL (
+            SELECT queue, func_path, crashes > 0 FROM {schema}.live WHERE place = 3 AND parked = key
             ORDER BY queue, func_path, crashes > 0 LIMIT 1
-        )
-        FROM unnest(p_keys) AS given (key)
+        ) AS first
         UNION ALL
-        SELECT key, (
-            SELECT (queue, func_path, crashes > 0) FROM {schema}.live
-            WHERE place = 3 AND parked = key AND (queue, func_path, crashes > 0) > lot
-            ORDER BY queue, func_path, crashes > 0 LIMIT 1
-        )
-        FROM lots WHERE lot IS NOT NULL
+        -- Skip from one lot to the next in the index.
+        SELECT key, next.* FROM lots, LATERAL (
+            SELECT live.queue, live.func_path, live.crashes > 0 FROM {schema}.live
+            WHERE place = 3 AND parked = key
+                AND (live.queue, live.func_path, live.crashes > 0) > (lots.queue, lots.func_path, is_suspect)
+            ORDER BY live.queue, live.func_path, live.crashes > 0 LIMIT 1
+        ) AS next
     )
     SELECT first.*
     FROM lots, LATERAL (
-        SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
-            started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body, gates,
-            xmin
+        SELECT id, seq, live.queue, live.func_path, rank, turn, due, visible, created_at, expires, token,
+            settled, started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body,
+            gates, xmin
         FROM {schema}.live
-        WHERE place = 3 AND parked = key AND (queue, func_path, crashes > 0) = lot
+        WHERE place = 3 AND parked = key AND live.queue = lots.queue AND live.func_path = lots.func_path
+            AND (crashes > 0) = is_suspect
         ORDER BY rank, turn, seq LIMIT p_limit
     ) AS first
-    WHERE lot IS NOT NULL
 $$;

@@ -21,13 +21,13 @@ DECLARE
     v_turn bigint := -9223372036854775808;
     v_seq bigint := -1;
 BEGIN
-    IF cardinality(p_functions) = 1 AND p_queues IS NULL THEN
+    IF cardinality(p_functions) = 1 THEN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO picked, is_odd
         FROM (
             SELECT ctid, gates IS NOT NULL OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
-            WHERE place = 0 AND func_path = p_functions[1] AND visible <= p_due_by
+            WHERE place = 0 AND func_path = p_functions[1] AND queue = p_queues[1] AND visible <= p_due_by
             ORDER BY rank, turn, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
         ) AS first;
         RETURN;
@@ -71,6 +71,8 @@ END $$;
 -- p_lows, p_highs, p_excluded  the functions to claim: see 3_claim.sql
 -- p_claim_id  written to the claimed rows, so that a repeat finds them
 -- p_is_repeat whether a call whose reply was lost may have recorded and claimed already
+-- p_beat      the beat of the owner's lease, as the owner knows it: a lower one is another lease
+-- p_witness, p_token  the id and the token of the owner's newest claim
 -- returns     first a row with
 --               state     0 done
 --                         1 some outcomes did not match: their ids are in `missed`, the others
@@ -78,13 +80,15 @@ END $$;
 --                         2 the owner has no lease: nothing was done
 --                         3 recorded, but the claim needs the rules
 --                         4 recorded; more tasks are due than one call may move, call again
+--                         5 recorded; the witness has a lower token, so nothing was claimed
 --               at        the time
 --               next_due  when the next task is due, if fewer than p_limit were claimed
 --             then a row for each claimed task
 CREATE OR REPLACE FUNCTION {schema}.record_and_claim(
-    p_owner text, p_now bigint, p_ended {schema}.ending[], p_changed {schema}.task[],
+    p_owner text, p_now bigint, p_ended {schema}.endings, p_changed {schema}.task[],
     p_unique_keys text[], p_unique_ids text[], p_limit int, p_due_by bigint, p_queues text[],
-    p_lows text[], p_highs text[], p_excluded text[], p_claim_id text, p_is_repeat boolean
+    p_lows text[], p_highs text[], p_excluded text[], p_claim_id text, p_is_repeat boolean,
+    p_beat bigint, p_witness text, p_token bigint
 ) RETURNS TABLE (
     state int, missed text[], at bigint, next_due bigint,
     id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint,
@@ -100,24 +104,27 @@ DECLARE
     v_recorded text[] := '{}';
     v_is_due boolean;
     v_paused text[];
-    v_queues text[] := p_queues;
     v_lanes record;
     v_picked tid[] := '{}';
     v_needs_rules boolean;
+    v_first_token bigint;
+    v_is_behind boolean;
 BEGIN
     state := 0;
     at := v_now;
     IF p_limit > 0 THEN
-        -- As in `has_lease`.
+        -- As in `first_token`.
         PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
-        IF NOT EXISTS (SELECT FROM {schema}.leases WHERE leases.owner = p_owner AND NOT fenced) THEN
+        SELECT epoch << 21 INTO v_first_token FROM {schema}.leases
+        WHERE leases.owner = p_owner AND NOT fenced AND beat >= p_beat;
+        IF NOT FOUND THEN
             state := 2;
             RETURN NEXT;
             RETURN;
         END IF;
     END IF;
-    IF cardinality(p_ended) > 0 THEN
-        v_recorded := {schema}.end_tasks(p_ended, p_owner);
+    IF cardinality(p_ended.ids) > 0 THEN
+        v_recorded := {schema}.end_tasks(p_ended);
         IF cardinality(p_unique_keys) > 0 THEN
             DELETE FROM {schema}.documents USING unnest(p_unique_keys, p_unique_ids) AS given (name, holder)
             WHERE kind = 'unique' AND key = name AND data = convert_to(holder, 'UTF8')
@@ -127,11 +134,14 @@ BEGIN
     IF cardinality(p_changed) > 0 THEN
         v_recorded := v_recorded || {schema}.change_tasks(v_now, p_changed, p_owner);
     END IF;
-    IF cardinality(v_recorded) < cardinality(p_ended) + cardinality(p_changed) THEN
+    IF cardinality(v_recorded) < cardinality(p_ended.ids) + cardinality(p_changed) THEN
         missed := array(
             SELECT given.id FROM (
-                SELECT id, token FROM unnest(p_ended) UNION ALL SELECT id, token FROM unnest(p_changed)
-            ) AS given
+                SELECT ended.id, coalesce(ended.token, p_ended.tokens[1])
+                FROM unnest(p_ended.ids, p_ended.tokens) AS ended (id, token)
+                UNION ALL
+                SELECT changed.id, changed.token FROM unnest(p_changed) AS changed
+            ) AS given (id, token)
             WHERE given.id <> ALL (v_recorded) AND NOT (p_is_repeat AND (
                 EXISTS (SELECT FROM {schema}.live WHERE live.id = given.id AND live.settled = given.token)
                 OR EXISTS (
@@ -154,7 +164,7 @@ BEGIN
         SELECT FROM {schema}.live WHERE place = 4 AND owner = p_owner AND claim_id = p_claim_id
     ) THEN
         RETURN NEXT;
-        RETURN QUERY SELECT 0, NULL::text[], v_now, NULL::bigint,
+        RETURN QUERY SELECT NULL::int, NULL::text[], NULL::bigint, NULL::bigint,
             id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
             started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body
         FROM {schema}.live
@@ -164,8 +174,14 @@ BEGIN
     SELECT
         EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= v_due_by),
         EXISTS (SELECT FROM {schema}.documents WHERE kind = 'gate' AND due <= v_now),
-        array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue')
-    INTO v_is_due, v_needs_rules, v_paused;
+        array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue'),
+        EXISTS (SELECT FROM {schema}.live WHERE id = p_witness AND token < p_token)
+    INTO v_is_due, v_needs_rules, v_paused, v_is_behind;
+    IF v_is_behind THEN
+        state := 5;
+        RETURN NEXT;
+        RETURN;
+    END IF;
     IF v_is_due AND {schema}.promote_for(v_due_by, p_limit) THEN
         state := 4;
         RETURN NEXT;
@@ -173,13 +189,10 @@ BEGIN
     END IF;
     -- A gate whose time has come, or a suspect that this owner may take.
     v_needs_rules := v_needs_rules OR EXISTS (SELECT FROM {schema}.live WHERE place = 1) AND NOT EXISTS (
-        SELECT FROM {schema}.live WHERE place = 4 AND crashes > 0 AND owner = p_owner
+        SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner
     );
     IF NOT v_needs_rules THEN
-        IF cardinality(v_paused) > 0 THEN
-            v_queues := {schema}.unpaused(p_queues, v_paused);
-        END IF;
-        v_lanes := {schema}.lanes(0::smallint, v_queues, p_lows, p_highs, p_excluded);
+        v_lanes := {schema}.lanes(0::smallint, p_queues, v_paused, p_lows, p_highs, p_excluded);
         IF cardinality(v_lanes.functions) > 0 THEN
             SELECT picked, is_odd INTO v_picked, v_needs_rules
             FROM {schema}.pick(v_lanes.queues, v_lanes.functions, p_limit, v_due_by);
@@ -200,10 +213,10 @@ BEGIN
     RETURN QUERY
     -- What `row_rules.claim` does to a row, in one statement for all rows of the claim.
     UPDATE {schema}.live
-    SET place = 4, status = 1, owner = p_owner, token = token + 1, started_at = v_now,
-        claim_id = p_claim_id
+    SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
+        started_at = v_now, claim_id = p_claim_id
     WHERE ctid = ANY (v_picked)
-    RETURNING 0, NULL::text[], v_now, NULL::bigint,
+    RETURNING NULL::int, NULL::text[], NULL::bigint, NULL::bigint,
         id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
         started_at, crashes, status, cancel_requested, attached, NULL::text, parked, rest, body;
 END $$;

@@ -1,38 +1,48 @@
 -- Leases and fences; waiting for work.
 -- {schema}  the store's schema
 
--- Renew an owner's lease, or refuse if the owner is fenced.
+-- Renew an owner's lease, or refuse if the owner is fenced or knows more than the store: see `Backend.renew`.
 -- p_length     the length of the lease in microseconds, from now
 -- p_info       the encoded WorkerInfo
--- p_is_first   only the first renewal inserts a row: an owner whose fence was deleted cannot come back
+-- p_epoch, p_beat  what the owner knows. Only the first renewal, which has the beat 0, inserts a row: an owner
+--              whose fence was deleted cannot come back
 -- p_now        the time, NULL for the server's
 -- p_lease_now  the time on the clock of leases, NULL for the server's
 -- returns      whether the owner has a lease now, and is paused; the time; the ids and tokens of the tasks it
---              holds, and for each whether it was cancelled
+--              holds, and for each whether it was cancelled; the store's epoch, the lease's beat (0 if the owner
+--              is unknown), and the store's record
 CREATE OR REPLACE FUNCTION {schema}.renew(
-    p_owner text, p_length bigint, p_info bytea, p_is_first boolean, p_now bigint,
+    p_owner text, p_length bigint, p_info bytea, p_epoch bigint, p_beat bigint, p_now bigint,
     p_lease_now bigint,
     OUT is_renewed boolean, OUT is_paused boolean, OUT at bigint, OUT ids text[],
-    OUT tokens bigint[], OUT cancelled boolean[]
+    OUT tokens bigint[], OUT cancelled boolean[], OUT store_epoch bigint, OUT lease_beat bigint,
+    OUT store bytea
 )
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_until bigint := {schema}.micros(p_lease_now) + p_length;
 BEGIN
     at := {schema}.micros(p_now);
+    SELECT due, data INTO store_epoch, store FROM {schema}.documents WHERE kind = 'store' AND key = 'store';
+    store_epoch := coalesce(store_epoch, 0);
     UPDATE {schema}.leases
     SET until = v_until, at = renew.at, info = p_info, length = p_length, beat = beat + 1
-    WHERE owner = p_owner AND NOT fenced
-    RETURNING paused INTO is_paused;
+    WHERE owner = p_owner AND NOT fenced AND epoch = store_epoch AND beat >= p_beat
+        AND (p_epoch = store_epoch OR p_beat = 0 AND p_epoch < store_epoch)
+    RETURNING paused, beat INTO is_paused, lease_beat;
     is_renewed := FOUND;
-    IF NOT FOUND AND p_is_first THEN
-        INSERT INTO {schema}.leases (owner, until, fenced, at, info, length)
-        VALUES (p_owner, v_until, false, at, p_info, p_length)
+    IF NOT FOUND AND p_beat = 0 AND p_epoch <= store_epoch THEN
+        INSERT INTO {schema}.leases (owner, until, fenced, at, info, length, epoch, beat)
+        VALUES (p_owner, v_until, false, at, p_info, p_length, store_epoch, 1)
         -- Two first renewals may be made at the same time.
         ON CONFLICT (owner) DO UPDATE SET until = v_until, at = excluded.at, info = p_info
         WHERE NOT leases.fenced;
         is_renewed := FOUND;
         is_paused := false;
+        lease_beat := 1;
+    END IF;
+    IF NOT is_renewed THEN
+        lease_beat := coalesce((SELECT beat FROM {schema}.leases WHERE owner = p_owner), 0);
     END IF;
     SELECT coalesce(array_agg(id), '{}'), coalesce(array_agg(token), '{}'),
         coalesce(array_agg(cancel_requested), '{}')
@@ -89,17 +99,16 @@ CREATE OR REPLACE FUNCTION {schema}.await_work(
 )
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
-DECLARE
-    v_queues text[];
 BEGIN
     IF p_is_new THEN
         PERFORM pg_advisory_lock_shared({schema}.lock_key('work'));
     END IF;
     SELECT min(visible) INTO next_due FROM {schema}.live WHERE place = 2;
-    v_queues := {schema}.unpaused(
-        p_queues, array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue')
-    );
     has_work := coalesce(next_due <= {schema}.micros(p_now), false) OR cardinality((
-        SELECT functions FROM {schema}.lanes(0::smallint, v_queues, p_lows, p_highs, p_excluded)
+        SELECT functions FROM {schema}.lanes(
+            0::smallint, p_queues,
+            array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue'),
+            p_lows, p_highs, p_excluded
+        )
     )) > 0;
 END $$;

@@ -1,6 +1,7 @@
 -- The first ready tasks in the order of claims, and the tasks that come due.
 local MOVED_PER_CALL = 1000
 local FIRST_PAGE = 8
+local FEW_HEADS = 32
 local ORDER_SIZE = ORDER_LAST - ORDER_FIRST + 1
 
 -- Move tasks that have come due to where claims find them; false when there are more of them.
@@ -62,6 +63,7 @@ end
 -- A source is a range of a sorted set in the order of claims: a lane, or the heads of a function's lanes.
 -- `order` is that of its next member, nil at the end. A source of one head has no set: `lane` names the lane.
 local sources
+local lane_sources = {} -- lane → its source
 
 local function read_next(source)
   source.position = source.position + 1
@@ -86,20 +88,39 @@ local function add_source(set, prefix, from, size, func)
   }
   read_next(source)
   if source.order then sources[#sources + 1] = source end
+  return source
 end
 
 local function add_lane(lane, after, size)
-  add_source(KEYS.ready, lane, '[' .. lane .. (after == '' and '' or after .. '0'), size)
+  local from = '[' .. lane .. (after == '' and '' or after .. '0')
+  lane_sources[lane] = add_source(KEYS.ready, lane, from, size)
 end
 
--- Begin with the heads of all lanes, if they are few and any function is runnable; false if not.
+-- Begin with the heads of all lanes of runnable functions, if there are few lanes; false if not.
 local function add_few_heads(runnable)
-  if runnable[1] ~= 0 or #runnable[3] > 0 then return false end
-  local few = redis.call('ZRANGE', KEYS.heads, 0, FIRST_PAGE)
-  if #few > FIRST_PAGE then return false end
+  local few = redis.call('ZRANGE', KEYS.heads, 0, FEW_HEADS)
+  if #few > FEW_HEADS then return false end
+  local is_module, is_name, is_excluded = {}, {}, {}
+  for _, module in ipairs(runnable[1] ~= 0 and runnable[1] or {}) do is_module[module] = true end
+  for _, name in ipairs(runnable[2]) do is_name[name] = true end
+  for _, name in ipairs(runnable[3]) do is_excluded[name] = true end
+
+  local function is_runnable(func)
+    if is_excluded[func] then return false end
+    if runnable[1] == 0 or is_name[func] then return true end
+    local dot = string.find(func, '.', 1, true)
+    while dot do
+      if is_module[string.sub(func, 1, dot - 1)] then return true end
+      dot = string.find(func, '.', dot + 1, true)
+    end
+    return false
+  end
+
   for _, head in ipairs(few) do
     local func, order, queue = string.match(head, '^([^/]*)/(%d+)/(.*)$')
-    sources[#sources + 1] = { order = order, queue = queue, lane = queue .. '/' .. func .. '/' }
+    if is_runnable(func) then
+      sources[#sources + 1] = { order = order, queue = queue, lane = queue .. '/' .. func .. '/' }
+    end
   end
   return true
 end

@@ -25,39 +25,35 @@ local function move_row(id, from, place, state, record, letter, failed_at)
   return true
 end
 
--- Store new rows: { id, place up to the sequence, place behind it, record }. Rows that are enqueued
--- together mostly differ in their ids only, so that what follows from the rest is found once.
-local function insert_rows(rows)
-  local number = redis.call('INCRBY', KEYS.sequence, #rows) - #rows
-  local kinds, new_places, records, index, due = {}, {}, {}, {}, {}
-  for position, row in ipairs(rows) do
-    local id, head, foot, record = unpack(row)
-    local seq, kind = string.format('%016.0f', number + position), kinds[foot]
-    local place = head .. seq .. foot
-    if not kind then
-      local _, queue, func = split_place(place)
-      local is_due = string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) <= now_stamp
-      kind = { queue = queue, func = func, lane = is_due and lane_of(place, queue, func), count = 0 }
-      kinds[foot] = kind
+-- Store new rows, in groups of rows that differ in their ids and bodies only: { place up to the sequence,
+-- place behind it, record up to the body, { id, body, … } }.
+local function insert_rows(groups, size)
+  local number = redis.call('INCRBY', KEYS.sequence, size) - size
+  local new_places, records, index, due = {}, {}, {}, {}
+  for _, group in ipairs(groups) do
+    local head, foot, record, list = unpack(group)
+    local rank, first = string.sub(head, ORDER_FIRST), number + 1
+    local _, queue, func = split_place(head .. string.format('%016.0f', first) .. foot)
+    -- What is visible follows the due time in `foot`.
+    local is_due = string.sub(foot, VISIBLE_FIRST - SEQ_LAST, VISIBLE_LAST - SEQ_LAST) <= now_stamp
+    local lane = lane_of(head, queue, func)
+    for position = 1, #list, 2 do
+      number = number + 1
+      local id, seq, stored = list[position], string.format('%016.0f', number), #records
+      records[stored + 1], records[stored + 2] = id, record .. list[position + 1]
+      index[stored + 1], index[stored + 2] = 0, id
+      if is_due then
+        local ready = #due
+        new_places[ready + 1], new_places[ready + 2] = id, head .. seq .. foot
+        due[ready + 1], due[ready + 2] = 0, lane .. rank .. seq .. '/' .. id
+      else
+        add_to_sets(id, head .. seq .. foot)
+      end
     end
-    records[2 * position - 1], records[2 * position] = id, record
-    index[2 * position - 1], index[2 * position] = 0, id
-    if kind.lane then
-      local order = string.sub(head, ORDER_FIRST) .. seq
-      local size = #new_places
-      new_places[size + 1], new_places[size + 2] = id, place
-      due[size + 1], due[size + 2] = 0, kind.lane .. order .. '/' .. id
-      kind.count = kind.count + 1
-      if not kind.first or order < kind.first then kind.first = order end
-    else
-      add_to_sets(id, place)
-    end
-  end
-  for _, kind in pairs(kinds) do
-    if kind.lane then
-      change_lane(kind.lane, kind.first)
-      add_claimable(kind.queue, kind.func, kind.count)
-      add_to_count(kind.queue, 'p', kind.count)
+    if is_due then
+      change_lane(lane, rank .. string.format('%016.0f', first))
+      add_claimable(queue, func, #list / 2)
+      add_to_count(queue, 'p', #list / 2)
     end
   end
   call_all('HSET', KEYS.tasks, records)

@@ -6,9 +6,15 @@ local function without_body(record)
   return size and string.sub(record, 1, start + size - 1) or record
 end
 
--- Append the rows of these ids; one without a record is left out.
-local function append_rows(answer, row_ids, row_places, has_bodies)
-  local records, row_states = get_all(KEYS.tasks, row_ids), get_all(KEYS.states, row_ids)
+local function enqueued_state(record)
+  local size, start = string.match(record, '^%d+/(%d+)/()')
+  return size and string.sub(record, start, start + size - 1) or ''
+end
+
+-- Append the rows of these ids; one without a record is left out. `records`: if they have been read.
+local function append_rows(answer, row_ids, row_places, has_bodies, records)
+  local row_states = get_all(KEYS.states, row_ids)
+  records = records or get_all(KEYS.tasks, row_ids)
   for position, id in ipairs(row_ids) do
     local record, size = records[position], #answer
     if record and row_places[position] then

@@ -4,10 +4,29 @@
 -- of finished tasks <finished>/<id>, with the time at which the record expires as score. `lingering`
 -- are held tasks that do not run: their failure is recorded, and they are to be rescheduled.
 local first_delayed -- as a stamp; read for the first task that is not due yet
+local ALWAYS_VISIBLE = '100000000000000000' -- the stamp of 0
 local FINISHED_SETS = { s = KEYS.succeeded, f = KEYS.failed, c = KEYS.cancelled }
 
 local function lane_of(place, queue, func)
   return string.sub(place, SUSPECT, SUSPECT) .. queue .. '/' .. func .. '/'
+end
+
+-- Of waiting rows: token, lane, what is between the token and the tail, and the tail; nil if it is damaged.
+-- Most rows that a call reads have the same, and splitting a place takes long.
+local known_ends = {}
+
+local function end_of_place(place)
+  local text = string.sub(place, FIXED_LAST + 1)
+  local known = known_ends[text]
+  local suspect = string.sub(place, SUSPECT, SUSPECT)
+  if not known or known.suspect ~= suspect then
+    local token, queue, func, expires, tail = split_place(place)
+    if not token or queue == '' or func == '' or string.find(expires, '%D') then return nil end
+    local middle = '/' .. queue .. '/' .. func .. '/'
+    known = { token = token, lane = suspect .. string.sub(middle, 2), middle = middle .. expires .. '/', tail = tail, suspect = suspect }
+    known_ends[text] = known
+  end
+  return known
 end
 
 local function held_member(id, place, tail)
@@ -78,7 +97,8 @@ local function remove_from_sets(id, place)
   -- A claim may have moved it since it came due, or not: it is in one of the two.
   local lane = lane_of(place, queue, func)
   local member = waiting_member(id, place, lane)
-  remove(KEYS.delayed, string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) .. '/' .. id)
+  local visible = string.sub(place, VISIBLE_FIRST, VISIBLE_LAST)
+  if visible ~= ALWAYS_VISIBLE then remove(KEYS.delayed, visible .. '/' .. id) end
   if kind == 'p' then
     remove(KEYS.parked, tail .. '/' .. member)
   else

@@ -16,6 +16,8 @@ from omniq.clock import from_micros
 from omniq.gate_rules import BreakerState, GateState
 from omniq.models import Task, TaskStatus, WorkerInfo
 from omniq.storage.base import BaseStorage
+from omniq.storage.incarnation import StoreRecord
+from omniq.storage.row_rules import FORMAT
 
 OVERDUE = timedelta(seconds=10)
 """The age at which a heartbeat is late: a pool sends one at least every two seconds."""
@@ -30,6 +32,9 @@ _BREAKER = "breaker:"
 
 _PATIENCE = 5.0
 """How many seconds a task must have been due before `health` checks whether any worker can run it."""
+
+_SHOWN_FOR = timedelta(days=1)
+"""How long `health` says that the store went back to an earlier state."""
 
 _MAX_READ = 1_000
 _MAX_SHOWN = 5
@@ -77,6 +82,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a queue that an operator checks first.
 
     `oldest_due_age` is in seconds. `paused`: the number of tasks in each paused queue that has any.
+    `clocks`: by how many seconds the wall clock of each worker whose clock is wrong is ahead of this one.
+    `went_back_at`: when the store went back to an earlier state, if that was within the last day.
+    `newer`: how many of the first 1,000 waiting tasks only a newer omniq can run.
     """
 
     workers: int
@@ -88,6 +96,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     paused: dict[str, int]
     dead: int
     unrunnable: tuple[UnrunnableFunction, ...] = ()
+    clocks: dict[str, float] = {}
+    went_back_at: datetime | None = None
+    newer: int = 0
 
     @property
     def problems(self) -> list[str]:
@@ -106,6 +117,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             for queue, count in self.paused.items()
         ]
         found += [describe_unrunnable(each) for each in self.unrunnable]
+        found += [
+            f"the clock of worker {worker} differs from this one by {seconds:+.0f} s"
+            for worker, seconds in self.clocks.items()
+        ]
+        if self.newer:
+            found.append(f"{self.newer} tasks wait for a worker with a newer omniq")
+        if self.went_back_at is not None:
+            found.append(
+                f"the store went back to an earlier state at {self.went_back_at:%F %T} UTC"
+            )
         if self.waiting and not self.workers:
             found.append(f"{self.waiting} tasks wait and there is no worker")
         if self.dead:
@@ -116,6 +137,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 async def health_of(storage: BaseStorage) -> Health:
     """The health of the queue in that storage. Costs one read per running task, and a few more."""
     counted = await storage.stats()
+    record = await storage.store_record()
     workers = await live_workers(storage)
     paused = await storage.paused_queues()
     breakers = await breakers_of(storage)
@@ -129,7 +151,15 @@ async def health_of(storage: BaseStorage) -> Health:
         paused={name: count for name, count in counted.by_queue.items() if name in paused},
         dead=counted.dead,
         unrunnable=tuple(await unrunnable_functions(storage, workers, counted.oldest_due_age)),
+        clocks=clock_differences(storage, workers),
+        went_back_at=_went_back_at(storage, record),
+        newer=await storage.count_newer() if record.format > FORMAT else 0,
     )
+
+
+def _went_back_at(storage: BaseStorage, record: StoreRecord) -> datetime | None:
+    at = from_micros(record.raised_at)
+    return at if storage.clock.now() - at < _SHOWN_FOR else None
 
 
 async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
@@ -144,6 +174,21 @@ async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
         else worker
         for worker in await storage.workers()
     ]
+
+
+def clock_differences(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> dict[str, float]:
+    """By how many seconds the wall clocks of workers are ahead, by worker id; only if more than a lease.
+
+    A worker with a valid lease has renewed it within its length, and wrote the time by its clock. On a
+    server that is the server's clock, so the clocks differ only where a machine's clock is used.
+    """
+    now = storage.clock.now()
+    limit = max(timedelta(seconds=storage.settings.lease), OVERDUE)
+    return {
+        worker.id: (worker.last_heartbeat - now).total_seconds()
+        for worker in workers
+        if worker.concurrency and abs(worker.last_heartbeat - now) > limit
+    }
 
 
 async def unrunnable_functions(

@@ -1,0 +1,57 @@
+-- Has an owner hold waiting rows.
+
+local function count_held(row_lanes, row_places)
+  local last, status, number = nil, nil, 0
+  for position = 1, #row_lanes + 1 do
+    local place = row_places[position]
+    local its_status = place and string.sub(place, STATUS, STATUS)
+    if row_lanes[position] ~= last or its_status ~= status then
+      if last then
+        local queue = string.match(last, '^.([^/]*)')
+        add_to_count(queue, status, -number)
+        add_to_count(queue, 'r', number)
+      end
+      last, status, number = row_lanes[position], its_status, 0
+    end
+    number = number + 1
+  end
+end
+
+-- `tail` is that of the new places: owner/started/claim. The caller removes the rows from `ready` or
+-- `parked`. Returns id and new place of each.
+local function hold_rows(tail, row_ids, row_places, tokens, row_lanes)
+  local owner, new_places, held_members = string.match(tail, '^[^/]*'), {}, {}
+  for position, id in ipairs(row_ids) do
+    local place, size = row_places[position], 2 * position
+    local middle = end_of_place(place).middle
+    local held = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST) .. tokens[position] .. middle .. tail
+    new_places[size - 1], new_places[size] = id, held
+    held_members[size - 1], held_members[size] = 0, owner .. '/' .. string.sub(place, SUSPECT, SUSPECT) .. '/' .. id
+  end
+  call_all('HSET', KEYS.places, new_places)
+  call_all('ZADD', KEYS.held, held_members)
+  count_held(row_lanes, row_places)
+  return new_places
+end
+
+-- Remove rows from the ready order. Those that a claim takes and parks often follow one another in one lane.
+local function remove_ready(ready_members, row_lanes)
+  local lane, first, last, first_order, last_order = row_lanes[1], nil, nil, nil, nil
+  for position, member in ipairs(ready_members) do
+    local its_lane = row_lanes[position]
+    if its_lane ~= row_lanes[position - 1] then change_lane(its_lane) end
+    if its_lane ~= lane then
+      lane = false
+    elseif lane then
+      -- Digits only: they compare alike in every locale.
+      local order = string.sub(member, #lane + 1, #lane + ORDER_LAST - ORDER_FIRST + 1)
+      if not first or order < first_order then first, first_order = member, order end
+      if not last or order > last_order then last, last_order = member, order end
+    end
+  end
+  if lane and redis.call('ZLEXCOUNT', KEYS.ready, '[' .. first, '[' .. last) == #ready_members then
+    redis.call('ZREMRANGEBYLEX', KEYS.ready, '[' .. first, '[' .. last)
+  else
+    call_all('ZREM', KEYS.ready, ready_members)
+  end
+end
