@@ -20,7 +20,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Tests of one file stay in one process: they share what the file sets up. Three processes for each
 # core, since most tests wait for a server, a lease or a signal half of the time.
 WORKERS ?= $(shell $(BIN)/python -c 'import os; print(3 * (os.cpu_count() or 2))' 2>/dev/null || echo 6)
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make requirements'
@@ -62,7 +62,7 @@ state-machine: $(STAMP) ## compare every backend with the model in 500 long runs
 
 coverage: $(STAMP) ## run the tests and fail below the coverage floor of pyproject.toml
 	@rm -f .coverage .coverage.*
-	@COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist loadfile
+	@COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m coverage combine -q
 	@$(BIN)/python -m coverage report
 

@@ -29,6 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             backends = set(marker.args)
             if backends & set(item.callspec.id.split("-")):
                 item.add_marker(pytest.mark.deep)
+    # Files with slow tests first: begun last, they would keep one process busy while the others wait.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def _ignore(_number: int, _frame: object) -> None:

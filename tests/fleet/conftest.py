@@ -12,6 +12,10 @@ from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 from tests.acceptance.command import WorkerCommand
 
+collect_ignore = ["wrong_clock"]
+"""Importing it sets the clock of the process."""
+
+
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.fleet.fleet_tasks"
 

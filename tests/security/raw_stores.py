@@ -176,7 +176,7 @@ class RawSQLiteStore(RawStore):
         (data,) = self._db.execute(
             f"SELECT {column} FROM {table} WHERE {self._key(table)} = ?", (row,)
         ).fetchone()
-        return bytes(data)
+        return data.encode() if isinstance(data, str) else bytes(data)
 
     def write(self, address: Address, data: bytes) -> None:
         table, column, row = address

@@ -38,6 +38,18 @@ def test_a_slow_reply_does_not_change_a_time_that_may_be_right() -> None:
     assert store.micros() == clock.micros()
 
 
+def test_it_is_never_ahead_of_the_store() -> None:
+    clock = ManualClock()
+    store = StoreClock(clock)
+    sent_at = clock.boot_micros()
+    clock.advance(timedelta(seconds=2))
+    store.observe(clock.micros(), sent_at=sent_at)
+    assert store.micros() == clock.micros(), "the store may have read its clock just now"
+    store.observe(clock.micros() - 1, sent_at=clock.boot_micros())
+
+    assert store.micros() == clock.micros() - 1
+
+
 def test_a_clock_of_the_store_that_was_set_is_followed() -> None:
     clock = ManualClock()
     store = StoreClock(clock)

@@ -3,7 +3,8 @@
 What a worker or a producer computes from the current time (when a retry is due, the next time of a
 schedule, when a task expires) must not depend on whether its machine's wall clock is right. So a storage
 on a server uses the server's time: each reply that contains it is compared with the boot clock of this
-machine, which never jumps. A clock that the storage was given, as in tests, replaces the server's.
+machine, which never jumps. The earliest time that a reply allows is taken, because what a caller says
+is due now must not be in the store's future. A clock that the storage was given, as in tests, replaces the server's.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ import asyncio
 from datetime import datetime
 
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros
-
-_TOLERANCE = 1_000
-"""Microseconds by which two observations may differ although no clock has changed."""
 
 _FRESH = 60_000_000
 """Microseconds after which an observation is stale: the store's clock may have been set meanwhile."""
@@ -26,9 +24,6 @@ class StoreClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: int | None = None
-        self.error = 0
-        """Microseconds by which `micros` may be wrong, at most."""
-
         self._observed_at = 0
         self.boot_micros = clock.boot_micros
         self.boot_id = clock.boot_id
@@ -39,13 +34,10 @@ class StoreClock:
     def observe(self, store_micros: int, *, sent_at: int) -> None:
         """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent."""
         self._observed_at = received_at = self._clock.boot_micros()
-        offset = store_micros - (sent_at + received_at) // 2
-        uncertainty = (received_at - sent_at) // 2 + _TOLERANCE
-        # Kept while it may still be right, so that the time does not go back and forth.
-        if self._offset is None or abs(offset - self._offset) > uncertainty:
-            self._offset, self.error = offset, uncertainty
-        else:
-            self.error = min(self.error, 2 * uncertainty)
+        low, high = store_micros - received_at, store_micros - sent_at
+        # Kept while it may be right, so that the time does not go back and forth.
+        if self._offset is None or not low <= self._offset <= high:
+            self._offset = low
 
     def micros(self) -> int:
         """The store's time in microseconds since 1970; before the first reply, this machine's."""
@@ -84,11 +76,6 @@ def observe(clock: Clock, store_micros: int, *, sent_at: int) -> None:
 def is_stale(clock: Clock) -> bool:
     """Whether the store's time should be read again."""
     return isinstance(clock, StoreClock) and clock.is_stale()
-
-
-def error_of(clock: Clock) -> int:
-    """Microseconds by which the store's time may differ from that of `clock`."""
-    return clock.error if isinstance(clock, StoreClock) else 0
 
 
 def given_time(clock: Clock) -> int | None:

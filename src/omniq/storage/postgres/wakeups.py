@@ -23,13 +23,12 @@ from omniq.storage.postgres.connection import (
     Connection,
     Target,
     close,
-    is_connection_lost,
     is_driver_error,
     wait_until_free,
 )
 from omniq.storage.postgres.encoding import function_ranges
 from omniq.storage.postgres.statements import SchemaNames
-from omniq.storage.store_clock import error_of, given_time
+from omniq.storage.store_clock import given_time
 from omniq.storage.wakeups import LocalWakeups
 
 _RECHECK_SECONDS = 0.02
@@ -133,9 +132,7 @@ class Wakeups:
         """Seconds until the deadline, or until the next delayed task is due if that is earlier."""
         seconds = deadline - self._clock.monotonic()
         if self._wants_work and self._next_due is not None:
-            # A claim that comes too early would find nothing.
-            latest_due = self._next_due + error_of(self._clock)
-            until_due = (latest_due - self._clock.micros()) / 1_000_000
+            until_due = (self._next_due - self._clock.micros()) / 1_000_000
             seconds = min(seconds, until_due)
         return seconds
 
@@ -204,7 +201,7 @@ class Wakeups:
             try:
                 return await connection.fetchrow(self._names(sql), *parameters)
             except Exception as error:
-                if not (is_driver_error(error) or is_connection_lost(error)):
+                if not is_driver_error(error):
                     raise
                 # Only a hint is lost: polling finds the work or the result.
                 connection.terminate()
@@ -220,8 +217,7 @@ class Wakeups:
             connection = await self._target.connect("listener")
             await self._listen(connection)
         except Exception as error:
-            is_known = isinstance(error, StorageError) or is_driver_error(error)
-            if not (is_known or is_connection_lost(error)):
+            if not (isinstance(error, StorageError) or is_driver_error(error)):
                 raise
             self._connection_lost()
             return None
