@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -118,6 +119,8 @@ async def claims_beside(
     for count in (few, many):
         async with empty_storage(store) as storage:
             await prepare(storage, count)
+            # Else the first syncs of a claim wait for what was prepared.
+            await asyncio.to_thread(os.sync)
             times = [await time_of_claim(storage, runnable) for _ in range(rounds)]
             medians.append(statistics.median(times))
     return medians[0], medians[1]

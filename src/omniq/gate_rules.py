@@ -46,6 +46,7 @@ class GateState(msgspec.Struct, omit_defaults=True):
     """The state of one gate, shared by all workers.
 
     `starts` are in order. `has_parked`: whether tasks may be parked under it. `wake_at`: when they are checked again.
+    `parks` counts the steps that have parked tasks: a step that has not seen those tasks fails by it.
     """
 
     holders: list[tuple[str, int]] = []
@@ -56,6 +57,7 @@ class GateState(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     wake_at: int = 0
     has_parked: bool = False
+    parks: int = 0
 
 
 def gates_of(task: Task) -> tuple[Gate, ...]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.acceptance.command import wait_until
 from tests.fleet.fleet_tasks import hold_at_first
 from tests.fleet.traces import traces
 
-LEASE = "1.5"
+LEASE = "3"
 KILLED = "killed by SIGKILL (out of memory?)"
 
 pytestmark = pytest.mark.timeout(120)
@@ -37,20 +38,17 @@ def shown(url: str, *arguments: str) -> str:
     return " ".join(command.stdout.split())
 
 
-def kill_worker_of(queue: TaskQueue, task_id: str) -> None:
-    def pids() -> list[int]:
-        return [worker.pid for worker in queue.workers() if task_id in worker.running]
-
-    wait_until(pids, "a worker runs it", within=60)
-    os.kill(pids()[0], signal.SIGKILL)
+def kill_worker(folder: Path) -> None:
+    """Kill the process that has begun to run the task."""
+    wait_until(lambda: traces(folder), "a worker runs it", within=60)
+    os.kill(traces(folder)[0].pid, signal.SIGKILL)
 
 
 def test_a_killed_worker_leaves_the_reason_in_the_history_of_its_tasks(url, start_worker, tmp_path):
     start_worker(url, "--processes", "2", "--lease", LEASE, "--poll-interval", "0.2")
     with TaskQueue(url) as queue:
         handle = queue.enqueue(hold_at_first, str(tmp_path), "held")
-        wait_until(lambda: traces(tmp_path), within=60)
-        kill_worker_of(queue, handle.id)
+        kill_worker(tmp_path)
 
         assert handle.result(timeout=60) == 2
         (attempt,) = queue.history(handle.id)
@@ -59,13 +57,13 @@ def test_a_killed_worker_leaves_the_reason_in_the_history_of_its_tasks(url, star
     assert attempt.error.message.endswith(f"was lost while it ran the task: {KILLED}")
 
 
+@pytest.mark.deep
 def test_the_reason_is_shown_with_the_task_and_its_dead_letter(url, start_worker, tmp_path):
     start_worker(url, "--processes", "2", "--lease", LEASE, "--poll-interval", "0.2")
     with TaskQueue(url) as queue:
         once = queue.options(max_crashes=0)
         handle = once.enqueue(hold_at_first, str(tmp_path), "held")
-        wait_until(lambda: traces(tmp_path), within=60)
-        kill_worker_of(queue, handle.id)
+        kill_worker(tmp_path)
         wait_until(lambda: queue.dead.get(handle.id), "a dead letter", within=60)
         letter = queue.dead.get(handle.id)
 

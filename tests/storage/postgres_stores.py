@@ -11,7 +11,7 @@ from omniq.storage.postgres import PostgresStorage, migrations
 _WIPE = (
     "DELETE FROM {0}.live; DELETE FROM {0}.finished; DELETE FROM {0}.dead; "
     "DELETE FROM {0}.leases; DELETE FROM {0}.documents WHERE kind <> 'store'; "
-    "UPDATE {0}.documents SET due = 0, data = '\\x{1}' WHERE kind = 'store' AND due <> 0"
+    "UPDATE {0}.documents SET due = 0, data = '\\x{1}' WHERE kind = 'store' AND data <> '\\x{1}'"
 )
 
 

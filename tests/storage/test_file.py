@@ -19,10 +19,12 @@ from omniq.errors import DuplicateTask, LeaseLost, StorageError
 from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.settings import Settings
-from omniq.storage import open_storage, row_rules
-from omniq.storage.backend import Changes, Wanted, complete
+from omniq.storage import open_storage, row_rules, tables
+from omniq.storage.backend import Changes, Document, DocumentQuery, Wanted, complete
 from omniq.storage.file import FileStorage
+from omniq.storage.file.file_names import DocumentName
 from omniq.storage.file.filesystem import Disk
+from omniq.storage.file.index import Documents
 from omniq.storage.file.wakeups import FolderWatch
 from omniq.storage.file.writes import Write, Writes
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -255,6 +257,88 @@ async def test_a_task_leaves_its_gate_in_the_step_that_records_its_outcome(
 
     assert (first.id, second.id) == ("a", "b")
     assert (await another.gates())["running:k"].holders == [("b", 1)]
+
+
+ONE = (Limit(key="k", max_running=1),)
+
+
+async def test_a_task_is_not_parked_under_a_gate_that_others_empty_meanwhile(
+    storage, another, monkeypatch
+):
+    """Nothing would offer the task again."""
+    await storage.enqueue_many(some_tasks("ab", limits=ONE))
+    (first,) = await another.reserve(2)
+    await storage.enqueue(a_task("c", limits=ONE))
+    loop, commit = asyncio.get_running_loop(), Writes.commit
+
+    async def empty_the_gate() -> None:
+        await another.mark_done("a", a_result(first))
+        (second,) = await another.reserve(1)
+        await another.mark_done("b", a_result(second))
+
+    def delayed(self, write, is_occupied):
+        monkeypatch.undo()
+        asyncio.run_coroutine_threadsafe(empty_the_gate(), loop).result()
+        commit(self, write, is_occupied)
+
+    monkeypatch.setattr(Writes, "commit", delayed)
+    claimed = [*await storage.reserve(5), *await another.reserve(5)]
+
+    assert [task.id for task in claimed] == ["c"]
+
+
+async def test_a_gate_finds_the_tasks_that_an_unfinished_write_parks(
+    storage, another, no_failpoints
+):
+    """The write has been committed, and its process died after it had changed the gate."""
+    await storage.enqueue(a_task("a", limits=ONE))
+    (first,) = await another.reserve(1)
+    await storage.enqueue(a_task("b", limits=ONE))
+    failpoints.configure("file.requeue.after_task=raise:EIO")
+    with pytest.raises(StorageError):
+        await storage.reserve(5)
+    failpoints.reset()
+    await another.mark_done("a", a_result(first))
+
+    assert [task.id for task in await another.reserve(5)] == ["b"]
+
+
+async def test_a_record_of_the_store_that_was_put_back_and_replaced_is_not_read_again(
+    storage, folder, clock
+):
+    """A restore under running workers: they raise the epoch before it is complete, and again."""
+    await storage.renew()
+    (name,) = [name for name in os.listdir(folder / "tasks") if name.startswith("store~")]
+    before = (folder / "tasks" / name).read_bytes()
+    first = await storage.mark_restored()
+    with pytest.raises(LeaseLost):
+        await storage.renew()
+    await storage.renew()
+    (folder / "tasks" / name).write_bytes(before)
+    with pytest.raises(LeaseLost):
+        await storage.reserve(1)
+    second = (await storage.store_record()).epoch
+    (folder / "tasks" / name).write_bytes(before)
+
+    assert second > first
+    for _ in range(3):
+        async with FileStorage(folder, settings=FAST, clock=clock) as another:
+            assert (await another.store_record()).epoch == second
+
+
+def test_a_document_that_changes_often_and_is_due_late_takes_no_more_memory():
+    """Such as the state of a rate limit with a long span, which each claim changes."""
+    documents, in_memory = Documents(), tables.Documents()
+    names = [DocumentName("gate~k", f"c-{number}", 10**9 + number) for number in range(5_000)]
+    for name in names:
+        documents.put(name)
+        in_memory.put(Document("gate", "k", b"", name.due))
+
+    assert len(documents._due) < 2_000
+    assert documents.due_by(2 * 10**9, limit=5, after=-1) == names[-1:]
+    assert len(in_memory._due) < 2_000
+    (found,) = in_memory.find(DocumentQuery(kind="gate", due_by=2 * 10**9))
+    assert found.due == names[-1].due
 
 
 # Unfinished work of processes that died

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
+import psycopg
 import pytest
 
 from omniq.clock import SYSTEM_CLOCK, to_micros
@@ -23,14 +24,17 @@ from omniq.models import (
     TaskResult,
     TaskStatus,
 )
-from omniq.outcomes import Released, Succeeded
+from omniq.outcomes import Released, Retried, Succeeded
 from omniq.serialization import MsgspecSerializer, encode_internal
-from omniq.storage import open_storage
-from omniq.storage.backend import DocumentQuery, Section, Work
+from omniq.storage import open_storage, row_rules
+from omniq.storage.backend import Changes, DocumentQuery, Section, Wanted, Work
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
 from omniq.storage.postgres.enqueue_in_parts import PART_SIZE
+from omniq.storage.postgres.section import PostgresSection
+from omniq.storage.types import Claim
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
 from tests.storage.postgres_stores import Schema
@@ -737,6 +741,27 @@ async def test_a_record_and_claim_whose_connection_was_lost_takes_effect_once(sc
         assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 1
 
 
+async def test_a_step_of_a_named_claim_that_was_lost_is_not_taken_for_an_earlier_one(schema, proxy):
+    async with behind(proxy, schema) as storage:
+        await storage.enqueue_many(some_tasks("ab", limits=[Limit(key="k", max_running=9)]))
+        await storage.renew()
+
+        async def claim_next(section: Section) -> frozenset[str]:
+            claim = Claim(limit=1, now=None, queues=None, claim_id="named")
+            await section.begin(storage.owner, (), claim)
+            rows = await section.candidates(Wanted(due_by=section.now), None, 1)
+            row_rules.claim(rows[0], storage.owner, section.now)
+            if rows[0].id == "b":
+                proxy.cut("before_request")
+            return await section.write(Changes(claimed=rows))
+
+        for _ in "ab":
+            assert await storage._backend.transact(claim_next, claims_as=storage.owner) == set()
+
+        assert proxy.cancel_cuts()
+        assert await storage.held_by(storage.owner) == {"a": 1, "b": 1}
+
+
 @pytest.mark.fault("F22")
 async def test_a_renewal_whose_reply_was_lost_is_repeated(schema, proxy):
     async with behind(proxy, schema) as storage:
@@ -808,6 +833,24 @@ async def test_the_record_shows_whether_a_commit_whose_reply_was_lost_was_done(
     schema.execute(f"DROP TABLE {schema.name}.notes")
 
 
+async def test_a_transaction_on_a_closed_connection_raises_a_storage_error(
+    schema,
+):
+    async with schema.new_storage() as storage:
+        await storage.enqueue_many(some_tasks("ab"))
+        a, b = await storage.reserve(2)
+        async with storage.transaction("a", a.token, lambda: success(a)) as connection:
+            session = await connection.fetchval("SELECT pg_backend_pid()")
+        # The driver has not noticed it when the connection is used again.
+        schema.execute(f"SELECT pg_terminate_backend({session}, 5000)")
+
+        with pytest.raises(StorageError):
+            async with storage.transaction("b", b.token, lambda: success(b)):
+                pass
+        async with storage.transaction("b", b.token, lambda: success(b)):
+            pass
+
+
 async def test_a_fenced_owner_is_refused_and_continues_as_a_new_owner(schema):
     async with schema.new_storage() as lost, schema.new_storage() as other:
         await other.enqueue_many(some_tasks("ab"))
@@ -819,3 +862,77 @@ async def test_a_fenced_owner_is_refused_and_continues_as_a_new_owner(schema):
         with pytest.raises(LeaseLost):
             await lost.record_and_reserve([success(task)], 1)
         assert ids(await lost.reserve(5)) == ["b", "a"]
+
+
+async def test_a_first_lease_that_is_made_while_an_epoch_begins_ends_with_the_others(schema):
+    async with schema.new_storage() as storage:
+        async with await psycopg.AsyncConnection.connect(schema.url) as other:
+            # The call of another owner, before its commit.
+            sql = "SELECT {0}.renew('other', 60000000, '', 0, 0, NULL, NULL)"
+            await other.execute(sql.format(schema.name).encode())
+            raising = asyncio.create_task(storage.mark_restored())
+            await asyncio.wait([raising], timeout=0.5)
+            await other.commit()
+        await raising
+
+        assert schema.value("SELECT fenced FROM {schema}.leases WHERE owner = 'other'") is True
+
+
+# Rows whose outcomes are recorded without reading them. An outcome of no claim has the rules record both.
+
+
+async def test_a_cancelled_task_that_is_released_by_the_rules_is_not_claimed_again(schema):
+    async with schema.new_storage() as storage:
+        await storage.enqueue_many(some_tasks("ab"))
+        a = await claim_one(storage)
+        await storage.cancel("a")
+
+        recorded, claimed = await storage.record_and_reserve(
+            [Released("a", a.token), Released("other", 1)], 1
+        )
+
+        assert recorded == [True, False]
+        assert ids(claimed) == ["b"]
+
+
+async def test_a_failure_is_stored_also_if_the_task_expires_in_the_same_step(schema):
+    clock = ManualClock()
+    async with schema.new_storage(clock=clock) as storage:
+        await storage.enqueue(a_task("a", expires=clock.now() + timedelta(seconds=5)))
+        a = await claim_one(storage)
+        clock.advance(10)
+        failure = Retried("a", a.token, an_error(), eta=clock.now())
+
+        recorded = await storage.record_and_reserve([failure, Released("other", 1)], 1)
+
+        assert recorded == ([True, False], [])
+        ended = await storage.get_task("a")
+        assert ended is not None
+        assert (ended.status, ended.attempts) == (TaskStatus.CANCELLED, 1)
+        assert [attempt.outcome for attempt in await storage.history("a")] == ["failed"]
+
+
+async def test_a_task_is_not_parked_under_a_gate_that_others_empty_meanwhile(schema, monkeypatch):
+    """Nothing would offer the task again."""
+    url, name = schema.url, schema.name
+    async with (
+        PostgresStorage(url, schema=name) as storage,
+        PostgresStorage(url, schema=name) as another,
+    ):
+        one = (Limit(key="k", max_running=1),)
+        await storage.enqueue_many(some_tasks("ab", limits=one))
+        (first,) = await another.reserve(2)
+        await storage.enqueue(a_task("c", limits=one))
+        write = PostgresSection.write
+
+        async def delayed(section, changes):
+            monkeypatch.undo()
+            await another.mark_done("a", a_result(first))
+            (second,) = await another.reserve(1)
+            await another.mark_done("b", a_result(second))
+            return await write(section, changes)
+
+        monkeypatch.setattr(PostgresSection, "write", delayed)
+        claimed = [*await storage.reserve(5), *await another.reserve(5)]
+
+        assert [task.id for task in claimed] == ["c"]

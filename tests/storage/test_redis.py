@@ -15,9 +15,12 @@ from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import QueueFull, SettingsError, StorageError, StorageRefused
 from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
-from omniq.storage import open_storage
+from omniq.storage import open_storage, row_rules
+from omniq.storage.backend import Changes, Section, Wanted
 from omniq.storage.redis import RedisStorage, connection
 from omniq.storage.redis.connection import ServerNotReady
+from omniq.storage.redis.section import RedisSection
+from omniq.storage.types import Claim
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.fault_proxy import FaultProxy
@@ -790,3 +793,47 @@ async def test_a_call_that_is_not_idempotent_takes_effect_once(cut_off, where):
     proxy.cancel_cuts()
     assert [task.id for task in await beside.list_tasks()] == ["d"]
     assert await beside.list_dead() == []
+
+
+async def test_a_claim_whose_reply_was_lost_does_not_get_what_others_took_first(cut_off):
+    proxy, storage, beside = cut_off
+    await storage.enqueue_many(some_tasks("ab"))
+    await storage.renew()
+
+    async def claim(section: Section) -> frozenset[str]:
+        await section.begin(storage.owner, (), Claim(limit=2, now=None, queues=None, claim_id=""))
+        rows = await section.candidates(Wanted(due_by=section.now), None, 2)
+        assert [task.id for task in await beside.reserve(1)] == ["a"]
+        for row in rows:
+            row_rules.claim(row, storage.owner, section.now, section.epoch)
+        proxy.cut("before_reply")
+        return await section.write(Changes(claimed=rows))
+
+    assert await storage._backend.transact(claim, claims_as=storage.owner) == {"a"}
+    assert proxy.cancel_cuts()
+    held = await storage.renew()
+    assert set(held.held) == {"b"}
+
+
+async def test_a_task_is_not_parked_under_a_gate_that_others_empty_meanwhile(
+    storage, server, clock, monkeypatch
+):
+    """Nothing would offer the task again."""
+    async with RedisStorage(server.url, prefix="p", clock=clock) as another:
+        one = (Limit(key="k", max_running=1),)
+        await storage.enqueue_many(some_tasks("ab", limits=one))
+        (first,) = await another.reserve(2)
+        await storage.enqueue(a_task("c", limits=one))
+        write = RedisSection.write
+
+        async def delayed(section, changes):
+            monkeypatch.undo()
+            await another.mark_done("a", a_result(first))
+            (second,) = await another.reserve(1)
+            await another.mark_done("b", a_result(second))
+            return await write(section, changes)
+
+        monkeypatch.setattr(RedisSection, "write", delayed)
+        claimed = [*await storage.reserve(5), *await another.reserve(5)]
+
+        assert [task.id for task in claimed] == ["c"]

@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from omniq import failpoints
@@ -22,6 +23,7 @@ from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskResult, TaskStatus
 from omniq.outcomes import Released, Succeeded
 from omniq.settings import Settings
+from omniq.storage.backend import Changes
 from omniq.storage.sqlite import (
     SQLiteStorage,
     connection,
@@ -434,6 +436,25 @@ async def test_a_claim_under_way_while_its_owner_is_fenced_is_refused(path):
         assert len(await other.reserve(2)) == 2
 
 
+async def test_a_task_that_gets_the_number_of_an_ended_one_is_no_forgotten_claim(path):
+    async with SQLiteStorage(path) as storage:
+        await storage.enqueue(Task(id="a", func_path="m.f", result_ttl=0))
+        (first,) = await storage.reserve(1)
+        await storage.mark_done("a", TaskResult(task_id="a", status=TaskStatus.SUCCESS))
+        await storage.enqueue(Task(id="b", func_path="m.f", result_ttl=0))
+        witness = storage._engine._given.witness(0)
+        claim = storage._claim_request(1, None, None, None, None)
+        assert witness is not None
+        assert claim is not None
+        claim = msgspec.structs.replace(claim, witness=witness)
+        reply = await backend_of(storage).record_and_claim(storage.owner, Changes(), claim)
+
+        assert reply.rows is not None
+        assert (witness.token, witness.seq) == (first.token, reply.rows[0].seq)
+        assert [row.id for row in reply.rows] == ["b"]
+        assert not reply.is_behind
+
+
 async def test_a_reboot_ends_every_lease(path):
     clock = ManualClock()
     make = partial(SQLiteStorage, path, clock=clock, settings=QUICK)
@@ -698,3 +719,23 @@ async def test_a_count_does_not_delay_other_reads(storage, monkeypatch):
     assert len(scan.tasks) == 1
     assert is_counting
     assert stats.by_status[TaskStatus.PENDING] == 1
+
+
+async def test_a_repeated_outcome_does_not_end_a_later_task_that_has_the_same_number(storage):
+    """The `seq` of a task that is deleted when it ends is given again."""
+    task = Task(id="a", func_path="m.f", result_ttl=0)
+    await storage.enqueue(task)
+    await storage.reserve(1)
+    outcome = Succeeded("a", 1, TaskResult(task_id="a", status=TaskStatus.SUCCESS))
+    # As after a call that was cancelled while the outcome was committed: the owner knows the row still.
+    rows = storage._engine._known._rows
+    known = dict(rows)
+    assert await storage.record([outcome]) == [True]
+    rows.update(known)
+    await storage.enqueue(msgspec.structs.replace(task, id="b"))
+    (later,) = await storage.reserve(1)
+
+    assert await storage.record([outcome]) == [False]
+    found = await storage.get_task("b")
+    assert found is not None
+    assert (found.status, found.token) == (TaskStatus.RUNNING, later.token)

@@ -26,6 +26,7 @@ from omniq.storage.memory import MemoryStorage
 from omniq.storage.row_rules import first_token
 from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock
+from omniq.testing.contract.claim import UNDECODABLE_ARGS, FailingSerializer
 from omniq.testing.faults import FaultyStorage
 from tests.worker import hostile_tasks as tasks
 from tests.worker.recorder import until
@@ -428,3 +429,31 @@ async def test_a_worker_that_cannot_renew_does_not_give_back_its_own_tasks():
         assert await handle.result(timeout=30) == 0.2
     assert fleet.given_back() == []
     assert fleet.pools[0].stats().stale_outcomes == 0
+
+
+class SlowToRecord(MemoryStorage):
+    """Records outcomes when the test allows it."""
+
+    may_record = asyncio.Event()
+
+    async def record(self, outcomes: Any) -> Any:
+        await self.may_record.wait()
+        return await super().record(outcomes)
+
+
+async def test_a_claim_is_not_unknown_while_one_beside_it_ends_as_undecodable():
+    """The reply is there, and its caller gets it only after the task beside it was recorded."""
+    SlowToRecord.may_record = asyncio.Event()
+    async with SlowToRecord(serializer=FailingSerializer()) as storage:
+        await storage.enqueue_many([a_task("a", args=UNDECODABLE_ARGS), a_task("b")])
+        await storage.renew()
+        claim = asyncio.ensure_future(storage.reserve(2))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            asked_at = storage.register.tick()
+            held = (await storage.renew()).held
+            assert held == {"a": 1, "b": 1}
+            assert storage.register.compare(held, asked_at).unknown == []
+        storage.may_record.set()
+
+        assert [task.id for task in await claim] == ["b"]

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from omniq import AsyncTaskQueue, AsyncWorkerPool, StorageError, TaskStatus
-from omniq.events import ChoreFailed, Event
+from omniq import AsyncTaskQueue, AsyncWorkerPool, StorageError, TaskFailed, TaskStatus
+from omniq.errors import SerializationError, StoreWentBack
+from omniq.events import ChoreFailed, Event, LeaseLoss, StoreRestored
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.types import Capabilities
 from tests.worker import hostile_tasks as tasks
 from tests.worker.recorder import until
 
@@ -45,7 +48,7 @@ async def queue(storage: Picky):
     return AsyncTaskQueue(storage)
 
 
-def a_pool(storage: Picky) -> AsyncWorkerPool:
+def a_pool(storage: MemoryStorage) -> AsyncWorkerPool:
     return AsyncWorkerPool(storage, 2, 0.05, 0.01, lease=LEASE)
 
 
@@ -74,7 +77,6 @@ async def test_an_outcome_that_is_refused_alone_while_others_are_recorded_is_unr
 async def test_a_task_is_released_when_neither_its_outcome_nor_its_failure_can_be_recorded(
     storage, queue
 ):
-    runs = len(tasks.starts)
     bad = await queue.enqueue(tasks.good_in_the_loop, 7)
     refused: list[Outcome] = []
 
@@ -87,11 +89,10 @@ async def test_a_task_is_released_when_neither_its_outcome_nor_its_failure_can_b
     storage.refuses = refuses
     async with a_pool(storage):
         await keep_busy(queue, lambda: is_status(bad, TaskStatus.SUCCESS))
-        result = await queue.get_result(bad.id)
+        result, task = await queue.get_result(bad.id), await queue.get_task(bad.id)
 
-    assert result.result == 7
+    assert (result.result, result.attempts, task.token) == (7, 1, 2)
     assert {type(each) for each in refused} == {Succeeded, Failed}
-    assert len(tasks.starts) == runs
 
 
 async def test_a_task_that_runs_at_most_once_is_not_released_but_ends(storage, queue):
@@ -140,6 +141,88 @@ async def test_an_outcome_that_is_still_refused_at_the_stop_is_released_with_the
     await pool.stop(timeout=10)
 
     assert await bad.status() is TaskStatus.PENDING
+
+
+async def test_an_outcome_that_was_not_sent_fails_without_a_renewal():
+    """No other try could help, so the failure does not wait until the store is known to answer."""
+
+    class WithoutHeartbeat(Picky):
+        error = SerializationError("no such type")
+
+        async def renew(self, **options: Any) -> Any:
+            if self._is_sibling:
+                raise StorageError("away")
+            return await super().renew(**options)
+
+    async with WithoutHeartbeat() as storage:
+        queue = AsyncTaskQueue(storage)
+        storage.refuses = lambda each: isinstance(each, Succeeded)
+        async with queue.worker():
+            bad = await queue.enqueue(tasks.good_in_the_loop, 7)
+            with pytest.raises(TaskFailed, match="no such type"):
+                await bad.result(timeout=20)
+
+
+class OnlySingly(MemoryStorage):
+    """Refuses all batches, and takes long to record a single outcome, beside other calls."""
+
+    takes = 2 * LEASE
+    loses_lease = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, reach="fleet")
+
+    async def record_and_reserve(
+        self, outcomes: Sequence[Outcome], *arguments: Any, **options: Any
+    ) -> Any:
+        if any(not isinstance(each, Released) for each in outcomes):
+            raise StorageError("the server: no batch")
+        return await super().record_and_reserve(outcomes, *arguments, **options)
+
+    async def record(self, outcomes: Sequence[Outcome]) -> list[bool]:
+        await asyncio.sleep(self.takes)
+        if self.loses_lease:
+            self.loses_lease = False
+            owner = self.owner
+            self._change_owner(owner)
+            raise StoreWentBack(owner, 1, is_repeated=False)
+        recorded, _ = await super().record_and_reserve(outcomes, 0)
+        return recorded
+
+
+async def test_an_outcome_is_not_released_while_it_is_recorded_alone():
+    """Renewals go on meanwhile, and find a claim of which no run and no waiting outcome is left."""
+    async with OnlySingly() as storage:
+        queue = AsyncTaskQueue(storage)
+        async with a_pool(storage) as pool:
+            handle = await queue.enqueue(tasks.good_in_the_loop, 7)
+            assert await handle.result(timeout=30) == 7
+            task = await queue.get_task(handle.id)
+            assert task is not None
+            stats = pool.stats()
+
+    assert task.token == 1
+    assert (stats.completed_tasks, stats.stale_outcomes) == (1, 0)
+
+
+async def test_a_lease_that_is_lost_while_an_outcome_is_recorded_alone_stops_the_runs():
+    tasks.starts.clear()
+    tasks.stopped.clear()
+    emitted: list[Event] = []
+    async with OnlySingly() as storage:
+        storage.takes, storage.loses_lease = 0.0, True
+        queue = AsyncTaskQueue(storage)
+        pool = a_pool(storage)
+        pool.events.subscribe(emitted.append, kinds=(ChoreFailed, LeaseLoss, StoreRestored))
+        async with pool:
+            await queue.enqueue(tasks.waits_for_cancel)
+            await until(lambda: tasks.starts)
+            await queue.enqueue(tasks.good_in_the_loop, 7)
+            await until(tasks.stopped.is_set)
+
+    kinds = [type(event) for event in emitted if not isinstance(event, ChoreFailed)]
+    assert kinds == [StoreRestored, LeaseLoss]
 
 
 async def is_status(task: Any, status: TaskStatus) -> bool:

@@ -66,7 +66,7 @@ def restored(url: Url = None) -> None:
     becomes a dead letter, because it may have run.
     """
     epoch = asyncio.run(_mark_restored(Settings.load(url=url)))
-    typer.echo(f"the storage begins epoch {epoch}")
+    typer.echo(f"the storage is now in epoch {epoch}")
 
 
 async def _mark_restored(settings: Settings) -> int:

@@ -240,8 +240,8 @@ class FastReply(msgspec.Struct, frozen=True):
     """What a fast path did. `missed`: ids whose outcomes are not recorded, because rows had changed.
 
     `rows` are the claimed rows, in claim order; None when nothing was claimed, because some outcomes were
-    missed or because the claim needs the rules. `is_behind`: nothing was claimed, because a live row has the
-    id or the `seq` of the claim's witness, and a lower token.
+    missed or because the claim needs the rules. `is_behind`: nothing was claimed, because the row of the
+    claim's witness, or one that was enqueued later under its id, has a lower token.
     """
 
     missed: frozenset[str] = frozenset()

@@ -379,20 +379,20 @@ class BaseStorage(SideData):
             return [], []
         owner = self.owner
         hit("record_and_claim.before")
-        try:
-            with nullcontext() if claim is None else self._register.claiming():
+        with nullcontext() if claim is None else self._register.claiming():
+            try:
                 recorded, claimed = await self._engine.record_and_claim(owner, entries, claim)
-        except LeaseLost as lost:
-            await self._after_refusal(lost)
-            raise
-        hit("record_and_claim.after")
-        if claimed.expired:
-            self._local_wakeups.notify_results(claimed.expired)
-        self._forget(outcomes, recorded)
-        if claim is None or owner != self.owner:
-            # A sibling was fenced meanwhile: what was claimed has been given back with the rest.
-            return recorded, []
-        return recorded, await self._remember(claimed.rows, claim.claim_id)
+            except LeaseLost as lost:
+                await self._after_refusal(lost)
+                raise
+            hit("record_and_claim.after")
+            if claimed.expired:
+                self._local_wakeups.notify_results(claimed.expired)
+            self._forget(outcomes, recorded)
+            if claim is None or owner != self.owner:
+                # A sibling was fenced meanwhile: what was claimed has been given back with the rest.
+                return recorded, []
+            return recorded, await self._remember(claimed.rows, claim.claim_id)
 
     # Record
 

@@ -54,7 +54,8 @@ class Claimer:
             page: list[Row] = []
             if not is_last:
                 # Growing pages, because a page may consist of rows that one gate blocks.
-                size = min(max(self._limit - len(self._claimed.rows), 2 * size), _LARGEST_PAGE)
+                missing = self._limit - len(self._claimed.rows) - len(self._returned)
+                size = min(max(missing, 2 * size, 1), _LARGEST_PAGE)
                 page = await self._step.section.candidates(self._wanted, after, size)
                 is_last = len(page) < size
                 after = page[-1].order if page else after
@@ -77,10 +78,12 @@ class Claimer:
     async def _released(self) -> list[Row]:
         """The rows that outcomes of this very step have returned to the ready order."""
         released = [row for row in self._step.waiting if row.visible <= self._wanted.due_by]
-        if released:
-            found = await self._step.section.load([row.id for row in released], bodies=True)
-            for row in released:
-                row.body = found[row.id].row.body
+        # A row that this object has claimed itself has its body.
+        without_body = {row.id: row for row in released if not row.body}
+        if without_body:
+            found = await self._step.section.load(list(without_body), bodies=True)
+            for task_id, row in without_body.items():
+                row.body = found[task_id].row.body
         return released
 
     def _add(self, rows: list[Row]) -> None:

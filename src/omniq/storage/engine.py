@@ -64,7 +64,7 @@ from omniq.storage.incarnation import (
     raised,
     went_back,
 )
-from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
+from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, letter_matches
 from omniq.storage.known_rows import KnownRows
 from omniq.storage.row_rules import FORMAT, FinishedRow, Row
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE, EncodeFinish, Step
@@ -261,7 +261,9 @@ class Engine:
             recorded, claimed = await self._by_rules(owner, entries, claim)
         else:
             recorded, claimed = await self._by_fast_path(fast_path, owner, entries, claim)
-        if self._given.add(claimed.rows) or claimed.went_back:
+        # A late reply to an owner that was fenced meanwhile says nothing: its tasks may run again here.
+        is_current = owner == self._identity.owner
+        if claimed.went_back or (is_current and self._given.add(claimed.rows)):
             await self._begin_epoch(owner, met)
         if any(row.format > FORMAT for row in claimed.rows):
             await self._leave_newer(owner, claimed)
@@ -283,17 +285,17 @@ class Engine:
         damaged: it loses its body, so that it becomes a dead letter.
         """
         newest = (await self.store_record()).format
-        left: list[Entry] = []
-        for row in claimed.rows:
-            if FORMAT < row.format <= newest:
-                left.append(Entry(Released(row.id, row.token), None))
-                self._newer_functions.add(row.func_path)
-            elif row.format > newest:
-                row.body = b""
+        left = [row for row in claimed.rows if FORMAT < row.format <= newest]
+        # A copy, because a store in memory has this very row.
+        claimed.rows = [
+            msgspec.structs.replace(row, body=b"") if row.format > newest else row
+            for row in claimed.rows
+            if not FORMAT < row.format <= newest
+        ]
         if left:
-            await self._by_rules(owner, left, None)
-            ids = {entry.outcome.task_id for entry in left}
-            claimed.rows = [row for row in claimed.rows if row.id not in ids]
+            self._newer_functions.update(row.func_path for row in left)
+            released = [Entry(Released(row.id, row.token), None) for row in left]
+            await self._by_rules(owner, released, None)
 
     async def count_newer(self, limit: int) -> int:
         """The number of waiting tasks of a newer format, among the first `limit`."""
@@ -315,6 +317,8 @@ class Engine:
             record = await self._record(claim.witness.id)
             if record is not None and self._is_behind(record.row):
                 return recorded, Claimed(went_back=True)
+            # It was enqueued again: it would send every claim this way.
+            self._given.forget_newest()
         claimed.rows = reply.rows or []
         needs_rules = claim is not None and reply.rows is None
         if reply.missed or needs_rules:
@@ -353,7 +357,10 @@ class Engine:
                 claims_as=owner,
             )
             claimed = Claimed(
-                claimed.rows + more.rows, claimed.expired + more.expired, more.is_partial
+                rows=claimed.rows + more.rows,
+                expired=claimed.expired + more.expired,
+                is_partial=more.is_partial,
+                went_back=more.went_back,
             )
         return recorded, claimed
 
@@ -687,11 +694,24 @@ class Engine:
         purged = 0
         query = DeadQuery(until=before, limit=_PURGED)
         while letters := await self.backend.page(query):
-            await self._write(_deletion_of_dead([letter.task_id for letter in letters]))
-            purged += len(letters)
+            ids = [letter.task_id for letter in letters]
+            purged += await self._transact(
+                lambda section, ids=ids: self._purge_dead(section, ids, query)  # type: ignore[misc]
+            )
             if len(letters) < query.limit:
                 break
         return purged
+
+    async def _purge_dead(self, section: Section, ids: Sequence[str], query: DeadQuery) -> int:
+        """Delete those that are still dead: the checkpoint of one that was retried is a live task's."""
+        dead = [
+            task_id
+            for task_id, record in (await section.load(ids)).items()
+            if record.letter is not None and letter_matches(record.letter, query)
+        ]
+        if dead:
+            await section.write(_deletion_of_dead(dead))
+        return len(dead)
 
     async def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
         """A page of dead letters, in id order, without their checkpoints."""

@@ -33,9 +33,6 @@ _OFFERED, _FIRST_OFFERED = 100, 4
 
 _ALL = 10_000
 
-_Lot = tuple[str, str, bool]
-"""The rows parked under one gate that a claim may take alike: their queue, function, and if suspects."""
-
 decode_gate = lenient_decoder(GateState, None)
 
 
@@ -45,8 +42,7 @@ class GateStates:
     def __init__(self, section: Section) -> None:
         self._section = section
         self._now = section.now
-        self._read: dict[str, bytes | None] = {}
-        self._read_due: dict[str, int | None] = {}
+        self._read: dict[str, Document] = {}
         self._states: dict[str, GateState] = {}
         self._gates: dict[str, Gate] = {}
         self.refills: set[str] = set()
@@ -65,10 +61,11 @@ class GateStates:
                 self._add(key, found.get(key))
 
     def _add(self, key: str, document: Document | None) -> None:
-        state = None if document is None else decode_gate(document.data)
+        state = None
+        if document is not None:
+            self._read[key] = document
+            state = decode_gate(document.data)
         self._states[key] = state or GateState()
-        self._read[key] = None if document is None else document.data
-        self._read_due[key] = None if document is None else document.due
 
     # Claims and outcomes
 
@@ -82,8 +79,12 @@ class GateStates:
                 return False
             key = row.parked = blocking.key
             self._gates[key] = blocking
+            if key not in self._parked:
+                # Always a change of the state: another step that is about to write that nothing is parked,
+                # or has written it since the state was read, and this one must not both succeed.
+                states[key].parks += 1
+                self._parked.add(key)
             states[key].has_parked = True
-            self._parked.add(key)
             if len(gates) > 1:
                 self.refill(row)
                 self.refills.discard(key)
@@ -146,12 +147,11 @@ class GateStates:
         self.refills.clear()
         offered: list[Row] = []
         for limit, keys in keys_by_limit.items():
-            lots: dict[str, dict[_Lot, list[Row]]] = {key: {} for key in keys}
+            parked: dict[str, list[Row]] = {key: [] for key in keys}
             for row in await self._section.parked(keys, limit):
-                lot = (row.queue, row.func_path, row.crashes > 0)
-                lots[row.parked or ""].setdefault(lot, []).append(row)
-            for key, rows_by_lot in lots.items():
-                self._offer_from(key, rows_by_lot.values(), limit, changed, offered)
+                parked[row.parked or ""].append(row)
+            for key, rows in parked.items():
+                self._offer_from(key, rows, limit, changed, offered)
         return offered
 
     def _rows_to_read(self, key: str) -> int:
@@ -173,7 +173,7 @@ class GateStates:
     def _offer_from(
         self,
         key: str,
-        lots: Collection[list[Row]],
+        rows: list[Row],
         limit: int,
         changed: Container[str],
         offered: list[Row],
@@ -182,17 +182,17 @@ class GateStates:
         state = self._states[key]
         # The store does not have the rows yet that this step parks.
         parks = key in self._parked
-        if not lots:
+        if not rows:
             state.has_parked = parks
             return
         gate = self._gates.get(key)
         if gate is None:
-            gate = self._gates[key] = _gate_of(next(iter(lots))[0], key)
+            gate = self._gates[key] = _gate_of(rows[0], key)
         room = gate_rules.room(gate, state, self._now)
         due_by = FOREVER if self._due_by is None else self._due_by
         has_more, is_any_left, count = self._due_by is not None, False, len(offered)
         readable = limit - self._offered.get(key, 0)
-        for lot in lots:
+        for lot in _lots(rows):
             has_more = has_more or len(lot) == limit
             places = room
             for row in lot:
@@ -220,27 +220,39 @@ class GateStates:
         """The documents that have changed."""
         changed: list[DocumentChange] = []
         for key, state in self._states.items():
-            before, due, after = self._read[key], None, None
+            stored = self._read.get(key)
+            before, read_due = (None, None) if stored is None else (stored.data, stored.due)
+            due, after = None, None
             if not self._says_nothing(key, state):
-                due, after = self._due(key, state), encode_internal(state)
-            if after != before or (after is not None and due != self._read_due[key]):
+                due, after = self._due(key, state, read_due), encode_internal(state)
+            if after != before or (after is not None and due != read_due):
                 changed.append(DocumentChange(KIND, key, before, after, due))
         return changed
 
-    def _due(self, key: str, state: GateState) -> int | None:
+    def _due(self, key: str, state: GateState, read_due: int | None) -> int | None:
         if state.has_parked:
             return state.wake_at if state.wake_at < FOREVER else None
+        if not state.starts:
+            return None
+        # Nothing is parked, so nothing happens then but that the state is forgotten.
         gate = self._gates.get(key)
-        if state.starts and gate is not None:
-            # Nothing is parked, so nothing happens then but that the state is forgotten.
-            return state.starts[-1] + gate.span
-        return self._read_due[key]
+        return read_due if gate is None else state.starts[-1] + gate.span
 
     def _says_nothing(self, key: str, state: GateState) -> bool:
         if state.holders or state.has_parked or key.startswith("breaker:"):
             # There are few breakers, and operators want to see those that are closed.
             return False
         return not state.starts or key in self._passed
+
+
+def _lots(rows: list[Row]) -> Collection[list[Row]]:
+    """The rows that a claim may take alike: those of one queue and function, suspects apart."""
+    if len(rows) == 1:
+        return (rows,)
+    lots: dict[tuple[str, str, bool], list[Row]] = {}
+    for row in rows:
+        lots.setdefault((row.queue, row.func_path, row.crashes > 0), []).append(row)
+    return lots.values()
 
 
 def _gate_of(row: Row, key: str) -> Gate:

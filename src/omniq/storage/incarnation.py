@@ -17,7 +17,7 @@ The numbers stay below 2^53, because Lua and JSON have no larger integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
@@ -28,6 +28,9 @@ from omniq.storage.types import Holder, LeaseReply, Witness
 
 STORE = "store"
 """The kind and the key of the document in which a store describes itself. Its `due` is the epoch."""
+
+_LATEST = 2**32 - 2**20
+"""The highest epoch that a clock gives: in the year 2106."""
 
 _REMEMBERED = 8_192
 """Tokens that an owner remembers at least, if it was given that many."""
@@ -80,8 +83,9 @@ def went_back(holder: Holder, reply: LeaseReply) -> bool:
 
 def raised(record: StoreRecord, met: int, now: int) -> StoreRecord:
     """The record with the next epoch, for an owner that has met the epoch `met`."""
-    # The clock, because no living owner may remember the epoch before a second restore.
-    epoch = max(record.epoch, met, now // 1_000_000) + 1
+    # The clock, because no living owner may remember the epoch before a second restore. One that is wrong
+    # by centuries must not use up the numbers below 2^53.
+    epoch = max(record.epoch, met, min(now // 1_000_000, _LATEST)) + 1
     return msgspec.structs.replace(record, epoch=epoch, raised_at=now)
 
 
@@ -97,21 +101,26 @@ class GivenTokens:
         self._older: dict[str, _Given] = {}
         self._newest: Row | None = None
 
-    def add(self, rows: Iterable[Row]) -> bool:
+    def add(self, rows: Sequence[Row]) -> bool:
         """Note the tokens of claimed rows; returns whether one of them is not above an earlier one."""
-        newer, older = self._newer, self._older
-        is_below = False
+        ids = [row.id for row in rows]
+        is_new = self._newer.keys().isdisjoint(ids) and self._older.keys().isdisjoint(ids)
+        is_below = not is_new and any(map(self._is_below, rows))
+        newer = self._newer
         for row in rows:
-            given = (row.token, row.started_at, row.seq, row.stored_at, row.nonce)
-            known = newer.get(row.id) or older.get(row.id)
-            # All equal: the reply to a repeated call.
-            if known is not None and known[0] >= row.token and known[2:] == given[2:]:
-                is_below = is_below or known != given
-            newer[row.id] = given
-            self._newest = row
+            newer[row.id] = (row.token, row.started_at, row.seq, row.stored_at, row.nonce)
+        if rows:
+            self._newest = rows[-1]
         if len(newer) > _REMEMBERED:
             self._newer, self._older = {}, newer
         return is_below
+
+    def _is_below(self, row: Row) -> bool:
+        known = self._newer.get(row.id) or self._older.get(row.id)
+        if known is None or known[2:] != (row.seq, row.stored_at, row.nonce):
+            return False
+        # Both equal: the reply to a repeated call.
+        return known[0] >= row.token and known[:2] != (row.token, row.started_at)
 
     def is_above(self, row: Row, epoch: int) -> bool:
         """Whether a higher token of that epoch was given for the row than it has."""
@@ -123,9 +132,13 @@ class GivenTokens:
             and known[0] >= first_token(epoch)
         )
 
+    def forget_newest(self) -> None:
+        """Have no witness until the next claim."""
+        self._newest = None
+
     def witness(self, epoch: int) -> Witness | None:
         """The newest claim of that epoch."""
         row = self._newest
         if row is None or row.token < first_token(epoch):
             return None
-        return Witness(row.id, row.seq, row.token)
+        return Witness(row.id, row.seq, row.nonce, row.token)

@@ -236,7 +236,8 @@ def first_token(epoch: int) -> int:
 
 def next_token(row: Row, epoch: int) -> int:
     """The token of the next claim of the row, in the store's epoch."""
-    return max(row.token + 1, first_token(epoch))
+    token = row.token + 1
+    return max(token, first_token(epoch)) if epoch else token
 
 
 def claim(row: Row, owner: str, now: int, epoch: int = 0) -> None:

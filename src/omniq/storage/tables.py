@@ -70,6 +70,10 @@ class StoredDead(msgspec.Struct, frozen=True):
     row: Row
 
 
+_MAX_STALE = 1_000
+"""Stale instants that the documents of one kind may have."""
+
+
 class Documents:
     """The documents of one kind."""
 
@@ -82,6 +86,12 @@ class Documents:
         self.by_key[document.key] = document
         if document.due is not None:
             heapq.heappush(self._due, (document.due, document.key))
+        if len(self._due) > _MAX_STALE + 2 * len(self.by_key):
+            # Instants of replaced documents, which leave by themselves only when they have come.
+            self._due = [
+                (each.due, each.key) for each in self.by_key.values() if each.due is not None
+            ]
+            heapq.heapify(self._due)
 
     def find(self, query: DocumentQuery) -> list[Document]:
         """The documents that the query describes."""

@@ -44,6 +44,7 @@ class Witness(msgspec.Struct, frozen=True):
 
     id: str
     seq: int
+    nonce: str
     token: int
 
 

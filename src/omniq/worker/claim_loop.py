@@ -88,7 +88,7 @@ class ClaimLoop:
         self._count_is_old = asyncio.Event()
         self._failures = 0
         self._drained: asyncio.Future[None] | None = None
-        self._refused = RefusedOutcomes(storage, stats, self._report_failure)
+        self._refused = RefusedOutcomes(storage, stats, self._report_failure, self.on_lease_lost)
         self._recording: dict[Call, list[Outcome]] = {}
 
     async def run(self) -> None:
@@ -148,7 +148,8 @@ class ClaimLoop:
     async def release_all(self) -> None:
         """Release what could be neither finished nor recorded, if the storage answers."""
         self._running.give_up_all("shutdown")
-        outcomes = self._running.finished
+        # A copy: a renewal may add to the list meanwhile.
+        outcomes = list(self._running.finished)
         if outcomes:
             self._stats.recorded(outcomes, await self._storage.record(outcomes))
             self._running.take_finished()
@@ -193,7 +194,7 @@ class ClaimLoop:
             self._running.put_back(outcomes)
             raise
         except Exception as error:
-            await self._after_failure(outcomes, error)
+            await self._after_failure(call, outcomes, error)
             return None
         self._failures = 0
         self._watch.answered()
@@ -256,7 +257,7 @@ class ClaimLoop:
             await self._back_off()
         self._failures += 1
 
-    async def _after_failure(self, outcomes: list[Outcome], error: Exception) -> None:
+    async def _after_failure(self, call: Call, outcomes: list[Outcome], error: Exception) -> None:
         self._report_failure("record and claim", error)
         if not self._storage.is_open or isinstance(error, StorageRefused):
             # The storage was closed under the pool, or the server refuses this worker for good.
@@ -266,9 +267,11 @@ class ClaimLoop:
             # A stop does not wait longer for an unreachable storage: others have the tasks by now.
             self._stats.lost(outcomes)
         elif self._refused.may_be_the_reason(outcomes, error):
+            self._recording[call] = outcomes
             try:
                 await self._refused.record_singly(outcomes)
             finally:
+                del self._recording[call]
                 self._running.put_back(outcomes)
         else:
             self._running.put_back(outcomes)

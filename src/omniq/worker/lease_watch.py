@@ -20,8 +20,14 @@ from collections.abc import Callable, Mapping
 from omniq.clock import Clock, seconds_to_micros
 from omniq.storage.types import Lease
 
-_GAPS_PER_LEASE = 2
-"""A pool hears from its store three times in a lease at least."""
+_GAP = 0.5
+"""A longer silence of the store, or jump of its clock, is a gap: the part of a lease.
+
+A worker renews three times in a lease. So less than that does not end a lease that was renewed in time.
+"""
+
+_MOST_OWNERS = 10_000
+"""How many owners are remembered: most of them have ended long ago, in the life of a pool."""
 
 _REMEMBERED_LEASES = 4
 """How long an owner is remembered that was left alone, in leases."""
@@ -43,11 +49,13 @@ class LeaseWatch:
         """
         self._clock = clock
         self._lease = seconds_to_micros(lease)
+        self._gap = seconds_to_micros(lease * _GAP)
         self._has_outcomes = has_outcomes
         self._lock = threading.Lock()
         self._last_answer = clock.boot_micros()
         self._gap_ended: int | None = None
         self._has_to_renew = False
+        self._records_until: int | None = None
         self._offset: int | None = None
         self._first_seen: dict[str, int] = {}
         self._renewals: dict[str, tuple[int, int]] = {}
@@ -65,7 +73,7 @@ class LeaseWatch:
         now = self._clock.boot_micros()
         with self._lock:
             silence, self._last_answer = now - self._last_answer, now
-        if silence > self._lease // _GAPS_PER_LEASE:
+        if silence > self._gap:
             self._begin_after_gap(now)
         if is_renewal:
             self._has_to_renew = False
@@ -73,6 +81,10 @@ class LeaseWatch:
     def _begin_after_gap(self, now: int) -> None:
         self._gap_ended = now
         self._has_to_renew = True
+        if self._records_until is None:
+            # The next gap does not move it: a busy pool of a slow store has gaps and outcomes all the time,
+            # and would never take the tasks of a dead worker.
+            self._records_until = now + self._lease
         # No owner could renew in the gap.
         self._renewals = {}
 
@@ -81,7 +93,11 @@ class LeaseWatch:
         """Whether this pool has done after the last gap what comes first."""
         if self._has_to_renew:
             return False
-        return not (self._is_after_gap(self._clock.boot_micros()) and self._has_outcomes())
+        if self._records_until is not None:
+            if self._clock.boot_micros() < self._records_until and self._has_outcomes():
+                return False
+            self._records_until = None
+        return True
 
     def _is_after_gap(self, now: int) -> bool:
         return self._gap_ended is not None and now - self._gap_ended <= self._lease
@@ -106,11 +122,11 @@ class LeaseWatch:
         return "it did not renew its lease"
 
     def _observe_store_clock(self, lease: Lease, now: int) -> None:
-        """A clock of the store that jumps ahead by more than a lease ends all leases: a gap."""
+        """A clock of the store that jumps ahead ends leases that are renewed in time: a gap."""
         if not lease.store_now:
             return
         before, self._offset = self._offset, lease.store_now - now
-        if before is not None and self._offset - before > self._lease:
+        if before is not None and self._offset - before > self._gap:
             self._begin_after_gap(now)
 
     def _is_overdue(self, lease: Lease, now: int) -> bool:
@@ -122,6 +138,8 @@ class LeaseWatch:
             return False
         until, since = self._renewals.get(lease.owner, (0, 0))
         if until != lease.until:
+            if len(self._renewals) >= _MOST_OWNERS:
+                self._renewals = {}
             self._renewals[lease.owner] = (lease.until, now)
             return False
         return now - since > lease.length

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from omniq.clock import Clock
-from omniq.errors import OmniqError, StorageError
+from omniq.errors import LeaseLost, OmniqError, StorageError
 from omniq.models import Task, TaskError
 from omniq.outcomes import Failed, Outcome, Released
 from omniq.storage.base import BaseStorage
@@ -51,11 +51,13 @@ class RefusedOutcomes:
         storage: BaseStorage,
         stats: StatsRecorder,
         report: Callable[[str, Exception], None],
+        on_lease_lost: Callable[[LeaseLost], None],
     ) -> None:
         self._storage = storage
         self._clock: Clock = storage.clock
         self._stats = stats
         self._report = report
+        self._on_lease_lost = on_lease_lost
         self._renewals = 0
         self._recorded = 0
         self._failed: dict[Claim, int] = {}
@@ -122,7 +124,13 @@ class RefusedOutcomes:
                 self._refusals.pop(claim, None)
 
     async def _record(self, outcome: Outcome) -> None:
-        self._stats.recorded([outcome], await self._storage.record([outcome]))
+        try:
+            recorded = await self._storage.record([outcome])
+        except LeaseLost as lost:
+            # No refusal of this outcome: all claims have gone with the lease.
+            self._on_lease_lost(lost)
+            recorded = [False]
+        self._stats.recorded([outcome], recorded)
         self.on_recorded([outcome])
 
     def _note(self, refusal: _Refusal, error: Exception) -> None:
@@ -135,6 +143,7 @@ class RefusedOutcomes:
         if _was_not_sent(error) or is_certain:
             refusal.outcome = self._in_place_of(outcome, refusal.task, error)
             refusal.times = 0
+            self._is_due = True
 
     def _in_place_of(self, outcome: Outcome, task: Task | None, error: Exception) -> Outcome:
         claim = outcome.task_id, outcome.token

@@ -22,10 +22,12 @@ from omniq.storage.file.file_names import (
     parse,
 )
 from omniq.storage.file.wakeups import Event
+from omniq.storage.incarnation import STORE
 from omniq.storage.ready_rows import ReadyRows
 from omniq.storage.row_rules import Row
 
 _MAX_EXPECTED = 100_000
+_MAX_STALE = 1_000
 
 
 class Documents:
@@ -40,6 +42,10 @@ class Documents:
         self.by_key[name.key] = name
         if name.due is not None:
             heapq.heappush(self._due, (name.due, name))
+        if len(self._due) > _MAX_STALE + 2 * len(self.by_key):
+            # Names of replaced documents, which leave by themselves only when they would have been due.
+            self._due = [(each.due, each) for each in self.by_key.values() if each.due is not None]
+            heapq.heapify(self._due)
 
     def due_by(self, instant: int, limit: int, after: int) -> list[DocumentName]:
         """The first documents that are due at that instant, and were not at `after`, in order."""
@@ -138,11 +144,18 @@ class Index:
         index._waiting, index.arrivals = before._waiting, before.arrivals
         for name in names:
             found = parse(name)
-            if found is not None:
+            if found is not None and not index._is_of_earlier_epoch(found):
                 is_known = isinstance(found, RowName) and found.key in before.rows
                 index._add(found, name, now, is_own=is_known)
         index._waiting = {key: row for key, row in index._waiting.items() if key in index.rows}
         return index
+
+    def _is_of_earlier_epoch(self, name: AnyName) -> bool:
+        """Whether it is a record of the store that a restore has put back, and that was replaced since."""
+        if not isinstance(name, DocumentName) or name.kind != STORE:
+            return False
+        known = self.document(name.key)
+        return known is not None and (known.due or 0) > (name.due or 0)
 
     def _add(self, name: AnyName, text: str, now: int, *, is_own: bool = False) -> None:
         match name:

@@ -119,7 +119,8 @@ class FileSection(Section):
         record = self._files.record(name)
         row = None if record is None else self._files.row(name, record)
         if row is not None and record is not None:
-            self._sources[name.key] = name, record
+            # If it is read twice, the first name is the one that the changes are based on.
+            self._sources.setdefault(name.key, (name, record))
         return row
 
     async def live_token(self, task_id: str) -> int | None:
@@ -130,10 +131,7 @@ class FileSection(Section):
         return None if row is None else row.token
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
-        wanted = set(owners)
-        for taken in list(self._files.index.taken.values()):
-            if isinstance(taken.inner, RowName) and taken.inner.owner in wanted:
-                self._writes.settle_key(taken.key)
+        self._settle_taken(set(owners))
         found: list[Row] = []
         for owner in owners:
             for name in list(self._files.index.held.get(owner, {}).values()):
@@ -143,6 +141,12 @@ class FileSection(Section):
                 if row is not None and row.owner == owner and row.crashes >= only_suspects:
                     found.append(row)
         return found
+
+    def _settle_taken(self, owners: set[str]) -> None:
+        """Settle the writes that have taken rows of these owners, or with "" waiting rows."""
+        for taken in list(self._files.index.taken.values()):
+            if isinstance(taken.inner, RowName) and taken.inner.owner in owners:
+                self._writes.settle_key(taken.key)
 
     def _readable(self, name: RowName) -> Row | None:
         """The row with that name; None if it is gone, or of a newer format and so left alone."""
@@ -168,6 +172,8 @@ class FileSection(Section):
         return found
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
+        # A write that parks a row may have changed the gate already, and not yet the row.
+        self._settle_taken({""})
         self._files.read_unread()
         parked = [row.id for row in self._files.index.ready.parked(keys, limit)]
         return [row for row in self._waiting(parked) if row.parked is not None]
@@ -314,9 +320,7 @@ class FileSection(Section):
         name, record = self._sources[row.id]
         target = next_name(name, record, row)
         if target is not None:
-            is_park = not (name.owner or target.owner) and name.marks == target.marks
-            is_park = is_park and name.parked is None and target.parked is not None
-            (write.parked if is_park else write.renamed).append((name, target))
+            write.renamed.append((name, target))
             return
         row.body = row.body or record.body
         write.changed.append(Prepared(row.id, LIVE.encode(Live(row)), row, name))
@@ -361,7 +365,7 @@ class FileSection(Section):
         return None
 
     def _after_commit(self, write: Write) -> None:
-        for name, target in (*write.renamed, *write.claimed, *write.parked):
+        for name, target in (*write.renamed, *write.claimed):
             self._own(target, self._sources[name.key][1])
         for each in write.changed:
             if isinstance(each.name, RowName) and isinstance(each.record, Row):

@@ -7,7 +7,7 @@ A write of the nonce W changes names of tasks and documents in these steps:
     3 rename every old name to <name>.W.old; if one is gone, others have changed it: undo
     4 rename the tasks that are claimed to their new names; if one is gone: undo
     5 rename W.open to W.done: this commits
-    6 rename the parts and the .new names to their final names, remove the .old names; park tasks
+    6 rename the parts and the .new names to their final names, remove the .old names
     7 sync the folders, then remove W.done
 
 A process that needs a name that a write has taken waits for a moment. If the name is still taken then,
@@ -20,9 +20,8 @@ name is used once, so each rename succeeds once.
     steps 1 to 4          not committed              undone
     steps 5 to 7          committed                  finished
 
-Two kinds of changes need no .old name, because a crash between them and the commit does no harm. A claim
-that was made and not committed is given back with the other claims of the process that died. A task
-that was not parked, although its gate expects it, is claimed or parked by the next claim.
+Claims need no .old name: one that was made and not committed is given back with the other claims of the
+process that died.
 
 Without W.open and W.done, what is left of W is undone: W.open is made before any .old name, and W.done
 is removed after the last of them, and after the sync.
@@ -108,7 +107,6 @@ class Write(msgspec.Struct):
     changed: list[Prepared] = []
     renamed: list[tuple[RowName, RowName]] = []
     claimed: list[tuple[RowName, RowName]] = []
-    parked: list[tuple[RowName, RowName]] = []
     removed: list[Name] = []
     erased: set[str] = set()
     contents: list[str] = []
@@ -127,7 +125,7 @@ class Write(msgspec.Struct):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.size or self.parked)
+        return self.size == 0
 
     @property
     def size(self) -> int:
@@ -163,11 +161,10 @@ class Writes:
         self._unsynced.add("tasks")
         renamed, size = [*write.renamed, *write.claimed], write.size
         write.has_marker = size > 1
-        if len(renamed) == size <= 1:
-            for source, target in renamed:
-                if not self._rename(source, target):
-                    self._raise_moved([source])
-            self._park(write)
+        if len(renamed) == size == 1:
+            source, target = renamed[0]
+            if not self._rename(source.path, target):
+                self._raise_moved([source])
             return
         try:
             self._prepare(write)
@@ -307,21 +304,16 @@ class Writes:
 
     def _claim(self, write: Write) -> None:
         for source, target in write.claimed:
-            if not self._rename(source, target):
+            if not self._rename(source.path, target):
                 self._undo(write)
                 self._raise_moved([source])
             write.has_claimed.append((source, target))
             hit("file.claim.after_rename")
 
-    def _rename(self, source: RowName, target: RowName) -> bool:
+    def _rename(self, path: str, target: RowName) -> bool:
         text = str(target)
         self._files.index.expect(text, target)
-        return self._disk.move(source.path, f"tasks/{text}")
-
-    def _park(self, write: Write) -> None:
-        for source, target in write.parked:
-            self._rename(source, target)
-            hit("file.record.after_rename")
+        return self._disk.move(path, f"tasks/{text}")
 
     def _decide(self, write: Write) -> None:
         if write.is_committed:
@@ -377,13 +369,10 @@ class Writes:
             self._place(each, write.nonce)
             self._remove_taken(write, *taken.pop(each.key))
         for source, target in write.renamed:
-            text = str(target)
-            self._files.index.expect(text, target)
-            self._disk.move(taken.pop(source.key)[1], f"tasks/{text}")
+            self._rename(taken.pop(source.key)[1], target)
             hit("file.record.after_rename")
         for left in taken.values():
             self._remove_taken(write, *left)
-        self._park(write)
         if write.has_marker:
             for each in write.inserted:
                 self._publish(each)

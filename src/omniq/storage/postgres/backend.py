@@ -33,6 +33,7 @@ from omniq.storage.postgres.connection import (
     Connection,
     ServerConnection,
     Target,
+    is_missing,
     raise_if_refused,
 )
 from omniq.storage.postgres.read_section import ReadBatchers
@@ -120,16 +121,17 @@ class PostgresBackend(Backend):
 
     async def _read_or_install(self) -> migrations.ServerInfo:
         """Read the server's facts; installs the schema first when it is missing."""
+
+        async def read(db: Connection) -> migrations.ServerInfo:
+            return await migrations.read_server(db, self.names)
+
         try:
-            return await self.writer.run(self._read_server, is_repeatable=True)
+            return await self.writer.run(read, is_repeatable=True)
         except StorageError as error:
-            if not migrations.is_missing(error):
+            if not is_missing(error):
                 raise
         await migrations.upgrade(self.target)
-        return await self.writer.run(self._read_server, is_repeatable=True)
-
-    async def _read_server(self, db: Connection) -> migrations.ServerInfo:
-        return await migrations.read_server(db, self.names)
+        return await self.writer.run(read, is_repeatable=True)
 
     async def close(self) -> None:
         await self.wakeups.close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Protocol, TypeVar
 
 import asyncpg
@@ -180,6 +180,16 @@ class Target:
         text = str(error) or type(error).__name__
         kind = StorageRefused if isinstance(error, (*_REFUSED, ValueError)) else StorageError
         return kind(f"{self}: {text}")
+
+    @contextmanager
+    def wrapped_errors(self) -> Iterator[None]:
+        """Raise errors of the driver as `StorageError`."""
+        try:
+            yield
+        except Exception as error:
+            if is_driver_error(error):
+                raise self.wrap_error(error) from error
+            raise
 
     def closed_error(self) -> StorageClosed:
         """Return the error for calls that still wait for a connection when the storage closes."""
@@ -379,9 +389,9 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def is_driver_error(error: BaseException) -> bool:
-    """Whether the driver or the server raised the error."""
+    """Whether the driver or the server raised the error, or the connection was lost."""
     return not isinstance(error, OmniqError) and isinstance(
-        error, (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+        error, (asyncpg.PostgresError, *_CONNECTION_LOST)
     )
 
 

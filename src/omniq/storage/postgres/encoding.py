@@ -15,6 +15,7 @@ from omniq.serialization import encode_internal
 from omniq.storage.backend import ANY, DocumentChange, Ended
 from omniq.storage.row_codec import RowCodec
 from omniq.storage.row_rules import Row
+from omniq.storage.types import Claim
 
 STATUSES = tuple(TaskStatus)
 """The statuses, indexed by their numbers in the tables."""
@@ -167,11 +168,12 @@ def endings(ended: Sequence[Ended], holders: Sequence[str]) -> tuple[list[Any], 
         _same([STATUS_NUMBERS[row.status] for row in rows]),
         _same([record.finished_at for record in records]),
         _same([record.expires_at if record.row.result_ttl else 0 for record in records]),
-        # The rest of a row that was claimed is stored already, unless the task has failed.
+        # A success changes nothing in the rest of a row as it was claimed; what ends otherwise may have
+        # failed in the same step.
         _any(
             [
-                None if holder and letter is None else _CODEC.rest(row)
-                for row, letter, holder in zip(rows, letters, holders, strict=True)
+                None if holder and row.status is TaskStatus.SUCCESS else _CODEC.rest(row)
+                for row, holder in zip(rows, holders, strict=True)
             ]
         ),
         [each and encode_internal(each) for each in letters] if has_letters else [],
@@ -201,6 +203,25 @@ DOCUMENT_FIELDS = ("kind", "key", "before", "after", "due", "condition")
 """The names of the values of a `document_change`."""
 
 _AFTER_ALL = "\U0010ffff"
+
+
+def claim(given: Claim, *, name: str, beat: int) -> tuple[Any, ...]:
+    """A claim as a value of the SQL type `claim`."""
+    witness = given.witness
+    return (
+        given.limit,
+        given.now,
+        wanted_tasks(given.queues, given.runnable),
+        name,
+        beat,
+        None if witness is None else witness.id,
+        None if witness is None else witness.token,
+    )
+
+
+def wanted_tasks(queues: Sequence[str] | None, runnable: Runnable | None) -> tuple[Any, ...]:
+    """Which tasks a claim may take, as a value of the SQL type `wanted_tasks`."""
+    return (None if queues is None else list(queues), *function_ranges(runnable))
 
 
 def function_ranges(runnable: Runnable | None) -> tuple[list[str], list[str], list[str]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import msgspec
 
 from omniq.errors import StorageRefused
 from omniq.serialization import encode_internal
 from omniq.storage.incarnation import check_reader, decode_record
 from omniq.storage.postgres import statements
-from omniq.storage.postgres.connection import Connection, Target, close, is_driver_error, is_missing
+from omniq.storage.postgres.connection import Connection, Target, close
 from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.postgres.upgrade import convert_documents
 
@@ -80,9 +83,17 @@ def check_version(target: Target, version: int) -> None:
 
 async def read_version(target: Target) -> int:
     """Return the schema's version; 0 when it is not installed."""
+    async with _connected(target) as db:
+        return await _version(db, target.schema)
+
+
+@asynccontextmanager
+async def _connected(target: Target) -> AsyncIterator[Connection]:
+    """A connection; errors of the driver are raised as `StorageError`."""
     db = await target.connect("schema")
     try:
-        return await _version(db, target.schema)
+        with target.wrapped_errors():
+            yield db
     finally:
         await close(db)
 
@@ -102,28 +113,20 @@ async def upgrade(target: Target) -> int:
 
     Concurrent upgrades are safe: they wait for each other.
     """
-    db = await target.connect("schema")
     names = SchemaNames(target.schema)
-    try:
-        async with db.transaction():
-            await db.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"omniq {target.schema}"
-            )
-            _check_server(db, target)
-            if await db.fetchval("SELECT to_regnamespace($1)", f'"{target.schema}"') is None:
-                await db.execute(names("CREATE SCHEMA {schema}"))
-            before = await _version(db, target.schema)
-            if before > NEWEST:
-                check_version(target, before)
-            if before < NEWEST:
-                await _apply(db, target.schema, before)
-            return before
-    except Exception as error:
-        if is_driver_error(error):
-            raise target.wrap_error(error) from error
-        raise
-    finally:
-        await close(db)
+    async with _connected(target) as db, db.transaction():
+        await db.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"omniq {target.schema}"
+        )
+        _check_server(db, target)
+        if await db.fetchval("SELECT to_regnamespace($1)", f'"{target.schema}"') is None:
+            await db.execute(names("CREATE SCHEMA {schema}"))
+        before = await _version(db, target.schema)
+        if before > NEWEST:
+            check_version(target, before)
+        if before < NEWEST:
+            await _apply(db, target.schema, before)
+        return before
 
 
 async def _apply(db: Connection, schema: str, before: int) -> None:
@@ -165,15 +168,3 @@ def install_sql(schema: str) -> str:
         parts.append(names(f"INSERT INTO {{schema}}.versions VALUES ({version});"))
     parts.append(statements.functions(schema))
     return "\n".join(("BEGIN;", *parts, "COMMIT;")) + "\n"
-
-
-__all__ = [
-    "NEWEST",
-    "ServerInfo",
-    "check_version",
-    "install_sql",
-    "is_missing",
-    "read_server",
-    "read_version",
-    "upgrade",
-]

@@ -59,7 +59,7 @@ class PostgresFastPath:
         prefix: str,
     ) -> None:
         self._fetch = fetch
-        self._sql = names.select("record_and_claim", 17)
+        self._sql = names.select("record_and_claim", 8)
         self._clock = clock
         self._wakeups = wakeups
         self._vacuum = vacuum
@@ -114,25 +114,17 @@ class PostgresFastPath:
     async def _call(
         self, owner: str, outcomes: Sequence[Any], claim: Claim | None, claim_id: str
     ) -> _Reply:
-        request: list[Any] = [0, None, None, [], [], []]
+        request, is_repeat = None, False
         if claim is not None:
-            queues = None if claim.queues is None else list(claim.queues)
-            ranges = encoding.function_ranges(claim.runnable)
-            request = [claim.limit, claim.now, queues, *ranges]
-        parameters = [owner, given_time(self._clock), *outcomes, *request, claim_id]
-        # A caller that names its claim may be repeating it.
-        is_repeat = claim is not None and claim.claim_id != ""
-        witness = None if claim is None else claim.witness
-        rest = (
-            self._identity.holder(owner).beat,
-            None if witness is None else witness.id,
-            None if witness is None else witness.token,
-        )
+            request = encoding.claim(claim, name=claim_id, beat=self._identity.holder(owner).beat)
+            # A caller that names its claim may be repeating it.
+            is_repeat = claim.claim_id != ""
+        parameters = (owner, given_time(self._clock), *outcomes, request)
         try:
-            lines = await self._fetch(self._sql, *parameters, is_repeat, *rest, is_repeatable=False)
+            lines = await self._fetch(self._sql, *parameters, is_repeat, is_repeatable=False)
         except ReplyLost:
             # The token shows whether an outcome was recorded, the claim's name what was claimed.
-            lines = await self._fetch(self._sql, *parameters, True, *rest, is_repeatable=False)
+            lines = await self._fetch(self._sql, *parameters, True, is_repeatable=False)
         return _reply(lines, owner)
 
 
@@ -150,9 +142,5 @@ def _reply(lines: Sequence[Sequence[Any]], owner: str) -> _Reply:
     rows = [encoding.row_from(line[_HEAD:]) for line in lines[1:]]
     for row in rows:
         row.owner = owner
-    rows.sort(key=_order)
+    rows.sort(key=lambda row: row.order)
     return _Reply(state, at, next_due, frozenset(missed or ()), rows)
-
-
-def _order(row: Row) -> tuple[int, int, int]:
-    return row.order

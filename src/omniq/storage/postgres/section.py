@@ -114,15 +114,11 @@ class PostgresSection(Section):
         beat = 0 if self._holder is None else self._holder.beat
         sent_at = self._clock.boot_micros()
         facts, *lines = await self._fetch(
-            self._names.select("begin_claim", 11, "with_gates"),
+            self._names.select("begin_claim", 5, "with_gates"),
             self._owner,
             given_time(self._clock),
-            beat,
+            encoding.claim(claim, name="", beat=beat),
             DUE_GATES,
-            _listed(claim.queues),
-            *encoding.function_ranges(claim.runnable),
-            claim.now,
-            claim.limit,
             keys,
         )
         self.now = facts["turn"]
@@ -198,14 +194,12 @@ class PostgresSection(Section):
             if wanted == ahead.wanted and limit <= ahead.limit:
                 return rows[:limit]
         rank, turn, seq = _FIRST if after is None else after
-        sql = self._names.select("candidates", 12, "with_gates")
+        sql = self._names.select("candidates", 8, "with_gates", first="text[]")
         while True:
             lines = await self._fetch(
                 sql,
-                self._owner,
-                _listed(wanted.queues),
                 sorted(wanted.paused),
-                *encoding.function_ranges(wanted.runnable),
+                encoding.wanted_tasks(wanted.queues, wanted.runnable),
                 wanted.suspects,
                 wanted.due_by,
                 rank - 1,
@@ -293,12 +287,14 @@ class PostgresSection(Section):
                 if _is_repeatable(changes):
                     raise Moved from None
                 raise
-        # The name of the claim shows whether the call was made.
-        sql = "SELECT id FROM {schema}.live WHERE place = 4 AND owner = $1 AND claim_id = $2"
-        found = await self._fetch(self._names(sql), self._owner, self._claim_id)
-        if found:
-            return [task_id for (task_id,) in found]
-        return await self._call_write(parameters)
+        # The name of the claim shows whether the call was made. Earlier steps may have the same name.
+        sql = (
+            "SELECT id FROM {schema}.live WHERE place = 4 AND owner = $1 AND claim_id = $2 "
+            "AND id = ANY ($3)"
+        )
+        ids = [row.id for row in changes.claimed]
+        found = await self._fetch(self._names(sql), self._owner, self._claim_id, ids)
+        return [task_id for (task_id,) in found] or await self._call_write(parameters)
 
     def _parameters(self, changes: Changes, free: list[Row]) -> tuple[Any, ...]:
         tokens = self._tokens
@@ -371,10 +367,6 @@ def enqueue_parameters(now: int, changes: Changes, *, is_certain: bool = False) 
 
 def _gate(line: Any) -> Document:
     return Document(GATE, line["id"], line["rest"], line["due"])
-
-
-def _listed(names: tuple[str, ...] | None) -> list[str] | None:
-    return None if names is None else list(names)
 
 
 def _is_enqueue(changes: Changes) -> bool:

@@ -34,7 +34,8 @@ class TaskTransactions:
         """A transaction that ends with the work of `finish()`."""
         async with self._pool.acquire() as db:
             transaction = db.transaction()
-            await transaction.start()
+            with self._target.wrapped_errors():
+                await transaction.start()
             try:
                 yield BlockingConnection(db) if blocking else db
                 await self._run(db, finish())
@@ -47,26 +48,22 @@ class TaskTransactions:
         while True:
             try:
                 # A savepoint: a write that is refused must not end the transaction.
-                async with db.transaction():
-                    await work(self._section_on(db))
+                with self._target.wrapped_errors():
+                    async with db.transaction():
+                        await work(self._section_on(db))
                 return
             except Moved:
                 continue
-            except Exception as error:
-                if is_driver_error(error) or is_connection_lost(error):
-                    raise self._target.wrap_error(error) from error
-                raise
 
     async def commit(self, transaction: Any) -> None:
         """Commit; `CommitUnknown` when the reply is lost."""
-        try:
-            await transaction.commit()
-        except Exception as error:
-            if is_connection_lost(error):
-                raise CommitUnknown(f"{self._target}: {error}") from error
-            if is_driver_error(error):
-                raise self._target.wrap_error(error) from error
-            raise
+        with self._target.wrapped_errors():
+            try:
+                await transaction.commit()
+            except Exception as error:
+                if is_connection_lost(error):
+                    raise CommitUnknown(f"{self._target}: {error}") from error
+                raise
 
     async def close(self) -> None:
         """Close the idle connections; the others are closed when their transactions end."""
@@ -77,7 +74,7 @@ async def _roll_back(db: Connection, transaction: Any) -> None:
     try:
         await transaction.rollback()
     except Exception as error:
-        if not (is_driver_error(error) or is_connection_lost(error)):
+        if not is_driver_error(error):
             raise
         # The server rolls a transaction back when its connection ends.
         db.terminate()

@@ -26,6 +26,7 @@ Run = Callable[[str, str | None], Any]
 awaitable of it."""
 
 _SAVEPOINT = "omniq_enqueue"
+_NO_TRANSACTION = "the connection has no transaction open, and would commit by itself; begin one"
 _NOT_IN_A_TRANSACTION = "25P01"
 _TRANSACTION_HAS_FAILED = "25P02"
 _MISSING_OR_FORBIDDEN = {"3F000", "42883", "42P01", "42501"}
@@ -115,9 +116,7 @@ async def _begin(run: Run) -> None:
         await _resolve(run(f"SAVEPOINT {_SAVEPOINT}", None))
     except Exception as error:
         if _sqlstate(error) == _NOT_IN_A_TRANSACTION:
-            raise InvalidTask(
-                "the connection has no transaction open, and would commit by itself; begin one"
-            ) from error
+            raise InvalidTask(_NO_TRANSACTION) from error
         if _sqlstate(error) == _TRANSACTION_HAS_FAILED:
             raise InvalidTask("the connection's transaction has failed; roll it back") from error
         raise StorageError(f"enqueue on the given connection: {error}") from error
@@ -129,7 +128,7 @@ async def runner(connection: Any) -> Run:
     if "asyncpg" in packages and hasattr(connection, "fetchval"):
         return _asyncpg_runner(connection)
     if "psycopg" in packages and hasattr(connection, "cursor"):
-        return _psycopg_runner(connection)
+        return _cursor_runner(connection.execute)
     if "sqlalchemy" in packages:
         kinds = {kind.__name__ for kind in type(connection).__mro__}
         if kinds & {"Session", "AsyncSession"}:
@@ -145,9 +144,7 @@ async def runner(connection: Any) -> Run:
 
 def _asyncpg_runner(connection: Any) -> Run:
     if not connection.is_in_transaction():
-        raise InvalidTask(
-            "the connection has no transaction open, and would commit by itself; begin one"
-        )
+        raise InvalidTask(_NO_TRANSACTION)
 
     def run(sql: str, parameter: str | None) -> Any:
         if parameter is None:
@@ -157,26 +154,21 @@ def _asyncpg_runner(connection: Any) -> Run:
     return run
 
 
-def _psycopg_runner(connection: Any) -> Run:
-    def run(sql: str, parameter: str | None) -> Any:
-        if parameter is None:
-            return connection.execute(sql)
-        return _first_value(connection.execute(sql.format("%s::text"), (parameter,)))
-
-    return run
-
-
 def _sqlalchemy_runner(connection: Any) -> Run:
     dialect = connection.dialect
     if dialect.name != "postgresql":
         raise InvalidTask(f"the connection is one to {dialect.name}, not to PostgreSQL")
     placeholder = "$1" if dialect.paramstyle == "numeric_dollar" else "%s"
+    return _cursor_runner(connection.exec_driver_sql, placeholder)
+
+
+def _cursor_runner(execute: Callable[..., Any], placeholder: str = "%s") -> Run:
+    """Of a driver whose `execute` returns a cursor."""
 
     def run(sql: str, parameter: str | None) -> Any:
         if parameter is None:
-            return connection.exec_driver_sql(sql)
-        statement = sql.format(f"{placeholder}::text")
-        return _first_value(connection.exec_driver_sql(statement, (parameter,)))
+            return execute(sql)
+        return _first_value(execute(sql.format(f"{placeholder}::text"), (parameter,)))
 
     return run
 

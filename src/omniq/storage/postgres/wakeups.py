@@ -26,7 +26,7 @@ from omniq.storage.postgres.connection import (
     is_driver_error,
     wait_until_free,
 )
-from omniq.storage.postgres.encoding import function_ranges
+from omniq.storage.postgres.encoding import wanted_tasks
 from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.store_clock import given_time
 from omniq.storage.wakeups import LocalWakeups
@@ -73,8 +73,8 @@ class Wakeups:
         self._next_due: int | None = None
         # The earliest that was notified since a claim or a check began, which may not have seen it.
         self._notified_due: int | None = None
-        # The queues of the last claim (None: all), and its functions as ranges of names.
-        self._wanted: tuple[Any, ...] = (None, *function_ranges(None))
+        # What the last claim wanted.
+        self._wanted = wanted_tasks(None, None)
 
     # Called by claims
 
@@ -82,7 +82,7 @@ class Wakeups:
         """A claim begins: notifications that arrive from now on are for the next one."""
         self._was_notified = False
         self._notified_due = None
-        self._wanted = (None if queues is None else list(queues), *function_ranges(runnable))
+        self._wanted = wanted_tasks(queues, runnable)
 
     def claim_returned(self, *, is_full: bool, next_due: int | None) -> None:
         """A claim has returned: with `limit` tasks, or with fewer, and no more until `next_due`."""
@@ -150,8 +150,8 @@ class Wakeups:
         """Whether there is work to claim. First take the lock 'work', if it is not held."""
         self._notified_due = None
         found = await self._fetch_row(
-            "SELECT * FROM {schema}.await_work($1, $2, $3, $4, $5, $6)",
-            *self._wanted,
+            "SELECT * FROM {schema}.await_work($1, $2, $3)",
+            self._wanted,
             takes_lock,
             given_time(self._clock),
         )

@@ -412,6 +412,7 @@ class RedisBackend(Backend):
                 await self._sleep(notified, pause)
         self._was_notified = False
 
+    @_checks_replies
     async def read_clock(self) -> None:
         sent_at = self.clock.boot_micros()
         seconds, micros = await self.scripts.command("TIME")

@@ -142,8 +142,8 @@ class RedisSection(Section):
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
         first, self._first_rows = self._first_rows, None
-        if first is not None and after is None and first[:2] == (wanted, limit):
-            return first[2]
+        if first is not None and after is None and first[0] == wanted and limit <= first[1]:
+            return first[2][:limit]
         queues, runnable, *waiting = self._backend.claim_arguments(wanted.queues, wanted.runnable)
         asked = (queues, sorted(wanted.paused), runnable, int(wanted.suspects))
         order = "" if after is None else encoding.order_text(after)

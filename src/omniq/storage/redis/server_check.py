@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from omniq.errors import StorageError, StorageRefused
+from omniq.storage.redis.encoding import pairs
 from omniq.storage.types import Durability
 
 OLDEST = (6, 2)
@@ -118,18 +119,12 @@ async def _config(send: SendCommand, pattern: str) -> dict[str, str]:
     except StorageError:
         # Managed servers do not allow it; INFO has most of it.
         return {}
-    if isinstance(reply, dict):
-        return {_text(name): _text(value) for name, value in reply.items()}
-    return {_text(name): _text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
+    return {name.decode(): value.decode() for name, value in pairs(reply)}
 
 
 def _parse_info(text: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _is_new_enough(facts: ServerFacts) -> bool:

@@ -28,12 +28,13 @@ from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement
 from omniq.storage.sqlite.lanes import AFTER_ALL, first_rows
-from omniq.storage.types import Claim, Holder
+from omniq.storage.types import Claim, Holder, Witness
 
 PROMOTE_BATCH = 2_000
 """The maximum number of delayed tasks that one statement makes ready."""
 
 _order = attrgetter("order")
+_NO_WITNESS = Witness("", 0, "", 0)
 
 _DOCUMENT_COLUMNS = ("kind", "key", "data", "due")
 _ADD_DOCUMENTS = tables.BulkInsert(
@@ -80,7 +81,7 @@ class SQLiteSection(Section):
         """The `seq` of those rows that nothing has changed since the owner claimed them."""
         if not rows:
             return set()
-        claims = tables.json_text([(row.seq, row.token) for row in rows])
+        claims = tables.json_text([(row.seq, row.token, row.id) for row in rows])
         parameters = {"owner": owner, "claims": claims}
         return set(tables.read_array(self._db, statement("still_held"), parameters))
 
@@ -251,8 +252,14 @@ class SQLiteSection(Section):
     async def _claim_plain(self, holder: Holder, claim: Claim) -> list[Row] | None:
         """Claim rows that the rules would admit unchanged; None when the claim needs the rules."""
         owner = holder.owner
-        seq, token = (0, 0) if claim.witness is None else (claim.witness.seq, claim.witness.token)
-        parameters = {"owner": owner, "now": self.now, "witness": seq, "token": token}
+        witness = claim.witness or _NO_WITNESS
+        parameters = {
+            "owner": owner,
+            "now": self.now,
+            "witness": witness.seq,
+            "nonce": witness.nonce,
+            "token": witness.token,
+        }
         facts = self._db.execute(statement("claim_facts"), parameters).fetchone()
         is_fenced, self.epoch, self.is_behind, has_due, has_due_gate, holds_suspect, paused = facts
         if is_fenced or self.epoch != holder.epoch:

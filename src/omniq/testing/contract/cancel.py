@@ -8,7 +8,7 @@ import pytest
 
 from omniq.errors import InvalidTask
 from omniq.models import Limit, TaskStatus
-from omniq.outcomes import Retried, Snoozed, Succeeded
+from omniq.outcomes import Released, Retried, Snoozed, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
     FINAL_KINDS,
@@ -137,6 +137,33 @@ class CancelContract(ContractPart):
         assert result is not None
         assert (result.status, result.attempts) == (TaskStatus.CANCELLED, 1)
         assert await storage.enqueue(a_task("b", unique="key")) == "b"
+
+    @promise("X2", "R8", "R9")
+    @pytest.mark.parametrize(
+        "limits", [(), (Limit(key="k", max_running=1),)], ids=["plain", "limited"]
+    )
+    @pytest.mark.parametrize("is_suspect", [False, True], ids=["", "suspect"])
+    async def test_a_cancelled_task_is_not_claimed_again_by_the_call_that_releases_it(
+        self,
+        storage: BaseStorage,
+        open_another: OpenAnother,
+        clock: ManualClock,
+        limits: tuple[Limit, ...],
+        is_suspect: bool,
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue(a_task("a", limits=limits))
+        if is_suspect:
+            await other.reserve(1)
+            clock.advance(LEASE)
+            await storage.give_back_abandoned()
+        task = await claim_one(storage)
+        await storage.enqueue(a_task("b", limits=limits))
+        assert await other.cancel("a")
+        recorded, claimed = await storage.record_and_reserve([Released("a", task.token)], 2)
+
+        assert (recorded, ids(claimed)) == ([True], ["b"])
+        assert await status_of(storage, "a") is TaskStatus.CANCELLED
 
     @promise("X2", "R8")
     async def test_a_held_retry_that_is_cancelled_ends_when_it_is_rescheduled(

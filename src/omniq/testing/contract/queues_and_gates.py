@@ -12,6 +12,7 @@ from omniq.errors import InvalidValue
 from omniq.gate_rules import BreakerState
 from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Snoozed, Succeeded
+from omniq.storage.backend import DocumentQuery
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
     FINAL_KINDS,
@@ -336,6 +337,24 @@ class GateContract(ContractPart):
         clock.advance(1)
 
         assert ids(await storage.reserve(10)) == ["d"]
+
+    @promise("G4", "G6")
+    async def test_a_breaker_whose_parked_tasks_are_cancelled_is_due_no_more(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await _open_breaker(storage)
+        await storage.enqueue(a_task("a", breakers=SMTP))
+        assert await storage.reserve(1) == []
+        await storage.cancel("a")
+        clock.advance(RESET)
+        assert await storage.reserve(1) == []
+        query = DocumentQuery(kind="gate", due_by=clock.micros())
+
+        # Else every claim would look at it for ever.
+        assert await storage._engine._read(lambda section: section.find_documents(query)) == []
+        assert await _breaker(storage) is BreakerState.OPEN
+        await storage.enqueue_many(some_tasks("bc", breakers=SMTP))
+        assert ids(await storage.reserve(2)) == ["b"]
 
     @promise("G4", "R3")
     async def test_a_failure_recorded_twice_counts_once(self, storage: BaseStorage) -> None:

@@ -171,6 +171,18 @@ CREATE TYPE {schema}.moved_tasks AS (ids text[], versions xid[], parked text[]);
 -- Rows as an owner has claimed them.
 CREATE TYPE {schema}.held_tasks AS (ids text[], tokens bigint[]);
 
+-- Which waiting tasks are wanted: their queues (NULL: all), and their functions, as ranges of names without the
+-- excluded ones.
+CREATE TYPE {schema}.wanted_tasks AS (queues text[], lows text[], highs text[], excluded text[]);
+
+-- A claim: the number of tasks, the time at which they are due (NULL: now), and a name that is written to the
+-- claimed rows, so that a repeat finds them. `beat` is that of the owner's lease, as the owner knows it: a lower
+-- one is another lease. `witness` and `token` are the id and the token of the owner's newest claim.
+CREATE TYPE {schema}.claim AS (
+    size int, due_by bigint, wanted {schema}.wanted_tasks, name text, beat bigint, witness text,
+    token bigint
+);
+
 -- A change of a document; `after` NULL deletes it. `condition`: 0 the document must be `before`,
 -- 1 no condition, 2 the change is left out unless the document is `before`.
 CREATE TYPE {schema}.document_change AS (

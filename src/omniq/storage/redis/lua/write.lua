@@ -17,7 +17,20 @@ local deleted_finished, deleted_dead, groups = request[10], request[11], request
 local claimed, parked = request[14], request[16]
 local NONCE_SECONDS = 600 -- for which a nonce is stored
 
-if is_repeat and nonce ~= '' and redis.call('ZSCORE', KEYS.nonces, nonce) then return {} end
+-- The rows to claim that are not held by this claim: others took them first.
+local function not_held()
+  local found = {}
+  for _, group in ipairs(claimed) do
+    for position = 1, #group[4], 2 do
+      local id = group[4][position]
+      local _, _, _, _, tail = split_place(redis.call('HGET', KEYS.places, id) or '')
+      if tail ~= request[15] then found[#found + 1] = id end
+    end
+  end
+  return found
+end
+
+if is_repeat and nonce ~= '' and redis.call('ZSCORE', KEYS.nonces, nonce) then return not_held() end
 if request[5] ~= 0 then
   if not redis.call('ZSCORE', KEYS.leases, owner) then return 'lost' end
   if table.concat(paused_queues(), '/') ~= table.concat(request[5], '/') then return 'moved' end

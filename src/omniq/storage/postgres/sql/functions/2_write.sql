@@ -207,8 +207,8 @@ BEGIN
     -- What `row_rules.claim` does to a row, in one statement for all rows of the claim.
     IF cardinality(p_gated.ids) > 0 THEN
         UPDATE {schema}.live
-        SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token), started_at = p_now, parked = NULL,
-            claim_id = p_claim_id
+        SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
+            started_at = p_now, parked = NULL, claim_id = p_claim_id
         FROM unnest(p_gated.ids, p_gated.versions) AS given (id, version)
         WHERE live.id = ANY (array[given.id]) AND live.xmin = given.version;
         GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -235,8 +235,8 @@ BEGIN
         );
         WITH claimed AS (
             UPDATE {schema}.live
-            SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token), started_at = p_now,
-                parked = NULL, claim_id = p_claim_id
+            SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
+                started_at = p_now, parked = NULL, claim_id = p_claim_id
             WHERE ctid = ANY (v_free) RETURNING id
         )
         SELECT array_agg(id) INTO v_claimed FROM claimed;

@@ -1,14 +1,12 @@
 -- Claim: where a claim finds ready tasks, and the first of them.
 -- {schema}  the store's schema
 --
--- A lane is the ready tasks of one function in one queue. Which functions a claim wants is given as ranges of
--- names (p_lows, p_highs) and names to leave out (p_excluded); which queues, as names (NULL: all) without the
--- paused ones.
+-- A lane is the ready tasks of one function in one queue.
 
--- The lanes with ready tasks of that place: two arrays of the same length.
+-- The lanes with ready tasks of that place, without those of paused queues: two arrays of the same length.
 CREATE OR REPLACE FUNCTION {schema}.lanes(
-    p_place smallint, p_queues text[], p_paused text[], p_lows text[], p_highs text[],
-    p_excluded text[], OUT queues text[], OUT functions text[]
+    p_place smallint, p_wanted {schema}.wanted_tasks, p_paused text[],
+    OUT queues text[], OUT functions text[]
 )
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -16,22 +14,22 @@ DECLARE
     v_is_only boolean;
 BEGIN
     -- All names are read from the far end of the index, where claims leave no dead entries.
-    IF cardinality(p_lows) = 1 THEN
+    IF cardinality(p_wanted.lows) = 1 THEN
         -- The last lane, and whether there is another one: often there is none.
         SELECT array[last.queue], array[last.func_path], NOT EXISTS (
             SELECT FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND func_path >= p_lows[1]
+            WHERE place = p_place AND place < 2 AND func_path >= p_wanted.lows[1]
                 AND (func_path, queue) < (last.func_path, last.queue)
         )
         INTO queues, functions, v_is_only
         FROM (
             SELECT func_path, queue FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND func_path >= p_lows[1] AND func_path < p_highs[1]
+            WHERE place = p_place AND place < 2 AND func_path >= p_wanted.lows[1] AND func_path < p_wanted.highs[1]
             ORDER BY func_path DESC, queue DESC LIMIT 1
         ) AS last;
         IF functions IS NULL OR v_is_only THEN
-            IF functions IS NULL OR functions[1] = ANY (p_excluded) OR queues[1] = ANY (p_paused)
-                OR queues[1] <> ALL (p_queues)
+            IF functions IS NULL OR functions[1] = ANY (p_wanted.excluded) OR queues[1] = ANY (p_paused)
+                OR queues[1] <> ALL (p_wanted.queues)
             THEN
                 queues := '{}';
                 functions := '{}';
@@ -39,10 +37,10 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF p_queues IS NULL THEN
+    IF p_wanted.queues IS NULL THEN
         -- Skip from one lane to the next in the index: one lookup for each lane, not for each task.
         WITH RECURSIVE found (low, func_path, queue) AS (
-            SELECT low, last.* FROM unnest(p_lows, p_highs) AS ranges (low, high), LATERAL (
+            SELECT low, last.* FROM unnest(p_wanted.lows, p_wanted.highs) AS ranges (low, high), LATERAL (
                 SELECT func_path, queue FROM {schema}.live
                 WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
                 ORDER BY func_path DESC, queue DESC LIMIT 1
@@ -57,11 +55,11 @@ BEGIN
         )
         SELECT coalesce(array_agg(queue), '{}'), coalesce(array_agg(func_path), '{}')
         INTO queues, functions
-        FROM found WHERE func_path <> ALL (p_excluded) AND queue <> ALL (p_paused);
+        FROM found WHERE func_path <> ALL (p_wanted.excluded) AND queue <> ALL (p_paused);
         RETURN;
     END IF;
     WITH RECURSIVE found (low, func_path) AS (
-        SELECT low, last.* FROM unnest(p_lows, p_highs) AS ranges (low, high), LATERAL (
+        SELECT low, last.* FROM unnest(p_wanted.lows, p_wanted.highs) AS ranges (low, high), LATERAL (
             SELECT func_path FROM {schema}.live
             WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
             ORDER BY func_path DESC LIMIT 1
@@ -76,8 +74,8 @@ BEGIN
     )
     SELECT coalesce(array_agg(given.queue), '{}'), coalesce(array_agg(found.func_path), '{}')
     INTO queues, functions
-    FROM found, unnest(p_queues) AS given (queue)
-    WHERE found.func_path <> ALL (p_excluded) AND given.queue <> ALL (p_paused) AND EXISTS (
+    FROM found, unnest(p_wanted.queues) AS given (queue)
+    WHERE found.func_path <> ALL (p_wanted.excluded) AND given.queue <> ALL (p_paused) AND EXISTS (
         SELECT FROM {schema}.live
         WHERE place = p_place AND place < 2 AND live.func_path = found.func_path
             AND live.queue = given.queue
@@ -137,9 +135,8 @@ END $$;
 -- p_suspects  whether suspects are among them
 -- returns     NULL as the only line if more are due than one transaction may move: call again
 CREATE OR REPLACE FUNCTION {schema}.candidates(
-    p_owner text, p_queues text[], p_paused text[], p_lows text[], p_highs text[],
-    p_excluded text[], p_suspects boolean, p_due_by bigint, p_rank bigint, p_turn bigint,
-    p_seq bigint, p_limit int
+    p_paused text[], p_wanted {schema}.wanted_tasks, p_suspects boolean, p_due_by bigint,
+    p_rank bigint, p_turn bigint, p_seq bigint, p_limit int
 ) RETURNS SETOF {schema}.task
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -158,7 +155,7 @@ BEGIN
         v_places := '{0,1}';
     END IF;
     FOREACH v_place IN ARRAY v_places LOOP
-        v_lanes := {schema}.lanes(v_place, p_queues, p_paused, p_lows, p_highs, p_excluded);
+        v_lanes := {schema}.lanes(v_place, p_wanted, p_paused);
         IF cardinality(v_lanes.functions) = 1 AND v_places = '{0}' THEN
             RETURN QUERY
             SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token,
@@ -186,15 +183,14 @@ END $$;
 
 -- What a claim by the rules asks for, in one call.
 -- p_now    the time, NULL for the server's
--- p_beat   the beat of the owner's lease, as the owner knows it: a lower one is another lease
 -- p_gates  the number of gates to return whose time has come
 -- p_keys   returned in the first line, so that the states of these gates are read as well
 -- returns  a line with the `seq` -2: the time in `turn`; in `due` the epoch of the owner's lease, NULL if it has
---          none; in `crashes` whether it holds a suspect; in `visible` when the next task is due. Then the gates whose time has come and the paused
---          queues, as lines with the `seq` -3 and -4, and `candidates`, without suspects if one is held
+--          none; in `crashes` whether it holds a suspect; in `visible` when the next task is due. Then the gates
+--          whose time has come and the paused queues, as lines with the `seq` -3 and -4, and `candidates`,
+--          without suspects if one is held
 CREATE OR REPLACE FUNCTION {schema}.begin_claim(
-    p_owner text, p_now bigint, p_beat bigint, p_gates int, p_queues text[], p_lows text[],
-    p_highs text[], p_excluded text[], p_due_by bigint, p_limit int, p_keys text[]
+    p_owner text, p_now bigint, p_claim {schema}.claim, p_gates int, p_keys text[]
 ) RETURNS SETOF {schema}.task
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -205,16 +201,17 @@ BEGIN
     v_facts.gates := p_keys;
     v_facts.turn := {schema}.micros(p_now);
     SELECT
-        (SELECT epoch FROM {schema}.leases WHERE owner = p_owner AND NOT fenced AND beat >= p_beat),
+        (SELECT epoch FROM {schema}.leases WHERE owner = p_owner AND NOT fenced AND beat >= p_claim.beat),
         EXISTS (SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner)::int,
         array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue' ORDER BY key),
         (SELECT min(visible) FROM {schema}.live WHERE place = 2 AND visible > v_facts.turn)
     INTO v_facts.due, v_facts.crashes, v_paused, v_facts.visible;
     RETURN NEXT v_facts;
     RETURN QUERY
-    SELECT key, CASE kind WHEN 'gate' THEN -3::bigint ELSE -4 END, NULL, NULL, NULL::bigint, NULL::bigint, due, NULL::bigint, NULL::bigint,
-        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::integer, NULL::smallint,
-        NULL::boolean, NULL::boolean, NULL, NULL, data, NULL::bytea, NULL::text[], NULL::xid
+    SELECT key, CASE kind WHEN 'gate' THEN -3::bigint ELSE -4 END, NULL, NULL, NULL::bigint,
+        NULL::bigint, due, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
+        NULL::bigint, NULL::integer, NULL::smallint, NULL::boolean, NULL::boolean, NULL, NULL, data,
+        NULL::bytea, NULL::text[], NULL::xid
     FROM (
         (
             SELECT kind, key, due, data FROM {schema}.documents
@@ -225,8 +222,8 @@ BEGIN
     ) AS found;
     RETURN QUERY
     SELECT * FROM {schema}.candidates(
-        p_owner, p_queues, v_paused, p_lows, p_highs, p_excluded, v_facts.crashes = 0,
-        coalesce(p_due_by, v_facts.turn), -9223372036854775808, -9223372036854775808, -1, p_limit
+        v_paused, p_claim.wanted, v_facts.crashes = 0, coalesce(p_claim.due_by, v_facts.turn),
+        -9223372036854775808, -9223372036854775808, -1, p_claim.size
     );
 END $$;
 

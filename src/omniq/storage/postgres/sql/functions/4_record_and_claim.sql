@@ -65,14 +65,8 @@ END $$;
 -- p_ended     tasks that have ended
 -- p_changed   tasks that will run again or still run
 -- p_unique_keys, p_unique_ids  the unique keys that ended tasks free, and the ids of those tasks
--- p_limit     the number of tasks to claim; 0: record only
--- p_due_by    tasks due at this time may be claimed; NULL: now
--- p_queues    the queues to claim from; NULL: all
--- p_lows, p_highs, p_excluded  the functions to claim: see 3_claim.sql
--- p_claim_id  written to the claimed rows, so that a repeat finds them
+-- p_claim     what to claim; NULL: record only
 -- p_is_repeat whether a call whose reply was lost may have recorded and claimed already
--- p_beat      the beat of the owner's lease, as the owner knows it: a lower one is another lease
--- p_witness, p_token  the id and the token of the owner's newest claim
 -- returns     first a row with
 --               state     0 done
 --                         1 some outcomes did not match: their ids are in `missed`, the others
@@ -82,13 +76,11 @@ END $$;
 --                         4 recorded; more tasks are due than one call may move, call again
 --                         5 recorded; the witness has a lower token, so nothing was claimed
 --               at        the time
---               next_due  when the next task is due, if fewer than p_limit were claimed
+--               next_due  when the next task is due, if fewer than p_claim.size were claimed
 --             then a row for each claimed task
 CREATE OR REPLACE FUNCTION {schema}.record_and_claim(
     p_owner text, p_now bigint, p_ended {schema}.endings, p_changed {schema}.task[],
-    p_unique_keys text[], p_unique_ids text[], p_limit int, p_due_by bigint, p_queues text[],
-    p_lows text[], p_highs text[], p_excluded text[], p_claim_id text, p_is_repeat boolean,
-    p_beat bigint, p_witness text, p_token bigint
+    p_unique_keys text[], p_unique_ids text[], p_claim {schema}.claim, p_is_repeat boolean
 ) RETURNS TABLE (
     state int, missed text[], at bigint, next_due bigint,
     id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint,
@@ -100,7 +92,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := {schema}.micros(p_now);
-    v_due_by bigint := coalesce(p_due_by, v_now);
+    v_due_by bigint := coalesce(p_claim.due_by, v_now);
     v_recorded text[] := '{}';
     v_is_due boolean;
     v_paused text[];
@@ -112,11 +104,11 @@ DECLARE
 BEGIN
     state := 0;
     at := v_now;
-    IF p_limit > 0 THEN
+    IF p_claim.size IS NOT NULL THEN
         -- As in `first_token`.
         PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
         SELECT epoch << 21 INTO v_first_token FROM {schema}.leases
-        WHERE leases.owner = p_owner AND NOT fenced AND beat >= p_beat;
+        WHERE leases.owner = p_owner AND NOT fenced AND beat >= p_claim.beat;
         IF NOT FOUND THEN
             state := 2;
             RETURN NEXT;
@@ -156,33 +148,33 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF p_limit = 0 THEN
+    IF p_claim.size IS NULL THEN
         RETURN NEXT;
         RETURN;
     END IF;
     IF p_is_repeat AND EXISTS (
-        SELECT FROM {schema}.live WHERE place = 4 AND owner = p_owner AND claim_id = p_claim_id
+        SELECT FROM {schema}.live WHERE place = 4 AND owner = p_owner AND claim_id = p_claim.name
     ) THEN
         RETURN NEXT;
         RETURN QUERY SELECT NULL::int, NULL::text[], NULL::bigint, NULL::bigint,
             id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
             started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body
         FROM {schema}.live
-        WHERE place = 4 AND owner = p_owner AND claim_id = p_claim_id AND status = 1;
+        WHERE place = 4 AND owner = p_owner AND claim_id = p_claim.name AND status = 1;
         RETURN;
     END IF;
     SELECT
         EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= v_due_by),
         EXISTS (SELECT FROM {schema}.documents WHERE kind = 'gate' AND due <= v_now),
         array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue'),
-        EXISTS (SELECT FROM {schema}.live WHERE id = p_witness AND token < p_token)
+        EXISTS (SELECT FROM {schema}.live WHERE id = p_claim.witness AND token < p_claim.token)
     INTO v_is_due, v_needs_rules, v_paused, v_is_behind;
     IF v_is_behind THEN
         state := 5;
         RETURN NEXT;
         RETURN;
     END IF;
-    IF v_is_due AND {schema}.promote_for(v_due_by, p_limit) THEN
+    IF v_is_due AND {schema}.promote_for(v_due_by, p_claim.size) THEN
         state := 4;
         RETURN NEXT;
         RETURN;
@@ -192,10 +184,10 @@ BEGIN
         SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner
     );
     IF NOT v_needs_rules THEN
-        v_lanes := {schema}.lanes(0::smallint, p_queues, v_paused, p_lows, p_highs, p_excluded);
+        v_lanes := {schema}.lanes(0::smallint, p_claim.wanted, v_paused);
         IF cardinality(v_lanes.functions) > 0 THEN
             SELECT picked, is_odd INTO v_picked, v_needs_rules
-            FROM {schema}.pick(v_lanes.queues, v_lanes.functions, p_limit, v_due_by);
+            FROM {schema}.pick(v_lanes.queues, v_lanes.functions, p_claim.size, v_due_by);
         END IF;
     END IF;
     IF v_needs_rules THEN
@@ -203,7 +195,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    IF cardinality(v_picked) < p_limit THEN
+    IF cardinality(v_picked) < p_claim.size THEN
         SELECT min(visible) INTO next_due FROM {schema}.live WHERE place = 2;
     END IF;
     RETURN NEXT;
@@ -214,7 +206,7 @@ BEGIN
     -- What `row_rules.claim` does to a row, in one statement for all rows of the claim.
     UPDATE {schema}.live
     SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
-        started_at = v_now, claim_id = p_claim_id
+        started_at = v_now, claim_id = p_claim.name
     WHERE ctid = ANY (v_picked)
     RETURNING NULL::int, NULL::text[], NULL::bigint, NULL::bigint,
         id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,

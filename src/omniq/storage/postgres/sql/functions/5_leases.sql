@@ -32,6 +32,10 @@ BEGIN
     RETURNING paused, beat INTO is_paused, lease_beat;
     is_renewed := FOUND;
     IF NOT FOUND AND p_beat = 0 AND p_epoch <= store_epoch THEN
+        -- Locked, so that an epoch that begins now either is seen here or ends the new lease too.
+        SELECT due, data INTO store_epoch, store FROM {schema}.documents
+        WHERE kind = 'store' AND key = 'store' FOR SHARE;
+        store_epoch := coalesce(store_epoch, 0);
         INSERT INTO {schema}.leases (owner, until, fenced, at, info, length, epoch, beat)
         VALUES (p_owner, v_until, false, at, p_info, p_length, store_epoch, 1)
         -- Two first renewals may be made at the same time.
@@ -92,10 +96,10 @@ END $$;
 -- Begin to wait for work: from here on enqueues notify this store's channel. Then check for work.
 -- Holds the shared lock 'work' until it is released or the connection ends.
 -- p_is_new  whether to take the lock; false when this connection holds it already
--- returns   whether there is something to claim from these queues and functions, and when the next task is due
+-- returns   whether there is something to claim of what is wanted, and when the next task is due
 CREATE OR REPLACE FUNCTION {schema}.await_work(
-    p_queues text[], p_lows text[], p_highs text[], p_excluded text[], p_is_new boolean,
-    p_now bigint, OUT has_work boolean, OUT next_due bigint
+    p_wanted {schema}.wanted_tasks, p_is_new boolean, p_now bigint,
+    OUT has_work boolean, OUT next_due bigint
 )
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -106,9 +110,8 @@ BEGIN
     SELECT min(visible) INTO next_due FROM {schema}.live WHERE place = 2;
     has_work := coalesce(next_due <= {schema}.micros(p_now), false) OR cardinality((
         SELECT functions FROM {schema}.lanes(
-            0::smallint, p_queues,
-            array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue'),
-            p_lows, p_highs, p_excluded
+            0::smallint, p_wanted,
+            array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue')
         )
     )) > 0;
 END $$;
