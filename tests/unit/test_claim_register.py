@@ -195,3 +195,36 @@ def test_a_pool_is_alone_with_its_claims_until_a_verb_claims(register, pool):
     register.add([claimed("b")], "")
 
     assert register.has_others(pool)
+
+
+def test_a_renewal_that_a_later_one_has_overtaken_says_nothing(register, pool):
+    asked_at = register.tick()
+    assert compare(register, a=1, gone=1) == NOTHING
+
+    assert register.compare({"a": 1, "gone": 1}, asked_at) == NOTHING
+
+
+def test_a_claim_that_was_made_again_meanwhile_is_not_released(register, pool):
+    assert compare(register) == NOTHING
+    asked_at = register.tick()
+    register.drop("a", 1)
+    register.add([claimed("a", 2)], "")
+    register.pass_to(pool, [claimed("a", 2)])
+    pool.held["a", 2] = "run"
+
+    assert register.compare({"a": 1}, asked_at) == NOTHING
+    register.adopt(pool, [("a", 1)])
+    assert register.claims == {"a": 2}
+
+
+def test_a_claim_that_differs_first_in_one_way_and_then_in_another_is_seen_once_in_each(register):
+    pool = Pool()
+    register.add([claimed("a")], "")
+    register.pass_to(pool, [claimed("a")])
+    pool.held["a", 1] = "run"
+    assert compare(register) == NOTHING, "lost for the first time"
+    register.drop("a", 1)
+    pool.held.clear()
+
+    assert compare(register, a=1) == NOTHING, "unknown for the first time"
+    assert compare(register, a=1).unknown == [("a", 1)]

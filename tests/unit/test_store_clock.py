@@ -50,6 +50,19 @@ def test_it_is_never_ahead_of_the_store() -> None:
     assert store.micros() == clock.micros() - 1
 
 
+def test_replies_together_say_more_than_each_of_them() -> None:
+    clock = ManualClock()
+    store = StoreClock(clock)
+    sent_at = clock.boot_micros()
+    clock.advance(timedelta(seconds=2))
+    store.observe(clock.micros() - 1_000_000, sent_at=sent_at)
+    assert store.is_rough()
+    store.observe(clock.micros(), sent_at=clock.boot_micros() - 1_000)
+
+    assert store.micros() == clock.micros()
+    assert not store.is_rough()
+
+
 def test_a_clock_of_the_store_that_was_set_is_followed() -> None:
     clock = ManualClock()
     store = StoreClock(clock)

@@ -11,7 +11,7 @@ import pytest
 
 from omniq import AsyncTaskQueue, AsyncWorkerPool, StorageError, TaskFailed, TaskStatus
 from omniq.errors import SerializationError, StoreWentBack
-from omniq.events import ChoreFailed, Event, LeaseLoss, StoreRestored
+from omniq.events import ChoreFailed, Event, LeaseLoss, StoreRestored, TaskDead, TaskSucceeded
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import Capabilities
@@ -71,6 +71,36 @@ async def test_an_outcome_that_is_refused_alone_while_others_are_recorded_is_unr
 
     assert letter.failure_reason == "unrecordable"
     assert "value too long" in letter.error_details
+    assert storage.claims == {}
+
+
+async def test_a_success_whose_replies_are_lost_is_not_reported_as_a_failure(queue, storage):
+    """The store has recorded it at the first try: nothing else may be recorded in its place."""
+    mute = await queue.enqueue(tasks.good_in_the_loop, 7)
+    emitted: list[Event] = []
+    record = storage._engine.record_and_claim
+
+    async def record_without_reply(owner: str, entries: Any, claim: Any) -> Any:
+        reply = await record(owner, entries, claim)
+        if any(
+            isinstance(each.outcome, Succeeded) and each.outcome.task_id == mute.id
+            for each in entries
+        ):
+            raise StorageError("the reply was lost")
+        return reply
+
+    storage._engine.record_and_claim = record_without_reply
+    pool = a_pool(storage)
+    pool.events.subscribe(emitted.append, kinds=(TaskDead, TaskSucceeded))
+
+    def is_reported() -> bool:
+        return any(getattr(event, "id", "") == mute.id for event in emitted)
+
+    async with pool:
+        await keep_busy(queue, lambda: asyncio.sleep(0, is_reported()))
+
+    (event,) = [event for event in emitted if getattr(event, "id", "") == mute.id]
+    assert isinstance(event, TaskSucceeded)
     assert storage.claims == {}
 
 

@@ -62,7 +62,7 @@ from omniq.storage.enqueue_batcher import EnqueueBatcher
 from omniq.storage.incarnation import StoreRecord
 from omniq.storage.row_rules import Finish, Row, task_of
 from omniq.storage.side_data import SideData, check_now
-from omniq.storage.store_clock import is_stale
+from omniq.storage.store_clock import is_rough, is_stale
 from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
 from omniq.storage.wakeups import LocalWakeups
 
@@ -172,6 +172,11 @@ class BaseStorage(SideData):
         """
         self._pid = os.getpid()
         await self._backend.open()
+        with suppress(StorageError):
+            # The first reply may have been slow: it took a connection, or even an installation.
+            for _ in range(_READINGS):
+                if is_rough(self._clock):
+                    await self._backend.read_clock()
         # With a limit, one write at a time: the first call gets the room that is left.
         writes = self._enqueue_writes if self._max_pending is None else 1
         self._batcher = EnqueueBatcher(self._insert, concurrent_writes=writes)
@@ -831,6 +836,8 @@ class BaseStorage(SideData):
 
 
 _FIRST_PAUSE = 0.002
+_READINGS = 3
+"""How often the store's clock is read at most, until its time is known well."""
 
 
 def _runs_again(outcome: Outcome) -> bool:

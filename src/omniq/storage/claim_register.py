@@ -24,6 +24,10 @@ Claim = tuple[str, int]
 """A task's id and the token of its claim."""
 
 
+_Difference = tuple[str, Claim]
+"""How a claim differs: `unknown` or `lost`."""
+
+
 class Holder(Protocol):
     """A pool, which knows what it does with the claims that were passed to it."""
 
@@ -80,7 +84,8 @@ class ClaimRegister:
         self._entries: dict[str, _Entry] = {}
         self._claiming: set[int] = set()
         self._in_transaction: set[Claim] = set()
-        self._sightings: dict[Claim, _Sighting] = {}
+        self._sightings: dict[_Difference, _Sighting] = {}
+        self._compared = 0
         self._completed: set[Claim] = set()
         self.repeated: dict[str, int] = {}
         """The tokens of repeating tasks that a verb has finished: their next run may be moved."""
@@ -146,7 +151,8 @@ class ClaimRegister:
         """Note claims of which only the store knew. `holder` ends them."""
         entries, reply = self._current(), _Reply(self._identity.tick(), holder=holder)
         for task_id, token in claims:
-            entries[task_id] = _Entry(token, None, reply)
+            if task_id not in entries or entries[task_id].token < token:
+                entries[task_id] = _Entry(token, None, reply)
 
     def drop(self, task_id: str, token: int) -> None:
         """Forget a claim whose outcome the store has recorded, or has refused as stale."""
@@ -202,9 +208,10 @@ class ClaimRegister:
     def compare(self, held: Mapping[str, int], asked_at: int) -> Differences:
         """Compare with what the store said at a renewal: task id to token."""
         entries = self._current()
-        if asked_at <= self._started_at:
-            # Of the owner before.
+        if asked_at <= max(self._started_at, self._compared):
+            # Of the owner before, or overtaken by a later renewal.
             return Differences()
+        self._compared = asked_at
         hands = self._hands(entries.values())
         unknown = [
             claim for claim in held.items() if not _is_in_hand(claim, entries.get(claim[0]), hands)
@@ -219,10 +226,10 @@ class ClaimRegister:
             and (task_id, entry.token) not in self._completed
             and (task_id, entry.token) not in self._in_transaction
         ]
-        certain = self._seen_before([*unknown, *lost], asked_at)
+        certain = self._seen_before({"unknown": unknown, "lost": lost}, asked_at)
         return Differences(
-            [claim for claim in unknown if claim in certain],
-            [claim for claim in lost if claim in certain],
+            [claim for claim in unknown if ("unknown", claim) in certain],
+            [claim for claim in lost if ("lost", claim) in certain],
         )
 
     def _hands(self, entries: Collection[_Entry]) -> dict[Claim, Hand]:
@@ -232,7 +239,7 @@ class ClaimRegister:
                 hands.update(holder.hands())
         return hands
 
-    def _seen_before(self, differing: list[Claim], asked_at: int) -> set[Claim]:
+    def _seen_before(self, differing: dict[str, list[Claim]], asked_at: int) -> set[_Difference]:
         """Those that also differed when a renewal before this one was compared.
 
         A task that the store counts as claimed may be in a reply that is still on its way. So the calls
@@ -240,16 +247,23 @@ class ClaimRegister:
         """
         before = self._sightings
         now = _Sighting(self._identity.tick(), frozenset(self._claiming))
-        self._sightings = {claim: before.get(claim, now) for claim in differing}
+        self._sightings = {
+            (kind, claim): before.get((kind, claim), now)
+            for kind, claims in differing.items()
+            for claim in claims
+        }
         return {
-            claim
-            for claim, first in self._sightings.items()
+            difference
+            for difference, first in self._sightings.items()
             if first.tick < asked_at and not first.claiming & self._claiming
         }
 
 
 def _is_in_hand(claim: Claim, entry: _Entry | None, hands: Mapping[Claim, Hand]) -> bool:
-    if entry is None or entry.token != claim[1]:
+    if entry is None or entry.token < claim[1]:
         return False
+    if entry.token > claim[1]:
+        # Claimed again since the store was asked.
+        return True
     # What no pool was given, the caller of a verb has.
     return entry.reply.holder is None or claim in hands

@@ -14,6 +14,7 @@ from datetime import datetime
 
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros
 
+_PRECISE = 1_000
 _FRESH = 60_000_000
 """Microseconds after which an observation is stale: the store's clock may have been set meanwhile."""
 
@@ -24,6 +25,9 @@ class StoreClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: int | None = None
+        """What to add to the boot clock, at least."""
+
+        self._highest = 0
         self._observed_at = 0
         self.boot_micros = clock.boot_micros
         self.boot_id = clock.boot_id
@@ -35,15 +39,21 @@ class StoreClock:
         """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent."""
         self._observed_at = received_at = self._clock.boot_micros()
         low, high = store_micros - received_at, store_micros - sent_at
-        # Kept while it may be right, so that the time does not go back and forth.
-        if self._offset is None or not low <= self._offset <= high:
-            self._offset = low
+        if self._offset is None or high < self._offset or low > self._highest:
+            self._offset, self._highest = low, high
+        else:
+            # Several replies together say more than each of them.
+            self._offset, self._highest = max(low, self._offset), min(high, self._highest)
 
     def micros(self) -> int:
         """The store's time in microseconds since 1970; before the first reply, this machine's."""
         if self._offset is None:
             return self._clock.micros()
         return self._clock.boot_micros() + self._offset
+
+    def is_rough(self) -> bool:
+        """Whether the time may be wrong by more than a millisecond: replies took longer."""
+        return self._offset is None or self._highest - self._offset > _PRECISE
 
     def is_stale(self) -> bool:
         """Whether the last reply with the store's time was long ago."""
@@ -71,6 +81,11 @@ def observe(clock: Clock, store_micros: int, *, sent_at: int) -> None:
     """Note the store's time in a reply, unless the storage was given a clock."""
     if isinstance(clock, StoreClock):
         clock.observe(store_micros, sent_at=sent_at)
+
+
+def is_rough(clock: Clock) -> bool:
+    """Whether another reading of the store's time would help."""
+    return isinstance(clock, StoreClock) and clock.is_rough()
 
 
 def is_stale(clock: Clock) -> bool:

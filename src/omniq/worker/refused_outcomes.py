@@ -35,10 +35,14 @@ _WORDS = 200
 
 
 class _Refusal(msgspec.Struct):
-    """How often an outcome was refused alone, and how many others had been recorded at the first time."""
+    """How often an outcome was refused alone, and how many others had been recorded at the first time.
+
+    `replaced` is the outcome of the run, if another one is now recorded in its place.
+    """
 
     outcome: Outcome
     task: Task | None
+    replaced: Outcome | None = None
     times: int = 0
     recorded_before: int = 0
 
@@ -117,21 +121,33 @@ class RefusedOutcomes:
         self._is_due = False
         for claim, refusal in list(self._refusals.items()):
             try:
-                await self._record(refusal.outcome)
+                await self._record(refusal.outcome, refusal.replaced)
             except Exception as error:
                 self._note(refusal, error)
             else:
                 self._refusals.pop(claim, None)
 
-    async def _record(self, outcome: Outcome) -> None:
+    async def _record(self, outcome: Outcome, replaced: Outcome | None = None) -> None:
+        """Record it; in place of `replaced`, unless only the replies to that were lost."""
         try:
-            recorded = await self._storage.record([outcome])
+            if replaced is not None and (answer := await self._answer_to(replaced)) is not None:
+                outcome, recorded = replaced, [answer]
+            else:
+                recorded = await self._storage.record([outcome])
         except LeaseLost as lost:
             # No refusal of this outcome: all claims have gone with the lease.
             self._on_lease_lost(lost)
             recorded = [False]
         self._stats.recorded([outcome], recorded)
         self.on_recorded([outcome])
+
+    async def _answer_to(self, outcome: Outcome) -> bool | None:
+        """Whether the outcome is recorded; None while its claim is current, so that it is not."""
+        task = await self._storage.get_task(outcome.task_id)
+        if task is None or task.token != outcome.token:
+            # Nothing is stored of a task with `result_ttl=0` that has ended.
+            return task is None
+        return None if task.owner == self._storage.owner else True
 
     def _note(self, refusal: _Refusal, error: Exception) -> None:
         outcome = refusal.outcome
@@ -141,6 +157,7 @@ class RefusedOutcomes:
             refusal.recorded_before = self._recorded
         is_certain = refusal.times >= _REFUSALS and self._recorded > refusal.recorded_before
         if _was_not_sent(error) or is_certain:
+            refusal.replaced = refusal.replaced or outcome
             refusal.outcome = self._in_place_of(outcome, refusal.task, error)
             refusal.times = 0
             self._is_due = True
