@@ -296,7 +296,7 @@ class RedisBackend(Backend):
         since = "-inf" if query.since is None else str(query.since)
         before = "+inf" if query.until is None else f"({query.until}"
         after = query.after
-        while True:
+        while len(letters) < query.limit:
             # A filter may leave none of a page.
             is_filtered = query.func_path is not None or query.reason is not None
             size = _PAGE_SIZE if is_filtered else min(query.limit - len(letters), _PAGE_SIZE)
@@ -304,8 +304,9 @@ class RedisBackend(Backend):
             read = map(encoding.read_letter, found)
             letters += [letter for letter in read if letter_matches(letter, query)]
             after = reached.decode()
-            if not after or len(letters) >= query.limit:
-                return letters[: query.limit]
+            if not after:
+                break
+        return letters[: query.limit]
 
     async def _list_finished(self, query: FinishedQuery) -> list[str]:
         ids: list[str] = []
