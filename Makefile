@@ -17,6 +17,11 @@ export UV_NATIVE_TLS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
+# Hundreds of processes of the tests import the package, so what was compiled is stored even where the
+# environment asks for no such files.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
+
 # Tests of one file stay in one process: they share what the file sets up. Three processes for each
 # core, since most tests wait for a server, a lease or a signal half of the time.
 WORKERS ?= $(shell $(BIN)/python -c 'import os; print(3 * (os.cpu_count() or 2))' 2>/dev/null || echo 6)
