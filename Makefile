@@ -60,7 +60,7 @@ lint: $(STAMP) ## ruff and mypy
 	@echo 'ruff and mypy: clean'
 
 deep: $(STAMP) ## run the long state machines and fault sweeps
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m deep
+	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m deep
 
 state-machine: $(STAMP) ## compare every backend with the model in 500 long runs (EXAMPLES=n: in n)
 	@STATE_MACHINE_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest -q -n 2 -m deep tests/properties

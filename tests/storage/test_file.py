@@ -8,9 +8,11 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -1000,3 +1002,29 @@ async def test_claims_that_are_undone_leave_a_task_that_was_cancelled_meanwhile_
     assert await storage.record([Released("a", 1)]) == [True]
     ended = await another.get_result("a")
     assert (ended and ended.status) is TaskStatus.CANCELLED
+
+
+async def test_a_large_batch_on_a_slow_disk_is_not_taken_for_one_of_a_process_that_died(
+    storage, another, monkeypatch
+):
+    link, announce, tries = Disk.link, Writes._announce, []
+
+    def slow_link(disk: Disk, source: str, target: str) -> bool:
+        if target.endswith(".new"):
+            time.sleep(0.002)
+        return link(disk, source, target)
+
+    def counted(*arguments: Any) -> None:
+        tries.append(1)
+        announce(*arguments)
+
+    monkeypatch.setattr(Disk, "link", slow_link)
+    monkeypatch.setattr(Writes, "_announce", counted)
+    async with asyncio.TaskGroup() as group:
+        enqueue = group.create_task(storage.enqueue_many([a_task() for _ in range(1_500)]))
+        while not enqueue.done():
+            await another.give_back_abandoned()
+            await asyncio.sleep(0.1)
+
+    assert len(enqueue.result()) == 1_500
+    assert len(tries) == 1

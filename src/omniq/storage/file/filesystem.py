@@ -151,6 +151,11 @@ class Disk:
         """The modification time of a folder or file, by the file system's clock."""
         return os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mtime_ns
 
+    def touch(self, path: str) -> None:
+        """Set the modification time of a file to now, if it exists."""
+        with suppress(FileNotFoundError):
+            os.utime(path, dir_fd=self._fd, follow_symlinks=False)
+
     def disk_time(self) -> int:
         """The current time of the file system's clock, in nanoseconds."""
         path = f"tmp/{self.nonce()}.tmp"

@@ -74,6 +74,9 @@ _PATIENCE = 100
 _ABANDONED_AFTER = 2 * 10**9
 """Nanoseconds after which a write that is not committed counts as one of a process that died."""
 
+_STEPS_SHOWN = 500
+"""Steps after which a write shows that its process has not died."""
+
 
 class Prepared(msgspec.Struct):
     """A new record. An ended task has no name in `tasks`; its folders follow from the record."""
@@ -262,14 +265,16 @@ class Writes:
         hit("file.enqueue.before_link")
         # A file with one name is moved; a shared one is linked, once for each name.
         announce = self._disk.link if write.has_marker else self._disk.move
-        for each in write.inserted:
+        for number, each in enumerate(write.inserted):
             assert each.name is not None
+            self._show_progress(write, number)
             announce(f"parts/{each.name.content}.data", f"tasks/{each.text}.new")
         hit("file.enqueue.after_link")
         # A later announcement sees this one, so one of two notices the other.
         self._files.refresh()
         announced = self._files.index.new
-        for each in write.inserted:
+        for number, each in enumerate(write.inserted):
+            self._show_progress(write, number)
             others = announced.get(each.key)
             for other in list(others.values()) if others else ():
                 if other.write == write.nonce:
@@ -281,6 +286,11 @@ class Writes:
             if self._has_name(each) or (isinstance(each.record, Row) and is_occupied(each.key)):
                 raise Moved
         hit("file.enqueue.before_publish")
+
+    def _show_progress(self, write: Write, number: int) -> None:
+        """Show others that this process is alive, which may take long for a large batch."""
+        if number % _STEPS_SHOWN == 0 and len(write.inserted) > _STEPS_SHOWN:
+            self._disk.touch(Marker(write.nonce).path)
 
     def _abort(self, new: NewName) -> bool:
         """Prevent the commit of another write; False if it is too late."""
