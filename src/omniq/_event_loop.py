@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 def run_until_done(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run the coroutine until it is done, even if other code on the loop tries to stop the loop.
 
-    `sys.exit()` in an asyncio task of the user leaves the loop at once, and so does `loop.stop()`;
+    `sys.exit()` in an asyncio task of the user leaves the loop immediately, and so does `loop.stop()`;
     this function then continues the loop. Only for threads that Ctrl-C does not interrupt.
     """
     loop = runner.get_loop()

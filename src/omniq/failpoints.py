@@ -8,7 +8,7 @@ One entry is `name=action`, then the argument of the action if it takes one, the
 `:p` with probability p, `@n` only at the n-th hit, nothing for every hit.
 
     kill          SIGKILL to this process            stop        SIGSTOP to this process
-    exit          leave at once, with status 70      raise:NAME  OSError with that errno
+    exit          leave immediately, with status 70      raise:NAME  OSError with that errno
     delay:MS      block the thread for milliseconds  skip        `hit` is True: leave the step out
     count         only count
 

@@ -168,7 +168,7 @@ def _leave_breaker(
         state.failures += 1
         _open(state, now, now + gate.span, reason)
     elif was_probe:
-        # The probe neither succeeded nor failed: the next task may probe at once.
+        # The probe neither succeeded nor failed: the next task may probe immediately.
         _open(state, now - gate.span, now, state.reason)
 
 

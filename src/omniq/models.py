@@ -152,7 +152,7 @@ class TransientError(TaskError):
 
 
 class PermanentError(TaskError):
-    """Running the task again cannot help: it fails for good at once."""
+    """Running the task again cannot help: it fails for good immediately."""
 
     category = ErrorCategory.PERMANENT
 
@@ -164,7 +164,7 @@ class PartialError(TaskError):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many tasks with this key may run at once, or start within `per` seconds, on all workers."""
+    """How many tasks with this key may run at the same time, or start within `per` seconds, on all workers."""
 
     key: str
     max_running: int | None = None
@@ -181,9 +181,9 @@ class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored call of a function. `Task(func_path="m.f")` is due at once.
+    """A stored call of a function. `Task(func_path="m.f")` is due immediately.
 
-    `eta=None` means due at once; the storage fills in the time of enqueue. `attempts` is the
+    `eta=None` means due immediately; the storage fills in the time of enqueue. `attempts` is the
     number of failures before this run, and `crashes` that of workers that died while they ran it:
     `max_retries` limits the first, `max_crashes` the second. `interval`, `timeout` and `result_ttl` are seconds; a
     `timeout` or `result_ttl` of None means the default of the settings. The storage sets `token`,

@@ -61,6 +61,6 @@ def dashboard(
 
 
 def _print_link(link: str) -> None:
-    """Print a link alone on its line, unwrapped, and flush it so that a pipe gets it at once."""
+    """Print a link alone on its line, unwrapped, and flush it so that a pipe gets it immediately."""
     output.print_line(link)
     console.flush()

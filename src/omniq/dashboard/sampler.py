@@ -139,7 +139,7 @@ class Sampler:
             self._notify_watchers()
 
     def _refresh(self) -> asyncio.Task[None]:
-        """The running refresh, or a new one: never two at once."""
+        """The running refresh, or a new one: never two at the same time."""
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = asyncio.get_running_loop().create_task(self._take_snapshot())
         return self._refresh_task

@@ -218,7 +218,7 @@ class AsyncTaskQueue(AsyncEnqueuer):
         await self.close()
 
     def options(self, **options: Unpack[EnqueueOptions]) -> AsyncEnqueuer:
-        """Return this queue with options for the calls that follow. They are checked at once."""
+        """Return this queue with options for the calls that follow. They are checked immediately."""
         connection = options.pop("connection", None)
         call = call_options(**options)
         return AsyncEnqueuer(self._storage, self._builder, call, connection, self._wrapper)

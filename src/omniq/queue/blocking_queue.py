@@ -238,7 +238,7 @@ class TaskQueue(Enqueuer):
         self.close()
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Enqueuer:
-        """Return this queue with options for the calls that follow. They are checked at once."""
+        """Return this queue with options for the calls that follow. They are checked immediately."""
         return Enqueuer(self._portal, self._queue.options(**options))
 
     def wrap_enqueue(self, wrapper: EnqueueWrapper) -> None:

@@ -72,7 +72,7 @@ class AsyncDeadLetters:
     ) -> bool:
         """Enqueue the task again under its id, with new arguments if given; False if it is not dead.
 
-        This is one atomic step: of two callers that retry at once, one gets True. If the task
+        This is one atomic step: of two callers that retry at the same time, one gets True. If the task
         cannot be enqueued, the error is raised and the dead letter stays. A task with finished
         steps resumes after them, unless `from_start`.
         """

@@ -324,7 +324,7 @@ def _with_next_time(schedule: Schedule, known: Schedule | None, now: datetime) -
 def _first_from_now(schedule: Schedule, now: datetime) -> datetime | None:
     """Return the first future time that no worker with a fast clock has fired already."""
     if schedule.at is not None:
-        # A time that has passed runs at once, unless it was fired.
+        # A time that has passed runs immediately, unless it was fired.
         return None if schedule.last_at == schedule.at else schedule.at
     after = now if schedule.last_at is None else max(now, schedule.last_at)
     return first_after(schedule, after)

@@ -469,7 +469,7 @@ class Backend(ABC):
         When `work` raises, also `Moved`, what its section has written is undone, and nothing else. A
         connection of another kind, to another store, or in autocommit mode raises `InvalidTask`.
         """
-        raise NotImplementedError
+        raise StorageError(f"the {self.capabilities.name} storage has no transactions")
 
     def transaction(
         self, finish: Callable[[], Work[None]], *, seconds: float, blocking: bool
@@ -480,7 +480,7 @@ class Backend(ABC):
         committed. With `blocking`, the connection is for another thread than the event loop's. Raises
         `CommitUnknown` when the reply to the commit is lost.
         """
-        raise NotImplementedError
+        raise StorageError(f"the {self.capabilities.name} storage has no transactions")
 
 
 def complete(work: Awaitable[_T]) -> _T:

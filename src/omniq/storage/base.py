@@ -187,7 +187,7 @@ class BaseStorage(SideData):
     async def close(self) -> None:
         """Stop using the storage. May be called twice.
 
-        O3. The tasks that this owner still holds are given back at once, and charged nothing.
+        O3. The tasks that this owner still holds are given back immediately, and charged nothing.
         """
         if not self._is_open:
             return
@@ -220,7 +220,7 @@ class BaseStorage(SideData):
         await self.close()
 
     async def retire(self) -> None:
-        """Give back at once the tasks that this owner still holds, charged nothing, and end its lease.
+        """Give back the tasks that this owner still holds, charged nothing, and end its lease.
 
         It is no longer among the `workers`. This object's next claim is made by a fresh owner.
         """
@@ -311,7 +311,7 @@ class BaseStorage(SideData):
         """Claim up to `limit` due tasks for this owner, in one round trip.
 
         C1. A claimed task is RUNNING, has this owner, and a token one above its last.
-        C2. No task is claimed by two owners, however many claim at once.
+        C2. No task is claimed by two owners, however many claim at the same time.
         C3. Nothing is claimed before its eta. `now` decides what is due; None is the store's clock.
         C4. Order: priority descending, then eta ascending, then order of enqueue.
         C5. A claimed task is not claimed again until it is released, rescheduled, or given back.
@@ -353,7 +353,7 @@ class BaseStorage(SideData):
         G3. No more tasks with one rate key are claimed within any span than it allows.
         G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
         G5. A parked task keeps its position in the order, and does not hold up other tasks.
-        G6. A claim does not cost more because keys are blocked, or because many have room at once.
+        G6. A claim does not cost more because keys are blocked, or because many have room at the same time.
         G7. What has room is offered in order, and a task that cannot be taken keeps no other out.
         G8. The state of a limit that says nothing is deleted, and that changes nothing.
         """
@@ -517,7 +517,7 @@ class BaseStorage(SideData):
     async def cancel(self, task_id: str, reason: str = "by request") -> bool:
         """Store that the task is cancelled; returns False when it has ended already.
 
-        X1. A waiting task ends as CANCELLED at once and never runs.
+        X1. A waiting task ends as CANCELLED immediately and never runs.
         X2. A running task's owner is notified at its next renewal; the task does not run again.
         X3. A task that has ended, or has no record, is not touched.
         """
@@ -606,7 +606,7 @@ class BaseStorage(SideData):
         why the owner has lost it, or returns None if the owner still has it.
 
         L6. The owner is fenced first: it can neither renew nor claim nor record afterwards.
-        L7. A task is due again at once, charged one crash and no failure.
+        L7. A task is due again immediately, charged one crash and no failure.
         L8. When the owner held a suspect, only that one is charged.
         L9. A task charged `max_crashes` times becomes a dead letter with the reason `crashed`. A task
             may have its own maximum.
@@ -615,7 +615,7 @@ class BaseStorage(SideData):
         L12. Two concurrent calls take each task once.
         L13. A task whose own maximum is 0 or 1 runs at most once: when its owner is lost, charged or
             not, or gives up its lease while it holds the task, it becomes a dead letter.
-        L17. Claims from before the store's epoch was raised are given back at once, charged nothing; a
+        L17. Claims from before the store's epoch was raised are given back immediately, charged nothing; a
             task of L13 becomes a dead letter with the reason `store went back`.
         """
         self._check_open()
@@ -657,7 +657,7 @@ class BaseStorage(SideData):
     async def wait_for_work(self, timeout: float) -> None:
         """Return when there may be something to claim, or after `timeout` seconds.
 
-        W1. An enqueue through this object ends the wait at once.
+        W1. An enqueue through this object ends the wait immediately.
         W2. Only a hint: a return promises nothing, and with every wake-up lost, polling still works.
         """
         self._check_open()
@@ -669,7 +669,7 @@ class BaseStorage(SideData):
         """Wait for the final result; returns None after `timeout`, or if the task has no record.
 
         W3. A result that is not final is never returned.
-        W4. An outcome recorded through this object ends the wait at once.
+        W4. An outcome recorded through this object ends the wait immediately.
         """
         self._check_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout

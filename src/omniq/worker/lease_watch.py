@@ -65,7 +65,7 @@ class LeaseWatch:
         self._deaths = deaths
 
     def had_to_wait(self) -> None:
-        """The first connection was not made at once: so other workers may have lost theirs."""
+        """The first connection was not made at the first try: so other workers may have lost theirs."""
         self._begin_after_gap(self._clock.boot_micros())
 
     def answered(self, *, is_renewal: bool = False) -> None:

@@ -132,7 +132,7 @@ class Maintenance:
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
         pause, failures = seconds, 0
         while True:
-            # Jitter, so that workers that were started together do not do it all at once.
+            # Jitter, so that workers that were started together do not do it all at the same time.
             await self._clock.sleep(pause * (1 - _JITTER * self._clock.random()))
             try:
                 await chore()

@@ -51,7 +51,7 @@ class Log(Protocol):
         ...
 
     async def save_snapshot(self, number: int, data: bytes) -> None:
-        """Store the state after that commit. Commits up to it may be deleted, but not at once.
+        """Store the state after that commit. Commits up to it may be deleted, but not immediately.
 
         A process whose append was not answered looks for its commit; if that was deleted, it cannot
         tell whether it was stored.

@@ -1,6 +1,6 @@
 """The connection to a Redis server: one for all calls. Its errors are raised as `StorageError`.
 
-Calls do not wait for each other: each is sent at once, and the server replies in that order. This
+Calls do not wait for each other: each is sent immediately, and the server replies in that order. This
 module sends nothing twice: `ConnectionLost.was_sent` says whether the server may have run the call.
 Only this module uses the driver, which is the parser of the replies.
 """
@@ -252,7 +252,7 @@ class _Connection(asyncio.BufferedProtocol):
         raise self._error
 
     def abort(self) -> None:
-        """Close the connection at once; pending requests fail."""
+        """Close the connection immediately; pending requests fail."""
         self._fail(ConnectionError("the connection was closed"))
 
     async def close(self) -> None:

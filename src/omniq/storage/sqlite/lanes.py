@@ -46,7 +46,7 @@ def first_rows(db: StatementRunner, wanted: Wanted, after: Order | None, limit: 
 def _rows_of(
     db: StatementRunner, wanted: Wanted, lane: _Lane, begin: Order, limit: int
 ) -> list[Row]:
-    """The first rows of one lane, read at once, because a worker often has one."""
+    """The first rows of one lane, read together, because a worker often has one."""
     names = ("place", "queue", "func", "rank", "turn", "seq", "due_by", "limit")
     parameters = dict(zip(names, (*lane, *begin, wanted.due_by, limit), strict=True))
     return tables.read_rows(db, _statement("lane_rows", _is_by_queue(wanted)), parameters)

@@ -262,7 +262,7 @@ def rank(priority: int) -> int:
     return ~priority
 
 
-# The driver binds plain strings, numbers and bytearrays at once; for None, bytes and others it searches
+# The driver binds plain strings, numbers and bytearrays directly; for None, bytes and others it searches
 # for an adapter, which takes longer than all else. So what is missing is stored as "" or 0 where that has
 # no other meaning. Each tuple is written out: that is several times faster than an `attrgetter`.
 
