@@ -37,6 +37,7 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
+from tests.storage.emptied_gates import claimed_beside_an_emptied_gate
 from tests.storage.postgres_stores import Schema
 
 pytestmark = pytest.mark.timeout(120)
@@ -919,20 +920,8 @@ async def test_a_task_is_not_parked_under_a_gate_that_others_empty_meanwhile(sch
         PostgresStorage(url, schema=name) as storage,
         PostgresStorage(url, schema=name) as another,
     ):
-        one = (Limit(key="k", max_running=1),)
-        await storage.enqueue_many(some_tasks("ab", limits=one))
-        (first,) = await another.reserve(2)
-        await storage.enqueue(a_task("c", limits=one))
-        write = PostgresSection.write
+        claimed = await claimed_beside_an_emptied_gate(
+            storage, another, PostgresSection, monkeypatch
+        )
 
-        async def delayed(section, changes):
-            monkeypatch.undo()
-            await another.mark_done("a", a_result(first))
-            (second,) = await another.reserve(1)
-            await another.mark_done("b", a_result(second))
-            return await write(section, changes)
-
-        monkeypatch.setattr(PostgresSection, "write", delayed)
-        claimed = [*await storage.reserve(5), *await another.reserve(5)]
-
-        assert [task.id for task in claimed] == ["c"]
+        assert claimed == ["c"]

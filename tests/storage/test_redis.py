@@ -25,6 +25,7 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.fault_proxy import FaultProxy
 from omniq.testing.servers import RedisServer
+from tests.storage.emptied_gates import claimed_beside_an_emptied_gate
 
 TIMEOUT = 5.0
 """Seconds after which a wait fails."""
@@ -820,20 +821,6 @@ async def test_a_task_is_not_parked_under_a_gate_that_others_empty_meanwhile(
 ):
     """Nothing would offer the task again."""
     async with RedisStorage(server.url, prefix="p", clock=clock) as another:
-        one = (Limit(key="k", max_running=1),)
-        await storage.enqueue_many(some_tasks("ab", limits=one))
-        (first,) = await another.reserve(2)
-        await storage.enqueue(a_task("c", limits=one))
-        write = RedisSection.write
+        claimed = await claimed_beside_an_emptied_gate(storage, another, RedisSection, monkeypatch)
 
-        async def delayed(section, changes):
-            monkeypatch.undo()
-            await another.mark_done("a", a_result(first))
-            (second,) = await another.reserve(1)
-            await another.mark_done("b", a_result(second))
-            return await write(section, changes)
-
-        monkeypatch.setattr(RedisSection, "write", delayed)
-        claimed = [*await storage.reserve(5), *await another.reserve(5)]
-
-        assert [task.id for task in claimed] == ["c"]
+        assert claimed == ["c"]
