@@ -19,7 +19,7 @@ The same kills for other task queues and for omniq, counted in the same way. `ma
 
 A producer enqueues twenty tasks a second, each of 20 to 400 ms, and records outside the storage which of them the queue has
 acknowledged. {WORKERS} workers with {CONCURRENCY} tasks at a time run them; each run records its start and its end, also outside
-the storage. One to two seconds after all workers have started tasks, all processes of one of them get SIGKILL at once, as when a
+the storage. One to two seconds after all workers have started tasks, all processes of one of them get SIGKILL at the same time, as when a
 machine or a container fails, and a new worker replaces it. This repeats. After the last kill, the producer continues with two
 tasks a second for as long as the queue's documentation says that it takes to return a dead worker's tasks (at most
 {PATIENCE:.0f} s). Then the storage is read for tasks that it still holds.
