@@ -40,5 +40,5 @@ async def test_no_span_of_time_has_more_starts_than_the_rate_allows(store):
     results = await drain(store, guarded_tasks.rated, 150)
     starts = sorted(result.started_at for result in results)
 
-    assert most_within(starts, timedelta(seconds=0.25)) == 25
+    assert most_within(starts, timedelta(seconds=0.25)) <= 25
     assert starts[-1] - starts[0] >= timedelta(seconds=1.25)
