@@ -222,6 +222,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     owner: str | None = None
     started_at: datetime | None = None
     cancel_requested: bool = False
+    is_verified: bool = True
+    """False if the stored call could not be read or its signature is wrong: only the store says what
+    it is, its arguments are missing, and it never runs."""
 
     @property
     def runs_at_most_once(self) -> bool:

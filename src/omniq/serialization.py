@@ -22,7 +22,7 @@ import msgspec
 from omniq.errors import SerializationError, SettingsError
 from omniq.models import Task, TaskError, TaskResult
 from omniq.settings import Settings
-from omniq.signing import RESULT, TASK, Seal, SealedSerializer
+from omniq.signing import Seal, SealedSerializer
 
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 DEFAULT_MAX_DEPTH = 64
@@ -131,7 +131,7 @@ class MsgspecSerializer:
         return data
 
 
-class CloudpickleSerializer:
+class CloudpickleSerializer(SealedSerializer):
     """Arguments and results as pickles, every record signed or encrypted.
 
     The keys are those of a `Seal`: they can be replaced while workers run. Anyone who has a key can
@@ -146,7 +146,14 @@ class CloudpickleSerializer:
         old_keys: Sequence[str | bytes] = (),
         max_payload: int = DEFAULT_MAX_PAYLOAD,
     ) -> None:
-        self._seal = Seal(signing_key, encryption_key=encryption_key, old_keys=old_keys)
+        seal = Seal(signing_key, encryption_key=encryption_key, old_keys=old_keys)
+        super().__init__(_PickleSerializer(max_payload), seal)
+
+
+class _PickleSerializer:
+    """Pickles inside the records of plain data. Only a seal makes them safe to read."""
+
+    def __init__(self, max_payload: int) -> None:
         try:
             import cloudpickle  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
@@ -160,21 +167,19 @@ class CloudpickleSerializer:
 
     def encode_task(self, task: Task) -> bytes:
         payload = self._dump((task.args, task.kwargs), "args")
-        envelope = msgspec.structs.replace(task, args=(payload,), kwargs={})
-        return self._seal.close(TASK, self._envelope.encode_task(envelope))
+        return self._envelope.encode_task(msgspec.structs.replace(task, args=(payload,), kwargs={}))
 
     def decode_task(self, data: bytes) -> Task:
-        envelope = self._envelope.decode_task(self._seal.open(TASK, data))
+        envelope = self._envelope.decode_task(data)
         args, kwargs = self._load(envelope.args[0])
         return msgspec.structs.replace(envelope, args=args, kwargs=kwargs)
 
     def encode_result(self, result: TaskResult) -> bytes:
         payload = self._dump(result.result, "result")
-        envelope = msgspec.structs.replace(result, result=payload)
-        return self._seal.close(RESULT, self._envelope.encode_result(envelope))
+        return self._envelope.encode_result(msgspec.structs.replace(result, result=payload))
 
     def decode_result(self, data: bytes) -> TaskResult:
-        envelope = self._envelope.decode_result(self._seal.open(RESULT, data))
+        envelope = self._envelope.decode_result(data)
         return msgspec.structs.replace(envelope, result=self._load(envelope.result))
 
     def _dump(self, value: object, path: str) -> bytes:

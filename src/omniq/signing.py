@@ -6,8 +6,9 @@
            10  signed:     HMAC-SHA256 of everything else (32 bytes), then the record
                encrypted:  a salt (32 bytes), then the output of AES-256-GCM
 
-The kind of the record (task or result) is part of the signed data. Each encrypted record has a
-separate key, derived from its salt, so no key is ever used twice.
+The kind of the record is part of the signed data, and so is what a document belongs to, such as the
+id of a task: sealed bytes cannot be moved to another place. Each encrypted record has a separate key,
+derived from its salt, so no key is ever used twice.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 
 MIN_KEY_BYTES: Final = 16
 
-Kind = Literal[b"T", b"R"]
+Kind = Literal[b"T", b"R", b"C", b"P", b"S"]
 TASK: Final[Kind] = b"T"
 RESULT: Final[Kind] = b"R"
+CHECKPOINT: Final[Kind] = b"C"
+PROGRESS: Final[Kind] = b"P"
+SCHEDULE: Final[Kind] = b"S"
 
 _SIGNED, _ENCRYPTED = b"\xc1\x01", b"\xc1\x02"
 _HEADER_SIZE, _SEAL_SIZE = 10, 32
@@ -63,30 +67,37 @@ class Seal:
                 self._keys[_SIGNED + _key_id(key)] = _derived(key, b"sign")
                 self._keys[_ENCRYPTED + _key_id(key)] = _derived(key, b"encrypt")
 
-    def close(self, kind: Kind, record: bytes) -> bytes:
-        """Return the record, sealed with the newest key."""
+    @property
+    def is_encrypting(self) -> bool:
+        """Whether new records are encrypted, and not only signed."""
+        return self._cipher is not None
+
+    def close(self, kind: Kind, record: bytes, *belongs_to: str) -> bytes:
+        """Return the record, sealed with the newest key. It opens only for the same `belongs_to`."""
         header, key = self._header, self._keys[self._header]
+        context = header + kind + _packed(belongs_to)
         if self._cipher is None:
-            return header + _signature(key, header + kind + record) + record
+            return header + _signature(key, context + record) + record
         salt = new_secret().encode()
-        encrypted: bytes = self._cipher(_derived(key, salt)).encrypt(_NONCE, record, header + kind)
+        encrypted: bytes = self._cipher(_derived(key, salt)).encrypt(_NONCE, record, context)
         return header + salt + encrypted
 
-    def open(self, kind: Kind, sealed: bytes) -> bytes:
+    def open(self, kind: Kind, sealed: bytes, *belongs_to: str) -> bytes:
         """Return the sealed record. Raises `SerializationError` if no known key made this seal."""
         header, seal = sealed[:_HEADER_SIZE], sealed[_HEADER_SIZE : _HEADER_SIZE + _SEAL_SIZE]
         body = sealed[_HEADER_SIZE + _SEAL_SIZE :]
         key = self._keys.get(header)
         if key is None or len(seal) < _SEAL_SIZE:
             raise _broken()
+        context = header + kind + _packed(belongs_to)
         if header.startswith(_SIGNED):
-            if not hmac.compare_digest(seal, _signature(key, header + kind + body)):
+            if not hmac.compare_digest(seal, _signature(key, context + body)):
                 raise _broken()
             return body
         # An old record may be encrypted although new records are only signed.
         cipher = (self._cipher or _cipher())(_derived(key, seal))
         try:
-            record: bytes = cipher.decrypt(_NONCE, body, header + kind)
+            record: bytes = cipher.decrypt(_NONCE, body, context)
         except Exception as error:
             # The driver raises one error for a wrong tag and others for malformed data.
             raise _broken() from error
@@ -97,20 +108,47 @@ class SealedSerializer:
     """Seals the records of another serializer. Nothing is decoded before it is verified."""
 
     def __init__(self, inner: Serializer, seal: Seal) -> None:
-        self._inner = inner
-        self._seal = seal
+        self.inner = inner
+        self.seal = seal
 
     def encode_task(self, task: Task) -> bytes:
-        return self._seal.close(TASK, self._inner.encode_task(task))
+        return self.seal.close(TASK, self.inner.encode_task(task))
 
     def decode_task(self, data: bytes) -> Task:
-        return self._inner.decode_task(self._seal.open(TASK, data))
+        return self.inner.decode_task(self.seal.open(TASK, data))
 
     def encode_result(self, result: TaskResult) -> bytes:
-        return self._seal.close(RESULT, self._inner.encode_result(result))
+        return self.seal.close(RESULT, self.inner.encode_result(result))
 
     def decode_result(self, data: bytes) -> TaskResult:
-        return self._inner.decode_result(self._seal.open(RESULT, data))
+        return self.inner.decode_result(self.seal.open(RESULT, data))
+
+
+def is_sealed(serializer: Serializer) -> bool:
+    """Whether the serializer signs or encrypts records, and refuses others."""
+    return isinstance(serializer, SealedSerializer)
+
+
+def seal_document(serializer: Serializer, kind: Kind, data: bytes, *belongs_to: str) -> bytes:
+    """The document as it is stored: sealed as a whole if the serializer seals records."""
+    if isinstance(serializer, SealedSerializer):
+        return serializer.seal.close(kind, data, *belongs_to)
+    return data
+
+
+def open_document(serializer: Serializer, kind: Kind, data: bytes, *belongs_to: str) -> bytes:
+    """Return what `seal_document` was given; `SerializationError` if it was not stored that way."""
+    if isinstance(serializer, SealedSerializer):
+        return serializer.seal.open(kind, data, *belongs_to)
+    return data
+
+
+def unsealed(serializer: Serializer) -> Serializer:
+    """The serializer of values inside a document that is sealed as a whole.
+
+    A value in it must not have the seal of a task or a result: it could be moved there.
+    """
+    return serializer.inner if isinstance(serializer, SealedSerializer) else serializer
 
 
 def _checked(key: str | bytes | None) -> bytes | None:
@@ -133,6 +171,12 @@ def _key_id(key: bytes) -> bytes:
     return _derived(key, b"key id")[:8]
 
 
+def _packed(names: tuple[str, ...]) -> bytes:
+    """The names, each after its length, so that no two lists of names give the same bytes."""
+    encoded = [name.encode() for name in names]
+    return b"".join(len(name).to_bytes(4, "big") + name for name in encoded)
+
+
 def _signature(key: bytes, data: bytes) -> bytes:
     return hmac.digest(key, data, hashlib.sha256)
 
@@ -151,3 +195,10 @@ def _broken() -> SerializationError:
     return SerializationError(
         "the signature is wrong: the record was changed, or was signed with an unknown key"
     )
+
+
+def protection(serializer: object) -> str:
+    """How a serializer protects its records: "open", "signed" or "encrypted"."""
+    if not isinstance(serializer, SealedSerializer):
+        return "open"
+    return "encrypted" if serializer.seal.is_encrypting else "signed"

@@ -196,7 +196,9 @@ async def test_a_dead_letter_keeps_the_checkpoint_and_resumes_at_the_failed_step
     result = await run(queue, tasks.publish_async, str(tmp_path), max_retries=0)
     letter = await queue.dead.get(result.task_id)
     assert letter is not None
-    assert read_checkpoint(letter.checkpoint).done() == ["update", "index"]
+    assert read_checkpoint(
+        queue.storage.serializer, (letter.task_id, letter.func_path), letter.checkpoint
+    ).done() == ["update", "index"]
     assert await queue.dead.retry(result.task_id)
     await queue.worker().run_until_empty()
 

@@ -15,7 +15,7 @@ from omniq.models import Attempt, Task, TaskStatus
 from omniq.operations import bulk_actions
 from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import without_secrets
-from omniq.operations.task_detail import TaskDetail, task_detail
+from omniq.operations.task_detail import UNVERIFIED, TaskDetail, task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.process import console
 
@@ -162,6 +162,7 @@ def _identity(task: Task, now: datetime) -> list[tuple[str, output.Cell]]:
         ("function", task.func_path),
         ("queue", task.queue),
         ("priority", task.priority),
+        ("call", "" if task.is_verified else UNVERIFIED),
         ("arguments", output.value_text(safe.args) if task.args else ""),
         ("keywords", output.value_text(safe.kwargs) if task.kwargs else ""),
         ("metadata", output.value_text(task.metadata) if task.metadata else ""),

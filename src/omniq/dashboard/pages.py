@@ -25,7 +25,7 @@ from omniq.operations.explain import explain
 from omniq.operations.formatting import count_of
 from omniq.operations.health import describe_unrunnable
 from omniq.operations.redaction import redacted, without_secrets
-from omniq.operations.task_detail import TaskDetail, task_detail
+from omniq.operations.task_detail import UNVERIFIED, TaskDetail, task_detail
 from omniq.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
@@ -194,11 +194,14 @@ async def task(request: Request) -> Response:
         steps=[(step.name, redacted(step.result)) for step in detail.steps[:_MAX_STEPS]],
         result=None if detail.result is None else redacted(detail.result.result),
         editable=_editable(detail),
+        unverified=None if detail.task.is_verified else UNVERIFIED,
     )
 
 
 def _editable(detail: TaskDetail) -> tuple[str, str] | None:
-    """The arguments as JSON to edit; None if JSON cannot represent them exactly."""
+    """The arguments as JSON to edit; None if they are not known, or JSON cannot represent them exactly."""
+    if not detail.task.is_verified:
+        return None
     parts = (list(detail.task.args), detail.task.kwargs)
     safe = without_secrets(detail.task)
     texts = [

@@ -11,7 +11,7 @@ import msgspec
 from omniq.errors import SerializationError, TaskNotFound
 from omniq.models import Attempt, DeadLetter, Progress, Task, TaskResult, TaskStatus
 from omniq.storage.base import BaseStorage
-from omniq.tasks.steps import decode_value, read_checkpoint
+from omniq.tasks.steps import decode_value, read_checkpoint, task_key
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
@@ -27,6 +27,10 @@ class Step(msgspec.Struct, frozen=True):
 
     name: str
     result: Any
+
+
+UNVERIFIED = "not verified: it cannot be read, or its signature is wrong; it never runs"
+"""What is shown of a task that is not `is_verified`, in place of its arguments."""
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +64,7 @@ async def task_detail(storage: BaseStorage, task_id: str) -> TaskDetail:
         attempts=attempts,
         dead=letter,
         progress=await storage.get_progress(task_id),
-        steps=tuple(_steps(storage, await _checkpoint(storage, letter, task_id))),
+        steps=tuple(_steps(storage, task, await _checkpoint(storage, letter, task_id))),
         timeline=tuple(_timeline(task, result, attempts)),
     )
 
@@ -81,10 +85,10 @@ async def _checkpoint(
     return await storage.load_checkpoint(task_id) if letter is None else letter.checkpoint
 
 
-def _steps(storage: BaseStorage, checkpoint: bytes | None) -> list[Step]:
-    """The steps recorded in the checkpoint; empty when another version of omniq wrote it."""
+def _steps(storage: BaseStorage, task: Task, checkpoint: bytes | None) -> list[Step]:
+    """The steps recorded in the checkpoint; empty when it cannot be read or verified."""
     try:
-        recorded = read_checkpoint(checkpoint)
+        recorded = read_checkpoint(storage.serializer, task_key(task), checkpoint)
         steps = [
             Step(name, decode_value(storage.serializer, data))
             for name, data in recorded.steps.items()

@@ -14,9 +14,11 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from omniq import signing
 from omniq.clock import Clock, seconds_to_micros, to_micros
 from omniq.errors import (
     DuplicateTask,
+    InvalidValue,
     LeaseLost,
     QueueFull,
     SerializationError,
@@ -33,9 +35,11 @@ from omniq.models import (
     Schedule,
     TaskStatus,
     WorkerInfo,
+    check_schedule,
 )
 from omniq.outcomes import Released
 from omniq.serialization import Serializer, encode_internal, internal_decoder
+from omniq.signing import open_document, seal_document, unsealed
 from omniq.storage import row_rules
 from omniq.storage.backend import (
     ANY,
@@ -811,23 +815,29 @@ class Engine:
             changes = await self._attach(
                 section,
                 owner,
-                {
-                    each.task_id: (
-                        each.token,
-                        DocumentChange(PROGRESS, each.task_id, ANY, encode_internal(each)),
-                    )
-                    for each in reports
-                },
+                {each.task_id: (each.token, self._progress(each)) for each in reports},
             )
             if changes.documents:
                 await section.write(changes)
 
         await self._transact(report)
 
+    def _progress(self, report: Progress) -> DocumentChange:
+        data = seal_document(
+            self._serializer, signing.PROGRESS, encode_internal(report), report.task_id
+        )
+        return DocumentChange(PROGRESS, report.task_id, ANY, data)
+
     async def get_progress(self, task_id: str) -> Progress | None:
-        """The last report of the running task."""
+        """The last report of the running task; None for one that cannot be verified."""
         data = await self._document(PROGRESS, task_id)
-        return None if data is None else _decode_progress(data)
+        if data is None:
+            return None
+        try:
+            data = open_document(self._serializer, signing.PROGRESS, data, task_id)
+            return _decode_progress(data)
+        except SerializationError:
+            return None
 
     async def newest_result(self, task_id: str) -> bytes | None:
         """The encoded result of a repeating task's newest run."""
@@ -846,7 +856,9 @@ class Engine:
             stored = (await section.documents(SCHEDULE, [schedule.id])).get(schedule.id)
             version = schedule.version
             if stored is not None:
-                version = self._next_version(_decode_schedule(stored.data).version)
+                stored_version = self._schedule_version(stored)
+                if stored_version is not None:
+                    version = self._next_version(stored_version)
             await section.write(Changes(documents=[self._schedule(stored, schedule, version)]))
 
         await self._transact(put)
@@ -859,12 +871,13 @@ class Engine:
     ) -> DocumentChange:
         # Arguments and metadata are user data: only the serializer may encode them.
         bare = msgspec.structs.replace(schedule.task, args=(), kwargs={}, metadata={})
-        data = encode_internal(
-            _StoredSchedule(
-                version,
-                msgspec.structs.replace(schedule, task=bare),
-                self._serializer.encode_task(schedule.task),
-            )
+        stored_schedule = _StoredSchedule(
+            version,
+            msgspec.structs.replace(schedule, task=bare),
+            unsealed(self._serializer).encode_task(schedule.task),
+        )
+        data = seal_document(
+            self._serializer, signing.SCHEDULE, encode_internal(stored_schedule), schedule.id
         )
         due = None if schedule.next_at is None else to_micros(schedule.next_at)
         before = None if stored is None else stored.data
@@ -872,20 +885,38 @@ class Engine:
 
     async def get_schedule(self, schedule_id: str) -> Schedule | None:
         """The schedule as it is now."""
-        data = await self._document(SCHEDULE, schedule_id)
-        return None if data is None else self._decoded_schedule(data)
+        found = await self._read(lambda section: section.documents(SCHEDULE, [schedule_id]))
+        return self._decoded_schedule(found[schedule_id]) if schedule_id in found else None
 
-    def _decoded_schedule(self, data: bytes) -> Schedule:
-        stored = _decode_schedule(data)
-        task = self._serializer.decode_task(stored.task)
-        return msgspec.structs.replace(stored.schedule, task=task, version=stored.version)
+    def _open_schedule(self, document: Document) -> _StoredSchedule:
+        """Verify that this is what was stored under this id, and decode it."""
+        return _decode_schedule(
+            open_document(self._serializer, signing.SCHEDULE, document.data, document.key)
+        )
+
+    def _schedule_version(self, document: Document) -> int | None:
+        """The version; None of a schedule that cannot be verified, which never fires."""
+        try:
+            return self._open_schedule(document).version
+        except SerializationError:
+            return None
+
+    def _decoded_schedule(self, document: Document) -> Schedule:
+        stored = self._open_schedule(document)
+        task = unsealed(self._serializer).decode_task(stored.task)
+        schedule = msgspec.structs.replace(stored.schedule, task=task, version=stored.version)
+        try:
+            check_schedule(schedule)
+        except InvalidValue as error:
+            raise SerializationError(f"schedule {document.key}: {error}") from error
+        return schedule
 
     async def list_schedules(self) -> list[Schedule]:
         """All schedules in id order; one that cannot be decoded is left out."""
         schedules: list[Schedule] = []
         for document in await self._all_documents(SCHEDULE):
             with suppress(SerializationError):
-                schedules.append(self._decoded_schedule(document.data))
+                schedules.append(self._decoded_schedule(document))
         return schedules
 
     async def _all_documents(self, kind: str) -> list[Document]:
@@ -926,8 +957,8 @@ class Engine:
             stored = (await section.documents(SCHEDULE, [schedule.id])).get(schedule.id)
             if stored is None:
                 return False
-            version = _decode_schedule(stored.data).version
-            if version != schedule.version:
+            version = self._schedule_version(stored)
+            if version is None or version != schedule.version:
                 return False
             changes = Changes()
             if row is not None and row.id not in await section.load([row.id]):

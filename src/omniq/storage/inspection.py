@@ -345,6 +345,7 @@ class Inspection:
                 priority=row.priority,
                 expires=None if row.expires is None else from_micros(row.expires),
                 created_at=from_micros(row.created_at),
+                is_verified=False,
             )
         return task_of(row, task)
 

@@ -86,18 +86,24 @@ class SideData(Inspection):
         body = None
         if task is not None:
             self._check_task(task)
-            letter = await self.get_dead(task_id)
-            if letter is None:
+            stored = await self.get_dead_task(task_id)
+            if stored is None:
                 return False
+            if not stored.is_verified:
+                # To encode it again would sign what the store says, which anyone may have written.
+                raise SerializationError(
+                    f"task {task_id}: its stored call cannot be read, so that other arguments cannot be "
+                    "given to it; enqueue a new task instead"
+                )
             if (task.id, task.func_path, task.queue) != (
                 task_id,
-                letter.func_path,
-                letter.queue,
+                stored.func_path,
+                stored.queue,
             ):
                 # The fields that a storage filters and counts by must stay those of the task.
                 raise InvalidTask(
                     f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
-                    f"of {letter.func_path}; change its arguments only"
+                    f"of {stored.func_path}; change its arguments only"
                 )
             body = self._serializer.encode_task(task)
         is_retried = await self._opened.retry_dead(task_id, body, from_start=from_start)

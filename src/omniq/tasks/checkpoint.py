@@ -147,7 +147,7 @@ class Cursor(Generic[T]):
     async def _step_past(self, item: T, position: CursorPosition) -> CursorPosition:
         last = None
         if self._resumes_after_item:
-            last = encode_value(self._serializer, self._name, item)
+            last = encode_value(self._serializer, item)
         moved = CursorPosition(position.count + 1, last)
         self._run.move_cursor(self._name, moved)
         if moved.count % self._every == 0:

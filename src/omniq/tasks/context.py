@@ -14,6 +14,7 @@ from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
+from omniq.serialization import Serializer
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.control import Signal, Snooze
 from omniq.tasks.error_rules import FailedStep
@@ -24,7 +25,9 @@ from omniq.tasks.steps import (
     decode_value,
     encode_value,
     has_event_loop,
+    reencode_checkpoint,
     run_on_loop_of,
+    task_key,
 )
 from omniq.tasks.transaction import Transaction
 
@@ -261,12 +264,18 @@ class TaskContext:
             return None
         return FailedStep(self._claim, checkpoint.running_steps[0], checkpoint.data.done())
 
-    async def load_checkpoint(self) -> bytes | None:
-        """Load the checkpoint of earlier runs, for a run in a child process."""
-        return await self._services.load_checkpoint(self._task.id)
+    async def load_checkpoint(self, codec: Serializer) -> bytes | None:
+        """Load the checkpoint of earlier runs, for a run in a child process that uses this codec."""
+        stored = await self._services.load_checkpoint(self._task.id)
+        if stored is None:
+            return None
+        return reencode_checkpoint(stored, task_key(self._task), self._services.serializer, codec)
 
-    async def save_checkpoint(self, checkpoint: bytes) -> None:
-        """Save the checkpoint of a run in a child process."""
+    async def save_checkpoint(self, checkpoint: bytes, codec: Serializer) -> None:
+        """Save the checkpoint of a run in a child process that uses this codec."""
+        checkpoint = reencode_checkpoint(
+            checkpoint, task_key(self._task), codec, self._services.serializer
+        )
         await self._services.save_checkpoint(self._task.id, self._task.token, checkpoint)
 
     def report_skipped_step(self, step: str, error: str) -> None:
@@ -316,7 +325,7 @@ class TaskContext:
 
     def _encode_result(self, step: str, value: object) -> bytes:
         try:
-            return encode_value(self._services.serializer, self._task.id, value)
+            return encode_value(self._services.serializer, value)
         except SerializationError as error:
             raise _not_stored(step, error) from error
 

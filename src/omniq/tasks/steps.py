@@ -18,6 +18,7 @@ from omniq.clock import Clock
 from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskResult, TaskStatus
 from omniq.serialization import Serializer, encode_internal, internal_decoder
+from omniq.signing import CHECKPOINT, open_document, seal_document, unsealed
 
 if TYPE_CHECKING:
     from omniq.tasks.context import TaskContext
@@ -26,6 +27,7 @@ _T = TypeVar("_T")
 
 _FORMAT = 1
 _MOST_NAMES = 20
+_NO_ID = "step"
 
 
 class WorkerServices(Protocol):
@@ -104,13 +106,22 @@ class CheckpointData(msgspec.Struct, omit_defaults=True):
 
 _decode = internal_decoder(CheckpointData)
 
+TaskKey = tuple[str, str]
+"""The id and the function of the task that a checkpoint belongs to."""
 
-def read_checkpoint(checkpoint: bytes | None) -> CheckpointData:
+
+def task_key(task: Task) -> TaskKey:
+    return task.id, task.func_path
+
+
+def read_checkpoint(serializer: Serializer, task: TaskKey, stored: bytes | None) -> CheckpointData:
     """Decode a stored checkpoint, such as that of a dead letter.
 
-    Raises `SerializationError` for bytes that are not a checkpoint.
+    Raises `SerializationError` for bytes that are not a checkpoint, or not one of this task.
     """
-    data = CheckpointData() if checkpoint is None else _decode(checkpoint)
+    if stored is None:
+        return CheckpointData()
+    data = _decode(open_document(serializer, CHECKPOINT, stored, *task))
     if data.format != _FORMAT:
         raise SerializationError(
             f"a checkpoint of format {data.format}; this omniq reads {_FORMAT}"
@@ -118,33 +129,37 @@ def read_checkpoint(checkpoint: bytes | None) -> CheckpointData:
     return data
 
 
-def encode_value(serializer: Serializer, task_id: str, value: object) -> bytes:
-    """Encode the result of a step, as results of tasks are encoded."""
-    return serializer.encode_result(
-        TaskResult(task_id=task_id, status=TaskStatus.SUCCESS, result=value)
-    )
+def encode_checkpoint(serializer: Serializer, task: TaskKey, data: CheckpointData) -> bytes:
+    """Encode a checkpoint of this task, to be stored."""
+    return seal_document(serializer, CHECKPOINT, encode_internal(data), *task)
+
+
+def encode_value(serializer: Serializer, value: object) -> bytes:
+    """Encode the result of a step, as results of tasks are encoded. The checkpoint seals it."""
+    result = TaskResult(task_id=_NO_ID, status=TaskStatus.SUCCESS, result=value)
+    return unsealed(serializer).encode_result(result)
 
 
 def decode_value(serializer: Serializer, data: bytes) -> Any:
-    """Decode what `encode_value` encoded."""
-    return serializer.decode_result(data).result
+    """Decode what `encode_value` encoded, from a checkpoint that was read by `read_checkpoint`."""
+    return unsealed(serializer).decode_result(data).result
 
 
 def reencode_checkpoint(
-    checkpoint: bytes, task_id: str, source: Serializer, target: Serializer
+    checkpoint: bytes, task: TaskKey, source: Serializer, target: Serializer
 ) -> bytes:
-    """Return the checkpoint with its values encoded by another serializer."""
-    data = read_checkpoint(checkpoint)
+    """Return the checkpoint encoded, and sealed, by another serializer."""
+    data = read_checkpoint(source, task, checkpoint)
 
     def reencode(value: bytes) -> bytes:
-        return encode_value(target, task_id, decode_value(source, value))
+        return encode_value(target, decode_value(source, value))
 
     data.steps = {name: reencode(value) for name, value in data.steps.items()}
     data.marks = {
         name: msgspec.structs.replace(mark, last=reencode(mark.last)) if mark.last else mark
         for name, mark in data.marks.items()
     }
-    return encode_internal(data)
+    return encode_checkpoint(target, task, data)
 
 
 class RunCheckpoint:
@@ -244,7 +259,7 @@ class RunCheckpoint:
                 # The previous save included this change.
                 return
             included, self._has_moved = self._changes, False
-            checkpoint = encode_internal(self.data)
+            checkpoint = self._encoded()
             try:
                 await self._services.save_checkpoint(self._task.id, self._task.token, checkpoint)
             except StaleClaim:
@@ -252,10 +267,14 @@ class RunCheckpoint:
                 raise
             self._saved = included
 
+    def _encoded(self) -> bytes:
+        assert self.data is not None
+        return encode_checkpoint(self._services.serializer, task_key(self._task), self.data)
+
     async def _read(self) -> CheckpointData:
-        checkpoint = await self._services.load_checkpoint(self._task.id)
+        stored = await self._services.load_checkpoint(self._task.id)
         try:
-            return read_checkpoint(checkpoint)
+            return read_checkpoint(self._services.serializer, task_key(self._task), stored)
         except SerializationError as error:
             raise PermanentError(
                 f"the checkpoint of the task cannot be read: {error}",

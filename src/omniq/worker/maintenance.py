@@ -15,6 +15,7 @@ from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.events import ChoreFailed, Dispatcher, TaskDead, TasksGivenBack, TasksLeft
 from omniq.models import Progress, TaskError, TaskStatus
+from omniq.signing import is_sealed
 from omniq.storage.base import BaseStorage
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
@@ -94,8 +95,6 @@ class Maintenance:
         if task is None:
             # A caller has retried or deleted it since.
             return
-        history = await self._storage.history(task_id)
-        error = history[-1].error if history else None
         self._events.emit(
             TaskDead(
                 id=task.id,
@@ -105,7 +104,14 @@ class Maintenance:
                 reason="crashed",
             )
         )
-        self._hooks.died(task, error or TaskError("its worker was lost", error_type="WorkerLost"))
+        if task.is_verified:
+            self._hooks.died(task, await self._why_lost(task_id))
+
+    async def _why_lost(self, task_id: str) -> TaskError:
+        """Why the task's last worker was lost. The history is not signed, so hooks get it only without a key."""
+        history = [] if is_sealed(self._storage.serializer) else await self._storage.history(task_id)
+        error = history[-1].error if history else None
+        return error or TaskError("its worker was lost", error_type="WorkerLost")
 
     async def purge(self) -> None:
         """Delete finished tasks whose retention has ended."""

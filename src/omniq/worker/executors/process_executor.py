@@ -23,16 +23,10 @@ from omniq._futures import set_result
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import OmniqError, SerializationError, StaleClaim
 from omniq.models import Task, TaskError
-from omniq.serialization import (
-    CloudpickleSerializer,
-    MsgspecSerializer,
-    Serializer,
-    encode_internal,
-)
+from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
-from omniq.tasks.steps import reencode_checkpoint
 from omniq.worker.executors.process_protocol import (
     HEADER,
     SLACK,
@@ -92,7 +86,6 @@ class ProcessExecutor:
             rules=None if errors is None else EncodedRules.of(errors),
         )
         # A child must not know whether and how the storage signs its records.
-        self._store_codec = None if isinstance(serializer, MsgspecSerializer) else serializer
         self._codec = config.codec()
         self._config = encode_internal(config)
         self._max_message = settings.max_payload + SLACK
@@ -166,16 +159,11 @@ class ProcessExecutor:
     async def _reply_to(
         self, checkpoint: bytes | None, task_context: TaskContext
     ) -> CheckpointReply:
-        task_id, store = task_context.task_id, self._store_codec
         try:
             if checkpoint is None:
-                found = await task_context.load_checkpoint()
-                if found is not None and store is not None:
-                    found = reencode_checkpoint(found, task_id, store, self._codec)
-                return CheckpointReply(checkpoint=found)
-            if store is not None:
-                checkpoint = reencode_checkpoint(checkpoint, task_id, self._codec, store)
-            await task_context.save_checkpoint(checkpoint)
+                stored = await task_context.load_checkpoint(self._codec)
+                return CheckpointReply(checkpoint=stored)
+            await task_context.save_checkpoint(checkpoint, self._codec)
             return CheckpointReply()
         except StaleClaim:
             return CheckpointReply(is_stale=True)
