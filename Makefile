@@ -25,14 +25,21 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
 # Tests of one file stay in one process: they share what the file sets up. Three processes for each
 # core, since most tests wait for a server, a lease or a signal half of the time.
 WORKERS ?= $(shell $(BIN)/python -c 'import os; print(3 * (os.cpu_count() or 2))' 2>/dev/null || echo 6)
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# RERUN=1: if only a few tests fail, they are run again, alone, and must pass then.
+RUN := $(BIN)/python -m $(if $(RERUN),tests.rerun_failed,pytest) -q
+PYTEST := $(RUN) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Thousands of tests make a new store, and would wait for the disk. So their files are in memory, where
+# two gigabytes are free for them, and are removed as soon as a test passes. `make deep` uses the disk.
+IN_MEMORY := $(shell test -w /dev/shm && df -Pk /dev/shm 2>/dev/null | \
+	awk 'NR == 2 && $$4 > 2000000 { print "PYTEST_DEBUG_TEMPROOT=/dev/shm" }')
 
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all docs check lint deep state-machine coverage mutants chaos chaos-peers soak bench powercut syscalls screenshots \
-	format package sbom requirements clean
+	format package sbom audit requirements clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -42,7 +49,7 @@ demo: $(STAMP) ## see omniq run tasks and survive a kill
 	@$(BIN)/python -m omniq demo
 
 test: $(STAMP) ## run the tests
-	@$(PYTEST)
+	@$(IN_MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed
 
 test-all: $(STAMP) ## run the tests on every Python from 3.11 that is here
 	@$(BIN)/python -m tests.every_python $(ARGS)
@@ -60,14 +67,15 @@ lint: $(STAMP) ## ruff and mypy
 	@echo 'ruff and mypy: clean'
 
 deep: $(STAMP) ## run the long state machines and fault sweeps
-	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m deep
+	@$(RUN) -n 3 --dist worksteal -m deep
 
 state-machine: $(STAMP) ## compare every backend with the model in 500 long runs (EXAMPLES=n: in n)
 	@STATE_MACHINE_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest -q -n 2 -m deep tests/properties
 
 coverage: $(STAMP) ## run the tests and fail below the coverage floor of pyproject.toml
 	@rm -f .coverage .coverage.*
-	@COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(IN_MEMORY) COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) \
+		--dist loadfile --no-loadscope-reorder -o tmp_path_retention_policy=failed
 	@$(BIN)/python -m coverage combine -q
 	@$(BIN)/python -m coverage report
 
@@ -111,17 +119,27 @@ sbom: $(STAMP) ## write the bill of materials of a plain installation to dist/sb
 	@mkdir -p dist && $(BIN)/cyclonedx-py environment --of JSON -o dist/sbom.json --pyproject pyproject.toml $(VENV)/sbom/bin/python
 	@echo 'dist/sbom.json'
 
+audit: $(VENV)/audit/.installed ## known vulnerabilities, unsafe code, unsafe workflows (exit code 3: could audit nothing)
+	@$(BIN)/python -m tests.audit $(VENV)/audit/bin
+
+$(VENV)/audit/.installed: $(STAMP) requirements/audit.txt
+	@rm -rf $(VENV)/audit && $(BIN)/python -m venv --without-pip $(VENV)/audit
+	@$(BIN)/uv pip install -q --python $(VENV)/audit/bin/python --require-hashes -r requirements/audit.txt
+	@touch $@
+
 requirements: $(STAMP) ## pin the newest versions of all dependencies, with hashes, in requirements/
 	@$(COMPILE) --upgrade --extra dev -o requirements/dev.txt pyproject.toml
 	@$(COMPILE) --upgrade -o requirements/core.txt pyproject.toml
 	@$(COMPILE) --upgrade -o requirements/uv.txt requirements/uv.in
+	@$(COMPILE) --upgrade -o requirements/audit.txt requirements/audit.in
 
 clean: ## remove everything that was built
 	@rm -rf $(VENV) benchmarks/.environments build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The versions in requirements/ are those that CI has tested. An interpreter or platform that they
-# have no wheels for gets the newest ones that pyproject.toml allows. uv is fast, pip is always there.
+# have no wheels for gets the newest ones that pyproject.toml allows, unless PINNED is set, as in CI. uv
+# is fast, pip is always there.
 $(STAMP): pyproject.toml requirements/dev.txt
 	@if [ -z '$(PYTHON)' ]; then \
 		echo 'omniq needs Python 3.11 or newer with the venv module; none was found on the PATH.' >&2; \
@@ -131,5 +149,6 @@ $(STAMP): pyproject.toml requirements/dev.txt
 	@{ $(BIN)/python -m pip install -q --require-hashes -r requirements/uv.txt && \
 		$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/dev.txt && \
 		$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .; } >$(VENV)/uv.log 2>&1 || \
-		$(BIN)/python -m pip install -q -e '.[dev]'
+		{ if [ -n '$(PINNED)' ]; then cat $(VENV)/uv.log >&2; exit 1; fi; \
+		$(BIN)/python -m pip install -q -e '.[dev]'; }
 	@touch $@

@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from omniq import task
+
 _COUNT = int(os.environ.get("COMPARE_TASKS", "0"))
 _ran = 0
 _before: dict[str, float] = {}
@@ -35,11 +37,13 @@ def report(spent: dict[str, float]) -> None:
     path.with_suffix(".new").rename(path)
 
 
+@task
 async def add_one(number: int) -> int:
     """A task with a result."""
     return number + 1
 
 
+@task
 async def noop(number: int) -> None:
     """Count this run; the first and the last of all tasks read the counters."""
     global _ran

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import httpx
 
-from omniq import AsyncTaskQueue
+from omniq import AsyncTaskQueue, task
 
 SECRET = "a secret of the benchmark"
 VIEWERS = 3
 
 
+@task
 async def nothing(number: int) -> int:
     """A task that does nothing."""
     return number

@@ -18,11 +18,12 @@ from collections.abc import Awaitable
 
 from benchmarks import run_context
 from benchmarks.raw import Raw, raw_store
-from omniq import AsyncTaskQueue
+from omniq import AsyncTaskQueue, task
 
 BATCH, BULK = 100, 1_000
 
 
+@task
 async def noop() -> None:
     """A task that does nothing."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.run_context import CONCURRENCY, FOLDER, STORE, URL, exec_module, record_start
-from omniq import AsyncTaskQueue
+from omniq import AsyncTaskQueue, task
 
 PACKAGES = ["-e", ".[postgres,redis]", "uvloop"]
 STORES = [
@@ -27,6 +27,7 @@ address = {
 queue = AsyncTaskQueue(address)
 
 
+@task
 async def noop(number: int) -> None:
     record_start(number)
 

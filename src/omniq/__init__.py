@@ -15,6 +15,8 @@ at the top:
 - `settings`: `Settings` from arguments, environment and TOML files
 - `serialization`: values to bytes and back; `signing`: signed and encrypted records
 - `to_json`: any stored value as JSON
+- `places`: which files and folders other users cannot change
+- `masking`: hides secrets in URLs and text; `escaping`: control characters in text
 - `events`: what happened, as values; `log` writes them as log lines, `metrics` counts them
 - `failpoints`: named places in the code where a test can crash or stop the process
 - `_portal`, `_futures`, `_event_loop`, `_backoff`, `_deprecation`, `_version`: small private parts
@@ -66,6 +68,7 @@ from omniq.errors import (
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
+    UnmarkedFunctionWarning,
 )
 from omniq.models import (
     Attempt,
@@ -207,6 +210,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TransientError",
+    "UnmarkedFunctionWarning",
     "UnrunnableFunction",
     "Worker",
     "WorkerInfo",

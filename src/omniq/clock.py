@@ -49,7 +49,7 @@ def from_micros(micros: int) -> datetime:
     >>> from_micros(1_000_000).isoformat()
     '1970-01-01T00:00:01+00:00'
     """
-    return _EPOCH + timedelta(microseconds=micros)
+    return _EPOCH + timedelta(0, 0, micros)
 
 
 def seconds_to_micros(seconds: float) -> int:

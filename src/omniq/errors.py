@@ -113,6 +113,10 @@ class ForbiddenFunction(FunctionNotFound):
     """This worker must not run the function, whether or not it exists."""
 
 
+class UnmarkedFunctionWarning(UserWarning):
+    """A function was enqueued that workers in other processes will not run: see `@task`."""
+
+
 class StorageError(OmniqError):
     """A storage operation failed. The error of the driver is its `__cause__`."""
 

@@ -202,11 +202,17 @@ class ScheduleMissed(Event, frozen=True, kw_only=True):
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True):
-    """Emitted when a worker starts to claim tasks."""
+    """Emitted when a worker starts to claim tasks.
+
+    `records` says how records are protected: "open", "signed" or "encrypted"; `runs` which functions
+    it runs, and from which files.
+    """
 
     name: ClassVar[str] = "worker.started"
     owner: str
     concurrency: int
+    records: str = "open"
+    runs: str = ""
 
 
 class WorkerStopping(Event, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Gate(msgspec.Struct, frozen=True):
+class Gate(msgspec.Struct, frozen=True, gc=False):
     """One condition of a task. The meaning of `size` and `span` (microseconds) depends on `kind`."""
 
     key: str
@@ -42,7 +42,7 @@ class Gate(msgspec.Struct, frozen=True):
     span: int = 0
 
 
-class GateState(msgspec.Struct, omit_defaults=True):
+class GateState(msgspec.Struct, omit_defaults=True, gc=False):
     """The state of one gate, shared by all workers.
 
     `starts` are in order. `has_parked`: whether tasks may be parked under it. `wake_at`: when they are checked again.

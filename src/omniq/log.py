@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from loguru import logger
 
 from omniq.errors import SettingsError
+from omniq.escaping import visible
 from omniq.events import (
     BreakerOpened,
     ChoreFailed,
@@ -163,7 +164,11 @@ def write(event: Event) -> None:
     """Log one event. Subscribe it to a `Dispatcher`."""
     level = _level_of(type(event))
     if _enabled and level.no >= _threshold:
-        fields = facts(event)
+        # Escaped for every sink: callers that enqueue a task choose its function, queue and error.
+        fields = {
+            key: visible(value) if isinstance(value, str) else value
+            for key, value in facts(event).items()
+        }
         line = event.name + "".join(f" {key}={value}" for key, value in fields.items())
         # As an argument and not as the template: a field may contain braces.
         logger.bind(event=event.name, **fields).log(level.name, "{}", line)

@@ -27,6 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MAX_INT = 2**63 - 1
 _MIN_INTERVAL = 0.01
+_MAX_MISSED = 100_000
 _MAX_SHOWN = 8
 
 
@@ -448,14 +449,19 @@ def check_task(task: Task) -> None:
 
 def check_schedule(schedule: Schedule) -> None:
     """Refuse an invalid schedule. Raises `InvalidValue`, for its task `InvalidTask`."""
+    check_stored_schedule(schedule)
+    if schedule.cron is not None:
+        check_cron(schedule.cron, schedule.tz)
+
+
+def check_stored_schedule(schedule: Schedule) -> None:
+    """As `check_schedule`, for one that may be of a machine that knows other time zones."""
     check_name("schedule id", schedule.id, error=InvalidValue)
     timings = (schedule.cron, schedule.interval, schedule.at)
     if sum(timing is not None for timing in timings) > 1:
         raise InvalidValue(f"schedule {schedule.id}: give one of cron, interval and at")
     if schedule.tz is not None and schedule.cron is None:
         raise InvalidValue("tz: only a cron expression has a time zone")
-    if schedule.cron is not None:
-        check_cron(schedule.cron, schedule.tz)
     check_seconds("interval", schedule.interval, above_zero=True, error=InvalidValue)
     if schedule.interval is not None and schedule.interval < _MIN_INTERVAL:
         raise InvalidValue(f"interval: must be at least {_MIN_INTERVAL} seconds")
@@ -474,6 +480,8 @@ def _check_policies(schedule: Schedule) -> None:
             f"overlap {schedule.overlap!r}: expected one of {get_args(OverlapPolicy)}"
         )
     check_int("max_missed", schedule.max_missed, low=1, error=InvalidValue)
+    if schedule.max_missed > _MAX_MISSED:
+        raise InvalidValue(f"max_missed {schedule.max_missed}: at most {_MAX_MISSED}")
     check_seconds("jitter", schedule.jitter, error=InvalidValue)
     if schedule.task.cron is not None or schedule.task.interval is not None:
         raise InvalidTask(f"schedule {schedule.id}: its task must not repeat by itself")

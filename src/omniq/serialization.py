@@ -301,11 +301,14 @@ class _ValueCodec:
     def check_depth(self, value: Any, path: str) -> None:
         """Refuse a value that is nested too deeply: user code would recurse into it."""
         level = _nested_in(value) if type(value) in _CONTAINERS else []
-        for _ in range(self._max_depth):
-            if not level:
-                return
+        depth = 0
+        while level:
+            depth += 1
+            if depth >= self._max_depth:
+                raise SerializationError(
+                    f"nested more than {self._max_depth} levels deep", path=path
+                )
             level = [inner for container in level for inner in _nested_in(container)]
-        raise SerializationError(f"nested more than {self._max_depth} levels deep", path=path)
 
 
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
@@ -315,7 +318,9 @@ _CONTAINER_CODES: dict[type, int] = {tuple: _EXT_TUPLE, set: _EXT_SET, frozenset
 def _nested_in(container: Any) -> list[Any]:
     """The containers among the items of a container; most have none."""
     items = container.values() if type(container) is dict else container
-    return [item for item in items if type(item) in _CONTAINERS] if items else []
+    if _CONTAINERS.isdisjoint(map(type, items)):
+        return []
+    return [item for item in items if type(item) in _CONTAINERS]
 
 
 def _make_datetime(parts: list[Any]) -> datetime:

@@ -5,13 +5,17 @@ the first of these that has a value wins:
 
     an argument, OMNIQ_<NAME>, omniq.toml, [tool.omniq] in pyproject.toml, the default
 
-Both files are those of the current folder. An empty environment variable counts as unset.
+Both files are those of the current folder; a file that OMNIQ_CONFIG names takes the place of both.
+A file of the current folder is refused if another user could have written it: settings choose what
+a worker runs. An empty environment variable counts as unset, but that of a key is an error: it
+would turn off what the key is for.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import tomllib
 import warnings
@@ -23,6 +27,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from omniq.errors import SettingsError
+from omniq.masking import mask_url
+from omniq.places import PlaceRules
+
+CONFIG_VARIABLE = "OMNIQ_CONFIG"
 
 _DEFAULT = "default"
 _ARGUMENT = "argument"
@@ -30,8 +38,6 @@ _LONGEST = 100 * 366 * 86_400
 _LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:.*", re.IGNORECASE | re.DOTALL)
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_USER_PASSWORD = re.compile(r"(://[^:/?#@]*):.*@", re.DOTALL)
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:passw|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -42,10 +48,14 @@ class Settings:
     and in TOML, means no timeout. `durability` says what an acknowledged task survives: "power" a
     power cut, "os" only the end of the process. `errors` is the dotted path of the `ErrorRules`
     that workers apply. With a `signing_key` every record is signed, with an `encryption_key`
-    encrypted; `old_keys`, separated by spaces, are for reading older records.
+    encrypted; `old_keys`, separated by spaces, are for reading older records. With `require_key`,
+    settings without a key are an error.
 
     A task whose function no live worker has waits for one. With an `unknown_function_timeout` it is a
     dead letter once it has been due for so long.
+
+    Root opens only stores of root, unless `root_opens_any_store`: the owner of a file or folder
+    chooses what its workers run.
     """
 
     url: str | None = None
@@ -68,6 +78,8 @@ class Settings:
     max_payload: int = 1024 * 1024
     errors: str | None = None
     unknown_function_timeout: float | None = None
+    root_opens_any_store: bool = False
+    require_key: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, init=False, compare=False)
     """Where each value came from: "default", "argument", the variable, or the file.
 
@@ -83,7 +95,18 @@ class Settings:
             object.__setattr__(self, name, checked)
             sources[name] = _DEFAULT if checked == default else _ARGUMENT
         object.__setattr__(self, "sources", sources)
-        if self.serializer == "cloudpickle" and not (self.signing_key or self.encryption_key):
+        has_key = self.signing_key is not None or self.encryption_key is not None
+        if self.old_keys is not None and not has_key:
+            raise SettingsError(
+                "old_keys without a key: records would be neither signed nor encrypted; set "
+                "OMNIQ_SIGNING_KEY or OMNIQ_ENCRYPTION_KEY too, or remove OMNIQ_OLD_KEYS"
+            )
+        if self.require_key and not has_key:
+            raise SettingsError(
+                "require_key: there is no key; set OMNIQ_SIGNING_KEY or OMNIQ_ENCRYPTION_KEY to the "
+                "same secret for every process"
+            )
+        if self.serializer == "cloudpickle" and not has_key:
             raise SettingsError(
                 "serializer='cloudpickle': needs a signing_key, since unpickling runs code; "
                 "set OMNIQ_SIGNING_KEY to the same secret for every process"
@@ -103,8 +126,7 @@ class Settings:
             if value is not None or _accepts_none(name)
         }
         layers: list[tuple[str, Mapping[str, object]]] = [
-            ("pyproject.toml", _read_pyproject(Path("pyproject.toml"))),
-            ("omniq.toml", _read_toml(Path("omniq.toml"))),
+            *_read_files(),
             ("environment", _read_environment()),
             (_ARGUMENT, given),
         ]
@@ -137,23 +159,13 @@ class Settings:
         """Each setting as text that is safe to show: passwords and keys are hidden."""
         values = {name: getattr(self, name) for name in _RULES}
         return {
-            name: "none" if value is None else str(_masked(name, value))
+            name: _plain_text(value if value is None else _masked(name, value))
             for name, value in values.items()
         }
 
     def __repr__(self) -> str:
         shown = (f"{name}={_shown(name, getattr(self, name))}" for name in _RULES)
         return f"Settings({', '.join(shown)})"
-
-
-def mask_url(url: str) -> str:
-    """The URL with every password replaced, for logs, messages and screens.
-
-    >>> mask_url("postgresql://me:secret@db/app?sslpassword=other")
-    'postgresql://me:***@db/app?sslpassword=***'
-    """
-    # Greedy up to the last @, so that a password that contains an unquoted @ is hidden too.
-    return _SECRET_OPTION.sub(r"\1***", _USER_PASSWORD.sub(r"\1:***@", url))
 
 
 class _Rule(Protocol):
@@ -246,6 +258,22 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class _Switch:
+    """True or false."""
+
+    expected: str = "expected true or false"
+
+    def from_text(self, text: str) -> object:
+        return {"true": True, "false": False}.get(text.strip().lower(), text)
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+    def normalize(self, value: Any) -> object:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class _Text:
     """Text that is not empty, or None for "none given"."""
 
@@ -278,7 +306,7 @@ class _Folder:
         return Path(value)
 
 
-_SECRET = _Text("expected text that is not empty", re.compile(r".+", re.DOTALL))
+_SECRET = _Text("expected a secret, not blanks", re.compile(r"(?=.*\S).+", re.DOTALL))
 
 _RULES: dict[str, _Rule] = {
     "url": _Text("expected a URL such as sqlite:///tasks.db", _URL),
@@ -301,6 +329,8 @@ _RULES: dict[str, _Rule] = {
     "max_payload": _Count(1),
     "errors": _Text("expected the path of ErrorRules, such as app.tasks.RULES", _DOTTED),
     "unknown_function_timeout": _Seconds(zero=True, optional=True),
+    "root_opens_any_store": _Switch(),
+    "require_key": _Switch(),
 }
 
 
@@ -344,45 +374,101 @@ def _masked(name: str, value: object) -> object:
     return mask_url(str(value)) if name == "url" else value
 
 
+def _plain_text(value: object) -> str:
+    """As a settings file or a variable has it.
+
+    >>> _plain_text(None), _plain_text(True), _plain_text(1.5)
+    ('none', 'true', '1.5')
+    """
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def _variable(name: str) -> str:
     return f"OMNIQ_{name.upper()}"
 
 
 def _read_environment() -> dict[str, object]:
     found = {name: os.environ.get(_variable(name), "") for name in _RULES}
+    for name, text in found.items():
+        if _RULES[name] is _SECRET and _variable(name) in os.environ and not text.strip():
+            raise SettingsError(
+                f"{_variable(name)} is set and empty, which would turn the keys off; set it to a "
+                f"secret, or run unset {_variable(name)}"
+            )
     return {name: text for name, text in found.items() if text.strip()}
 
 
-def _read_pyproject(path: Path) -> Mapping[str, object]:
-    tools = _parse_toml(path).get("tool", {})
+def _read_files() -> list[tuple[str, Mapping[str, object]]]:
+    """The settings of each file, with its name."""
+    named = os.environ.get(CONFIG_VARIABLE, "")
+    if named.strip():
+        return [(named, _read_file(Path(named), is_named=True))]
+    return [
+        (name, _read_file(Path(name), is_named=False)) for name in ("pyproject.toml", "omniq.toml")
+    ]
+
+
+def _read_file(path: Path, *, is_named: bool) -> Mapping[str, object]:
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise SettingsError(f"{path} cannot be read: it is not a file")
+            table = _own_table(path, tomllib.loads(file.read().decode()))
+    except FileNotFoundError:
+        if is_named:
+            raise SettingsError(f"{CONFIG_VARIABLE}={path}: there is no such file") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    if table and not is_named:
+        _check_place(path, facts)
+    source = f"{path}, [tool.omniq]" if path.name == "pyproject.toml" else str(path)
+    _refuse_unknown(table, source)
+    if facts.st_mode & 0o044 and _holds_secrets(table):
+        warnings.warn(
+            f"{path.absolute()}: holds a secret, and other users of this machine may read it; "
+            f"run chmod go-r {shlex.quote(str(path))}",
+            stacklevel=5,
+        )
+    return table
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe of that name would never be ready.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _own_table(path: Path, found: dict[str, Any]) -> Mapping[str, object]:
+    """The part of a file that has settings of omniq."""
+    if path.name != "pyproject.toml":
+        return found
+    tools = found.get("tool", {})
     table = tools.get("omniq", {}) if isinstance(tools, dict) else {}
     if not isinstance(table, dict):
-        raise SettingsError(f"{path.name}: tool.omniq must be a table")
-    _refuse_unknown(table, f"{path.name}, [tool.omniq]")
+        raise SettingsError(f"{path}: tool.omniq must be a table")
     return table
 
 
-def _read_toml(path: Path) -> Mapping[str, object]:
-    table = _parse_toml(path)
-    _refuse_unknown(table, path.name)
-    return table
+def _check_place(path: Path, facts: os.stat_result) -> None:
+    """Refuse a file of the current folder that another user could have written.
+
+    The open file is asked, not its name: the name may lead to another file by now.
+    """
+    rules = PlaceRules(
+        refusal=SettingsError,
+        danger="choose what your workers run",
+        mend=f", or use it nevertheless: {CONFIG_VARIABLE}={shlex.quote(str(path.absolute()))}",
+    )
+    rules.check(facts, path.absolute())
+    rules.check_folder(path.absolute().parent)
+    if path.is_symlink():
+        rules.check_folder(path.resolve().parent)
 
 
-def _parse_toml(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        is_ours = path.name == "omniq.toml" or "omniq" in table.get("tool", {})
-        if is_ours and path.stat().st_mode & stat.S_IWOTH:
-            warnings.warn(
-                f"{path.absolute()}: other users of this machine may change these settings; "
-                f"run chmod o-w {path}",
-                stacklevel=5,
-            )
-        return table
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path.name} cannot be read: {error}") from error
+def _holds_secrets(table: Mapping[str, object]) -> bool:
+    url = str(table.get("url", ""))
+    return mask_url(url) != url or any(_RULES[name] is _SECRET for name in table)
 
 
 def _refuse_unknown(values: Mapping[str, object], source: str) -> None:

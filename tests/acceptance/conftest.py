@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ def run_worker(folder: Path, url: str):
     """Start `omniq worker tasks` on the test's storage."""
     commands: list[WorkerCommand] = []
 
-    def run(*arguments: str, modules: tuple[str, ...] = ("tasks",), **environ: str):
-        command = WorkerCommand(folder, "--url", url, *arguments, modules=modules, **environ)
+    def run(*arguments: str, **options: Any):
+        command = WorkerCommand(folder, "--url", url, *arguments, **options)
         commands.append(command)
         return command
 

@@ -44,6 +44,7 @@ JOBS = {
     "implement the port of the engine": "backend",
     "run one read-modify-write of the engine": "section",
     "upgrade what an older version has stored": "upgrade",
+    "read the URL of a server": "address",
     "connect to the database or the server": "connection",
     "store the leases of owners": "leases",
     "store finished tasks and purge them": "finished",
@@ -62,7 +63,6 @@ ONE_BACKEND = {
         "file_names": "records are files, and their names are parsed",
         "filesystem": "alone calls the file system: which calls are atomic and durable",
         "index": "the names of waiting tasks in memory: a folder has no order",
-        "row_names": "a claim is a rename, so a row is a record and what its name says",
         "shared_file": "a batch is stored as one file with many names",
         "store": "runs every call of the backend with blocking calls in the thread of the store",
         "task_files": "follows the folder of live tasks, and reads records",
@@ -75,9 +75,8 @@ ONE_BACKEND = {
         "writer_thread": "one thread runs the waiting writes in one transaction",
     },
     "postgres": {
-        "enqueue_in_parts": "a large batch is sent while it is being built",
+        "enqueue": "a large batch is sent while it is being built",
         "migrations": "a shared database is upgraded by a command, step by step",
-        "read_batcher": "combines concurrent reads into one round trip",
         "read_section": "reads that arrive together are one statement",
         "record_and_claim": "one SQL function records and claims, unless the rules are needed",
         "statements": "loads the SQL files and fills in the name of the schema",
@@ -90,7 +89,6 @@ ONE_BACKEND = {
         "undoable_tables": "a decision is undone when another process commits first",
     },
     "redis": {
-        "address": "the driver is only a parser: omniq reads the URL itself",
         "scripts": "composes the Lua scripts and runs them",
     },
 }

@@ -274,3 +274,43 @@ async def test_a_selected_checkbox_survives_a_refresh(browser, shop):
 
     assert is_selected
     assert (await shop.get_task(handle.id)).status is TaskStatus.CANCELLED
+
+
+async def test_a_link_from_another_site_opens_its_task_after_the_sign_in(browser, shop):
+    """A deep link, as a chat or a mail has it, works with and without a session."""
+    handle = await shop.enqueue("shop.say", "x")
+    async with served(shop) as (address, _):
+        context = await browser.new_context()
+        page = await context.new_page()
+        await page.goto(f"{address}/tasks/{handle.id}")
+        stranger = await page.content()
+        await page.fill("input[name=secret]", SECRET)
+        await page.click("main button")
+        signed_in = (page.url, await page.inner_text("main"))
+        # A page of another site with a link to the task.
+        await page.goto(f"data:text/html,<a href='{address}/tasks/{handle.id}'>task</a>")
+        await page.click("a")
+        followed = await page.inner_text("main")
+        cookies = await context.cookies(address)
+        await context.close()
+
+    assert "<nav" not in stranger
+    assert handle.id not in stranger.replace(f"/tasks/{handle.id}", "")
+    assert signed_in[0].endswith(f"/tasks/{handle.id}")
+    assert handle.id in signed_in[1]
+    assert handle.id in followed
+    assert [(each["sameSite"], each["httpOnly"]) for each in cookies] == [("Lax", True)]
+
+
+async def test_the_message_of_an_action_is_shown_once(browser, shop):
+    """The message of an action is in a cookie, which the next page deletes."""
+    await shop.options(queue="mail").enqueue("shop.say", "x")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/queues")
+        await page.click("button:text-is('Pause')")
+        first = await page.inner_text(".notice")
+        await page.goto(f"{address}/queues")
+        again = await page.locator(".notice").count()
+
+    assert "paused" in first
+    assert again == 0

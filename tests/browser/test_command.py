@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -14,18 +16,21 @@ import pytest
 SECRET = "a secret in the environment"
 
 
+def own_environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith("OMNIQ_")}
+
+
 @pytest.fixture
 def start(tmp_path: Path):
     """Starts the command; returns the process and the first line it printed."""
     running: list[subprocess.Popen[str]] = []
 
     def run(*options: str, **variables: str) -> tuple[subprocess.Popen[str], str]:
-        own = {name: text for name, text in os.environ.items() if not name.startswith("OMNIQ_")}
         process = subprocess.Popen(
             [sys.executable, "-m", "omniq", "dashboard", "--port", "0", *options],
             cwd=tmp_path,
             env={
-                **own,
+                **own_environment(),
                 "OMNIQ_URL": f"sqlite:///{tmp_path}/tasks.db",
                 "COLUMNS": "20",
                 **variables,
@@ -44,26 +49,75 @@ def start(tmp_path: Path):
         process.communicate()
 
 
+class Terminal:
+    """The command in a terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "omniq", "dashboard", "--port", "0"],
+            cwd=folder,
+            env={**own_environment(), "OMNIQ_URL": f"sqlite:///{folder}/tasks.db", "COLUMNS": "20"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(theirs)
+
+    def read_link(self) -> str:
+        text = b""
+        while b"token=" not in text or not text.endswith(b"\n"):
+            assert select.select([self._ours], [], [], 60)[0]
+            text += os.read(self._ours, 4096)
+        return text.decode().strip()
+
+    def press_enter(self) -> None:
+        os.write(self._ours, b"\n")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path):
+    found = Terminal(tmp_path)
+    yield found
+    found.close()
+
+
 @pytest.mark.timeout(120)
-def test_the_link_is_alone_on_its_line_works_once_and_the_next_follows(start):
-    process, line = start()
+def test_the_link_is_alone_on_its_line_works_once_and_enter_prints_the_next(terminal):
+    line = terminal.read_link()
     with httpx.Client(follow_redirects=True, timeout=30) as browser:
-        opened = browser.get(line.strip())
+        opened = browser.get(line)
         inside = browser.get(opened.url.join("/tasks"))
     with httpx.Client(follow_redirects=True, timeout=30) as other:
-        again = other.get(line.strip())
-        following = process.stdout.readline()
-        next_one = other.get(following.strip())
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
+        again = other.get(line)
+        terminal.press_enter()
+        next_one = other.get(terminal.read_link())
+    terminal.process.send_signal(signal.SIGTERM)
+    _, err = terminal.process.communicate(timeout=30)
 
     assert line.startswith("http://127.0.0.1:")
     assert len(line.split()) == 1
     assert (opened.status_code, inside.status_code) == (200, 200)
     assert "token=" not in str(opened.url)
     assert (again.status_code, next_one.status_code) == (403, 200)
-    assert process.returncode == 0, err
-    assert len(out.splitlines()) == 1
+    assert terminal.process.returncode == 0, err
+
+
+@pytest.mark.timeout(120)
+def test_without_a_terminal_and_a_secret_no_link_is_printed(start):
+    process, line = start()
+    out, err = process.communicate(timeout=30)
+
+    assert line + out == ""
+    assert process.returncode == 2
+    assert "OMNIQ_DASHBOARD_OPERATOR" in err
+    assert "token" not in err
 
 
 @pytest.mark.timeout(120)
@@ -93,9 +147,9 @@ def test_with_a_secret_users_sign_in_and_the_secret_is_never_printed(start):
 
 @pytest.mark.timeout(120)
 def test_a_port_in_use_is_one_line_of_error(start):
-    _, line = start()
+    _, line = start(OMNIQ_DASHBOARD_OPERATOR=SECRET)
     port = line.split("/")[2].rpartition(":")[2]
-    second, nothing = start("--port", port)
+    second, nothing = start("--port", port, OMNIQ_DASHBOARD_OPERATOR=SECRET)
     _, err = second.communicate(timeout=30)
 
     assert nothing == ""

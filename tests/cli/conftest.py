@@ -25,8 +25,13 @@ def boom(text):
     raise RuntimeError(text)
 
 
+@task
 def add(a, b=0):
     return a + b
+
+
+def unmarked():
+    """Enqueued by its path, it is noted on stderr."""
 '''
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from omniq import PermanentError, TaskContext
+from omniq import PermanentError, TaskContext, task
 
 
+@task
 async def stumble(ctx: TaskContext) -> None:
     await ctx.step("upload", _upload)
     raise PermanentError("no further")

@@ -108,3 +108,10 @@ def test_a_wait_that_is_too_short_points_to_explain(omniq):
 
     assert completed.code == 1
     assert "omniq explain" in completed.err
+
+
+def test_a_function_that_is_not_marked_is_enqueued_with_a_note(omniq, queue):
+    completed = omniq("enqueue", "clitasks.unmarked")
+
+    assert queue.get_task(completed.out.strip()).func_path == "clitasks.unmarked"
+    assert "clitasks.unmarked: mark it with @task, or a worker in another process" in completed.err

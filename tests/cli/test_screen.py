@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from omniq.cli import output
-from omniq.worker.process.console import visible
+from omniq.escaping import visible
 from tests.cli.terminal import Terminal
 
 HOSTILE = (

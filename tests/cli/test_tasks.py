@@ -158,7 +158,7 @@ def test_explain_lists_all_reasons_and_what_to_do(omniq, queue):
     ]
     assert "1. The task is not due yet; until" in completed.out
     assert "→ omniq queues resume mail" in completed.out
-    assert "→ start one: omniq worker clitasks" in completed.out
+    assert "→ start one, with the module of the function: omniq worker MODULE" in completed.out
 
 
 def test_delete_all_deletes_finished_tasks_only(omniq, queue, dead_task):

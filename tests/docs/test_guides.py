@@ -139,4 +139,5 @@ def test_the_settings_page_lists_every_setting_with_its_default() -> None:
     for name, default in defaults.items():
         if default is not None:
             # The page may say 30 for 30.0.
-            assert rows[name].strip("`") in (str(default), str(default).removesuffix(".0"))
+            shown = str(default).lower() if isinstance(default, bool) else str(default)
+            assert rows[name].strip("`") in (shown, shown.removesuffix(".0"))

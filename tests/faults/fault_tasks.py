@@ -11,6 +11,7 @@ from omniq import TaskQueue, task
 _lock = threading.Lock()
 
 
+@task
 def append(path: str, number: int) -> None:
     with Path(path).open("a") as file:
         file.write(f"{number}\n")
@@ -24,6 +25,7 @@ def hold_the_interpreter(seconds: float, path: str) -> str:
     return "done"
 
 
+@task
 def hold_a_lock(ready: str, until: str) -> None:
     """Hold the lock in a thread of the worker."""
     with _lock:

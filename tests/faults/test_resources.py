@@ -111,7 +111,7 @@ def mount(*options):
     subprocess.run(["mount", *options], check=True)
 
 async def main():
-    mount("-t", "tmpfs", "none", place)
+    mount("-t", "tmpfs", "-o", "mode=700", "none", place)
     try:
         async with open_storage(url) as storage:
             await storage.enqueue_many(some_tasks("ab"))

@@ -36,6 +36,7 @@ def sleep_in_a_process(ctx: TaskContext, folder: str) -> None:
     ctx.sleep(DELAY)
 
 
+@task
 def enqueue_later(folder: str, url: str) -> float:
     """Be a producer on the worker's machine. Returns what its wall clock says."""
     leave_trace(folder, "ran", "enqueue_later")
@@ -45,9 +46,11 @@ def enqueue_later(folder: str, url: str) -> float:
     return time.time()
 
 
+@task
 async def note_later(folder: str) -> None:
     leave_trace(folder, "ran", "enqueue_later")
 
 
+@task
 async def tick(folder: str) -> None:
     leave_trace(folder, "ran", "tick")

@@ -26,6 +26,7 @@ def leave_trace(folder: str, what: str, name: str) -> None:
     os.write(_trace(folder), f"{what} {name} {time.monotonic_ns()}\n".encode())
 
 
+@task
 async def note(folder: str, name: str) -> str:
     leave_trace(folder, "ran", name)
     return name
@@ -39,6 +40,7 @@ async def note_slowly(folder: str, name: str) -> str:
     return name
 
 
+@task
 async def note_after(folder: str, name: str, seconds: float) -> str:
     leave_trace(folder, "started", name)
     await asyncio.sleep(seconds)
@@ -67,11 +69,13 @@ async def note_token(ctx: TaskContext, folder: str) -> int:
     return ctx.fencing_token
 
 
+@task
 async def count(name: str) -> None:
     counts[name] += 1
     await asyncio.sleep(0.01)
 
 
+@task
 async def count_after(name: str, seconds: float) -> None:
     await asyncio.sleep(seconds)
     counts[name] += 1

@@ -22,6 +22,7 @@ from omniq.storage import BaseStorage, open_storage
 from omniq.testing.builders import a_result, an_error
 from omniq.testing.fault_proxy import Cut, FaultProxy
 from tests.fleet import fleet_tasks as tasks
+from tests.worker.recorder import until
 
 T = TypeVar("T")
 
@@ -217,6 +218,29 @@ async def sweep(store: StoreUnderCuts) -> None:
 @pytest.mark.fault("F03", "F36")
 async def test_a_connection_cut_at_any_message_neither_loses_nor_duplicates_a_task(store):
     await sweep(store)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_an_opening_that_is_cancelled_at_any_reply_leaves_no_connection(place_on_server):
+    async with open_storage(place_on_server):
+        pass  # installs what later openings find
+    async with FaultProxy(place_on_server) as proxy:
+        # Replies that take longer than a millisecond have the opening read the time again.
+        proxy.delay(0.01)
+        for replies in range(1, MOST_MESSAGES):
+            storage = open_storage(proxy.url)
+            opening = asyncio.create_task(storage.open())
+            last = proxy.counts.replies + replies
+            await until(lambda: proxy.counts.replies >= last or opening.done())  # noqa: B023
+            if opening.done():
+                await storage.close()
+                break
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            await until(lambda: not proxy._connections)
+    assert replies > 3
 
 
 @pytest.mark.slow

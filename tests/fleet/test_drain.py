@@ -46,7 +46,7 @@ def drain(url: str, folder: Path, start_worker: StartWorker, count: int, patienc
 @pytest.mark.parametrize("url", KINDS, indirect=True)
 @pytest.mark.fault("F25")
 def test_eight_processes_run_each_task_once(url, tmp_path, start_worker):
-    drain(url, tmp_path, start_worker, 4_000, patience=45)
+    drain(url, tmp_path, start_worker, 2_000, patience=45)
 
 
 @pytest.mark.deep

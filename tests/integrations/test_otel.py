@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from omniq import AsyncTaskQueue, PermanentError, TaskFailed, TaskQueue
+from omniq import AsyncTaskQueue, PermanentError, TaskFailed, TaskQueue, task
 from omniq.integrations.otel import Spans, trace
 from tests.integrations.conftest import Start
 
@@ -29,12 +29,14 @@ def spans() -> dict[str, Any]:
     return {span.name: span for span in EXPORTER.get_finished_spans()}
 
 
+@task
 def work() -> None:
     """Runs in a thread and makes a span."""
     with PROVIDER.get_tracer("user").start_as_current_span("inside"):
         pass
 
 
+@task
 async def fail() -> None:
     raise PermanentError("no")
 

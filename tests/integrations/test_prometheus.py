@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from omniq import AsyncTaskQueue, PermanentError, TaskQueue, TaskStatus
+from omniq import AsyncTaskQueue, PermanentError, TaskQueue, TaskStatus, task
 from omniq.integrations.prometheus import Counters, StorageCollector
 from omniq.integrations.storage_metrics import StorageMetrics
 from omniq.storage import open_storage
@@ -25,10 +25,12 @@ def note(path):
 """
 
 
+@task
 async def work() -> None:
     pass
 
 
+@task
 async def fail() -> None:
     raise PermanentError("no")
 

@@ -119,7 +119,7 @@ async def test_without_a_worker_it_says_how_to_start_one(storage):
 
     (reason,) = await reasons(storage, "a")
     assert reason.code == "no_worker"
-    assert reason.hint == "start one: omniq worker shop.mail"
+    assert reason.hint == "start one, with the module of the function: omniq worker MODULE"
 
 
 async def test_workers_of_other_queues_do_not_count(storage, worker):

@@ -114,14 +114,14 @@ async def test_the_newest_tasks_are_found_in_few_pages_among_many(storage, clock
     await storage.enqueue_many(newest)
     clock.advance(timedelta(days=3))
     scans = 0
-    scan = storage._engine.scan
+    scan = storage._engine.page
 
     async def counted(query):
         nonlocal scans
         scans += 1
         return await scan(query)
 
-    monkeypatch.setattr(storage._engine, "scan", counted)
+    monkeypatch.setattr(storage._engine, "page", counted)
     found = await newest_tasks(storage, 5)
 
     assert [task.id for task in found] == [task.id for task in reversed(newest)]

@@ -14,6 +14,7 @@ async def fetch(url: str) -> int:
     return len(url)
 
 
+@task
 def plain(value: object = None) -> object:
     """Not decorated at all."""
     return value

@@ -5,11 +5,13 @@ from tests.schedules.worker_process import leave_line
 from tests.worker.recorder import RECORDER
 
 
+@task
 def report(region: str = "eu", *, full: bool = False) -> str:
     """Not decorated; has defaults."""
     return f"{region} {full}"
 
 
+@task
 def needs(region: str) -> str:
     """Cannot be called without an argument."""
     return region
@@ -41,6 +43,7 @@ def tick() -> None:
     RECORDER.note("tick")
 
 
+@task
 def leave_mark(ctx: TaskContext, folder: str) -> None:
     """Appends a line with its nominal time."""
     leave_line(folder, f"ran {ctx.metadata['scheduled_for']}")

@@ -14,6 +14,7 @@ from omniq.storage import open_storage
 from omniq.worker import AsyncWorkerPool
 
 POLL = 0.02
+TASKS = "tests.schedules.sample_tasks"
 
 
 def leave_line(folder: str, text: str) -> None:
@@ -34,7 +35,7 @@ async def beat(url: str, folder: str, queue: str) -> None:
             leave_line(folder, f"fired {event.nominal.isoformat()}")
 
     storage = open_storage(url, settings=Settings(durability="os"))
-    pool = AsyncWorkerPool(storage, 4, POLL, queues=[queue], lease=60.0)
+    pool = AsyncWorkerPool(storage, 4, POLL, queues=[queue], lease=60.0, allow=[TASKS])
     pool.events.subscribe(log_firing)
     async with pool:
         leave_line(folder, "ready")

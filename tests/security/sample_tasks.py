@@ -8,11 +8,14 @@ from functools import partial
 from os import system
 from subprocess import run as run_anything
 
+from omniq import task
+
 partial_system = partial(os.system, "true")
 
 __all__ = ["good", "run_anything", "system"]
 
 
+@task
 def good(number: int) -> int:
     return number + 1
 

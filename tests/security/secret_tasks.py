@@ -8,6 +8,7 @@ from pathlib import Path
 from omniq import Secret, TaskContext, task
 
 
+@task
 def echo(value: str, word: str = "") -> list[str]:
     return [value, word]
 
@@ -36,16 +37,19 @@ def command_lines() -> list[str]:
     return [Path(f"/proc/{pid}/cmdline").read_text() for pid in (os.getpid(), os.getppid())]
 
 
+@task
 def send(to: str, password: str) -> None:
     """Never run; only its signature is read."""
 
 
+@task
 def pay(
     ctx: TaskContext, to: str, card: Secret[str], api_token: str, *, when: Secret[str] = ""
 ) -> None:
     """Never run; only its signature is read."""
 
 
+@task
 def fail(password: str) -> None:
     raise RuntimeError("it failed")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omniq.errors import StorageError, StorageRefused
+from omniq.errors import SettingsError, StorageError, StorageRefused
 from omniq.models import Schedule
 from omniq.settings import Settings
 from omniq.storage import open_storage
@@ -224,14 +224,14 @@ async def test_a_store_whose_folder_is_a_link_stays_inside_its_target(tmp_path):
 
 @pytest.mark.security("S27")
 @pytest.mark.parametrize("name", ["omniq.toml", "pyproject.toml"])
-def test_settings_that_every_user_may_change_cause_a_warning(name, tmp_path, monkeypatch):
+def test_settings_that_every_user_may_change_are_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = {"omniq.toml": "lease = 7\n", "pyproject.toml": "[tool.omniq]\nlease = 7\n"}[name]
     path = tmp_path / name
     path.write_text(text)
     path.chmod(0o666)
-    with pytest.warns(UserWarning, match=f"chmod o-w {name}"):
-        assert Settings.load().lease == 7
+    with pytest.raises(SettingsError, match=f"chmod g?o-w .*{name}"):
+        Settings.load()
 
     path.chmod(0o644)
     assert Settings.load().lease == 7

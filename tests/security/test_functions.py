@@ -32,7 +32,8 @@ EVIL = [
     "tests.security.sample_tasks.generator", "tests.security.sample_tasks.magic",
     "ｏs.system", "os․system", "оs.system", "os.sуstem", "ﬁle.open", "os.system\0", "os.system\n",
     "os. system", " os.system", "os..system", ".os.system", "os.system.", "../os.system", "os/system",
-    "os.system;x", "a.b" + "c" * 10_000, "__main__.anything", "", "os", "𝐨𝐬.system", "os.ｓystem",
+    "os.system;x", "click.termui.edit", "click.edit", "omniq.testing.server_process._start",
+    "omniq.testing.builders.a_task", "omniq.cli.main", "omniq.settings.Settings.load", "pytest.main", "a.b" + "c" * 10_000, "__main__.anything", "", "os", "𝐨𝐬.system", "os.ｓystem",
 ]  # fmt: skip
 
 
@@ -95,7 +96,7 @@ async def main():
     global armed
     async with AsyncTaskQueue(MemoryStorage()) as queue:
         good = await queue.enqueue(sample_tasks.good, 1)
-        async with queue.worker(allow=["tests.security.sample_tasks"]) as pool:
+        async with queue.worker(allow={allow!r}) as pool:
             await pool.run_until_empty()
         sys.addaudithook(hook)
         for path in {evil!r}:
@@ -104,7 +105,7 @@ async def main():
             except InvalidTask:
                 pass
         armed = True
-        async with queue.worker(allow=["tests.security.sample_tasks"]) as pool:
+        async with queue.worker(allow={allow!r}) as pool:
             await pool.run_until_empty()
         armed = False
         print("ran", await good.result())
@@ -118,8 +119,9 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.security("S03")
-def test_no_record_makes_a_worker_start_a_program_or_import_a_module(tmp_path):
-    code = SCRIPT.format(root=str(ROOT), evil=EVIL, mark=tmp_path / "mark")
+@pytest.mark.parametrize("allow", [None, ["tests.security.sample_tasks"]], ids=["none", "module"])
+def test_no_record_makes_a_worker_start_a_program_or_import_a_module(tmp_path, allow):
+    code = SCRIPT.format(root=str(ROOT), evil=EVIL, mark=tmp_path / "mark", allow=allow)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
     )

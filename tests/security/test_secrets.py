@@ -13,8 +13,9 @@ from loguru import logger
 
 from omniq import AsyncTaskQueue, log
 from omniq.errors import OmniqError
+from omniq.masking import mask_url
 from omniq.operations.redaction import REDACTED, redacted, restored, without_secrets
-from omniq.settings import Settings, mask_url
+from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.memory import MemoryStorage
 from tests.acceptance.command import WorkerCommand
@@ -179,6 +180,7 @@ def test_no_process_of_a_worker_shows_a_key_or_a_url_in_the_process_list(tmp_pat
         "--processes",
         "2",
         modules=("tests.security.secret_tasks",),
+        parse_here=False,
         OMNIQ_URL=f"sqlite:///{tmp_path}/{CANARY}.db?durability=os",
         OMNIQ_SIGNING_KEY=f"{CANARY}-signing-key",
         OMNIQ_ENCRYPTION_KEY=f"{CANARY}-encryption-key",

@@ -10,7 +10,6 @@ import pytest
 from omniq.errors import StorageError
 from omniq.models import TaskStatus
 from omniq.outcomes import Succeeded
-from omniq.storage.engine import Engine
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_result, a_task, some_tasks
 from omniq.testing.clock import ManualClock
@@ -42,7 +41,7 @@ async def faulty(clock):
 
 
 def test_every_verb_of_the_engine_can_fail():
-    verbs = inspect.getmembers(Engine, inspect.iscoroutinefunction)
+    verbs = inspect.getmembers(MemoryStorage()._engine, inspect.iscoroutinefunction)
 
     assert {name for name, _ in verbs if not name.startswith("_")} == {*_VERBS, "record_and_claim"}
 

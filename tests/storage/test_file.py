@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from omniq.storage.backend import Changes, Document, DocumentQuery, Wanted, comp
 from omniq.storage.file import FileStorage
 from omniq.storage.file.file_names import DocumentName
 from omniq.storage.file.filesystem import Disk
-from omniq.storage.file.index import Documents
 from omniq.storage.file.wakeups import FolderWatch
 from omniq.storage.file.writes import Write, Writes
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -163,7 +163,7 @@ async def test_a_single_storage_leaves_no_temporary_files(storage, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("durability", ["os", "power"])
+@pytest.mark.parametrize("durability", ["os", pytest.param("power", marks=pytest.mark.deep)])
 @pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder, durability):
     url = f"file:{folder}?durability={durability}"
@@ -305,39 +305,64 @@ async def test_a_gate_finds_the_tasks_that_an_unfinished_write_parks(
     assert [task.id for task in await another.reserve(5)] == ["b"]
 
 
-async def test_a_record_of_the_store_that_was_put_back_and_replaced_is_not_read_again(
+async def test_a_record_of_the_store_that_is_put_back_beside_a_newer_one_is_removed(
     storage, folder, clock
 ):
-    """A restore under running workers: they raise the epoch before it is complete, and again."""
+    """A restore under running workers: they raise the epoch before it is complete, and not again."""
     await storage.renew()
     (name,) = [name for name in os.listdir(folder / "tasks") if name.startswith("store~")]
     before = (folder / "tasks" / name).read_bytes()
-    first = await storage.mark_restored()
+    raised = await storage.mark_restored()
     with pytest.raises(LeaseLost):
         await storage.renew()
     await storage.renew()
-    (folder / "tasks" / name).write_bytes(before)
-    with pytest.raises(LeaseLost):
-        await storage.reserve(1)
-    second = (await storage.store_record()).epoch
-    (folder / "tasks" / name).write_bytes(before)
+    for is_open in (True, False):
+        (folder / "tasks" / name).write_bytes(before)
+        if is_open:
+            assert await storage.reserve(1) == []
+            assert (await storage.renew()).held == {}
+        for _ in range(3):
+            async with FileStorage(folder, settings=FAST, clock=clock) as another:
+                assert (await another.store_record()).epoch == raised
+        assert not (folder / "tasks" / name).exists()
 
-    assert second > first
-    for _ in range(3):
-        async with FileStorage(folder, settings=FAST, clock=clock) as another:
-            assert (await another.store_record()).epoch == second
+
+@pytest.mark.parametrize("is_watched", [True, False])
+async def test_an_older_name_of_a_task_that_is_put_back_beside_a_newer_one_is_removed(
+    storage, another, folder, is_watched
+):
+    """The newer one is the task: what the restore has put back would hide it until the next listing."""
+    await storage.enqueue_many(some_tasks("abc"))
+    waiting = {name: (folder / "tasks" / name).read_bytes() for name in names(folder, "tasks")}
+    (running, retried, done) = await storage.reserve(3)
+    held = {name: (folder / "tasks" / name).read_bytes() for name in names(folder, "tasks")}
+    await storage.record([Retried(retried.id, retried.token, an_error(), storage.clock.now())])
+    await storage.mark_done(done.id, a_result(done))
+    if not is_watched:
+        another._backend._store.files.distrust_index()
+        storage._backend._store.files.distrust_index()
+    for name, data in {**waiting, **held}.items():
+        if not name.startswith("c.") and not (folder / "tasks" / name).exists():
+            (folder / "tasks" / name).write_bytes(data)
+
+    (again,) = await another.reserve(5)
+    assert (again.id, again.token) == ("b", 2)
+    assert await storage.record([Succeeded("a", running.token, a_result(running))]) == [True]
+    assert await another.record([Succeeded("b", 2, a_result(again))]) == [True]
+    assert await storage.reserve(5) == []
+    assert names(folder, "tasks") == []
 
 
 def test_a_document_that_changes_often_and_is_due_late_takes_no_more_memory():
     """Such as the state of a rate limit with a long span, which each claim changes."""
-    documents, in_memory = Documents(), tables.Documents()
+    documents, in_memory = tables.Documents[DocumentName](), tables.Documents[Document]()
     names = [DocumentName("gate~k", f"c-{number}", 10**9 + number) for number in range(5_000)]
     for name in names:
         documents.put(name)
         in_memory.put(Document("gate", "k", b"", name.due))
 
     assert len(documents._due) < 2_000
-    assert documents.due_by(2 * 10**9, limit=5, after=-1) == names[-1:]
+    assert documents.find(DocumentQuery(kind="gate", due_by=2 * 10**9)) == names[-1:]
     assert len(in_memory._due) < 2_000
     (found,) = in_memory.find(DocumentQuery(kind="gate", due_by=2 * 10**9))
     assert found.due == names[-1].due
@@ -353,7 +378,7 @@ async def test_an_enqueue_of_a_dead_process_is_undone_before_its_commit(
 ):
     """The state after its process has died before the last step, long ago."""
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
-        monkeypatch.setattr(Writes, "_undo", lambda self, write: None)
+        monkeypatch.setattr(Writes, "_undo", lambda self, write, changes: None)
         failpoints.configure("file.enqueue.before_publish=raise:EIO")
         with pytest.raises(StorageError):
             await storage.enqueue_many(some_tasks(ids))
@@ -374,7 +399,7 @@ async def test_a_batch_of_a_dead_process_is_enqueued_completely_after_its_commit
     folder, clock, monkeypatch
 ):
     async with FileStorage(folder, settings=FAST, clock=clock) as storage:
-        monkeypatch.setattr(Writes, "_apply", lambda self, write: None)
+        monkeypatch.setattr(Writes, "_apply", lambda self, changes: None)
         monkeypatch.setattr(Writes, "flush", lambda self: None)
         await storage.enqueue_many(some_tasks("abc"))
         monkeypatch.undo()
@@ -800,10 +825,10 @@ async def test_a_task_enqueued_by_another_storage_ends_the_wait(storage, another
     waiting = asyncio.create_task(storage.wait_for_work(3600))
     await another.enqueue(a_task("a"))
 
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 async def test_no_task_is_lost_when_inotify_overflows(storage, another):
     limit = inotify_queue_size()
@@ -1007,11 +1032,12 @@ async def test_claims_that_are_undone_leave_a_task_that_was_cancelled_meanwhile_
 async def test_a_large_batch_on_a_slow_disk_is_not_taken_for_one_of_a_process_that_died(
     storage, another, monkeypatch
 ):
-    link, announce, tries = Disk.link, Writes._announce, []
+    link, announce, tries, linked = Disk.link, Writes._announce, [], []
 
     def slow_link(disk: Disk, source: str, target: str) -> bool:
         if target.endswith(".new"):
             time.sleep(0.002)
+            linked.append(time.monotonic())
         return link(disk, source, target)
 
     def counted(*arguments: Any) -> None:
@@ -1027,4 +1053,6 @@ async def test_a_large_batch_on_a_slow_disk_is_not_taken_for_one_of_a_process_th
             await asyncio.sleep(0.1)
 
     assert len(enqueue.result()) == 1_500
-    assert len(tries) == 1
+    # On a busy machine its thread may stand still for so long that it is rightly taken for dead.
+    longest_pause = max(later - earlier for earlier, later in pairwise(linked))
+    assert len(tries) == 1 or longest_pause > 1

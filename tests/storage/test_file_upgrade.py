@@ -98,8 +98,7 @@ class OldStore:
 
 
 NEW_FIELDS = {
-    *("attached", "turn", "stored_at", "max_crashes", "kind", "parent", "needs", "holds"),
-    *("watched", "doomed", "failed", "stops", "endings", "fair", "sequence", "format"),
+    *("attached", "turn", "stored_at", "max_crashes", "workflow", "format"),
 }
 
 

@@ -30,7 +30,7 @@ from omniq.storage import open_storage, row_rules
 from omniq.storage.backend import Changes, DocumentQuery, Section, Wanted, Work
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
-from omniq.storage.postgres.enqueue_in_parts import PART_SIZE
+from omniq.storage.postgres.enqueue import PART_SIZE
 from omniq.storage.postgres.section import PostgresSection
 from omniq.storage.types import Claim
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -101,12 +101,77 @@ async def test_an_existing_empty_schema_is_set_up_too(postgres_url, postgres_ser
 async def test_a_newer_schema_is_refused_with_what_to_do(postgres_url):
     async with open_storage(postgres_url) as storage:
         assert isinstance(storage, PostgresStorage)
-        insert = storage._backend.names("INSERT INTO {schema}.versions VALUES (99)")
-        await storage._backend.run(lambda db: db.execute(insert))
+        insert = "INSERT INTO {schema}.versions (version, oldest) VALUES (99, 99)"
+        await storage._backend.statements.fetch(insert)
 
     for refused in (storage.open(), storage.upgrade_schema()):
         with pytest.raises(StorageRefused, match=r"version 99.*use a newer omniq"):
             await refused
+
+
+async def test_a_newer_schema_that_only_adds_is_used(postgres_url):
+    async with open_storage(postgres_url) as storage:
+        assert isinstance(storage, PostgresStorage)
+        await storage._backend.statements.fetch("INSERT INTO {schema}.versions VALUES (99)")
+
+    async with storage:
+        await storage.enqueue(a_task("a"))
+
+        assert ids(await storage.reserve(1)) == ["a"]
+        assert await storage.check_schema() == 99
+
+
+# Each is a better match than the function or operator of PostgreSQL that omniq means.
+PLANTED = """
+CREATE FUNCTION public.caught() RETURNS text LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'a planted function was called'; END $$;
+CREATE FUNCTION public.hashtextextended(text, int) RETURNS bigint
+    LANGUAGE sql AS 'SELECT public.caught()::bigint';
+CREATE FUNCTION public.cardinality(text[]) RETURNS int LANGUAGE sql AS 'SELECT public.caught()::int';
+CREATE FUNCTION public.unnest(text[]) RETURNS SETOF text LANGUAGE sql AS 'SELECT public.caught()';
+CREATE FUNCTION public.array_to_string(text[], text) RETURNS text
+    LANGUAGE sql AS 'SELECT public.caught()';
+CREATE FUNCTION public.format(text, regprocedure) RETURNS text
+    LANGUAGE sql AS 'SELECT public.caught()';
+CREATE FUNCTION public.times(numeric, int) RETURNS numeric
+    LANGUAGE sql AS 'SELECT public.caught()::numeric';
+CREATE OPERATOR public.* (LEFTARG = numeric, RIGHTARG = int, FUNCTION = public.times);
+CREATE FUNCTION public.joined(text, bigint) RETURNS text LANGUAGE sql AS 'SELECT public.caught()';
+CREATE OPERATOR public.|| (LEFTARG = text, RIGHTARG = bigint, FUNCTION = public.joined);
+"""
+
+
+@pytest.mark.parametrize("poll_only", [False, True], ids=["sessions", "pooler"])
+async def test_functions_that_others_have_created_in_public_are_not_called(
+    postgres_database, poll_only
+):
+    administrator = await asyncpg.connect(postgres_database)
+    await administrator.execute(PLANTED)
+    planted = PostgresStorage(postgres_database, poll_only=poll_only)
+    await planted.upgrade_schema()
+    async with planted as storage, PostgresStorage(postgres_database) as other:
+        waiting = asyncio.create_task(other.wait_for_work(PATIENCE))
+        limits = [Limit(key="k", max_running=1)]
+        await storage.enqueue_many([*some_tasks("abc", limits=limits), a_task("d", unique="u")])
+        await waiting
+        first = await storage.reserve(5)
+        recorded, _ = await storage.record_and_reserve([success(task) for task in first], 5)
+        await storage.give_back_abandoned()
+        await storage.cancel("b")
+        async with administrator.transaction():
+            await storage.enqueue_within(administrator, [a_task("e", unique="u")])
+        await storage.purge_dead(SYSTEM_CLOCK.now())
+
+        assert recorded == [True, True]
+        assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 2
+        assert len(await storage.list_tasks()) == 5
+        assert storage.schema_sql().startswith(
+            "BEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;"
+        )
+    # They would be called without that: this is what the test would see.
+    with pytest.raises(asyncpg.RaiseError, match="planted"):
+        await administrator.fetchval("SELECT hashtextextended('a', 0)")
+    await administrator.close()
 
 
 async def test_the_printed_sql_sets_up_what_opening_sets_up(postgres_database):
@@ -261,7 +326,7 @@ async def test_a_store_of_version_3_is_refused_until_it_is_upgraded_and_loses_no
         await storage.open()
     assert await storage.upgrade_schema() == (3, migrations.NEWEST)
     async with storage:
-        found = {row.id: row for row in (await storage._engine.list_tasks(TaskQuery()))}
+        found = {row.id: row for row in (await storage._engine.page(TaskQuery()))}
         (schedule,) = await storage.list_schedules()
         letter = await storage.get_dead("buried")
         history = await storage.history("buried")
@@ -312,15 +377,15 @@ async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monk
         assert isinstance(storage, PostgresStorage)
     monkeypatch.setattr(migrations, "NEWEST", 3)
 
-    with pytest.raises(StorageRefused, match=r"version 4.*use a newer omniq"):
+    with pytest.raises(StorageRefused, match=r"version 5.*use a newer omniq"):
         await storage.open()
 
 
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 4\n", "")
-    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 4\n", "")
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 4\n", "")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 5\n", "")
+    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 5\n", "")
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 5\n", "")
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")
@@ -427,15 +492,13 @@ def _past():
 
 async def _sequential_scans(storage):
     """The number of sequential scans of each table of tasks, by this storage's writer and all others."""
-    sql = storage._backend.names("SELECT pg_stat_force_next_flush()")
-    await storage._backend.run(lambda db: db.execute(sql))
+    await storage._backend.statements.fetch("SELECT pg_stat_force_next_flush()")
     sql = (
         "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE schemaname = $1 "
         "AND relname IN ('live', 'finished', 'dead') ORDER BY relname"
     )
     return [
-        tuple(line)
-        for line in await storage._backend.read(lambda db: db.fetch(sql, storage._target.schema))
+        tuple(line) for line in await storage._backend.reader.fetch(sql, storage._target.schema)
     ]
 
 
@@ -469,9 +532,8 @@ class Listener:
 
 async def until_awaited(storage, topic="work", is_awaited=True):
     """Return when a storage waits for notifications of the topic, or when none does any more."""
-    sql = storage._backend.names(f"SELECT {{schema}}.is_awaited('{topic}')")
     async with asyncio.timeout(PATIENCE):
-        while await storage._backend.read(lambda db: db.fetchval(sql)) is not is_awaited:
+        while await storage._backend.reader.call("is_awaited", topic) != [(is_awaited,)]:
             pass
 
 
@@ -590,17 +652,14 @@ async def test_behind_a_pooler_everything_works_by_polling(schema):
         waiter = asyncio.create_task(storage.wait_for_work(0.05))
         await waiter
         waiting = asyncio.create_task(storage.wait_for_result("t0", timeout=0.05))
-        sql = other._backend.names(
-            "SELECT {schema}.is_awaited('work') OR {schema}.is_awaited('results')"
-        )
+        sql = "SELECT {schema}.is_awaited('work') OR {schema}.is_awaited('results')"
 
         assert recorded == [True]
-        assert not await other._backend.read(lambda db: db.fetchval(sql))
+        assert await other._backend.reader.fetch(sql) == [(False,)]
         assert await waiting is None
         assert (await storage.stats()).dead == 1
-        prepared = await storage._backend.run(
-            lambda db: db.fetch("SELECT name FROM pg_prepared_statements")
-        )
+        sql = "SELECT name FROM pg_prepared_statements"
+        prepared = await storage._backend.statements.fetch(sql)
         assert prepared == []
 
 

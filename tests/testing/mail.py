@@ -18,6 +18,7 @@ def send(to: str, subject: str = "hello") -> str:
     return f"{to}: {subject}"
 
 
+@task
 async def report(day: str = "today") -> None:
     SENT.append(day)
 

@@ -207,7 +207,7 @@ def test_a_renewal_that_a_later_one_has_overtaken_says_nothing(register, pool):
 def test_a_claim_that_was_made_again_meanwhile_is_not_released(register, pool):
     assert compare(register) == NOTHING
     asked_at = register.tick()
-    register.drop("a", 1)
+    register.drop([("a", 1)])
     register.add([claimed("a", 2)], "")
     register.pass_to(pool, [claimed("a", 2)])
     pool.held["a", 2] = "run"
@@ -223,7 +223,7 @@ def test_a_claim_that_differs_first_in_one_way_and_then_in_another_is_seen_once_
     register.pass_to(pool, [claimed("a")])
     pool.held["a", 1] = "run"
     assert compare(register) == NOTHING, "lost for the first time"
-    register.drop("a", 1)
+    register.drop([("a", 1)])
     pool.held.clear()
 
     assert compare(register, a=1) == NOTHING, "unknown for the first time"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
-from omniq.tasks.functions import FunctionCache, options_of, path_of, resolve, task
+from omniq.errors import (
+    ForbiddenFunction,
+    FunctionNotFound,
+    InvalidTask,
+    UnmarkedFunctionWarning,
+)
+from omniq.tasks.functions import (
+    FunctionCache,
+    options_of,
+    pass_to_queue,
+    path_of,
+    resolve,
+    task,
+)
+from omniq.tasks.passed_functions import PassedFunctions
 
 HERE = __name__
 
@@ -46,6 +62,30 @@ class Holder:
     class Inner:
         @staticmethod
         def deep() -> None: ...
+
+        @staticmethod
+        @task
+        def marked() -> None: ...
+
+
+class Lazy:
+    """Like Django's settings: every question loads them."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise LookupError(name)
+
+
+lazy = Lazy()
+
+
+def _private() -> None: ...
+
+
+alias_of_private = _private
+
+
+@task
+def _private_and_marked() -> None: ...
 
 
 def generator() -> Iterator[int]:
@@ -273,7 +313,7 @@ class TestResolve:
 
     def test_a_path_is_resolved_once(self, write_module):
         write_module("shop_b", "def send(): ...\n")
-        cache = FunctionCache()
+        cache = FunctionCache(["shop_b"])
         first = cache.resolve("shop_b.send")
         del sys.modules["shop_b"]
 
@@ -360,10 +400,44 @@ class TestResolve:
 
 
 class TestAllow:
-    def test_paths_under_a_prefix_are_allowed(self):
-        assert resolve(f"{HERE}.plain", allow=[HERE]) is plain
-        assert resolve(f"{HERE}.plain", allow=["tests"]) is plain
+    def test_a_named_module_has_all_its_public_functions(self):
+        for func in (plain, marked, Holder.static, Holder.Inner.deep, decorated):
+            assert resolve(path_of(func), allow=[HERE]) is func
+
+    def test_one_function_or_class_may_be_named(self):
         assert resolve(f"{HERE}.plain", allow=[f"{HERE}.plain"]) is plain
+        assert resolve(f"{HERE}.Holder.static", allow=[f"{HERE}.Holder"]) is Holder.static
+        with pytest.raises(ForbiddenFunction):
+            resolve(f"{HERE}.decorated", allow=[f"{HERE}.plain", f"{HERE}.Holder"])
+
+    def test_below_a_named_package_only_marked_functions_are_allowed(self):
+        assert resolve(f"{HERE}.marked", allow=["tests"]) is marked
+        with pytest.raises(ForbiddenFunction, match="not marked with @task") as caught:
+            resolve(f"{HERE}.plain", allow=["tests"])
+        assert caught.value.elsewhere
+
+    def test_a_named_module_is_imported_and_none_below_it(self, write_module):
+        write_module("shop_i.__init__", "def f(): ...\n")
+        write_module("shop_i.below", "from omniq import task\n@task\ndef f(): ...\n")
+        cache = FunctionCache(["shop_i"])
+
+        assert cache.resolve("shop_i.f").__module__ == "shop_i"
+        with pytest.raises(FunctionNotFound, match="not imported here; name it"):
+            cache.resolve("shop_i.below.f")
+        assert "shop_i.below" not in sys.modules
+
+    def test_the_error_of_a_named_module_that_cannot_be_imported_is_the_reason(self, write_module):
+        write_module("shop_j", "raise LookupError('at the top')\n")
+        cache = FunctionCache(["shop_j", "no_such_module_j"])
+
+        assert [error.func_path for error in cache.import_allowed()] == [
+            "shop_j",
+            "no_such_module_j",
+        ]
+        with pytest.raises(FunctionNotFound, match="at the top"):
+            cache.resolve("shop_j.f")
+        with pytest.raises(FunctionNotFound, match="no module no_such_module_j"):
+            cache.resolve("no_such_module_j.f")
 
     def test_a_prefix_ends_at_a_dot(self, write_module):
         write_module("shop_f_evil", "def f(): ...\n")
@@ -387,9 +461,9 @@ class TestAllow:
         write_module("shop_h_library", "def wipe(): ...\n")
         write_module("shop_h", "from shop_h_library import wipe\n")
 
-        assert resolve("shop_h.wipe").__module__ == "shop_h_library"
-        with pytest.raises(ForbiddenFunction, match="comes from shop_h_library"):
-            resolve("shop_h.wipe", allow=["shop_h"])
+        for allow in (["shop_h"], ["shop_h", "shop_h_library"], None):
+            with pytest.raises(ForbiddenFunction, match="comes from shop_h_library"):
+                resolve("shop_h.wipe", allow=allow)
 
     def test_an_empty_list_allows_nothing(self):
         with pytest.raises(ForbiddenFunction, match="no module"):
@@ -398,3 +472,150 @@ class TestAllow:
     def test_a_single_text_is_not_a_list_of_characters(self):
         with pytest.raises(InvalidTask, match="list of prefixes"):
             FunctionCache(allow="tests")
+
+
+class TestWithoutAllow:
+    """What a pool runs that was given no modules."""
+
+    def test_a_marked_function_of_an_imported_module_is_allowed(self):
+        cache = FunctionCache(passed=PassedFunctions())
+
+        assert cache.resolve(f"{HERE}.marked") is marked
+        assert cache.runnable.accepts(f"{HERE}.marked")
+        assert cache.runnable.accepts(f"{HERE}.Holder.Inner.marked")
+        assert cache.resolve(f"{HERE}.Holder.Inner.marked") is Holder.Inner.marked
+
+    def test_a_plain_function_is_allowed_once_it_was_passed_to_a_queue(self):
+        passed = PassedFunctions()
+        cache = FunctionCache(passed=passed)
+        with pytest.raises(ForbiddenFunction, match="mark it, or name its module") as caught:
+            cache.resolve(f"{HERE}.plain")
+        assert caught.value.elsewhere
+        assert not cache.runnable.accepts(f"{HERE}.plain")
+
+        passed.add(f"{HERE}.plain")
+        assert cache.runnable.accepts(f"{HERE}.plain")
+        assert cache.resolve(f"{HERE}.plain") is plain
+
+    def test_a_module_is_imported_for_a_path_that_was_passed_and_for_no_other(self, write_module):
+        passed = PassedFunctions()
+        cache = FunctionCache(passed=passed)
+        for name in ("shop_k", "shop_l"):
+            write_module(name, "from omniq import task\n@task\ndef f(): ...\n")
+        passed.add("shop_k.f")
+
+        assert cache.resolve("shop_k.f").__module__ == "shop_k"
+        with pytest.raises(FunctionNotFound, match="not imported here"):
+            cache.resolve("shop_l.f")
+        assert "shop_l" not in sys.modules
+
+    def test_a_marked_function_counts_as_soon_as_its_module_is_imported(self, write_module):
+        cache = FunctionCache(passed=PassedFunctions())
+        write_module("shop_m", "from omniq import task\n@task\ndef f(): ...\n")
+        assert not cache.runnable.accepts("shop_m.f")
+
+        importlib.import_module("shop_m")
+        assert cache.runnable.accepts("shop_m.f")
+
+    def test_a_module_that_is_still_being_imported_is_searched_again(self, write_module):
+        cache = FunctionCache(passed=PassedFunctions())
+        write_module(
+            "shop_n",
+            "import sys\nsys.modules['tests'].probe()\n"
+            "from omniq import task\n@task\ndef f(): ...\n",
+        )
+        tests = sys.modules["tests"]
+        tests.probe = lambda: cache.runnable
+        try:
+            importlib.import_module("shop_n")
+        finally:
+            del tests.probe
+
+        assert cache.runnable.accepts("shop_n.f")
+
+    def test_what_is_marked_later_is_found_by_a_search(self, write_module):
+        write_module("shop_o", "def f(): ...\n")
+        module = importlib.import_module("shop_o")
+        cache = FunctionCache(passed=PassedFunctions())
+        module.g = task(module.f)
+        module.f = module.g
+
+        cache.refresh()
+        assert cache.runnable.accepts("shop_o.f")
+
+    def test_a_module_that_is_loaded_lazily_is_not_loaded_by_the_search(self, write_module):
+        write_module("shop_p", "raise LookupError('loaded')\n")
+        spec = importlib.util.find_spec("shop_p")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["shop_p"] = module
+        spec.loader.exec_module(module)
+
+        assert not FunctionCache(passed=PassedFunctions()).runnable.accepts("shop_p.f")
+
+    def test_objects_that_load_something_when_asked_are_not_asked(self):
+        cache = FunctionCache(passed=PassedFunctions())
+
+        assert not cache.runnable.accepts(f"{HERE}.lazy")
+        with pytest.raises(ForbiddenFunction, match="not a function but Lazy"):
+            cache.resolve(f"{HERE}.lazy")
+        with pytest.raises(FunctionNotFound):
+            cache.resolve(f"{HERE}.lazy.anything")
+
+    def test_private_names_and_installed_functions_are_refused_even_if_passed(self):
+        passed = PassedFunctions()
+        cache = FunctionCache(passed=passed)
+        paths = [
+            f"{HERE}._private",
+            f"{HERE}._private_and_marked",
+            f"{HERE}.alias_of_private",
+            "omniq.testing.builders.a_task",
+            "click.termui.edit",
+            "os.system",
+        ]
+        for path in paths:
+            passed.add(path)
+            with pytest.raises(ForbiddenFunction):
+                cache.resolve(path)
+        assert not cache.runnable.accepts(f"{HERE}._private")
+        assert not cache.runnable.accepts(f"{HERE}._private_and_marked")
+        with pytest.raises(ForbiddenFunction):
+            resolve(f"{HERE}._private_and_marked", allow=[HERE, f"{HERE}._private_and_marked"])
+
+
+class TestPassing:
+    def test_an_unmarked_function_warns_once(self):
+        passed = PassedFunctions()
+        sentence = "mark it with @task, or a worker in another process, or after a restart, will not run it"
+        with pytest.warns(UnmarkedFunctionWarning, match=re.escape(sentence)) as caught:
+            pass_to_queue(plain, f"{HERE}.plain", passed)
+        assert [warning.filename for warning in caught] == [__file__]
+        pass_to_queue(plain, f"{HERE}.plain", passed)
+
+    def test_a_path_warns_like_its_function(self):
+        with pytest.warns(UnmarkedFunctionWarning, match="mark it with @task"):
+            pass_to_queue(f"{HERE}.plain", f"{HERE}.plain", PassedFunctions())
+
+    @pytest.mark.parametrize("func", [_private, _private_and_marked])
+    def test_what_no_worker_runs_warns_with_the_reason(self, func):
+        with pytest.warns(UnmarkedFunctionWarning, match="no worker will run .*: names with a"):
+            pass_to_queue(func, path_of(func), PassedFunctions())
+
+    def test_a_marked_function_and_an_unknown_path_do_not_warn(self):
+        passed = PassedFunctions()
+        paths = [f"{HERE}.marked", "no_such_module.f", f"{HERE}.gone", "os.system"]
+        for path in paths:
+            pass_to_queue(path, path, passed)
+
+        assert list(passed) == paths
+
+    def test_listeners_are_called_for_each_new_function(self):
+        passed = PassedFunctions()
+        calls: list[int] = []
+        unsubscribe = passed.subscribe(lambda: calls.append(len(passed)))
+        for path in ("a.b", "a.b", "a.c"):
+            passed.add(path)
+        unsubscribe()
+        passed.add("a.d")
+
+        assert calls == [1, 2]

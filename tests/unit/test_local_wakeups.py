@@ -11,7 +11,7 @@ async def test_notify_work_wakes_every_listener_for_work():
     wakeups = LocalWakeups()
     with wakeups.listen_for_work() as first, wakeups.listen_for_work() as second:
         wakeups.notify_work()
-        await asyncio.wait_for(asyncio.gather(first, second), 5)
+        await asyncio.wait_for(asyncio.gather(first, second), 30)
 
     assert wakeups._waiting == {}
 
@@ -24,7 +24,7 @@ async def test_notify_results_wakes_only_the_listeners_for_those_results():
         wakeups.listen_for_work() as work,
     ):
         wakeups.notify_results(["a", "c"])
-        await asyncio.wait_for(a, 5)
+        await asyncio.wait_for(a, 30)
 
         assert not b.done()
         assert not work.done()
@@ -34,7 +34,7 @@ async def test_a_wakeup_from_another_thread_arrives():
     wakeups = LocalWakeups()
     with wakeups.listen_for_work() as work:
         await asyncio.to_thread(wakeups.notify_work)
-        await asyncio.wait_for(work, 5)
+        await asyncio.wait_for(work, 30)
 
 
 async def test_a_wakeup_without_listeners_is_not_stored():

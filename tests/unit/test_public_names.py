@@ -38,6 +38,7 @@ PUBLIC = [
     "BreakerInfo",
     "Health",
     "StuckTask",
+    "UnmarkedFunctionWarning",
     "UnrunnableFunction",
     "Attempt",
     "Progress",

@@ -62,8 +62,8 @@ def test_the_servers_certificate_is_verified_unless_disabled(
     ("url", "message"),
     [
         ("http://host", "unknown kind 'http'"),
-        ("redis://host/first", "database 'first': expected a number"),
-        ("redis://host/-1", "database '-1': expected a number"),
+        ("redis://host/first", "expected a number as the database"),
+        ("redis://host/-1", "expected a number as the database"),
         ("redis://host:port", "cannot be read; is the port a number"),
         ("redis://host:70000", "cannot be read; is the port a number"),
         ("rediss://host?ssl_keyfile=key.pem", "ssl_certfile"),

@@ -172,10 +172,10 @@ def test_a_cancelled_run_is_not_retried(kind):
 def test_a_repeating_task_is_reset_after_a_success():
     row = a_claimed_row(interval=60)
     row.attempts, row.crashes = 2, 1
-    settled = row_rules.settle(row, Succeeded("a", 1, a_result(a_task("a")), LATER), NOW)
+    settled = row_rules.settle(row, Succeeded("a", 1, a_result(a_task("a")), LATER, b"42"), NOW)
 
     assert settled.finish is None
-    assert settled.result is not None
+    assert settled.result == b"42"
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
     moved = Rescheduled("a", 1, from_micros(NOW))
     assert row_rules.is_current(row, moved, "me")

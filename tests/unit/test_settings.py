@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from omniq.errors import SettingsError
-from omniq.settings import Settings, mask_url
+from omniq.masking import mask_url
+from omniq.settings import Settings
 
 NAMES = [field.name for field in fields(Settings) if field.init]
 
@@ -48,6 +49,8 @@ def test_the_defaults_are_those_that_are_documented():
         "max_payload": 1048576,
         "errors": None,
         "unknown_function_timeout": None,
+        "root_opens_any_store": False,
+        "require_key": False,
     }
 
 
@@ -131,6 +134,8 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
         "log_level": "debug",
         "base_dir": "elsewhere",
         "errors": "app.tasks.RULES",
+        "root_opens_any_store": "True",
+        "require_key": "true",
     }
     for name in NAMES:
         monkeypatch.setenv(f"OMNIQ_{name.upper()}", texts.get(name, "17"))

@@ -78,7 +78,7 @@ class Lines(list[str]):
 
     def wait_for(self, text: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: any(text in line for line in self), 5)
+            assert self._changed.wait_for(lambda: any(text in line for line in self), 30)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_worker_connects_runs_and_stops(queue, storage):
     with Worker(storage, [worker_tasks], max_concurrency=2):
         handle = queue.enqueue(ADD, 1, 2)
 
-        assert handle.result(5) == 3
+        assert handle.result(30) == 3
 
 
 def test_a_worker_opens_and_closes_a_storage_that_is_not_open():
@@ -165,7 +165,7 @@ def test_no_more_than_max_concurrency_run_at_once(queue, storage, gate):
         wait_for_start(gate, 2)
         assert queue.stats().by_status[TaskStatus.RUNNING] == 2
         gate.let_go.set()
-        assert {handle.result(5) for handle in handles} == {"held"}
+        assert {handle.result(30) for handle in handles} == {"held"}
 
     assert gate.most_inside == 2
 
@@ -180,7 +180,7 @@ def test_stop_waits_for_running_tasks_and_claims_no_more(queue, storage, gate, l
     lines.wait_for("worker.stopping")
     waiting = queue.enqueue(ADD, 1, 2)
     gate.let_go.set()
-    stopping.join(5)
+    stopping.join(30)
 
     assert running.status() is TaskStatus.SUCCESS
     assert waiting.status() is TaskStatus.PENDING
@@ -339,7 +339,7 @@ def test_a_worker_that_was_stopped_before_its_start_ends(storage):
     serving.start()
 
     assert ended.wait(5)
-    assert serving.join(5)
+    assert serving.join(30)
 
 
 def test_reporting_to_a_supervisor_that_has_ended_raises_nothing():

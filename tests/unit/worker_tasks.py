@@ -34,10 +34,12 @@ class Gate:
 gate = Gate()
 
 
+@task
 async def add(a: int, b: int) -> int:
     return a + b
 
 
+@task
 async def loop_kind() -> str:
     """The library whose event loop tasks run on."""
     return type(asyncio.get_running_loop()).__module__.partition(".")[0]
@@ -50,6 +52,7 @@ def hold() -> str:
     return "held"
 
 
+@task
 async def stubborn() -> None:
     """Does not care about being cancelled."""
     with gate as mine:

@@ -78,17 +78,21 @@ async def fail_with_a_slow_hook() -> None:
     raise ValueError("slow")
 
 
+@task
 async def fail(message: str) -> None:
     raise ValueError(message)
 
 
+@task
 async def refuse() -> None:
     raise PermanentError("never")
 
 
+@task
 async def unwritable() -> Any:
     return object()
 
 
+@task
 async def add(a: int, b: int = 0) -> int:
     return a + b

@@ -186,6 +186,7 @@ def good_in_a_process(number: int) -> int:
 # Coroutines in unexpected places
 
 
+@task
 def returns_a_coroutine(ctx: TaskContext) -> Coroutine[Any, Any, tuple[str, str]]:
     return where_am_i()
 
@@ -213,6 +214,7 @@ async def has_a_loop_in_a_process() -> tuple[str, str]:
 # Ignore their cancellation
 
 
+@task
 async def exits_in_a_subtask() -> None:
     async def inner() -> None:
         sys.exit(3)
@@ -220,10 +222,12 @@ async def exits_in_a_subtask() -> None:
     await asyncio.gather(inner())
 
 
+@task
 async def stops_the_loop() -> None:
     asyncio.get_running_loop().stop()
 
 
+@task
 async def cancels_itself() -> None:
     current = asyncio.current_task()
     assert current is not None
@@ -231,6 +235,7 @@ async def cancels_itself() -> None:
     await asyncio.sleep(0)
 
 
+@task
 async def swallows_every_cancel() -> None:
     while True:
         try:
@@ -239,6 +244,7 @@ async def swallows_every_cancel() -> None:
             continue
 
 
+@task
 async def cleans_up_for_ever() -> None:
     try:
         await asyncio.sleep(60)
@@ -248,6 +254,7 @@ async def cleans_up_for_ever() -> None:
         await asyncio.sleep(60)
 
 
+@task
 async def shields_itself() -> None:
     inner = asyncio.ensure_future(asyncio.sleep(60))
     while not inner.done():
@@ -258,6 +265,7 @@ async def shields_itself() -> None:
                 raise
 
 
+@task
 async def returns_when_cancelled() -> str:
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(60)
@@ -272,6 +280,7 @@ gate = threading.Event()
 seen: list[tuple[str, bool]] = []
 
 
+@task
 def holds_its_thread(ctx: TaskContext) -> str:
     gate.wait(30)
     seen.append((ctx.task_id, ctx.cancelled))

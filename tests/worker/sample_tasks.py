@@ -12,27 +12,33 @@ from omniq import Discard, PermanentError, Retry, Snooze, TaskContext, TaskError
 from tests.worker.recorder import PATIENCE, RECORDER, until
 
 
+@task
 async def add(a: int, b: int = 0) -> int:
     return a + b
 
 
+@task
 def add_in_thread(a: int, b: int = 0) -> list[Any]:
     return [a + b, threading.current_thread().name]
 
 
+@task
 async def name_of_thread() -> str:
     return threading.current_thread().name
 
 
+@task
 def add_later(a: int, b: int) -> Coroutine[Any, Any, int]:
     """Not async itself, and returns a coroutine."""
     return add(a, b)
 
 
+@task
 async def note(name: str) -> int:
     return RECORDER.note(name)
 
 
+@task
 async def hold(name: str) -> str:
     """Runs until the gate of that name is open."""
     generation = RECORDER.enter(name)
@@ -46,6 +52,7 @@ async def hold(name: str) -> str:
     return name
 
 
+@task
 def hold_in_thread(name: str) -> str:
     generation = RECORDER.enter(name)
     RECORDER.gate(name).wait(PATIENCE)
@@ -53,6 +60,7 @@ def hold_in_thread(name: str) -> str:
     return name
 
 
+@task
 def until_cancelled(ctx: TaskContext, name: str) -> None:
     """Runs in a thread, checks whether it should stop, and returns when it should."""
     RECORDER.note(name)
@@ -62,6 +70,7 @@ def until_cancelled(ctx: TaskContext, name: str) -> None:
     RECORDER.note(f"{name} cancelled" if ctx.cancelled else f"{name} forgotten")
 
 
+@task
 async def ignore_cancellation(name: str) -> None:
     """Ignores its cancellation."""
     RECORDER.enter(name)
@@ -72,6 +81,7 @@ async def ignore_cancellation(name: str) -> None:
             RECORDER.note(f"{name} cancelled again")
 
 
+@task
 async def return_anyway(name: str) -> str:
     """Returns normally when it is cancelled."""
     generation = RECORDER.enter(name)
@@ -82,22 +92,27 @@ async def return_anyway(name: str) -> str:
     return name
 
 
+@task
 async def fail(message: str = "boom") -> None:
     raise ValueError(message)
 
 
+@task
 def fail_in_thread(message: str = "boom") -> None:
     raise ValueError(message)
 
 
+@task
 async def fail_for_good() -> None:
     raise PermanentError("never again")
 
 
+@task
 async def fail_with_retry_after(seconds: float) -> None:
     raise TaskError("slow down", retry_after=seconds)
 
 
+@task
 async def fail_at_first(name: str, failures: int) -> int:
     """Fails that many times; then returns which run this is."""
     run = RECORDER.note(name)
@@ -106,20 +121,24 @@ async def fail_at_first(name: str, failures: int) -> int:
     return current_task().attempt
 
 
+@task
 async def ask_for_retry(delay: float) -> None:
     raise Retry(delay=delay)
 
 
+@task
 async def snooze_once(name: str, delay: float) -> int:
     if RECORDER.note(name) == 1:
         raise Snooze(delay)
     return current_task().attempt
 
 
+@task
 async def discard() -> None:
     raise Discard("not needed")
 
 
+@task
 async def unserialisable() -> object:
     return object()
 
@@ -131,6 +150,7 @@ async def one_at_a_time(name: str) -> None:
     RECORDER.leave(generation)
 
 
+@task
 async def enqueue_another(name: str, more: int) -> None:
     """Enqueues itself on the queue that the test has put into `RECORDER.facts`."""
     RECORDER.note(name)
@@ -138,11 +158,13 @@ async def enqueue_another(name: str, more: int) -> None:
         await RECORDER.facts["queue"].enqueue(enqueue_another, name, more - 1)
 
 
+@task
 async def report(fraction: float) -> None:
     current_task().progress(fraction, "on the way")
     RECORDER.note("reported")
     await until(RECORDER.gate("report").is_set)
 
 
+@task
 def secret_argument(password: str) -> str:
     return password

@@ -8,3 +8,12 @@ from omniq import task
 @task
 async def work(number: int) -> int:
     return number
+
+
+def helper() -> str:
+    """Not a task."""
+    return "helped"
+
+
+def _private() -> str:
+    return "private"

@@ -69,12 +69,14 @@ def effects(folder: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
+@task
 async def publish_async(ctx: TaskContext, folder: str) -> list[str | None]:
     first = [await ctx.step(step, effect_later, folder, step) for step in STEPS[:3]]
     last = [await ctx.step(step, effect_later, folder, step, critical=False) for step in STEPS[3:]]
     return [*first, *last]
 
 
+@task
 def publish_in_thread(ctx: TaskContext, folder: str) -> list[str | None]:
     first = [ctx.step(step, effect, folder, step) for step in STEPS[:3]]
     last = [ctx.step(step, effect, folder, step, critical=False) for step in STEPS[3:]]
@@ -105,6 +107,7 @@ PLACES = [
 ]
 
 
+@task
 async def plain_functions_async(ctx: TaskContext, folder: str) -> list[Any]:
     """Steps of an async task that block: each in a thread, with the context of the task."""
 
@@ -117,11 +120,13 @@ async def plain_functions_async(ctx: TaskContext, folder: str) -> list[Any]:
     return list(await step("where", where))
 
 
+@task
 def async_function_in_thread(ctx: TaskContext, folder: str) -> None:
     step: Any = ctx.step
     step("later", effect_later, folder, "later")
 
 
+@task
 async def together(ctx: TaskContext, folder: str, count: int) -> int:
     """Many steps at the same time, and then a failure."""
     steps = (ctx.step(f"s{n}", effect_later, folder, f"s{n}") for n in range(count))
@@ -130,6 +135,7 @@ async def together(ctx: TaskContext, folder: str, count: int) -> int:
     return count
 
 
+@task
 def threads_together(ctx: TaskContext, folder: str, count: int) -> int:
     """Steps in threads that the task starts."""
     threads = [
@@ -149,11 +155,13 @@ def threads_in_process(ctx: TaskContext, folder: str, count: int) -> int:
     return threads_together(ctx, folder, count)
 
 
+@task
 async def same_name_twice(ctx: TaskContext, folder: str) -> None:
     for _ in range(2):
         await ctx.step("same", effect_later, folder, "same")
 
 
+@task
 async def try_again_within(ctx: TaskContext, folder: str) -> str:
     """Retries a failed step in the same run."""
     try:
@@ -162,6 +170,7 @@ async def try_again_within(ctx: TaskContext, folder: str) -> str:
         return await ctx.step("flaky", effect_later, folder, "flaky")
 
 
+@task
 async def catches_its_own(ctx: TaskContext, folder: str) -> str:
     try:
         await ctx.step("flaky", effect_later, folder, "flaky")
@@ -170,6 +179,7 @@ async def catches_its_own(ctx: TaskContext, folder: str) -> str:
     return "fine"
 
 
+@task
 async def returns(ctx: TaskContext, what: str) -> None:
     """Its first result can be stored; the second cannot, or not together with the first."""
 
@@ -183,12 +193,14 @@ async def returns(ctx: TaskContext, what: str) -> None:
 STEPS_OF = {"first": ("one", "gone", "last"), "second": ("one", "new", "last")}
 
 
+@task
 async def changes_its_code(ctx: TaskContext, folder: str) -> None:
     """Has other steps in its second run, as after a deploy."""
     for step in STEPS_OF["first" if ctx.attempt == 1 else "second"]:
         await ctx.step(step, effect_later, folder, step)
 
 
+@task
 async def signals_in_a_step(ctx: TaskContext, folder: str, kind: str) -> str:
     async def ask() -> str:
         effect(folder, "ask")
@@ -199,11 +211,13 @@ async def signals_in_a_step(ctx: TaskContext, folder: str, kind: str) -> str:
     return await ctx.step("ask", ask, critical=False) or "skipped"
 
 
+@task
 async def hangs_in_a_step(ctx: TaskContext, folder: str) -> None:
     await ctx.step("first", effect_later, folder, "first")
     await ctx.step("slow", until, RECORDER.gate("never").is_set)
 
 
+@task
 async def looks_back_async(ctx: TaskContext, folder: str) -> dict[str, Any]:
     before = dict(await ctx.checkpoint)
     await ctx.step("one", effect_later, folder, "one")
@@ -211,6 +225,7 @@ async def looks_back_async(ctx: TaskContext, folder: str) -> dict[str, Any]:
     return {"before": before, "after": dict(ctx.checkpoint), "has": "one" in ctx.checkpoint}
 
 
+@task
 def looks_back_in_thread(ctx: TaskContext, folder: str) -> dict[str, Any]:
     before = dict(ctx.checkpoint)
     ctx.step("one", effect, folder, "one")
@@ -218,6 +233,7 @@ def looks_back_in_thread(ctx: TaskContext, folder: str) -> dict[str, Any]:
     return {"before": before, "after": dict(ctx.checkpoint), "has": "one" in ctx.checkpoint}
 
 
+@task
 async def looks_too_early(ctx: TaskContext, folder: str) -> int:
     effect(folder, "look")
     return len(ctx.checkpoint)
@@ -237,6 +253,7 @@ async def fetched_later(folder: str, source: Iterable[int]) -> AsyncIterator[int
         yield item
 
 
+@task
 async def iterate_async(ctx: TaskContext, folder: str, count: int, every: int) -> int:
     done = 0
     async for item in ctx.cursor("rows", range(count), every=every):
@@ -245,6 +262,7 @@ async def iterate_async(ctx: TaskContext, folder: str, count: int, every: int) -
     return done
 
 
+@task
 def iterate_in_thread(ctx: TaskContext, folder: str, count: int, every: int) -> int:
     done = 0
     for item in ctx.cursor("rows", range(count), every=every):
@@ -261,6 +279,7 @@ def iterate_in_process(ctx: TaskContext, folder: str, count: int, every: int) ->
 ITERATIONS = [iterate_async, iterate_in_thread, iterate_in_process]
 
 
+@task
 async def iterate_after(ctx: TaskContext, folder: str, count: int) -> int:
     """Its source returns the items after a given one."""
 
@@ -274,6 +293,7 @@ async def iterate_after(ctx: TaskContext, folder: str, count: int) -> int:
     return await ctx.step("end", effect_later, folder, "end") == "end done"
 
 
+@task
 def iterate_wrongly(ctx: TaskContext, folder: str) -> None:
     for _ in ctx.cursor("rows", fetched_later(folder, [1])):
         raise AssertionError
@@ -282,6 +302,7 @@ def iterate_wrongly(ctx: TaskContext, folder: str) -> None:
 # Sleep
 
 
+@task
 async def sleep_async(ctx: TaskContext, folder: str, seconds: float) -> list[int]:
     await ctx.step("before", effect_later, folder, "before")
     effect(folder, "awake")
@@ -291,6 +312,7 @@ async def sleep_async(ctx: TaskContext, folder: str, seconds: float) -> list[int
     return [ctx.attempt, ctx.fencing_token]
 
 
+@task
 def sleep_in_thread(ctx: TaskContext, folder: str, seconds: float) -> list[int]:
     ctx.step("before", effect, folder, "before")
     effect(folder, "awake")
@@ -313,11 +335,13 @@ SLEEPS = [sleep_async, sleep_in_thread, sleep_in_process]
 RULES = ErrorRules(permanent=(Refused,), transient=(Busy,))
 
 
+@task
 async def fail_with(folder: str, kind: str) -> None:
     plan_failures(Path(folder), "work", kind=kind)
     effect(folder, "work")
 
 
+@task
 def fail_with_in_thread(folder: str, kind: str) -> None:
     plan_failures(Path(folder), "work", kind=kind)
     effect(folder, "work")

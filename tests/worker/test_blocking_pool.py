@@ -19,6 +19,7 @@ from omniq import (
     WorkerPool,
 )
 from omniq.testing.faults import FaultyStorage
+from tests.timing import at_most
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, blocking_until, until
@@ -72,7 +73,7 @@ def test_an_idle_pool_stops_at_once_however_long_its_poll_interval(store: Store)
     began = time.monotonic()
     pool.stop()
 
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < at_most(0.5)
 
 
 def test_a_stop_that_times_out_raises_and_ends_the_thread(
@@ -162,7 +163,7 @@ def test_two_threads_may_stop_a_pool_at_once(store: Store, recorder: RunRecorder
     patient.start()
     blocking_until(lambda: not pool.running)
     pool.stop(cancel_in_flight=True)
-    patient.join(5)
+    patient.join(30)
 
     assert not patient.is_alive()
 
@@ -171,13 +172,13 @@ def test_a_pool_on_a_queue_shares_its_thread_and_does_not_end_it(store: Store) -
     with TaskQueue(store.another()) as queue:
         before = {thread for thread in threads_of_omniq() if thread.name == "omniq-portal"}
         with queue.worker(concurrency=2):
-            assert queue.enqueue(sample_tasks.add, 1, 2).result(5) == 3
+            assert queue.enqueue(sample_tasks.add, 1, 2).result(30) == 3
             portals = {thread for thread in threads_of_omniq() if thread.name == "omniq-portal"}
             assert portals == before
         handle = queue.enqueue(sample_tasks.add, 3)
         assert handle.status() is TaskStatus.PENDING
         queue.worker().run_until_empty()
-        assert handle.result(5) == 3
+        assert handle.result(30) == 3
 
 
 def test_a_pool_whose_queue_was_closed_raises_the_error_that_ended_it(store: Store) -> None:

@@ -76,7 +76,7 @@ async def test_a_dead_letter_is_retried_under_its_id_with_other_arguments(queue)
     assert await queue.dead.retry(task_id, args=[4], kwargs={"b": 1})
     await queue.worker().run_until_empty()
 
-    assert await queue.handle(task_id).result(5) == 5
+    assert await queue.handle(task_id).result(30) == 5
     assert await queue.dead.list() == []
     assert not await queue.dead.retry(task_id)
 

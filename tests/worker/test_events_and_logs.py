@@ -47,7 +47,7 @@ async def test_start_stop_and_the_events_of_a_task_are_logged_as_info(
     queue: AsyncTaskQueue, lines: Lines
 ) -> None:
     async with queue.worker(poll_interval=60):
-        await (await queue.enqueue(sample_tasks.add, 1)).result(5)
+        await (await queue.enqueue(sample_tasks.add, 1)).result(30)
 
     info = [event for level, event in lines() if level == "INFO"]
     assert info == ["worker.started", "task.started", "task.succeeded", "worker.stopped"]
@@ -84,7 +84,7 @@ async def test_each_retry_is_debug_with_its_attempt_and_its_time(
 async def test_claims_and_submits_are_logged_as_debug(queue: AsyncTaskQueue, lines: Lines) -> None:
     async with queue.worker() as pool:
         task_id = await pool.submit(sample_tasks.add, 1)
-        await queue.handle(task_id).result(5)
+        await queue.handle(task_id).result(30)
 
     assert ("DEBUG", "task.enqueued") in lines()
     assert ("DEBUG", "task.claimed") in lines()
@@ -122,7 +122,7 @@ async def test_a_recovery_is_logged_as_a_warning(store: Store, lines: Lines) -> 
         await crashed.renew(lease=0.1)
         (task,) = await crashed.reserve(1)
         async with queue.worker(poll_interval=0.05):
-            await queue.handle(task.id).result(5)
+            await queue.handle(task.id).result(30)
     await crashed.close()
 
     assert ("WARNING", "tasks.given_back") in lines()
@@ -148,7 +148,7 @@ async def test_a_success_is_reported_when_it_is_recorded_and_not_before(
         async with pool:
             await until(lambda: storage.calls["record"] >= 2)
             assert not [event for event in emitted if isinstance(event, TaskSucceeded)]
-            await handle.result(5)
+            await handle.result(30)
             await until(lambda: [event for event in emitted if isinstance(event, TaskSucceeded)])
 
 
@@ -183,7 +183,7 @@ async def test_cancelled_snoozed_and_released_tasks_emit_events(
     await until(lambda: len(recorder.names()) == 3)
     await cancelled.cancel()
     with pytest.raises(TaskCancelled):
-        await cancelled.result(5)
+        await cancelled.result(30)
     await pool.stop(cancel_in_flight=True)
 
     assert {"task.cancelled", "task.snoozed", "task.released"} <= {event.name for event in emitted}
@@ -194,10 +194,10 @@ async def test_logging_may_be_switched_on_and_off_while_a_pool_runs(
 ) -> None:
     log.disable()
     async with memory_queue.worker() as pool:
-        await (await memory_queue.enqueue(sample_tasks.add, 1)).result(5)
+        await (await memory_queue.enqueue(sample_tasks.add, 1)).result(30)
         assert (lines(), pool.events.active) == ([], False)
         log.enable()
-        await (await memory_queue.enqueue(sample_tasks.add, 1)).result(5)
+        await (await memory_queue.enqueue(sample_tasks.add, 1)).result(30)
         await until(lambda: ("INFO", "task.succeeded") in lines())
         log.disable()
         written = len(lines())
@@ -224,7 +224,7 @@ async def test_a_listener_that_raises_does_not_stop_the_pool(queue: AsyncTaskQue
 
     pool.events.subscribe(broken)
     async with pool:
-        assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+        assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
 
 async def test_closing_a_pool_in_memory_reports_how_many_tasks_are_lost(lines: Lines) -> None:
@@ -259,9 +259,9 @@ def test_nothing_is_printed_unless_logging_is_enabled():
         "from omniq import TaskQueue\n"
         "with TaskQueue('memory://') as queue:\n"
         "    with queue.worker(base_retry_delay=0):\n"
-        "        queue.enqueue('tests.worker.sample_tasks.add', 1).result(5)\n"
+        "        queue.enqueue('tests.worker.sample_tasks.add', 1).result(30)\n"
         "        try:\n"
-        "            queue.enqueue('tests.worker.sample_tasks.fail').result(5)\n"
+        "            queue.enqueue('tests.worker.sample_tasks.fail').result(30)\n"
         "        except Exception:\n"
         "            pass\n"
         "    queue.enqueue('tests.worker.sample_tasks.add', 1)\n"
@@ -280,6 +280,6 @@ async def test_the_log_of_a_failure_has_the_type_of_the_error_and_not_its_text(
     handle = await queue.options(max_retries=0).enqueue(sample_tasks.fail, "a private matter")
     async with queue.worker():
         with pytest.raises(TaskFailed):
-            await handle.result(5)
+            await handle.result(30)
 
     assert not [record for record in records if "private" in record["message"]]

@@ -39,7 +39,7 @@ async def test_an_exception_of_a_hook_is_reported_and_changes_nothing(queue, rec
     )
     async with pool:
         await until(lambda: len(emitted) == 2)
-        assert await (await queue.enqueue(guarded_tasks.add, 1)).result(5) == 1
+        assert await (await queue.enqueue(guarded_tasks.add, 1)).result(30) == 1
 
     facts = {event.hook: event.error for event in emitted if isinstance(event, HookFailed)}
     assert "the hook is broken" in facts["on_failure"]

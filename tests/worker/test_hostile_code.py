@@ -19,6 +19,7 @@ from omniq import (
 from omniq.models import MAX_TEXT, MAX_TRACEBACK
 from omniq.serialization import CloudpickleSerializer
 from omniq.storage.memory import MemoryStorage
+from tests.timing import at_most
 from tests.worker import hostile_tasks as tasks
 from tests.worker.recorder import until
 
@@ -177,7 +178,7 @@ async def test_a_task_that_ignores_its_timeout_is_cancelled_twice_and_then_aband
         assert await after.result(timeout=30) == 1
 
     # It has really ended: `asyncio.run` would wait for it otherwise.
-    await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), 1)
+    await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), at_most(1.0))
 
 
 @pytest.mark.parametrize("func", IGNORE_CANCELLATION)
@@ -189,11 +190,11 @@ async def test_a_pool_stops_in_time_while_a_task_ignores_its_cancellation(memory
     handle = await memory_queue.enqueue(func)
     await until(lambda: pool.stats().active_workers == 1)
 
-    await asyncio.wait_for(pool.stop(cancel_in_flight=True), 4)
+    await asyncio.wait_for(pool.stop(cancel_in_flight=True), at_most(4.0))
 
     task = await memory_queue.get_task(handle.id)
     assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
-    await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), 1)
+    await asyncio.wait_for(asyncio.gather(*ours(before), return_exceptions=True), at_most(1.0))
 
 
 async def test_what_a_task_returns_after_it_was_stopped_counts(memory_queue):

@@ -59,7 +59,7 @@ async def test_a_stop_in_time_is_logged_with_the_worker_and_nothing_released(
     handle = await queue.enqueue(sample_tasks.add, 1)
     async with queue.worker():
         owner = queue.storage.owner
-        await handle.result(5)
+        await handle.result(30)
 
     level, fields = find("worker.stopped")
     assert level == "INFO"
@@ -93,7 +93,7 @@ async def test_each_run_is_logged_before_it_starts_with_its_task_and_its_worker(
         claim_level, claim = find("task.claimed")
         level, fields = find("task.started")
         recorder.open_all()
-        await handle.result(5)
+        await handle.result(30)
 
     assert (claim_level, level) == ("DEBUG", "INFO")
     for name, value in {
@@ -133,7 +133,7 @@ async def test_a_success_is_logged_with_its_task_and_its_duration(
         await until(lambda: recorder.inside == 1)
         await a_while(0.1)
         recorder.open_all()
-        await handle.result(5)
+        await handle.result(30)
         await until(lambda: pool.stats().completed_tasks == 1)
 
     level, fields = find("task.succeeded")

@@ -28,12 +28,14 @@ from omniq import (
     TaskFailed,
     TaskStatus,
     WorkerPool,
+    task,
 )
 from omniq.events import ChoreFailed, Event, PollEmpty
 from omniq.outcomes import Outcome, Succeeded
 from omniq.storage import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
+from tests.timing import at_most
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RECORDER, RunRecorder, a_while, until
@@ -155,10 +157,10 @@ async def test_two_pools_on_one_queue_do_not_disturb_each_other(
             await until(lambda: recorder.inside == 2)
             await a_while(1.6)
             recorder.gate("there").set()
-            assert await there.result(5) == "there"
+            assert await there.result(30) == "there"
         assert first.running
         recorder.gate("here").set()
-        assert await here.result(5) == "here"
+        assert await here.result(30) == "here"
 
     assert sorted(recorder.names()) == ["here", "there"]
 
@@ -180,10 +182,11 @@ async def test_the_store_never_shows_more_claims_than_slots(
     handles = await queue.enqueue_many(count_claims, [()] * 100)
     await queue.worker(concurrency=5).run_until_empty()
 
-    claims = [await handle.result(5) for handle in handles]
+    claims = [await handle.result(30) for handle in handles]
     assert max(claims) <= 5
 
 
+@task
 async def count_claims() -> int:
     storage: BaseStorage = RECORDER.facts["storage"]
     await asyncio.sleep(0)
@@ -211,8 +214,8 @@ async def test_a_new_task_takes_a_free_slot_at_once_beside_a_long_one(
         await until(lambda: recorder.inside == 1)
         for n in range(10):
             enqueued = time.monotonic()
-            await (await queue.enqueue(sample_tasks.note, f"short {n}")).result(5)
-            assert recorder.times(f"short {n}")[0] - enqueued < 0.05
+            await (await queue.enqueue(sample_tasks.note, f"short {n}")).result(30)
+            assert recorder.times(f"short {n}")[0] - enqueued < at_most(0.05)
         recorder.open_all()
 
 
@@ -223,7 +226,7 @@ async def test_a_new_task_takes_a_free_slot_on_every_backend(
         await queue.enqueue(sample_tasks.hold, "long")
         await until(lambda: recorder.inside == 1)
         for n in range(5):
-            assert await (await queue.enqueue(sample_tasks.add, n)).result(5) == n
+            assert await (await queue.enqueue(sample_tasks.add, n)).result(30) == n
         recorder.open_all()
 
 
@@ -234,7 +237,7 @@ async def test_a_task_enqueued_elsewhere_is_found_by_polling(store: Store) -> No
         here.worker(poll_interval=0.05),
     ):
         handle = await elsewhere.enqueue(sample_tasks.add, 1, 2)
-        assert await handle.result(5) == 3
+        assert await handle.result(30) == 3
 
 
 async def test_a_delayed_task_starts_when_it_is_due_and_not_a_poll_later(
@@ -244,9 +247,9 @@ async def test_a_delayed_task_starts_when_it_is_due_and_not_a_poll_later(
         await until(lambda: True)
         due = time.monotonic() + 0.2
         handle = await queue.options(delay=0.2).enqueue(sample_tasks.note, "delayed")
-        await handle.result(5)
+        await handle.result(30)
 
-    assert -0.001 <= recorder.times("delayed")[0] - due < 0.15
+    assert -0.001 <= recorder.times("delayed")[0] - due < at_most(0.15)
 
 
 async def test_a_completion_is_recorded_without_another_poll() -> None:
@@ -254,7 +257,7 @@ async def test_a_completion_is_recorded_without_another_poll() -> None:
         queue = AsyncTaskQueue(storage)
         handle = await queue.enqueue(sample_tasks.add, 1)
         async with queue.worker(concurrency=2, poll_interval=60):
-            await handle.result(5)
+            await handle.result(30)
             await until(lambda: storage.calls["record"] == 1)
             assert storage.calls["reserve"] == 1
 
@@ -297,7 +300,7 @@ async def test_a_due_task_that_waits_for_a_slot_does_not_make_the_listener_spin(
             await a_while(0.2)
             assert storage.waits < 20
             recorder.open_all()
-            assert await waiting.result(5) == 1
+            assert await waiting.result(30) == 1
 
 
 async def test_tasks_at_a_limit_follow_each_other_without_a_poll(
@@ -306,7 +309,7 @@ async def test_tasks_at_a_limit_follow_each_other_without_a_poll(
     handles = await queue.enqueue_many(sample_tasks.one_at_a_time, [f"{n}" for n in range(8)])
     async with queue.worker(concurrency=4, poll_interval=60):
         for handle in handles:
-            await handle.result(5)
+            await handle.result(30)
 
     assert recorder.most_inside == 1
 
@@ -428,7 +431,7 @@ async def test_submit_never_waits_for_room(recorder: RunRecorder) -> None:
         began = time.monotonic()
         with pytest.raises(QueueFull):
             await pool.submit(sample_tasks.note, "has no place")
-        assert time.monotonic() - began < 0.05
+        assert time.monotonic() - began < at_most(0.05)
         recorder.open_all()
 
 
@@ -438,7 +441,7 @@ async def test_submit_never_waits_for_room(recorder: RunRecorder) -> None:
 async def test_a_callable_that_returns_a_coroutine_is_awaited(queue: AsyncTaskQueue) -> None:
     async with queue.worker():
         assert (
-            await (await queue.enqueue("tests.worker.sample_tasks.add_later", 1, 2)).result(5) == 3
+            await (await queue.enqueue("tests.worker.sample_tasks.add_later", 1, 2)).result(30) == 3
         )
 
 
@@ -458,7 +461,7 @@ async def test_the_event_loop_stays_free_while_a_sync_task_runs(
     await queue.enqueue(sample_tasks.hold_in_thread, "held")
     async with queue.worker(concurrency=2):
         await until(lambda: recorder.inside == 1)
-        assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+        assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
         recorder.open_all()
 
 
@@ -541,7 +544,7 @@ async def test_cancelling_a_running_async_task_stops_it(
         await until(lambda: recorder.inside == 1)
         assert await handle.cancel()
         with pytest.raises(TaskCancelled):
-            await handle.result(5)
+            await handle.result(30)
 
     assert recorder.names() == ["held", "held cancelled"]
 
@@ -554,7 +557,7 @@ async def test_a_running_thread_sees_that_it_was_cancelled(
         await until(lambda: recorder.names())
         assert await queue.cancel(handle.id)
         with pytest.raises(TaskCancelled):
-            await handle.result(5)
+            await handle.result(30)
         await until(lambda: recorder.names() == ["thread", "thread cancelled"])
 
 
@@ -567,7 +570,7 @@ async def test_a_cancelled_task_is_cancelled_even_if_it_returns_a_value(
         await until(lambda: recorder.inside == 1)
         assert await handle.cancel()
         with pytest.raises(TaskCancelled):
-            await handle.result(5)
+            await handle.result(30)
 
 
 async def test_a_task_cancelled_elsewhere_is_stopped_at_the_next_renewal(
@@ -582,7 +585,7 @@ async def test_a_task_cancelled_elsewhere_is_stopped_at_the_next_renewal(
         await until(lambda: recorder.inside == 1)
         await elsewhere.cancel(handle.id)
         with pytest.raises(TaskCancelled):
-            await handle.result(5)
+            await handle.result(30)
 
 
 async def test_a_waiting_task_that_was_cancelled_never_runs(
@@ -594,7 +597,7 @@ async def test_a_waiting_task_that_was_cancelled_never_runs(
 
     assert recorder.names() == []
     with pytest.raises(TaskCancelled):
-        await handle.result(5)
+        await handle.result(30)
 
 
 # Failures
@@ -608,7 +611,7 @@ async def test_the_loop_survives_a_storage_that_fails(memory_store: Store) -> No
         pool = queue.worker(poll_interval=0.05)
         failures = failures_of(pool)
         async with pool:
-            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
         assert len([event for event in failures if event.chore == "record and claim"]) >= 4
         assert pool.stats().completed_tasks == 1
 
@@ -623,7 +626,7 @@ async def test_an_outcome_whose_reply_was_lost_is_counted_once(
         pool = queue.worker()
         await pool.run_until_empty()
 
-        assert await handle.result(5) == 1
+        assert await handle.result(30) == 1
         assert recorder.names() == ["once"]
         assert (pool.stats().completed_tasks, pool.stats().stale_outcomes) == (1, 0)
 
@@ -636,7 +639,7 @@ async def test_a_claim_whose_reply_was_lost_is_released(
         handle = await queue.enqueue(sample_tasks.note, "lost and found")
         storage.fail("reserve", when="after")
         async with queue.worker(poll_interval=0.05, lease=0.9):
-            assert await handle.result(5) == 1
+            assert await handle.result(30) == 1
         task = await queue.get_task(handle.id)
 
     assert task is not None
@@ -650,7 +653,7 @@ async def test_an_unexpected_error_is_reported_and_the_pool_continues(memory_sto
         pool = queue.worker()
         failures = failures_of(pool)
         async with pool:
-            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
     assert ChoreFailed(chore="record and claim", error="ZeroDivisionError('a bug')") in failures
 
@@ -674,7 +677,7 @@ async def test_an_outcome_that_cannot_be_recorded_fails_alone(
                 good = await queue.enqueue(sample_tasks.add, 2)
                 assert await good.result(20) == 2
             with pytest.raises(TaskFailed, match="poison"):
-                await bad.result(5)
+                await bad.result(30)
 
 
 async def test_a_side_loop_that_fails_is_reported_and_restarted() -> None:
@@ -694,7 +697,7 @@ async def test_a_side_loop_that_fails_is_reported_and_restarted() -> None:
         async with pool:
             await until(lambda: not storage.to_break)
             await a_while(0.15)
-            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
     assert [event.chore for event in failures] == ["listen", "listen"]
 
@@ -707,7 +710,7 @@ async def test_a_chore_that_breaks_does_not_stop_the_others(memory_store: Store)
         failures = failures_of(pool)
         async with pool:
             await until(lambda: len(failures) >= 3)
-            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
     assert {event.chore for event in failures} == {"recover"}
 
@@ -758,7 +761,7 @@ async def test_a_worker_that_cannot_renew_stops_its_runs_before_the_lease_ends(
             storage.heal()
             await until(lambda: recorder.names().count("held") == 2)
             recorder.open_all()
-            assert await handle.result(5) == "held"
+            assert await handle.result(30) == "held"
         task = await queue.get_task(handle.id)
 
     assert task is not None
@@ -779,9 +782,9 @@ async def test_a_fenced_worker_takes_a_new_id_and_continues(
             async with other.worker(lease=5, poll_interval=0.05):
                 await until(lambda: recorder.names().count("held") == 2)
                 recorder.gate("held").set()
-                await handle.result(5)
+                await handle.result(30)
             slow.heal()
-            assert await (await queue.enqueue(sample_tasks.add, 1)).result(5) == 1
+            assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
             assert slow.owner != owner
             assert pool.stats().completed_tasks == 1
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from omniq import AsyncTaskQueue, AsyncWorkerPool, TaskQueue, TaskStatus, WorkerPool
 from omniq.testing.faults import FaultyStorage
+from tests.timing import at_most
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, a_while, blocking_until, until
@@ -25,7 +26,7 @@ async def test_process_tasks_up_to_concurrency_limit(
             recorder.gate(recorder.names()[opened - 3]).set()
             if opened == 12:
                 recorder.open_all()
-        assert [await handle.result(5) for handle in handles] == [f"task {n}" for n in range(12)]
+        assert [await handle.result(30) for handle in handles] == [f"task {n}" for n in range(12)]
 
     assert recorder.most_inside == 3
 
@@ -41,7 +42,7 @@ async def test_periodic_polling_when_idle(store: Store) -> None:
         polls_at_stop = storage.calls["reserve"]
         await a_while(0.15)
 
-        assert 0.19 <= took < 1.0
+        assert 0.19 <= took < at_most(1.0)
         assert storage.calls["reserve"] == polls_at_stop
 
 
@@ -50,15 +51,15 @@ async def test_execute_async_callable(queue: AsyncTaskQueue) -> None:
         handle = await queue.enqueue(sample_tasks.add, 2, b=3)
         where = await queue.enqueue(sample_tasks.name_of_thread)
 
-        assert await handle.result(5) == 5
-        assert await where.result(5) == threading.current_thread().name
+        assert await handle.result(30) == 5
+        assert await where.result(30) == threading.current_thread().name
 
 
 async def test_execute_sync_callable_in_thread(queue: AsyncTaskQueue) -> None:
     async with queue.worker():
         handle = await queue.enqueue(sample_tasks.add_in_thread, 2, b=3)
 
-        value, thread = await handle.result(5)
+        value, thread = await handle.result(30)
         assert value == 5
         assert thread != threading.current_thread().name
 
@@ -117,6 +118,6 @@ def test_start_and_stop_workers_from_sync_code(store: Store, recorder: RunRecord
 
         assert [*running, pool.running] == [True, False]
         assert recorder.inside == 0
-        assert handle.result(1) == "held"
+        assert handle.result(30) == "held"
         late = queue.enqueue(sample_tasks.add, 1)
         assert late.status() is TaskStatus.PENDING

@@ -26,6 +26,7 @@ from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from omniq.worker.executors.execution import Run
 from omniq.worker.running_tasks import RunningTasks
+from tests.timing import at_most
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, a_while, until
@@ -51,7 +52,7 @@ async def test_an_idle_pool_stops_at_once_however_long_its_poll_interval(
     began = time.monotonic()
     await pool.stop()
 
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < at_most(0.5)
 
 
 async def test_stop_waits_for_running_tasks_and_claims_nothing_more(
@@ -170,7 +171,7 @@ async def test_a_stop_that_times_out_raises_and_releases_the_tasks(
     with pytest.raises(ShutdownTimeout, match="worker pool shutdown timeout"):
         await pool.stop(timeout=0.1)
 
-    assert 0.1 <= time.monotonic() - began < 1.0
+    assert 0.1 <= time.monotonic() - began < at_most(1.0)
     assert await is_unharmed(queue.storage, handle.id)
     assert [event.released for event in stopped] == [1]
 
@@ -187,7 +188,7 @@ async def test_a_task_that_ignores_its_cancellation_cannot_delay_the_stop(
     with pytest.raises(ShutdownTimeout):
         await pool.stop(timeout=0.1)
 
-    assert time.monotonic() - began < 1.1
+    assert time.monotonic() - began < at_most(1.1)
     assert await is_unharmed(queue.storage, handle.id)
 
 
@@ -258,7 +259,7 @@ async def test_a_start_that_hangs_is_ended_by_a_stop_with_a_timeout(memory_store
     with pytest.raises(ShutdownTimeout):
         await pool.stop(timeout=0.1)
 
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < at_most(1.5)
     with pytest.raises(PoolStopped):
         await starting
 
@@ -333,7 +334,7 @@ async def test_a_stop_during_an_outage_stays_within_its_timeout(
         began = time.monotonic()
         with suppress(ShutdownTimeout):
             await pool.stop(timeout=0.2)
-        assert time.monotonic() - began < 1.4
+        assert time.monotonic() - began < at_most(1.4)
         storage.heal()
 
 
@@ -347,7 +348,7 @@ async def test_a_stop_of_an_idle_pool_during_an_outage_needs_no_timeout(
         await until(lambda: storage.calls["reserve"] > 4)
         began = time.monotonic()
         await pool.stop()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < at_most(1.0)
         storage.heal()
 
 
@@ -365,7 +366,7 @@ async def test_a_storage_that_does_not_answer_cannot_hold_up_the_stop(
         began = time.monotonic()
         with pytest.raises(ShutdownTimeout):
             await pool.stop(timeout=0.1)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < at_most(2.5)
         storage.heal()
 
 

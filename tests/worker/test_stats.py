@@ -12,19 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from omniq import AsyncTaskQueue, AsyncWorkerPool, PoolStats, TaskFailed
+from omniq import AsyncTaskQueue, AsyncWorkerPool, PoolStats, TaskFailed, task
 from omniq.metrics import Metrics
 from omniq.storage.memory import MemoryStorage
+from tests.timing import at_most
 from tests.worker import sample_tasks
 from tests.worker.recorder import RunRecorder, until
 
 
+@task
 async def succeed_or_fail(fails: bool) -> None:
     await asyncio.sleep(random.random() * 0.002)
     if fails:
         raise ValueError("as planned")
 
 
+@task
 async def take(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
@@ -79,7 +82,7 @@ async def test_a_retried_run_is_not_counted_as_a_failed_task(queue: AsyncTaskQue
     handle = await queue.options(max_retries=2).enqueue(sample_tasks.fail)
     async with queue.worker(base_retry_delay=0.01) as pool:
         with pytest.raises(TaskFailed):
-            await handle.result(5)
+            await handle.result(30)
         await until(lambda: pool.stats().failed_tasks == 1)
 
     assert (pool.stats().failed_tasks, pool.stats().retried_runs) == (1, 2)
@@ -93,7 +96,7 @@ async def test_the_average_is_milliseconds_of_all_runs_good_and_bad(
     pool = memory_queue.worker(concurrency=8)
     await pool.run_until_empty()
 
-    assert 50 <= pool.stats().average_exec_time < 200
+    assert 50 <= pool.stats().average_exec_time < at_most(200)
 
 
 async def test_the_average_is_of_the_newest_hundred_runs(memory_queue: AsyncTaskQueue) -> None:
@@ -102,7 +105,7 @@ async def test_the_average_is_of_the_newest_hundred_runs(memory_queue: AsyncTask
     pool = memory_queue.worker()
     await pool.run_until_empty()
 
-    assert pool.stats().average_exec_time < 2.0
+    assert pool.stats().average_exec_time < at_most(2.0)
 
 
 async def test_the_stats_can_be_read_from_another_thread(
@@ -135,7 +138,7 @@ async def test_three_workers_do_ten_trivial_tasks_within_a_tenth_of_a_second(
         for n in range(10):
             await pool.submit(sample_tasks.note, f"{n}")
         await until(lambda: pool.stats().completed_tasks == 10)
-        assert asyncio.get_running_loop().time() - began < 0.1
+        assert asyncio.get_running_loop().time() - began < at_most(0.1)
 
     assert len(recorder.names()) == 10
 
@@ -151,7 +154,7 @@ async def test_metrics_count_by_type_and_keep_no_more_than_a_window(
             await pool.submit(sample_tasks.add, n)
         failed = await memory_queue.options(max_retries=0).enqueue(sample_tasks.fail)
         with pytest.raises(TaskFailed):
-            await failed.result(5)
+            await failed.result(30)
         await until(lambda: pool.stats().completed_tasks == 12)
 
     numbers = metrics.get_metrics()

@@ -480,7 +480,7 @@ async def test_a_sleeping_task_may_be_cancelled(memory_queue, tmp_path):
     await handle.cancel()
 
     with pytest.raises(TaskCancelled):
-        await handle.result(1)
+        await handle.result(30)
     assert await memory_queue.storage.load_checkpoint(handle.id) is None
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from omniq import TaskFailed, TaskStatus
 from omniq.events import Event, WorkerRecycling
+from tests.timing import at_most
 from tests.worker import hostile_tasks as tasks
 from tests.worker.recorder import until
 
@@ -127,7 +128,7 @@ async def test_a_worker_that_requests_a_replacement_stops_although_tasks_wait(me
         )
         await memory_queue.get_result(hung.id, timeout=30)
         waiting = await memory_queue.enqueue(tasks.good_in_the_loop, 1)
-        await asyncio.wait_for(pool.stop(), 2)
+        await asyncio.wait_for(pool.stop(), at_most(2.0))
 
     assert await waiting.status() is TaskStatus.PENDING
 

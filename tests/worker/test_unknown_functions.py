@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, AsyncWorkerPool, Runnable, TaskStatus, events
+from omniq import (
+    AsyncTaskQueue,
+    AsyncWorkerPool,
+    Runnable,
+    TaskStatus,
+    UnmarkedFunctionWarning,
+    events,
+)
 from omniq.events import Event
 from omniq.models import Task, WorkerInfo
 from omniq.storage.base import BaseStorage
@@ -182,7 +189,7 @@ async def test_a_worker_reports_what_it_can_run(memory_store):
             await other.enqueue(a_task(func_path=MISSING))
             worker = await until_excluded(other)
         async with AsyncWorkerPool(storage):
-            (unrestricted,) = await other.workers()
+            (unnamed,) = await other.workers()
 
     assert worker.runnable == Runnable(
         modules=(A,), names=frozenset({A}), excluded=frozenset({MISSING})
@@ -192,7 +199,11 @@ async def test_a_worker_reports_what_it_can_run(memory_store):
         False,
         False,
     ]
-    assert unrestricted.runnable is None
+    assert [unnamed.can_run(path) for path in (f"{A}.work", f"{A}.helper", f"{B}.work")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 # A storage that does not restrict claims
@@ -270,7 +281,7 @@ async def test_with_a_timeout_a_task_that_nobody_has_becomes_a_dead_letter(store
         assert (letter.func_path, letter.queue) == (MISSING, "graves")
         assert (letter.failure_reason, letter.attempt_count) == ("unknown function", 1)
         assert "no live worker has been able to run it" in letter.error_details
-        assert await known.result(5) == 1
+        assert await known.result(30) == 1
     names = [event.name for event in emitted if getattr(event, "id", None) == handle.id]
     assert "task.started" not in names
     assert "task.dead" in names
@@ -322,4 +333,65 @@ def test_a_prefix_may_be_the_path_of_one_function():
     assert runnable is not None
     assert runnable.accepts(f"{A}.work")
     assert not runnable.accepts(f"{A}.other")
-    assert FunctionCache().runnable is None
+
+
+def test_without_modules_all_marked_functions_are_claimed_by_name():
+    runnable = FunctionCache().runnable
+
+    assert runnable.modules == ()
+    assert {f"{A}.work", f"{B}.work"} <= runnable.names
+
+
+# What a pool without modules leaves
+
+
+async def test_a_pool_that_runs_claims_what_its_process_enqueues_without_waiting_for_a_poll(store):
+    async with store.another() as storage:
+        queue = AsyncTaskQueue(storage)
+        async with queue.worker(poll_interval=60):
+            await asyncio.sleep(0.2)
+            with pytest.warns(UnmarkedFunctionWarning):
+                handle = await queue.enqueue(_unmarked_function_of(store))
+            assert await handle.result(20) == "ran"
+
+
+def _unmarked_function_of(store: Any) -> Any:
+    """A function that no test has enqueued before: it counts as passed for the rest of the process."""
+    name = f"unmarked_{id(store)}"
+
+    def run() -> str:
+        return "ran"
+
+    run.__name__ = run.__qualname__ = name
+    run.__module__ = service_a.__name__
+    setattr(service_a, name, run)
+    return run
+
+
+async def test_it_reports_what_waits_and_what_to_write_and_each_function_once(memory_store):
+    async with memory_store.another() as storage:
+        paths = [f"{A}.{name}" for name in ("helper", "helper", "_private", "gone")]
+        await storage.enqueue_many([a_task(func_path=path) for path in paths])
+        pool = AsyncWorkerPool(storage)
+        emitted = recorded(pool)
+        assert await pool.run_until_empty() == len(paths)
+        assert await pool.run_until_empty() == len(paths)
+
+    reasons = [
+        (event.func_path, event.reason)
+        for event in emitted
+        if isinstance(event, events.FunctionMissing)
+    ]
+    assert len(reasons) == 6
+    assert {path for path, _ in reasons[:3]} == set(paths)
+    assert "mark it, or name its module" in dict(reasons)[f"{A}.helper"]
+
+
+async def test_it_says_what_it_runs_when_it_starts(memory_store):
+    async with memory_store.another() as storage:
+        for allow, expected in ((None, "marked with @task"), ([A], f"{A} ({service_a.__file__})")):
+            pool = AsyncWorkerPool(storage, allow=allow)
+            emitted = recorded(pool)
+            await pool.run_until_empty()
+            (started,) = [event for event in emitted if isinstance(event, events.WorkerStarted)]
+            assert expected in started.runs

@@ -21,7 +21,7 @@ import asyncpg
 import loguru
 import pytest
 
-from omniq import AsyncTaskQueue
+from omniq import AsyncTaskQueue, task
 from omniq.testing.fault_proxy import FaultProxy
 
 TASKS = 1_000
@@ -65,6 +65,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 BACKENDS = [name for name in DRAINED if importlib.util.find_spec(f"omniq.storage.{name}")]
 
 
+@task
 async def nothing() -> None:
     """The task with the least work."""
 

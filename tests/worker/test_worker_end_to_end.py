@@ -79,7 +79,7 @@ def test_execute_async_callable(store: Store, caller: TaskQueue) -> None:
     with a_worker(store.another()):
         handle = caller.enqueue(sample_tasks.add, 2, b=3)
 
-        assert handle.result(5) == 5
+        assert handle.result(30) == 5
     result = caller.get_result(handle.id)
     assert result is not None
     assert (result.status, result.result, result.attempts) == (TaskStatus.SUCCESS, 5, 1)
@@ -89,7 +89,7 @@ def test_execute_sync_callable(store: Store, caller: TaskQueue) -> None:
     with a_worker(store.another()):
         handle = caller.enqueue(sample_tasks.add_in_thread, 2, b=3)
 
-        value, thread = handle.result(5)
+        value, thread = handle.result(30)
     assert value == 5
     assert thread != threading.current_thread().name
 
@@ -98,7 +98,7 @@ def test_handle_task_failure(store: Store, caller: TaskQueue) -> None:
     with a_worker(store.another()):
         handle = caller.options(max_retries=0).enqueue(sample_tasks.fail, "no such thing")
         with pytest.raises(TaskFailed, match="no such thing"):
-            handle.result(5)
+            handle.result(30)
 
     result = caller.get_result(handle.id)
     assert result is not None
@@ -118,7 +118,7 @@ async def test_task_retried_after_worker_crash(store: Store) -> None:
 
     async with AsyncTaskQueue(store.another()) as queue:
         async with queue.worker(poll_interval=0.05, lease=1.0):
-            assert await queue.handle(claimed.id).result(5) == 1
+            assert await queue.handle(claimed.id).result(30) == 1
         task = await queue.get_task(claimed.id)
         assert task is not None
         assert (task.crashes, task.token) == (1, claimed.token + 1)
@@ -148,10 +148,10 @@ def test_log_task_lifecycle_events(store: Store, caller: TaskQueue) -> None:
     log.enable("DEBUG")
     try:
         with a_worker(store.another()):
-            caller.enqueue(sample_tasks.add, 1).result(5)
+            caller.enqueue(sample_tasks.add, 1).result(30)
             failed = caller.options(max_retries=0).enqueue(sample_tasks.fail)
             with pytest.raises(TaskFailed):
-                failed.result(5)
+                failed.result(30)
     finally:
         log.disable()
         logger.remove(sink)

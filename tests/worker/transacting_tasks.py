@@ -11,6 +11,7 @@ from tests.worker.recorder import RECORDER, until
 INSERT = "INSERT INTO notes VALUES (?)"
 
 
+@task
 async def write(ctx: TaskContext, note: str, value: Any = None) -> str:
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -18,6 +19,7 @@ async def write(ctx: TaskContext, note: str, value: Any = None) -> str:
     return "not kept"
 
 
+@task
 def write_in_thread(ctx: TaskContext, note: str, value: Any = None) -> str:
     with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -40,6 +42,7 @@ async def write_on_a_loop_of_its_own(ctx: TaskContext, note: str, is_async: bool
         connection.execute(INSERT, (note,))
 
 
+@task
 async def write_and_raise(ctx: TaskContext, note: str, where: str) -> None:
     RECORDER.note(note)
     async with ctx.transaction() as connection:
@@ -49,6 +52,7 @@ async def write_and_raise(ctx: TaskContext, note: str, where: str) -> None:
     raise PermanentError("after the block")
 
 
+@task
 async def write_and_hang(ctx: TaskContext, note: str) -> None:
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -56,6 +60,7 @@ async def write_and_hang(ctx: TaskContext, note: str) -> None:
     await asyncio.Event().wait()
 
 
+@task
 def write_and_hang_in_thread(ctx: TaskContext, note: str) -> None:
     with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -63,6 +68,7 @@ def write_and_hang_in_thread(ctx: TaskContext, note: str) -> None:
     RECORDER.gate(note).wait(8)
 
 
+@task
 async def hang_inside(ctx: TaskContext, note: str) -> None:
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -70,6 +76,7 @@ async def hang_inside(ctx: TaskContext, note: str) -> None:
         await until(RECORDER.gate(note).is_set)
 
 
+@task
 async def misuse(ctx: TaskContext, how: str) -> None:
     """Misuses a transaction in that way; the task fails with the error that this raises."""
     match how:
@@ -109,6 +116,7 @@ async def misuse(ctx: TaskContext, how: str) -> None:
                 ctx.result = object()
 
 
+@task
 async def write_twice(ctx: TaskContext, note: str) -> None:
     async with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -119,6 +127,7 @@ async def write_twice(ctx: TaskContext, note: str) -> None:
         RECORDER.facts["second"] = str(error)
 
 
+@task
 async def fail_then_write(ctx: TaskContext, note: str) -> None:
     """The first transaction is rolled back, and the task continues with a second one."""
     try:
@@ -131,6 +140,7 @@ async def fail_then_write(ctx: TaskContext, note: str) -> None:
         connection.execute(INSERT, (note,))
 
 
+@task
 async def write_with_odd_rows(ctx: TaskContext, note: str) -> None:
     async with ctx.transaction() as connection:
         connection.row_factory = lambda cursor, row: {"row": row}
@@ -139,6 +149,7 @@ async def write_with_odd_rows(ctx: TaskContext, note: str) -> None:
         ctx.result = len(connection.execute("SELECT * FROM notes").fetchall())
 
 
+@task
 def query_for_ever(ctx: TaskContext, note: str) -> None:
     with ctx.transaction() as connection:
         connection.execute(INSERT, (note,))
@@ -147,6 +158,7 @@ def query_for_ever(ctx: TaskContext, note: str) -> None:
         )
 
 
+@task
 async def hold_too_long(ctx: TaskContext, note: str) -> None:
     """Continues to write although its time is over."""
     async with ctx.transaction() as connection:
@@ -167,6 +179,7 @@ async def hold_too_long(ctx: TaskContext, note: str) -> None:
             RECORDER.facts["then"] = type(error).__name__
 
 
+@task
 async def hand_on(ctx: TaskContext, path: str, note: str) -> None:
     """Enqueues the next task in the same transaction."""
     from omniq import AsyncTaskQueue

@@ -2,7 +2,7 @@
 
 This is the edge of the process. An error is one line on stderr and an exit code: 0 done, 1 failed,
 2 usage error, 3 not found, 130 interrupted. `--debug`, anywhere on the line, also shows the
-traceback.
+traceback; `--config FILE`, also anywhere, names the settings file.
 
 The commands, in the order of `app`, which registers them:
 
@@ -28,12 +28,14 @@ What they share:
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from omniq.errors import OmniqError
+from omniq.errors import OmniqError, SettingsError
+from omniq.settings import CONFIG_VARIABLE
 from omniq.worker.process import console
 
 _INTERRUPTED = 130
@@ -45,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug, given = _take_debug(given)
     console.escape_unencodable_output()
     try:
+        config, given = _take_config(given)
+        if config is not None:
+            # Processes of a worker inherit it.
+            os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
         code = _run(given, is_own_process=arguments is None)
     except OmniqError as error:
         code = console.report_error(error)
@@ -97,3 +103,24 @@ def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours = [argument for argument in arguments[:end] if argument != "--debug"]
     return len(ours) < end, ours + arguments[end:]
+
+
+def _take_config(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The file that --config names, and the other arguments; those after `--` are left as they are.
+
+    >>> _take_config(["worker", "tasks", "--config", "prod.toml"])
+    ('prod.toml', ['worker', 'tasks'])
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    config: str | None = None
+    ours: list[str] = []
+    given = iter(arguments[:end])
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name != "--config":
+            ours.append(argument)
+            continue
+        config = value if equals else next(given, "")
+        if not config:
+            raise SettingsError("--config needs the name of a file")
+    return config, ours + arguments[end:]

@@ -47,6 +47,16 @@ def options(
             "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Settings file, instead of omniq.toml and pyproject.toml in the current folder; "
+            "default: OMNIQ_CONFIG. Accepted anywhere on the line.",
+            show_default=False,
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks; accepted anywhere on the line.")
     ] = False,

@@ -36,11 +36,24 @@ def dashboard(
             "--name", metavar="HOST", help="A host name that browsers may use; repeatable."
         ),
     ] = None,
+    proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "
+            "believed; repeatable.",
+        ),
+    ] = None,
+    https: Annotated[
+        bool, typer.Option("--https", help="Browsers use TLS: a proxy in front terminates it.")
+    ] = False,
 ) -> None:
     """Show the queue in a browser, where operators can also manage it.
 
-    Prints a sign-in link that works once, and a new one when it has been used. With secrets in
-    OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, users sign in with these instead.
+    Prints a sign-in link that works once, for ten minutes; press Enter for a new one. Links are
+    printed to a terminal only. With secrets in OMNIQ_DASHBOARD_OPERATOR and
+    OMNIQ_DASHBOARD_VIEWER, users sign in with these instead.
     """
     try:
         from omniq.dashboard.authentication import Access
@@ -50,7 +63,9 @@ def dashboard(
             f"the dashboard needs {error.name}: pip install 'omniq[dashboard]'"
         ) from error
     hosts = tuple(names or ()) + ((host,) if host not in ("0.0.0.0", "::", "") else ())
-    access = Access.from_environment(hosts=hosts, read_only=read_only)
+    access = Access.from_environment(
+        hosts=hosts, read_only=read_only, trusted_proxies=tuple(proxies or ()), https=https
+    )
     check_host(host, access)
     console.start_logging(Settings.load(url=url).log_level)
 

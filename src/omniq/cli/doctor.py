@@ -11,9 +11,12 @@ import msgspec
 import typer
 
 from omniq.cli.options import Url
+from omniq.escaping import visible
+from omniq.masking import mask_url
 from omniq.models import Task
 from omniq.operations.doctor import Finding, check_storage
-from omniq.settings import Settings, mask_url
+from omniq.settings import Settings
+from omniq.signing import protection
 from omniq.storage import BaseStorage, open_storage
 from omniq.storage.urls import storage_url
 from omniq.worker.process import console
@@ -52,6 +55,7 @@ def doctor(
 async def _examine(settings: Settings) -> Diagnosis:
     async with open_storage(settings=settings) as storage:
         findings = await check_storage(storage)
+        findings.append(_protection(storage))
         findings.append(await _round_trip(storage))
         shown, sources = storage.settings.shown(), storage.settings.sources
     return Diagnosis(
@@ -62,6 +66,12 @@ async def _examine(settings: Settings) -> Diagnosis:
             {"name": name, "value": value, "source": sources[name]} for name, value in shown.items()
         ],
     )
+
+
+def _protection(storage: BaseStorage) -> Finding:
+    """Report whether records are signed or encrypted."""
+    value = protection(storage.serializer)
+    return Finding("records", "open: OMNIQ_SIGNING_KEY signs them" if value == "open" else value)
 
 
 async def _round_trip(storage: BaseStorage) -> Finding:
@@ -89,13 +99,13 @@ async def _round_trip(storage: BaseStorage) -> Finding:
 
 
 def _show(diagnosis: Diagnosis) -> None:
-    typer.echo(console.visible(diagnosis.url))
+    typer.echo(visible(diagnosis.url))
     width = max(len(finding.name) for finding in diagnosis.findings)
     for finding in diagnosis.findings:
         mark, _, remark = finding.verdict.partition(": ")
         line = f"  {mark:<4}  {finding.name:<{width}}  {finding.value}"
-        typer.echo(console.visible(f"{line} ({remark})" if remark else line))
+        typer.echo(visible(f"{line} ({remark})" if remark else line))
     typer.echo("settings")
     for setting in diagnosis.settings:
         line = f"  {setting['name']:<20}  {setting['value']}  ({setting['source']})"
-        typer.echo(console.visible(line))
+        typer.echo(visible(line))

@@ -11,13 +11,15 @@ from omniq.cli import output
 from omniq.cli.options import Json, Url
 from omniq.cli.parsing import parse_duration, parse_instant, parse_json_value, parse_pairs
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.cli.worker_exec import make_current_folder_importable
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
 from omniq.models import TaskResult, TaskStatus, check_func_path
+from omniq.operations.formatting import as_argument
 from omniq.queue.async_queue import AsyncTaskQueue, EnqueueOptions
 from omniq.scheduling.schedules import check_call
-from omniq.tasks.functions import resolve
+from omniq.tasks.functions import resolve, why_not_elsewhere
 from omniq.tasks.options import option_help
+from omniq.tasks.passed_functions import PASSED
+from omniq.worker.import_path import use_current_folder
 
 
 def enqueue(
@@ -121,9 +123,13 @@ def function_at(path: str) -> Callable[..., Any] | str:
     With the function, the options of its `@task` are known.
     """
     check_func_path(path)
-    make_current_folder_importable()
+    use_current_folder([path])
     try:
-        return resolve(path)
+        function = resolve(path)
+        if warning := why_not_elsewhere(function, path):
+            output.print_note(warning)
+            PASSED.add(path)
+        return function
     except ForbiddenFunction as error:
         raise InvalidTask(str(error)) from error
     except FunctionNotFound as error:
@@ -143,7 +149,7 @@ def show_result(
     """Print the result of a task; fails unless the task succeeded."""
     if result is None:
         raise CommandFailed(
-            f"task {task_id} has not ended within {wait_seconds:g} s; see omniq explain {task_id}"
+            f"task {task_id} has not ended within {wait_seconds:g} s; see omniq explain {as_argument(task_id)}"
         )
     if as_json:
         output.print_json(result)

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from omniq.cli.queue_session import CommandFailed
+from omniq.escaping import visible
 from omniq.models import TaskStatus
 from omniq.operations.bulk_actions import BulkReport, OnProgress, no_progress
 from omniq.operations.redaction import redacted
 from omniq.to_json import plain
 from omniq.worker.process import console
-from omniq.worker.process.console import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -9,8 +9,9 @@ from typing import TypeVar
 import typer
 
 from omniq.errors import OmniqError, SettingsError
+from omniq.masking import mask_url
 from omniq.queue.async_queue import AsyncTaskQueue
-from omniq.settings import Settings, mask_url
+from omniq.settings import Settings
 from omniq.storage.urls import local_path, storage_url
 from omniq.worker.process import console
 

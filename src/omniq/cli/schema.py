@@ -9,7 +9,8 @@ import typer
 
 from omniq.cli.options import Url
 from omniq.errors import SettingsError
-from omniq.settings import Settings, mask_url
+from omniq.masking import mask_url
+from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.urls import storage_url
 

@@ -13,6 +13,7 @@ from omniq.cli.parsing import count_of, format_duration, format_instant, relativ
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import Attempt, Task, TaskStatus
 from omniq.operations import bulk_actions
+from omniq.operations.formatting import as_argument
 from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import without_secrets
 from omniq.operations.task_detail import UNVERIFIED, TaskDetail, task_detail
@@ -148,9 +149,9 @@ def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     rows = [(format_instant(each.at), each.what, each.detail) for each in detail.timeline]
     page += ["", output.Listing(("time", "what", ""), rows)]
     if detail.dead is not None:
-        page += ["", f"Run it again: omniq dead retry {task.id}"]
+        page += ["", f"Run it again: omniq dead retry {as_argument(task.id)}"]
     elif not task.status.is_final:
-        page += ["", f"Why it has not ended: omniq explain {task.id}"]
+        page += ["", f"Why it has not ended: omniq explain {as_argument(task.id)}"]
     return page
 
 

@@ -66,6 +66,15 @@ def worker(
     metrics_host: Annotated[
         str, typer.Option("--metrics-host", metavar="HOST", help="Address to serve them on.")
     ] = "127.0.0.1",
+    metrics_names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metrics-name",
+            metavar="NAME",
+            help="A host name by which clients may request them, besides addresses and localhost; "
+            "repeatable.",
+        ),
+    ] = None,
     otel: Annotated[
         bool, typer.Option("--otel", help="Record an OpenTelemetry span for each run.")
     ] = False,
@@ -79,8 +88,11 @@ def worker(
     """Run the tasks of these modules until stopped.
 
     On SIGTERM or Ctrl-C it claims no more tasks, lets running tasks finish, releases those that
-    do not finish in time, and exits with 0. A second signal ends it within a second. Any function
-    defined in the modules can be a task. The current folder is on the import path.
+    do not finish in time, and exits with 0. A second signal ends it within a second.
+
+    It runs the functions that the modules define, except those whose name begins with an underscore,
+    and those marked with `@task` in modules below them. A module in the current folder is used if it
+    has the name; other imports find that folder last, and not at all with PYTHONSAFEPATH.
     """
     return WorkerCommand(
         modules=modules,
@@ -93,6 +105,7 @@ def worker(
         shutdown_timeout=shutdown_timeout,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        metrics_names=metrics_names or [],
         otel=otel,
         log_level=log_level,
     )

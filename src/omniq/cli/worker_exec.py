@@ -8,14 +8,15 @@ the same process id, the same parent and the same command line.
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
 import msgspec
 
 from omniq.errors import SettingsError
+from omniq.escaping import visible
 from omniq.settings import Settings
+from omniq.worker.import_path import origin_of, use_current_folder
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 
@@ -35,6 +36,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    metrics_names: list[str] = []
     otel: bool = False
     log_level: str | None = None
 
@@ -52,7 +54,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     def run(self) -> NoReturn:
         """Run the worker in this process, and exit with its exit code."""
         settings = self.settings()
-        make_current_folder_importable()
+        use_current_folder(self.modules)
         console.start_logging(settings.log_level)
         # A lease from the command line overrides one in the URL.
         runner = Worker(
@@ -65,16 +67,22 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             listeners=self._listeners(),
         )
         if self.metrics_port is None:
-            code = runner.run()
+            code = runner.run(on_ready=self._print_modules)
         else:
             from omniq.integrations.endpoint import metrics_server
 
-            with metrics_server(runner, self.metrics_host, self.metrics_port) as port:
+            host, names = self.metrics_host, self.metrics_names
+            with metrics_server(runner, host, self.metrics_port, names) as port:
                 console.write(f"metrics on http://{self.metrics_host}:{port}/metrics\n")
-                code = runner.run()
+                code = runner.run(on_ready=self._print_modules)
         if runner.needs_restart:
             console.restart_process()
         console.exit_process(code, at_once=runner.was_cut_off)
+
+    def _print_modules(self) -> None:
+        """Say which files the modules come from: the current folder, or an installed package."""
+        for module in self.modules:
+            console.write(f"module {visible(module)} from {visible(origin_of(module))}\n")
 
     def _listeners(self) -> list[str]:
         """Paths of the listeners of each process, which imports them."""
@@ -101,10 +109,3 @@ def received_command() -> WorkerCommand | None:
     """The command that `exec_worker` passed to this process, if it did."""
     text = os.environ.pop(_VARIABLE, None)
     return None if text is None else msgspec.json.decode(text, type=WorkerCommand)
-
-
-def make_current_folder_importable() -> None:
-    """Put the current folder first on the path, as `python -m` does."""
-    folder = os.getcwd()
-    if not {"", folder} & set(sys.path[:1]):
-        sys.path.insert(0, folder)

@@ -9,9 +9,11 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `api` | the JSON endpoints |
 | `app` | builds the application: routes, sign-in, error responses |
 | `app_state` | the objects that all handlers share, and a short-lived cache |
-| `authentication` | secrets, one-time links, sessions, and the limit on wrong secrets |
+| `authentication` | secrets, one-time links and sessions |
 | `authorization` | checks the role and the token of a change, and writes the audit event |
 | `charts` | SVG paths from series of numbers |
+| `connections` | limits connections, and the time that a request may take to arrive |
+| `cookies` | the session, and the message that the next page shows |
 | `live_stream` | the server-sent events of `/api/stream` |
 | `middleware` | refuses unknown hosts, other sites and unauthenticated requests; security headers |
 | `openapi` | the OpenAPI document |
@@ -20,6 +22,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `rendering` | templates and their filters |
 | `sampler` | snapshots of the storage, shared by all pages and streams |
 | `server` | runs the application with uvicorn, for `omniq dashboard` |
+| `wrong_secrets` | slows down clients that guess secrets |
 """
 
 from omniq.dashboard.app import create_app

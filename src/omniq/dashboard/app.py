@@ -17,20 +17,21 @@ from omniq import log
 from omniq.dashboard import api, pages
 from omniq.dashboard.actions import ACTIONS
 from omniq.dashboard.app_state import AppState, state_of
-from omniq.dashboard.authentication import Access, TooManyAttempts, is_token_of
+from omniq.dashboard.authentication import Access, Session, is_token_of
 from omniq.dashboard.authorization import read_form
+from omniq.dashboard.cookies import delete_cookie, set_cookie
 from omniq.dashboard.live_stream import stream
 from omniq.dashboard.middleware import (
     HEADERS,
     AccessMiddleware,
     client_of,
-    delete_cookie,
     relative_path,
-    set_cookie,
+    too_many_attempts,
     user_of,
 )
 from omniq.dashboard.openapi import document
-from omniq.dashboard.rendering import environment, page
+from omniq.dashboard.rendering import environment, own_path, page
+from omniq.dashboard.wrong_secrets import TooManyAttempts
 from omniq.errors import (
     DuplicateTask,
     InvalidValue,
@@ -55,7 +56,6 @@ _CODES: dict[type[OmniqError], int] = {
     ScheduleNotFound: 404,
     DuplicateTask: 409,
     QueueFull: 409,
-    TooManyAttempts: 429,
     StorageClosed: 503,
     StorageError: 503,
 }
@@ -75,7 +75,14 @@ def create_app(
     state = AppState(queue, access or Access.from_environment(), dispatcher)
     app = Starlette(
         routes=_routes(),
-        middleware=[Middleware(AccessMiddleware, access=state.access, sessions=state.sessions)],
+        middleware=[
+            Middleware(
+                AccessMiddleware,
+                access=state.access,
+                sessions=state.sessions,
+                wrong_secrets=state.wrong_secrets,
+            )
+        ],
         exception_handlers={
             OmniqError: _error_response,
             HTTPException: _error_response,
@@ -137,25 +144,31 @@ async def login(request: Request) -> Response:
     is_unauthenticated = bool(request.scope.get("omniq.unauthenticated"))
     if token is None or is_unauthenticated:
         return _login_page(request, 401 if is_unauthenticated else 200)
-    session = state_of(request).sessions.redeem(token, client_of(request.scope))
+    state = state_of(request)
+    session = state.sessions.redeem(token)
     if session is None:
+        await state.wrong_secrets.delay(client_of(request.scope))
         return _login_page(
-            request, 403, "This link has already been used, or a newer one has replaced it."
+            request, 403, "This link was used, has expired, or a newer one has replaced it."
         )
-    response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
-    set_cookie(response, request.scope, session)
-    return response
+    return _signed_in(request, session, "/")
 
 
 async def sign_in(request: Request) -> Response:
     """Sign in with a secret."""
     if request.scope.get("omniq.unauthenticated"):
         return _login_page(request, 401)
-    secret = dict(await read_form(request)).get("secret", "")
-    session = state_of(request).sessions.sign_in(secret, client_of(request.scope))
-    if session is None:
-        return _login_page(request, 403, "Wrong secret.")
-    response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
+    state = state_of(request)
+    fields = dict(await read_form(request))
+    role = state.sessions.role_of(fields.get("secret", ""))
+    if role is None:
+        await state.wrong_secrets.delay(client_of(request.scope))
+        return _login_page(request, 403, "Wrong secret.", fields.get("next", ""))
+    return _signed_in(request, state.sessions.begin(role), own_path(fields.get("next", "")))
+
+
+def _signed_in(request: Request, session: Session, path: str) -> Response:
+    response = RedirectResponse(f"{request.scope.get('root_path', '')}{path}", 303)
     set_cookie(response, request.scope, session)
     return response
 
@@ -172,10 +185,17 @@ async def sign_out(request: Request) -> Response:
     return response
 
 
-def _login_page(request: Request, status: int, error: str = "") -> Response:
+def _login_page(request: Request, status: int, error: str = "", path: str = "") -> Response:
     access = state_of(request).access
-    has_secrets = access.operator is not None or access.viewer is not None
-    return page(request, "login.html", status, error=error, has_secrets=has_secrets)
+    return page(
+        request,
+        "login.html",
+        status,
+        error=error,
+        has_secrets=access.operator is not None or access.viewer is not None,
+        is_authorized=access.authorize is not None,
+        next_path=own_path(path or request.scope.get("omniq.next", "")),
+    )
 
 
 async def static(request: Request) -> Response:
@@ -195,6 +215,8 @@ async def openapi(request: Request) -> Response:
 
 async def _error_response(request: Request, error: Exception) -> Response:
     """An error as a page, or as JSON for the API."""
+    if isinstance(error, TooManyAttempts):
+        return too_many_attempts(error)
     if isinstance(error, HTTPException):
         code, text = error.status_code, error.detail
     else:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from omniq.dashboard.authentication import Access, Sessions
 from omniq.dashboard.sampler import Sampler
+from omniq.dashboard.wrong_secrets import WrongSecrets
 from omniq.events import Dispatcher
 from omniq.queue.async_queue import AsyncTaskQueue
 
@@ -29,6 +30,7 @@ class AppState:
         self.access = access
         self.events = events
         self.sessions = Sessions(access, self.clock)
+        self.wrong_secrets = WrongSecrets(self.clock)
         self.sampler = Sampler(queue.storage)
         self._cache: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
 

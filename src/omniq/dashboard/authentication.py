@@ -1,31 +1,29 @@
-"""Who may use the dashboard, and in which role: secrets, one-time links and sessions.
-
-The number of wrong secrets per minute is limited.
-"""
+"""Who may use the dashboard, and in which role: secrets, one-time links and sessions."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
-from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from omniq.clock import Clock, new_secret
-from omniq.errors import OmniqError, SettingsError
+from omniq.errors import SettingsError
 
 OPERATOR_VARIABLE = "OMNIQ_DASHBOARD_OPERATOR"
 VIEWER_VARIABLE = "OMNIQ_DASHBOARD_VIEWER"
+LINK_SECONDS = 600.0
+"""How long a one-time link is valid."""
 
 _MIN_SECRET_LENGTH = 12
 _SESSION_SECONDS = 12 * 3_600
-_MAX_SESSIONS = 500
-_ATTEMPT_WINDOW = 60.0
-_MAX_WRONG_PER_CLIENT = 5
-_MAX_WRONG = 50
+_MAX_COOKIE_LENGTH = 200
+_MAX_ENDED = 10_000
+_KEY_ROUNDS = 100_000
 
 
 class Role(StrEnum):
@@ -35,8 +33,11 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-Authorize = Callable[[Mapping[str, Any]], Role | None]
-"""Returns the role of the user, given the ASGI scope of a request; None to refuse the request."""
+Authorize = Callable[[Mapping[str, Any]], Role | Awaitable[Role | None] | None]
+"""Returns the role of the user, given the ASGI scope of a request; None to refuse the request.
+
+It may be an `async def`. Anything but a `Role` refuses the request.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,9 @@ class Access:
     bearer token. `authorize` lets the surrounding application decide. `hosts` are the host names
     that requests may use, besides those of the loopback interface. `read_only` makes every user a
     viewer.
+
+    `trusted_proxies` are addresses or networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are
+    believed. `https` says that browsers use TLS, although the requests that arrive do not.
     """
 
     operator: str | None = field(default=None, repr=False)
@@ -54,6 +58,8 @@ class Access:
     authorize: Authorize | None = None
     hosts: tuple[str, ...] = ()
     read_only: bool = False
+    trusted_proxies: tuple[str, ...] = ()
+    https: bool = False
 
     def __post_init__(self) -> None:
         for name, secret in (("operator", self.operator), ("viewer", self.viewer)):
@@ -62,15 +68,31 @@ class Access:
                     f"the dashboard's {name} secret is too short: "
                     f"use {_MIN_SECRET_LENGTH} characters or more"
                 )
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy, strict=False)
+            except ValueError:
+                raise SettingsError(
+                    f"trusted proxy {proxy!r}: expected an address or a network, such as 10.0.0.0/8"
+                ) from None
 
     @classmethod
-    def from_environment(cls, *, hosts: tuple[str, ...] = (), read_only: bool = False) -> Access:
+    def from_environment(
+        cls,
+        *,
+        hosts: tuple[str, ...] = (),
+        read_only: bool = False,
+        trusted_proxies: tuple[str, ...] = (),
+        https: bool = False,
+    ) -> Access:
         """The secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, if they are set."""
         return cls(
             operator=os.environ.get(OPERATOR_VARIABLE) or None,
             viewer=os.environ.get(VIEWER_VARIABLE) or None,
             hosts=hosts,
             read_only=read_only,
+            trusted_proxies=trusted_proxies,
+            https=https,
         )
 
     @property
@@ -79,107 +101,118 @@ class Access:
         return self.operator is not None or self.viewer is not None or self.authorize is not None
 
 
-class TooManyAttempts(OmniqError):
-    """Too many wrong secrets were sent recently, by this client or by all clients together."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"too many wrong attempts; try again in {seconds:.0f} seconds")
-        self.seconds = seconds
-
-
-@dataclass
+@dataclass(frozen=True)
 class Session:
-    """A signed-in browser. Every change it requests must carry `token`."""
+    """A signed-in browser. `cookie` is what it stores; every change must carry `token`."""
 
-    id: str = field(repr=False)
+    cookie: str = field(repr=False)
     role: Role
     token: str = field(repr=False)
-    ends: float
-    notice: str = ""
-    """A message that the next page shows once."""
 
 
 class Sessions:
-    """All sessions, in the memory of this process: a restart signs every user out."""
+    """Makes sessions and reads them again from their cookies. No session is stored.
+
+    A cookie has the role and the end of the session, and a signature under a key that is derived
+    from the role's secret. So all processes with the same secrets know all sessions, also after a
+    restart, and a new secret ends the sessions of the old one. Without a secret the key is random.
+    """
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self._access = access
         self._clock = clock
-        self._sessions: MutableMapping[bytes, Session] = {}
-        self._link: bytes | None = None
-        self._wrong: deque[tuple[float, str]] = deque()
-        self.on_link_used: Callable[[], None] = _ignore
-        """Called when the one-time link was used, so that the next one can be printed."""
+        self._random_key = new_secret()
+        self._keys: dict[Role, bytes] = {}
+        self._link: tuple[bytes, float] | None = None
+        self._ended: dict[str, None] = {}
 
     def new_link(self) -> str:
         """A token that signs one browser in as an operator, once. Voids the previous token."""
         token = new_secret()
-        self._link = _digest(token)
+        self._link = _digest(token), self._clock.monotonic() + LINK_SECONDS
         return token
 
-    def redeem(self, token: str, client: str) -> Session | None:
-        """The new session for a one-time token; None if the token is wrong or was used."""
-        self._check_attempts(client)
-        if self._link is None or not hmac.compare_digest(self._link, _digest(token)):
-            self._wrong.append((self._clock.monotonic(), client))
+    def redeem(self, token: str) -> Session | None:
+        """The new session for a one-time token; None if it is wrong, was used, or has expired."""
+        if self._link is None:
+            return None
+        digest, ends = self._link
+        if not hmac.compare_digest(digest, _digest(token)) or self._clock.monotonic() >= ends:
             return None
         self._link = None
-        session = self.begin(Role.OPERATOR)
-        self.on_link_used()
-        return session
+        return self.begin(Role.OPERATOR)
 
-    def sign_in(self, secret: str, client: str) -> Session | None:
-        """The new session for a secret; None if the secret is wrong."""
-        role = self.role_of(secret, client)
-        return None if role is None else self.begin(role)
-
-    def role_of(self, secret: str, client: str) -> Role | None:
-        """The role that the secret grants. Raises `TooManyAttempts` when the client must wait."""
-        self._check_attempts(client)
+    def role_of(self, secret: str) -> Role | None:
+        """The role that the secret grants; None if it is wrong."""
         # Both are always compared, and in full: the duration reveals nothing about either.
         is_operator = _is_same(self._access.operator, secret)
         is_viewer = _is_same(self._access.viewer, secret)
         if is_operator:
             return Role.OPERATOR
-        if is_viewer:
-            return Role.VIEWER
-        self._wrong.append((self._clock.monotonic(), client))
-        return None
+        return Role.VIEWER if is_viewer else None
 
     def begin(self, role: Role) -> Session:
-        """A new session. Ends the oldest one when there are too many."""
-        now = self._clock.monotonic()
-        while len(self._sessions) >= _MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-        session = Session(new_secret(), role, new_secret(), now + _SESSION_SECONDS)
-        self._sessions[_digest(session.id)] = session
-        return session
+        """A new session."""
+        ends = int(self._clock.now().timestamp()) + _SESSION_SECONDS
+        return self._signed(role, f"{role}.{ends}.{new_secret()}")
 
-    def find(self, session_id: str) -> Session | None:
-        """The session with that id; None if there is none or it has expired."""
-        session = self._sessions.get(_digest(session_id))
-        if session is None or session.ends > self._clock.monotonic():
-            return session
-        self.end(session)
-        return None
+    def find(self, cookie: str) -> Session | None:
+        """The session of a cookie; None if it is not signed, has expired, or was ended here."""
+        text, _, signature = cookie.rpartition(".")
+        name, _, rest = text.partition(".")
+        if len(cookie) > _MAX_COOKIE_LENGTH or name not in list(Role) or cookie in self._ended:
+            return None
+        session = self._signed(Role(name), text)
+        if not hmac.compare_digest(_digest(session.cookie), _digest(f"{text}.{signature}")):
+            return None
+        # Only now is the text known to be one that `begin` has written.
+        ends = int(rest.partition(".")[0])
+        return session if self._clock.now().timestamp() < ends else None
 
     def end(self, session: Session) -> None:
-        """Sign out."""
-        self._sessions.pop(_digest(session.id), None)
+        """Sign out: this process no longer accepts the cookie, which the browser deletes."""
+        self._ended[session.cookie] = None
+        while len(self._ended) > _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
-    def _check_attempts(self, client: str) -> None:
-        """Limit wrong secrets per minute: a few from one address, some more from all addresses."""
-        now = self._clock.monotonic()
-        while self._wrong and now - self._wrong[0][0] > _ATTEMPT_WINDOW:
-            self._wrong.popleft()
-        by_client = sum(address == client for _, address in self._wrong)
-        if by_client >= _MAX_WRONG_PER_CLIENT or len(self._wrong) >= _MAX_WRONG:
-            raise TooManyAttempts(_ATTEMPT_WINDOW - (now - self._wrong[0][0]))
+    def _signed(self, role: Role, text: str) -> Session:
+        key = self._key(role)
+        return Session(f"{text}.{_keyed(key, b'cookie', text)}", role, _keyed(key, b"token", text))
+
+    def _key(self, role: Role) -> bytes:
+        """The key of a role. That of one role says nothing about the secret of the other."""
+        if role not in self._keys:
+            secret = self._access.operator if role is Role.OPERATOR else self._access.viewer
+            # With many rounds, since a cookie that leaks could be used to try secrets.
+            self._keys[role] = hashlib.pbkdf2_hmac(
+                "sha256",
+                (secret or self._random_key).encode("utf-8", "surrogatepass"),
+                f"omniq dashboard {role}".encode(),
+                _KEY_ROUNDS,
+            )
+        return self._keys[role]
+
+
+def form_session(cookie: str, role: Role) -> Session:
+    """The session of a user whom the application authorizes with each request.
+
+    Its cookie grants nothing: it only shows that a form comes from a page of the dashboard. Hence
+    it needs no key, and every process accepts it.
+    """
+    known = cookie if cookie.startswith("form.") and len(cookie) <= _MAX_COOKIE_LENGTH else ""
+    cookie = known or f"form.{new_secret()}"
+    return Session(cookie, role, _digest(f"omniq form token {cookie}").hex())
 
 
 def is_token_of(session: Session, given: str) -> bool:
     """Whether this is the token that every change of the session must carry."""
     return _is_same(session.token, given)
+
+
+def _keyed(key: bytes, purpose: bytes, text: str) -> str:
+    return hmac.new(
+        key, purpose + b" " + text.encode("utf-8", "surrogatepass"), hashlib.sha256
+    ).hexdigest()
 
 
 def _is_same(secret: str | None, given: str) -> bool:
@@ -189,7 +222,3 @@ def _is_same(secret: str | None, given: str) -> bool:
 def _digest(text: str) -> bytes:
     # Digests are compared instead of texts: all have one length, and a leaked digest is useless.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _ignore() -> None:
-    """Do nothing."""

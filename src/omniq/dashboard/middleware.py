@@ -7,19 +7,31 @@ response.
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
+import inspect
+import ipaddress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omniq.dashboard.authentication import Access, Role, Session, Sessions, TooManyAttempts
+from omniq.dashboard.authentication import (
+    Access,
+    Authorize,
+    Role,
+    Session,
+    Sessions,
+    form_session,
+)
+from omniq.dashboard.cookies import session_cookie, set_cookie
+from omniq.dashboard.wrong_secrets import TooManyAttempts, WrongSecrets
 
-COOKIE = "omniq_session"
 MAX_BODY = 4 * 1024 * 1024
+
+_MAX_ADDRESS = 64
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -48,11 +60,17 @@ class User(NamedTuple):
 class AccessMiddleware:
     """Checks the host, the method, the origin and the user of every request."""
 
-    def __init__(self, app: ASGIApp, access: Access, sessions: Sessions) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, sessions: Sessions, wrong_secrets: WrongSecrets
+    ) -> None:
         self._app = app
         self._access = access
         self._sessions = sessions
+        self._wrong_secrets = wrong_secrets
         self._hosts = LOOPBACK | {host.lower() for host in access.hosts}
+        self._proxies = [
+            ipaddress.ip_network(proxy, strict=False) for proxy in access.trusted_proxies
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -61,10 +79,43 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        new_sessions: list[Session] = []
-        refusal = self._check_request(scope) or self._check_user(scope, new_sessions)
-        send = _with_headers(send, scope, new_sessions)
+        # Until the user is known there is none: a page shows nothing to a request without a user.
+        scope["omniq.user"] = None
+        self._describe_client(scope)
+        new_cookies: list[Session] = []
+        refusal = self._check_request(scope) or await self._check_user(scope, new_cookies)
+        send = _with_headers(send, scope, new_cookies)
         await (refusal or self._app)(scope, receive, send)
+
+    def _describe_client(self, scope: Scope) -> None:
+        """Find out the address of the browser, and whether it uses TLS."""
+        headers = Headers(scope=scope)
+        peer = scope.get("client")
+        client = peer[0] if peer else "local"
+        schemes = [scope["scheme"]]
+        if self._is_proxy(client):
+            schemes += headers.get("x-forwarded-proto", "").split(",")[-1:]
+            # Each proxy appends the address that it has seen. What stands before those of the
+            # trusted ones comes from the client, which may have written anything.
+            for address in reversed(headers.get("x-forwarded-for", "").split(",")):
+                if not self._is_proxy(client):
+                    break
+                client = address.strip() or client
+        # A browser names its own page as the origin of a form: a proxy need not tell.
+        origin = headers.get("origin", "").lower()
+        scope["omniq.client"] = client[:_MAX_ADDRESS]
+        scope["omniq.https"] = (
+            self._access.https
+            or origin.startswith("https://")
+            or any(scheme.strip().lower() == "https" for scheme in schemes)
+        )
+
+    def _is_proxy(self, client: str) -> bool:
+        try:
+            address = ipaddress.ip_address(client)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
 
     def _check_request(self, scope: Scope) -> Response | None:
         """The refusal of a request that no user may make; None if there is no objection."""
@@ -80,91 +131,86 @@ class AccessMiddleware:
                 return PlainTextResponse("the request is too large", 413)
         return None
 
-    def _check_user(self, scope: Scope, new_sessions: list[Session]) -> Response | None:
+    async def _check_user(self, scope: Scope, new_cookies: list[Session]) -> Response | None:
         """Authenticate the user. Without one, only the sign-in page and static files are served."""
         path = relative_path(scope)
         try:
-            user = self._authenticate(scope, new_sessions)
+            user = await self._authenticate(scope, new_cookies)
         except TooManyAttempts as error:
-            return JSONResponse(
-                {"error": str(error)}, 429, {"retry-after": str(int(error.seconds) + 1)}
-            )
+            return too_many_attempts(error)
         scope["omniq.user"] = user
         if user is not None or path == "/login" or path.startswith("/static/"):
             return None
         if path == "/api" or path.startswith("/api/"):
             return JSONResponse({"error": "sign in first"}, 401, {"www-authenticate": "Bearer"})
+        if scope["method"] == "GET":
+            query = scope.get("query_string", b"").decode("latin-1")
+            scope["omniq.next"] = f"{path}?{query}" if query else path
         scope["path"], scope["raw_path"] = f"{scope.get('root_path', '')}/login", b""
         scope["omniq.unauthenticated"] = True
         return None
 
-    def _authenticate(self, scope: Scope, new_sessions: list[Session]) -> User | None:
+    async def _authenticate(self, scope: Scope, new_cookies: list[Session]) -> User | None:
         headers = Headers(scope=scope)
         kind, _, secret = headers.get("authorization", "").partition(" ")
-        session = self._sessions.find(_cookie(headers.get("cookie", "")))
+        cookie = session_cookie(headers)
         if self._access.authorize is not None:
-            role = self._access.authorize(scope)
+            role = await _ask(self._access.authorize, scope)
             if role is None:
                 return None
-            if session is None:
-                session = self._sessions.begin(role)
-                new_sessions.append(session)
-            return User(self._effective(role), session)
+            form = form_session(cookie, role)
+            if form.cookie != cookie:
+                new_cookies.append(form)
+            return User(self._effective(role), form)
         if kind.lower() == "bearer":
-            role = self._sessions.role_of(secret.strip(), client_of(scope))
-            return None if role is None else User(self._effective(role), None)
+            role = self._sessions.role_of(secret.strip())
+            if role is None:
+                await self._wrong_secrets.delay(client_of(scope))
+                return None
+            return User(self._effective(role), None)
+        session = self._sessions.find(cookie)
         return None if session is None else User(self._effective(session.role), session)
 
     def _effective(self, role: Role) -> Role:
         return Role.VIEWER if self._access.read_only else role
 
 
-def user_of(request: Request) -> User:
-    """The user of the request, whom the middleware has authenticated."""
-    user = request.scope["omniq.user"]
-    assert isinstance(user, User)
-    return user
-
-
-def set_cookie(response: Response, scope: Scope, session: Session) -> None:
-    """Set the session cookie: sent to this site only, and not readable by scripts."""
-    response.set_cookie(
-        COOKIE,
-        session.id,
-        path=_cookie_path(scope),
-        secure=scope["scheme"] == "https",
-        httponly=True,
-        samesite="strict",
+async def _ask(authorize: Authorize, scope: Scope) -> Role | None:
+    """The role that the application assigns. Anything but a role refuses the request."""
+    answer = authorize(scope)
+    role = await answer if inspect.isawaitable(answer) else answer
+    if role is None or isinstance(role, Role):
+        return role
+    raise TypeError(
+        f"authorize of Access returned {type(role).__name__}: expected a Role, or None to refuse "
+        "the request"
     )
 
 
-def delete_cookie(response: Response, scope: Scope) -> None:
-    """Delete the session cookie."""
-    response.delete_cookie(COOKIE, path=_cookie_path(scope), httponly=True, samesite="strict")
+def too_many_attempts(error: TooManyAttempts) -> Response:
+    """The answer to a client that guesses secrets."""
+    return JSONResponse({"error": str(error)}, 429, {"retry-after": str(int(error.seconds) + 1)})
+
+
+def user_of(request: Request) -> User:
+    """The user of the request, whom the middleware has authenticated."""
+    user = request.scope.get("omniq.user")
+    # Not an assert, which `python -O` removes.
+    if not isinstance(user, User):
+        raise HTTPException(401, "sign in first")
+    return user
 
 
 def client_of(scope: Scope) -> str:
-    """The address that a request came from."""
-    client = scope.get("client")
-    return client[0] if client else "local"
+    """The address of the browser or program that a request came from."""
+    client: str = scope["omniq.client"]
+    return client
 
 
 def relative_path(scope: Scope) -> str:
     """The path below the path that the dashboard is mounted at."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "")) or "/"
-
-
-def _cookie_path(scope: Scope) -> str:
-    return scope.get("root_path") or "/"
-
-
-def _cookie(header: str) -> str:
-    try:
-        found = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        found = None
-    return "" if found is None else found.value
 
 
 def _host_name(host: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from omniq.dashboard.actions import ACTIONS, ActionResult
 from omniq.dashboard.api import ENDPOINTS, Endpoint
 from omniq.dashboard.authorization import TOKEN_HEADER
-from omniq.dashboard.middleware import COOKIE
+from omniq.dashboard.cookies import COOKIE
 from omniq.models import TaskStatus
 
 _ID = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"}

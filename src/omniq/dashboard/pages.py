@@ -16,8 +16,9 @@ from omniq.dashboard import actions, queries
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.authorization import perform_authorized, read_form
 from omniq.dashboard.charts import Chart, Series, chart, stacked
+from omniq.dashboard.cookies import set_notice
 from omniq.dashboard.middleware import user_of
-from omniq.dashboard.rendering import page
+from omniq.dashboard.rendering import own_path, page
 from omniq.dashboard.sampler import Point, Snapshot
 from omniq.models import Schedule, TaskStatus
 from omniq.operations.doctor import check_storage
@@ -291,20 +292,11 @@ def form_handler(action: actions.Action) -> Callable[[Request], Awaitable[Respon
         result = await perform_authorized(
             request, action, lambda: actions.parse_form(action, fields), token
         )
+        back = next((text for name, text in fields if name == "back"), "")
+        response = RedirectResponse(request.scope.get("root_path", "") + own_path(back), 303)
         session = user_of(request).session
         if session is not None:
-            session.notice = result.message
-        back = next((text for name, text in fields if name == "back"), "")
-        return RedirectResponse(request.scope.get("root_path", "") + own_path(back), 303)
+            set_notice(response, request.scope, session, result.message)
+        return response
 
     return handle
-
-
-def own_path(text: str) -> str:
-    """The text if it is a path of the dashboard, else the path of the overview.
-
-    >>> own_path("/tasks?status=failed"), own_path("//evil.example/"), own_path("https://evil")
-    ('/tasks?status=failed', '/', '/')
-    """
-    is_path = text.startswith("/") and not text.startswith(("//", "/\\"))
-    return text if is_path and text.isascii() and text.isprintable() and "\\" not in text else "/"

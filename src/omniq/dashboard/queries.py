@@ -13,6 +13,7 @@ from msgspec import Meta
 from omniq.dashboard.app_state import AppState
 from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
+from omniq.masking import is_secret_name
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
 from omniq.operations.dead_groups import DeadGroups, dead_groups
 from omniq.operations.find_tasks import TaskFilter, TaskPage, find_tasks
@@ -266,4 +267,7 @@ def _pairs(text: str) -> dict[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
         raise InvalidValue(f"metadata {text}: expected name=value")
+    if is_secret_name(name):
+        # A filter would show which guess of a hidden value is right.
+        raise InvalidValue(f"metadata {name.strip()}: is hidden, so tasks cannot be found by it")
     return {name.strip(): value.strip()}

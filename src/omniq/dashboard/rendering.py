@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from omniq.dashboard.app_state import state_of
+from omniq.dashboard.cookies import delete_notice, read_notice
 from omniq.dashboard.middleware import User
 from omniq.operations.formatting import count_of, error_line, format_duration, relative_time
 from omniq.to_json import plain
@@ -45,13 +46,14 @@ def environment() -> Environment:
 
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A page. Shows the notice of the session, and clears it."""
+    """A page. Shows the message of the last action, and deletes it.
+
+    Without a user it has no navigation, no counts, and nothing about the storage.
+    """
     state = state_of(request)
     user: User | None = request.scope.get("omniq.user")
     session = None if user is None else user.session
-    notice = ""
-    if session is not None and status == 200:
-        notice, session.notice = session.notice, ""
+    notice = "" if session is None or status != 200 else read_notice(request.headers, session)
     html = request.app.state.templates.get_template(template).render(
         base=request.scope.get("root_path", ""),
         current_path=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
@@ -61,11 +63,24 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
         token="" if session is None else session.token,
         notice=notice,
         now=state.clock.now(),
-        snapshot=state.sampler.latest,
-        storage_error=state.sampler.error,
+        snapshot=None if user is None else state.sampler.latest,
+        storage_error=None if user is None else state.sampler.error,
         **context,
     )
-    return HTMLResponse(html, status)
+    response = HTMLResponse(html, status)
+    if notice:
+        delete_notice(response, request.scope)
+    return response
+
+
+def own_path(text: str) -> str:
+    """The text if it is a path of a page of the dashboard, else the path of the overview.
+
+    >>> own_path("/tasks?status=failed"), own_path("//evil.example/"), own_path("https://evil")
+    ('/tasks?status=failed', '/', '/')
+    """
+    is_path = text.startswith("/") and not text.startswith(("//", "/\\", "/login", "/logout"))
+    return text if is_path and text.isascii() and text.isprintable() and "\\" not in text else "/"
 
 
 def ago(instant: datetime | None, now: datetime) -> Markup | str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import uvicorn
 
 from omniq.dashboard.app import create_app
 from omniq.dashboard.app_state import AppState
 from omniq.dashboard.authentication import OPERATOR_VARIABLE, VIEWER_VARIABLE, Access
+from omniq.dashboard.connections import ConnectionLimits, silence_warnings
 from omniq.errors import SettingsError
 from omniq.queue.async_queue import AsyncTaskQueue
 
@@ -64,34 +68,79 @@ def is_loopback(host: str) -> bool:
 
 
 async def serve(
-    queue: AsyncTaskQueue, host: str, port: int, access: Access, print_line: Callable[[str], None]
+    queue: AsyncTaskQueue,
+    host: str,
+    port: int,
+    access: Access,
+    print_line: Callable[[str], None],
+    limits: ConnectionLimits | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Calls `print_line` with each link."""
+    """Serve until SIGINT or SIGTERM. Calls `print_line` with the address, or with each link.
+
+    A link makes its bearer an operator. So it is printed for a person at a terminal only, never
+    into the log of a service.
+    """
     check_host(host, access)
+    uses_links = access.operator is None and access.viewer is None
+    if uses_links and not _is_terminal(sys.stdout):
+        raise SettingsError(
+            "the dashboard prints its sign-in link to a terminal only, and there is none. Set "
+            f"{OPERATOR_VARIABLE} (and {VIEWER_VARIABLE} for read-only access) to a secret of 12 "
+            "characters or more"
+        )
     listener = _listen(host, port)
     app = create_app(queue, access=access)
     state: AppState = app.state.dashboard
     root = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
-
-    def print_link() -> None:
-        print_line(f"{root}/login?token={state.sessions.new_link()}")
-
-    if access.operator is None and access.viewer is None:
-        print_link()
-        # Each link works once; the next one is printed when it is used.
-        state.sessions.on_link_used = print_link
-    else:
-        print_line(f"{root}/")
     config = uvicorn.Config(
         app,
+        http=(limits or ConnectionLimits()).protocol,  # type: ignore[arg-type]
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+    silence_warnings()
     server = _Server(config)
-    await asyncio.gather(server.serve([listener]), _end_streams(server, state))
+    if not uses_links:
+        print_line(f"{root}/")
+        await asyncio.gather(server.serve([listener]), _end_streams(server, state))
+        return
+    with _links_on_request(lambda: print_line(f"{root}/login?token={state.sessions.new_link()}")):
+        await asyncio.gather(server.serve([listener]), _end_streams(server, state))
+
+
+@contextmanager
+def _links_on_request(print_link: Callable[[], None]) -> Iterator[None]:
+    """Print a link now, and another one each time that Enter is pressed."""
+    print_link()
+    if not _is_terminal(sys.stdin):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
+
+    def read_line() -> None:
+        # An empty read is the end of the input: then nothing more will come.
+        if os.read(descriptor, 4096):
+            print_link()
+        else:
+            loop.remove_reader(descriptor)
+
+    loop.add_reader(descriptor, read_line)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
 
 
 async def _end_streams(server: uvicorn.Server, state: AppState) -> None:

@@ -6,6 +6,7 @@ one is the first to resolve.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -15,13 +16,14 @@ import msgspec
 from omniq.clock import from_micros, to_micros
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState, ask_again_at, gates_of, room
 from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo
-from omniq.operations.formatting import count_of
+from omniq.operations.formatting import as_argument, count_of
 from omniq.operations.health import live_workers
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.storage.base import BaseStorage
 
 _MAX_COUNTED = 1_000
 _MAX_IDS = 5
+_ANY_MODULE = "MODULE"
 
 _TIME_LABELS = {
     "held": ("started", "times out"),
@@ -101,7 +103,8 @@ def _end_of(detail: TaskDetail) -> Reason:
             text=f"The task failed permanently after {count_of(letter.attempt_count, 'attempt')}: "
             f"{letter.failure_reason}{_error(result)}",
             since=letter.last_failure,
-            hint=f"omniq dead show {task.id}, then omniq dead retry {task.id}",
+            hint=f"omniq dead show {as_argument(task.id)}, "
+            f"then omniq dead retry {as_argument(task.id)}",
             facts={"reason": letter.failure_reason, "attempts": letter.attempt_count},
         )
     why = (result.reason or "") if result is not None else ""
@@ -242,7 +245,7 @@ def _pause_reasons(task: Task, paused: frozenset[str]) -> Iterator[Reason]:
         yield Reason(
             code="queue_paused",
             text=f"Its queue {task.queue} is paused",
-            hint=f"omniq queues resume {task.queue}",
+            hint=f"omniq queues resume {as_argument(task.queue)}",
         )
 
 
@@ -297,19 +300,21 @@ def _open_breaker(
 
 
 def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reason]:
-    module = task.func_path.rpartition(".")[0]
     serving = [worker for worker in workers if _serves(worker, task.queue)]
     able = [worker for worker in serving if worker.can_run(task.func_path)]
     if not workers:
         yield Reason(
-            code="no_worker", text="No worker is alive", hint=f"start one: omniq worker {module}"
+            code="no_worker",
+            text="No worker is alive",
+            hint="start one, with the module of the function: omniq worker MODULE",
         )
     elif not serving:
         served = sorted({queue for worker in workers for queue in worker.queues})
         yield Reason(
             code="no_worker_for_queue",
             text=f"No worker serves its queue {task.queue}; the workers serve {', '.join(served)}",
-            hint=f"start one: omniq worker {module} --queues {task.queue}",
+            hint=f"start one: omniq worker {_module_of(task, workers)} "
+            f"--queues={shlex.quote(task.queue)}",
             facts={"queues": served},
         )
     if serving and not able:
@@ -317,7 +322,7 @@ def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reaso
         yield Reason(
             code="no_worker_for_function",
             text=f"No live worker can run {task.func_path}: {_runs(serving)}",
-            hint=f"start a worker that has it: omniq worker {module}",
+            hint=_function_hint(task, workers),
             facts={"workers": runs, "releases": task.releases},
         )
     elif task.releases and not any(worker.runnable for worker in able):
@@ -326,7 +331,7 @@ def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reaso
             code="unknown_function",
             text=f"Workers have released the task {_times(task.releases)}, because they do not "
             f"have the function {task.func_path}",
-            hint=f"start a worker that has it: omniq worker {module}",
+            hint=_function_hint(task, workers),
             facts={"releases": task.releases},
         )
     if able and all(_is_full(worker) for worker in able):
@@ -338,6 +343,29 @@ def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reaso
             hint="wait, or start more workers",
             facts={"workers": len(able), "slots": slots},
         )
+
+
+def _function_hint(task: Task, workers: Sequence[WorkerInfo]) -> str:
+    if task.func_path.rpartition(".")[2].startswith("_"):
+        return "names with a leading underscore are never run: rename the function"
+    module = _module_of(task, workers)
+    if module != _ANY_MODULE:
+        return f"start a worker that has it: omniq worker {module}"
+    return (
+        "mark the function with @task in a module that a worker imports, or start a worker with "
+        f"its module: omniq worker {module}"
+    )
+
+
+def _module_of(task: Task, workers: Sequence[WorkerInfo]) -> str:
+    """The module of the function, for a shell, if a worker has it: a stored path alone is no advice."""
+    module = task.func_path.rpartition(".")[0]
+    for worker in workers:
+        if worker.runnable is not None:
+            of_names = {name.rpartition(".")[0] for name in worker.runnable.names}
+            if module in of_names or module in (worker.runnable.modules or ()):
+                return as_argument(module)
+    return _ANY_MODULE
 
 
 async def _suspect_reasons(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import UTC, datetime
 
 _ERROR_NAME = re.compile(r"[\w.]+: ")
@@ -77,3 +78,13 @@ def count_of(number: int, one: str, many: str = "") -> str:
     ('1 task', '2 tasks', '0 dead letters')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def as_argument(text: str) -> str:
+    """The text as one argument of a shell command that is shown to be copied, never as an option.
+
+    >>> print(as_argument("mail"), as_argument("a;b"), as_argument("-x"))
+    mail 'a;b' -- -x
+    """
+    quoted = shlex.quote(text)
+    return f"-- {quoted}" if text.startswith("-") else quoted

@@ -2,7 +2,8 @@
 
 A value is a secret if its key looks like the name of one, at any depth. An argument is also one if
 its parameter has such a name or is marked `Secret`; that is known only when the task was enqueued
-by its function, not by a dotted path. In a URL, the password is masked.
+by its function, not by a dotted path. In text, the passwords of URLs and the values of secret names
+in `name=value` are masked.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import Any
 
 import msgspec
 
+from omniq.masking import is_secret_name, mask_text
 from omniq.models import Task
-from omniq.settings import mask_url
-from omniq.tasks.secret_parameters import is_secret_name
 
 REDACTED = "[redacted]"
 
@@ -33,8 +33,14 @@ def redacted(value: Any) -> Any:
             }
         case list() | tuple():
             return [redacted(item) for item in value]
-        case str() if "://" in value:
-            return mask_url(value)
+        case set() | frozenset():
+            return type(value)(map(redacted, value))
+        case str():
+            return mask_text(value)
+        case bytes() | bytearray():
+            text = value.decode("utf-8", "surrogateescape")
+            masked = mask_text(text)
+            return value if masked == text else masked.encode("utf-8", "surrogateescape")
         case _:
             return value
 

@@ -19,7 +19,7 @@ engine runs the work again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeVar, overload
 
@@ -67,7 +67,7 @@ class CommitUnknown(StorageError):
     """The connection was lost during a commit: it may have been made or not."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """Everything that is stored under a task's id.
 
     Of a task that has ended, `finished` is its record until its `result_ttl`, and `letter` its dead
@@ -83,8 +83,13 @@ class Record(msgspec.Struct, frozen=True):
         """Whether the task has not ended."""
         return self.finished is None and self.letter is None
 
+    @property
+    def newest_row(self) -> Row:
+        """The row as the task's record has it; without one, as its dead letter has it."""
+        return self.row if self.finished is None else self.finished.row
 
-class Document(msgspec.Struct, frozen=True):
+
+class Document(msgspec.Struct, frozen=True, gc=False):
     """A small value beside the rows: a checkpoint, a gate's state, a schedule, a held unique key.
 
     `due` is an instant, by which documents of a kind can be found; None if it is never searched for. That
@@ -115,7 +120,7 @@ ANY: Any = object()
 """In `DocumentChange.before`: whatever is stored is replaced."""
 
 
-class DocumentChange(msgspec.Struct, frozen=True):
+class DocumentChange(msgspec.Struct, frozen=True, gc=False):
     """A document to write or, with `after=None`, to delete.
 
     `before` is what must be stored now: the data that was read, None for nothing, or `ANY`. If it is
@@ -130,7 +135,7 @@ class DocumentChange(msgspec.Struct, frozen=True):
     if_equal: bool = False
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """A row that ends. Its record is stored if it has a `result_ttl`, the dead letter if there is one."""
 
     finished: FinishedRow
@@ -148,7 +153,8 @@ class Changes(msgspec.Struct):
     `inserted`: new rows. Their ids are free (an expired record does not occupy its id), and the store
     gives them the next `seq`, in order. `bound` is the number of waiting tasks that they may not exceed.
     `claimed`: rows to which `row_rules.claim` was applied, and nothing else.
-    `updated`: other rows that stay live. `ended`: rows that do not.
+    `updated`: other rows that stay live; `moved` are the ids of those of which only `parked` has changed,
+    so that a store can write less. `ended`: rows that do not stay live.
     `checked`: rows that must not have changed, and are not written.
     `deleted_finished`, `deleted_dead`: ids of records and of dead letters to delete; of the records only
     those that finished before `finished_before`, if it is given, because an id may have been used again.
@@ -158,6 +164,7 @@ class Changes(msgspec.Struct):
     bound: int | None = None
     claimed: list[Row] = []
     updated: list[Row] = []
+    moved: set[str] = set()
     ended: list[Ended] = []
     checked: list[Row] = []
     documents: list[DocumentChange] = []
@@ -240,13 +247,15 @@ class FastReply(msgspec.Struct, frozen=True):
     """What a fast path did. `missed`: ids whose outcomes are not recorded, because rows had changed.
 
     `rows` are the claimed rows, in claim order; None when nothing was claimed, because some outcomes were
-    missed or because the claim needs the rules. `is_behind`: nothing was claimed, because the row of the
-    claim's witness, or one that was enqueued later under its id, has a lower token.
+    missed or because the claim needs the rules. `is_partial`: the rest of the claim needs them. `is_behind`:
+    nothing was claimed, because the row of the claim's witness, or one that was enqueued later under its id,
+    has a lower token.
     """
 
     missed: frozenset[str] = frozenset()
     rows: list[Row] | None = None
     is_behind: bool = False
+    is_partial: bool = False
 
 
 class FastPath(Protocol):
@@ -264,11 +273,11 @@ class FastPath(Protocol):
         `changes` has `ended` and `updated` rows, planned from the rows as this owner claimed them. A row
         has moved when its owner or token differ, when it was cancelled, or when it is `attached`. The
         `documents` are deletions of unique keys; each is made with the ended row whose id is its data.
-        Rows with gates are never among them.
+        Rows with gates that the backend's `gate_kinds` do not name are never among them.
 
         The claim takes rows without rules: if the first rows are not due, expired, suspects or gated, if a
-        queue is paused or a gate is due, the reply has no rows, unless the backend can tell that the rules
-        would change nothing. `LeaseLost` if the owner has no lease and there is a claim.
+        queue is paused or a gate is due, the reply has no rows, or only those before (`is_partial`), unless the
+        backend can tell what the rules would do. `LeaseLost` if the owner has no lease and there is a claim.
         """
         ...
 
@@ -350,6 +359,9 @@ class Backend(ABC):
     """One connection to a store, for one storage object."""
 
     fast_path: FastPath | None = None
+    gate_kinds: Collection[str] = ()
+    """The kinds of gates that the fast path applies."""
+
     identity = Identity()
     """The owner that uses this backend. The storage replaces it."""
 

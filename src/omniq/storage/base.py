@@ -9,6 +9,7 @@ promise is checked by a test of the same number in `omniq.testing.contract`.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -63,7 +64,7 @@ from omniq.storage.incarnation import StoreRecord
 from omniq.storage.row_rules import Finish, Row, task_of
 from omniq.storage.side_data import SideData, check_now
 from omniq.storage.store_clock import is_rough, is_stale
-from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
+from omniq.storage.types import Claim, GivenBack, Identity, Renewal
 from omniq.storage.wakeups import LocalWakeups
 
 
@@ -100,6 +101,7 @@ class BaseStorage(SideData):
         if max_pending is not None:
             check_int("max_pending", max_pending, low=1, error=InvalidValue)
         self._settings = settings or Settings()
+        self._default_ttl = seconds_to_micros(self._settings.result_ttl)
         self._serializer = serializer or serializer_for(self._settings)
         self._clock = clock
         self._max_pending = max_pending
@@ -172,14 +174,22 @@ class BaseStorage(SideData):
         """
         self._pid = os.getpid()
         await self._backend.open()
-        with suppress(StorageError):
+        try:
             # The first reply may have been slow: it took a connection, or even an installation.
             for _ in range(_READINGS):
                 if is_rough(self._clock):
                     await self._backend.read_clock()
+        except StorageError:
+            pass
+        except BaseException:
+            # When this call is cancelled, the storage is not open, and no later call would close it.
+            await self._backend.close()
+            raise
         # With a limit, one write at a time: the first call gets the room that is left.
         writes = self._enqueue_writes if self._max_pending is None else 1
         self._batcher = EnqueueBatcher(self._insert, concurrent_writes=writes)
+        # The random part of an id.
+        self._nonce_prefix, self._nonces = self._clock.new_id()[10:], itertools.count()
         if not self._is_sibling:
             self._identity.start(self._clock.new_id(), self._clock.micros())
         self._is_open = True
@@ -373,20 +383,20 @@ class BaseStorage(SideData):
             known = await self._claimed_as(claim_id)
             if known:
                 return [], known
-        entries = [self._entry(outcome) for outcome in outcomes]
+        outcomes = [self._encoded(outcome) for outcome in outcomes]
         claim = self._claim_request(limit, now, queues, claim_id, runnable)
         if self._identity.claims_from > self._clock.boot_micros():
             # Two servers seem to answer at one address.
             claim = None
         if claim is not None:
             await self._ensure_lease()
-        if claim is None and not entries:
+        if claim is None and not outcomes:
             return [], []
         owner = self.owner
         hit("record_and_claim.before")
         with nullcontext() if claim is None else self._register.claiming():
             try:
-                recorded, claimed = await self._engine.record_and_claim(owner, entries, claim)
+                recorded, claimed = await self._engine.record_and_claim(owner, outcomes, claim)
             except LeaseLost as lost:
                 await self._after_refusal(lost)
                 raise
@@ -493,23 +503,23 @@ class BaseStorage(SideData):
         """
         self._check_transactions()
         check_id(task_id)
-        entries: list[Entry] = []
+        outcomes: list[Outcome] = []
 
-        def entry() -> Entry:
-            entries.append(self._entry(success()))
+        def outcome() -> Outcome:
+            outcomes.append(self._encoded(success()))
             hit("transaction.before")
-            return entries[-1]
+            return outcomes[-1]
 
         # Short enough that the lease is renewed meanwhile.
         seconds = (self._identity.lease or self._settings.lease) / 3
         with self._register.in_transaction(task_id, token):
             async with self._engine.transaction(
-                self.owner, entry, seconds=seconds, blocking=blocking
+                self.owner, outcome, seconds=seconds, blocking=blocking
             ) as connection:
                 yield connection
             hit("transaction.after")
         self._local_wakeups.notify_results((task_id,))
-        if _runs_again(entries[-1].outcome):
+        if _runs_again(outcomes[-1]):
             self._local_wakeups.notify_work()
 
     # Cancel
@@ -635,8 +645,7 @@ class BaseStorage(SideData):
         L18. All owners are fenced, what they hold is given back as in L17, and later claims have higher
             tokens than all earlier ones, also than those that the store has forgotten.
         """
-        self._check_open()
-        return await self._engine.restored()
+        return await self._opened.restored()
 
     async def count_newer(self, limit: int = 1_000) -> int:
         """The number of tasks that only a newer omniq can run, among the first that wait.
@@ -644,13 +653,11 @@ class BaseStorage(SideData):
         C19. A claim leaves a task whose record has a newer format than this omniq reads, and no newer one
             than the store has; it waits, uncharged. One above the store's format is damaged: see C9.
         """
-        self._check_open()
-        return await self._engine.count_newer(limit)
+        return await self._opened.count_newer(limit)
 
     async def store_record(self) -> StoreRecord:
         """What the store says of itself: its id, its epoch, and the format of its records."""
-        self._check_open()
-        return await self._engine.store_record()
+        return await self._opened.store_record()
 
     # Waiting
 
@@ -710,25 +717,25 @@ class BaseStorage(SideData):
         """Insert the rows of one or more calls."""
         return await self._engine.enqueue(rows)
 
-    def _entry(self, outcome: Outcome) -> Entry:
+    def _encoded(self, outcome: Outcome) -> Outcome:
+        """The outcome, checked, with its result encoded if it has one."""
         match outcome:
             case Succeeded():
-                encoded = outcome.encoded
-                if encoded is None:
+                if outcome.encoded is None:
                     encoded = self._serializer.encode_result(outcome.result)
-                return Entry(outcome, encoded)
+                    return msgspec.structs.replace(outcome, encoded=encoded)
             case Retried() | Released():
                 check_instant("eta", outcome.eta)
             case Snoozed() | Rescheduled():
                 check_now("eta", outcome.eta)
             case Failed() | Cancelled():
                 pass
-        return Entry(outcome, None)
+        return outcome
 
-    def _encode_finish(self, finish: Finish, given: bytes | None) -> bytes:
-        """The encoded result of a task that has ended; `given` if the outcome contained it."""
-        if given is not None and finish.status is TaskStatus.SUCCESS:
-            return given
+    def _encode_finish(self, finish: Finish) -> bytes:
+        """The encoded result of a task that has ended."""
+        if finish.encoded is not None:
+            return finish.encoded
         try:
             return self._serializer.encode_result(finish.result)
         except SerializationError:
@@ -809,10 +816,11 @@ class BaseStorage(SideData):
         return tasks
 
     def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
-        for outcome, was_recorded in zip(outcomes, recorded, strict=True):
-            if was_recorded and isinstance(outcome, Retried) and outcome.eta is None:
-                continue
-            self._register.drop(outcome.task_id, outcome.token)
+        self._register.drop(
+            (outcome.task_id, outcome.token)
+            for outcome, was_recorded in zip(outcomes, recorded, strict=True)
+            if not (isinstance(outcome, Retried) and outcome.eta is None and was_recorded)
+        )
         if outcomes:
             self._local_wakeups.notify_results(outcome.task_id for outcome in outcomes)
             if any(map(_runs_again, outcomes)):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import attrgetter
+
 import msgspec
 
 from omniq.storage import row_rules
@@ -17,6 +20,8 @@ MAX_MOVES = 1_000
 """Rows that one step parks, offers or expires, about; then it writes, and another step goes on."""
 
 _LARGEST_PAGE = 500
+
+_order = attrgetter("order")
 
 
 class Claimed(msgspec.Struct):
@@ -95,12 +100,13 @@ class Claimer:
         """The page and the returned rows up to `last`, in claim order."""
         if not self._returned:
             return page
-        in_reach = [row for row in self._returned if last is None or row.order < last]
-        self._returned = [row for row in self._returned if last is not None and row.order >= last]
-        return sorted([*page, *in_reach], key=_order)
+        rows = sorted([*page, *self._returned], key=_order)
+        end = len(rows) if last is None else bisect_right(rows, last, key=_order)
+        self._returned = rows[end:]
+        return rows[:end]
 
     def _take(self, rows: list[Row]) -> None:
-        step, claimed = self._step, self._claimed
+        step, claimed, due_by = self._step, self._claimed, self._wanted.due_by
         refills = step.gates.refills
         for position, row in enumerate(rows):
             if len(claimed.rows) == self._limit:
@@ -111,13 +117,13 @@ class Claimer:
                 break
             if row.crashes and not self._wanted.suspects:
                 continue
-            if row_rules.is_expired(row, self._wanted.due_by):
+            if row.expires is not None and row_rules.is_expired(row, due_by):
                 step.finish(row, row_rules.finish_cancelled(row, step.now, "expired"))
                 claimed.expired.append(row.id)
                 self._moves += 1
             elif row.gates and not step.gates.enter(row):
                 if row.parked is not None:
-                    step.update(row)
+                    step.move(row)
                 self._moves += 1
             else:
                 step.claim(row, self._owner)
@@ -136,7 +142,3 @@ async def wanted_by(step: Step, owner: str, claim: Claim) -> Wanted:
         runnable=claim.runnable,
         suspects=not await step.holds_suspect(owner),
     )
-
-
-def _order(row: Row) -> Order:
-    return row.order

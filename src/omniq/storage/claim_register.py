@@ -8,7 +8,7 @@ way meanwhile, only what differs in two comparisons in a row is acted on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -137,8 +137,7 @@ class ClaimRegister:
     def add(self, tasks: Sequence[Task], claim_id: str) -> None:
         """Note the claims that a reply has brought. The caller of the verb has them."""
         entries, reply = self._current(), _Reply(self._identity.tick(), claim_id)
-        for task in tasks:
-            entries[task.id] = _Entry(task.token, task, reply)
+        entries.update({task.id: _Entry(task.token, task, reply) for task in tasks})
 
     def pass_to(self, holder: Holder, tasks: Sequence[Task]) -> None:
         """From now on `holder` has these claims, which are all that one reply has brought."""
@@ -154,11 +153,13 @@ class ClaimRegister:
             if task_id not in entries or entries[task_id].token < token:
                 entries[task_id] = _Entry(token, None, reply)
 
-    def drop(self, task_id: str, token: int) -> None:
-        """Forget a claim whose outcome the store has recorded, or has refused as stale."""
-        entry = self._current().get(task_id)
-        if entry is not None and entry.token == token:
-            del self._entries[task_id]
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """Forget claims whose outcomes the store has recorded, or has refused as stale."""
+        entries = self._current()
+        for task_id, token in claims:
+            entry = entries.get(task_id)
+            if entry is not None and entry.token == token:
+                del entries[task_id]
 
     def drop_all_of(self, holder: Holder) -> None:
         """Forget the claims of a pool that has ended: another pool of this owner may release them."""
@@ -197,7 +198,7 @@ class ClaimRegister:
     def drop_completed(self, task_id: str, token: int) -> None:
         """Forget a claim whose transaction has recorded its outcome, now that its run has ended."""
         self._completed.discard((task_id, token))
-        self.drop(task_id, token)
+        self.drop([(task_id, token)])
 
     # Comparing with the store
 

@@ -35,9 +35,9 @@ from omniq.models import (
     Schedule,
     TaskStatus,
     WorkerInfo,
-    check_schedule,
+    check_stored_schedule,
 )
-from omniq.outcomes import Released
+from omniq.outcomes import Outcome, Released
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.signing import open_document, seal_document, unsealed
 from omniq.storage import row_rules
@@ -68,11 +68,11 @@ from omniq.storage.incarnation import (
     raised,
     went_back,
 )
-from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, letter_matches
+from omniq.storage.inspection import DeadQuery, TaskQuery, letter_matches
 from omniq.storage.known_rows import KnownRows
-from omniq.storage.row_rules import FORMAT, FinishedRow, Row
+from omniq.storage.row_rules import FORMAT, Row
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE, EncodeFinish, Step
-from omniq.storage.types import Claim, Entry, GivenBack, Identity, Renewal
+from omniq.storage.types import Claim, GivenBack, Identity, Renewal
 
 _T = TypeVar("_T")
 
@@ -141,6 +141,8 @@ class Engine:
     ) -> None:
         self.backend = backend
         backend.identity = identity
+        # Nothing of these depends on a rule.
+        self.page, self.pause_worker = backend.page, backend.pause_worker
         self._identity = identity
         self._clock = clock
         self._given = GivenTokens()
@@ -254,7 +256,7 @@ class Engine:
     # Record and claim
 
     async def record_and_claim(
-        self, owner: str, entries: Sequence[Entry], claim: Claim | None
+        self, owner: str, outcomes: Sequence[Outcome], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
         """Record the outcomes, then claim; for each outcome whether it is recorded, and the rows."""
         fast_path, met = self.backend.fast_path, self._identity.epoch
@@ -262,16 +264,16 @@ class Engine:
             witness, runnable = self._given.witness(met), self._runnable(claim.runnable)
             claim = msgspec.structs.replace(claim, witness=witness, runnable=runnable)
         if fast_path is None:
-            recorded, claimed = await self._by_rules(owner, entries, claim)
+            recorded, claimed = await self._by_rules(owner, outcomes, claim)
         else:
-            recorded, claimed = await self._by_fast_path(fast_path, owner, entries, claim)
+            recorded, claimed = await self._by_fast_path(fast_path, owner, outcomes, claim)
         # A late reply to an owner that was fenced meanwhile says nothing: its tasks may run again here.
         is_current = owner == self._identity.owner
         if claimed.went_back or (is_current and self._given.add(claimed.rows)):
             await self._begin_epoch(owner, met)
         if any(row.format > FORMAT for row in claimed.rows):
             await self._leave_newer(owner, claimed)
-        self._known.update(owner, entries, claimed.rows)
+        self._known.update(owner, outcomes, claimed.rows)
         return recorded, claimed
 
     def _runnable(self, given: Runnable | None) -> Runnable | None:
@@ -298,58 +300,60 @@ class Engine:
         ]
         if left:
             self._newer_functions.update(row.func_path for row in left)
-            released = [Entry(Released(row.id, row.token), None) for row in left]
+            released = [Released(row.id, row.token) for row in left]
             await self._by_rules(owner, released, None)
 
     async def count_newer(self, limit: int) -> int:
         """The number of waiting tasks of a newer format, among the first `limit`."""
         query = TaskQuery(status=TaskStatus.PENDING, limit=limit)
-        return sum(row.format > FORMAT for row in await self.backend.page(query))
+        return sum(row.format > FORMAT for row in await self.page(query))
 
     async def _by_fast_path(
-        self, fast_path: FastPath, owner: str, entries: Sequence[Entry], claim: Claim | None
+        self, fast_path: FastPath, owner: str, outcomes: Sequence[Outcome], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
-        changes = self._known.plan(owner, entries, fast_path.now(), self._encode_finish)
+        changes = self._known.plan(
+            owner, outcomes, fast_path.now(), self._encode_finish, self.backend.gate_kinds
+        )
         if changes is None:
             # All of them by the rules: a second transaction would cost more than it saves.
-            return await self._by_rules(owner, entries, claim)
-        recorded, claimed = [True] * len(entries), Claimed()
+            return await self._by_rules(owner, outcomes, claim)
+        recorded, claimed = [True] * len(outcomes), Claimed()
         if claim is None and changes.is_empty:
             return recorded, claimed
         reply = await fast_path.record_and_claim(owner, changes, claim)
         if reply.is_behind and claim is not None and claim.witness is not None:
-            record = await self._record(claim.witness.id)
+            record = await self.record(claim.witness.id)
             if record is not None and self._is_behind(record.row):
                 return recorded, Claimed(went_back=True)
             # It was enqueued again: it would send every claim this way.
             self._given.forget_newest()
-        claimed.rows = reply.rows or []
-        needs_rules = claim is not None and reply.rows is None
-        if reply.missed or needs_rules:
+        claimed.rows, rest = reply.rows or [], None
+        if claim is not None and (reply.rows is None or reply.is_partial):
+            rest = msgspec.structs.replace(claim, limit=claim.limit - len(claimed.rows))
+        if reply.missed or rest is not None:
             missed = [
-                number
-                for number, entry in enumerate(entries)
-                if entry.outcome.task_id in reply.missed
+                number for number, outcome in enumerate(outcomes) if outcome.task_id in reply.missed
             ]
             answers, by_rules = await self._by_rules(
-                owner, [entries[number] for number in missed], claim if needs_rules else None
+                owner, [outcomes[number] for number in missed], rest
             )
             for number, answer in zip(missed, answers, strict=True):
                 recorded[number] = answer
             # A caller that repeats a call gets the rows that it claimed already.
-            claimed = by_rules if needs_rules or by_rules.went_back else claimed
+            by_rules.rows = claimed.rows + by_rules.rows
+            claimed = by_rules
         return recorded, claimed
 
     async def _by_rules(
-        self, owner: str, entries: Sequence[Entry], claim: Claim | None
+        self, owner: str, outcomes: Sequence[Outcome], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
-        known = self._known.claimed(owner, entries)
+        known = self._known.claimed(owner, outcomes)
 
         async def record_and_claim(section: Section) -> tuple[list[bool], Claimed]:
             nonlocal known
             # When the step is begun again, the rows may have changed.
             rows, known = known, []
-            return await self._record_and_claim(section, owner, entries, claim, rows)
+            return await self._record_and_claim(section, owner, outcomes, claim, rows)
 
         recorded, claimed = await self._transact(
             record_and_claim, claims_as=None if claim is None else owner
@@ -372,7 +376,7 @@ class Engine:
         self,
         section: Section,
         owner: str,
-        entries: Sequence[Entry],
+        outcomes: Sequence[Outcome],
         claim: Claim | None,
         known: Sequence[Row],
     ) -> tuple[list[bool], Claimed]:
@@ -380,7 +384,7 @@ class Engine:
         step = self._step(section)
         if unchanged:
             await step.add([row_rules.copy_of(row) for row in known if row.id in unchanged])
-        recorded = await step.record(owner, entries) if entries else []
+        recorded = await step.record(owner, outcomes) if outcomes else []
         claimed = Claimed()
         witness = None if claim is None or self.backend.fast_path is not None else claim.witness
         if witness is not None:
@@ -412,24 +416,24 @@ class Engine:
 
     @asynccontextmanager
     async def transaction(
-        self, owner: str, success: Callable[[], Entry], *, seconds: float, blocking: bool
+        self, owner: str, success: Callable[[], Outcome], *, seconds: float, blocking: bool
     ) -> AsyncIterator[Any]:
-        """A transaction that ends by recording the entry of `success()`, or raises `StaleClaim`."""
-        entries: list[Entry] = []
+        """A transaction that ends by recording the outcome of `success()`, or raises `StaleClaim`."""
+        outcomes: list[Outcome] = []
 
         async def record(section: Section) -> None:
             step = self._step(section)
-            outcome = entries[0].outcome
+            outcome = outcomes[0]
             await step.load([outcome.task_id])
             row = step.live(outcome.task_id)
             # A repeated outcome must not end a transaction.
             if row is None or not row_rules.is_current(row, outcome, owner):
                 raise StaleClaim(outcome.task_id, outcome.token)
-            await step.record(owner, entries)
+            await step.record(owner, outcomes)
             await step.commit()
 
         def finish() -> Callable[[Section], Awaitable[None]]:
-            entries.append(success())
+            outcomes.append(success())
             return record
 
         try:
@@ -438,10 +442,10 @@ class Engine:
             ) as connection:
                 yield connection
         except CommitUnknown:
-            record_now = await self._record(entries[0].outcome.task_id)
-            if record_now is None or not row_rules.was_recorded(record_now.row, entries[0].outcome):
+            record_now = await self.record(outcomes[0].task_id)
+            if record_now is None or not row_rules.was_recorded(record_now.row, outcomes[0]):
                 raise
-        self._known.update(owner, entries, ())
+        self._known.update(owner, outcomes, ())
 
     # Leases
 
@@ -558,7 +562,7 @@ class Engine:
         store = (await section.documents(STORE, [STORE])).get(STORE)
         epoch = _store_record(store).epoch
         for row, settled in row_rules.give_back(rows, step.now, max_crashes, reason, epoch=epoch):
-            step.settle(row, tokens[row.id], settled, None)
+            step.settle(row, tokens[row.id], settled)
             given_back.append(GivenBack(row.id, row.func_path, owner, row.status))
         await step.commit()
         return given_back
@@ -618,7 +622,7 @@ class Engine:
 
     async def _purge(self, query: FinishedQuery) -> int:
         purged = 0
-        while ids := await self.backend.page(query):
+        while ids := await self.page(query):
             await self._write(Changes(deleted_finished=ids, finished_before=query.before + 1))
             purged += len(ids)
             if len(ids) < query.limit:
@@ -697,7 +701,7 @@ class Engine:
         """Delete dead letters whose last failure was before that instant; returns how many."""
         purged = 0
         query = DeadQuery(until=before, limit=_PURGED)
-        while letters := await self.backend.page(query):
+        while letters := await self.page(query):
             ids = [letter.task_id for letter in letters]
             purged += await self._transact(
                 lambda section, ids=ids: self._purge_dead(section, ids, query)  # type: ignore[misc]
@@ -716,10 +720,6 @@ class Engine:
         if dead:
             await section.write(_deletion_of_dead(dead))
         return len(dead)
-
-    async def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
-        """A page of dead letters, in id order, without their checkpoints."""
-        return await self.backend.page(query)
 
     async def get_dead(self, task_id: str) -> DeadLetter | None:
         """The dead letter with its checkpoint."""
@@ -906,7 +906,7 @@ class Engine:
         task = unsealed(self._serializer).decode_task(stored.task)
         schedule = msgspec.structs.replace(stored.schedule, task=task, version=stored.version)
         try:
-            check_schedule(schedule)
+            check_stored_schedule(schedule)
         except InvalidValue as error:
             raise SerializationError(f"schedule {document.key}: {error}") from error
         return schedule
@@ -981,10 +981,6 @@ class Engine:
         """The queues from which nothing is claimed."""
         return frozenset(document.key for document in await self._all_documents(PAUSED_QUEUE))
 
-    async def pause_worker(self, owner: str, *, paused: bool) -> bool:
-        """Stop the claims of one worker, or allow them again; False when it has no lease."""
-        return await self.backend.pause_worker(owner, paused=paused)
-
     async def gates(self) -> dict[str, GateState]:
         """The state of every gate that says something."""
         states = {each.key: decode_gate(each.data) for each in await self._all_documents(GATE)}
@@ -992,29 +988,10 @@ class Engine:
 
     # Reading
 
-    async def find(self, task_id: str) -> Row | FinishedRow | None:
-        """The task's record, live or finished."""
-        record = await self._record(task_id)
-        if record is None or record.is_live:
-            return None if record is None else record.row
-        return record.finished
-
-    async def find_dead_row(self, task_id: str) -> Row | None:
-        """The row that is stored with a dead letter for its retry."""
-        record = await self._record(task_id)
-        return None if record is None or record.letter is None else record.row
-
-    async def _record(self, task_id: str) -> Record | None:
+    async def record(self, task_id: str) -> Record | None:
+        """What is stored under the id, with its body."""
         found = await self._read(lambda section: section.load([task_id], bodies=True))
         return found.get(task_id)
-
-    async def list_tasks(self, query: TaskQuery) -> list[Row]:
-        """A page of rows, live and finished, in id order."""
-        return await self.backend.page(query)
-
-    async def scan(self, query: ScanQuery) -> Scan:
-        """The matching rows, newest first."""
-        return await self.backend.page(query)
 
     async def stats(self) -> QueueStats:
         """The number of tasks by status and by queue, and the number of dead letters."""

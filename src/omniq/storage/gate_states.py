@@ -25,7 +25,7 @@ from omniq.storage.row_rules import Row, Settled
 
 KIND = "gate"
 
-DUE_GATES = 200
+DUE_GATES = 100
 """The number of gates that one step refills because their time has come."""
 
 _OFFERED, _FIRST_OFFERED = 100, 4
@@ -72,32 +72,38 @@ class GateStates:
     def enter(self, row: Row) -> bool:
         """Enter all gates of a row that is about to be claimed, or park it under the first that blocks."""
         gates, states, now = row.gates, self._states, self._now
-        blocking = gate_rules.blocking(gates, states, now)
+        blocking: Gate | None = gates[0]
+        # A gate that has blocked a row blocks the next ones too: nothing leaves it while a step claims.
+        if gates[0].key not in self._parked:
+            blocking = gate_rules.blocking(gates, states, now)
         if blocking is not None:
-            if row.visible > now:
-                # A caller's `now` is ahead. Parked, the row could take room before it is due.
-                return False
-            key = row.parked = blocking.key
-            self._gates[key] = blocking
-            if key not in self._parked:
-                # Always a change of the state: another step that is about to write that nothing is parked,
-                # or has written it since the state was read, and this one must not both succeed.
-                states[key].parks += 1
-                self._parked.add(key)
-            states[key].has_parked = True
-            if len(gates) > 1:
-                self.refill(row)
-                self.refills.discard(key)
+            # If a caller's `now` is ahead, a parked row could take room before it is due.
+            if row.visible <= now:
+                self._park(row, blocking)
             return False
         token = row_rules.next_token(row, self._section.epoch)
         for gate in gates:
-            state = states[gate.key]
-            self._gates[gate.key] = gate
+            key, state = gate.key, states[gate.key]
+            self._gates[key] = gate
             gate_rules.enter(gate, state, row.id, token, now)
-            self._passed.discard(gate.key)
+            self._passed.discard(key)
             if state.has_parked and gate_rules.room(gate, state, now) == 0:
                 state.wake_at = gate_rules.ask_again_at(gate, state, now)
         return True
+
+    def _park(self, row: Row, blocking: Gate) -> None:
+        key = row.parked = blocking.key
+        if key not in self._parked:
+            # Always a change of the state: another step that is about to write that nothing is parked,
+            # or has written it since the state was read, and this one must not both succeed.
+            state = self._states[key]
+            state.parks += 1
+            state.has_parked = True
+            self._gates[key] = blocking
+            self._parked.add(key)
+        if len(row.gates) > 1:
+            self.refill(row)
+            self.refills.discard(key)
 
     def leave(self, row: Row, token: int, settled: Settled) -> None:
         """Take the claim with that token out of its gates."""
@@ -140,6 +146,8 @@ class GateStates:
         `changed` has the ids of rows that this step has changed: the store still has those as they were
         before.
         """
+        if not self.refills:
+            return []
         keys_by_limit: dict[int, list[str]] = {}
         for key in sorted(self.refills):
             if limit := self._rows_to_read(key):

@@ -5,13 +5,13 @@ No method here changes stored data, and claiming and recording need none of them
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from omniq._deprecation import filter_by_function
+from omniq._process_id import PROCESS_ID
 from omniq.clock import from_micros, to_micros
 from omniq.errors import InvalidValue, SerializationError, StorageClosed, StorageError
 from omniq.gate_rules import GateState
@@ -30,7 +30,7 @@ from omniq.models import (
     check_int,
 )
 from omniq.serialization import Serializer
-from omniq.storage.row_rules import FinishedRow, Row, check_body, retrying_result, task_of
+from omniq.storage.row_rules import Row, check_body, retrying_result, task_of
 from omniq.storage.types import Capabilities
 
 if TYPE_CHECKING:
@@ -170,33 +170,33 @@ class Inspection:
             raise StorageClosed(
                 f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
             )
-        if self._pid != os.getpid():
+        if self._pid != PROCESS_ID.number:
             raise StorageError(
                 f"the {self.capabilities.name} storage was opened by process {self._pid}, and is used "
-                f"in process {os.getpid()} after a fork; open a separate storage in each process"
+                f"in process {PROCESS_ID.number} after a fork; open a separate storage in each process"
             )
 
     async def get_task(self, task_id: str) -> Task | None:
         """Return the task as it is now; None when it has no record."""
         check_id(task_id)
-        found = await self._opened.find(task_id)
-        if found is None:
+        record = await self._opened.record(task_id)
+        if record is None or not (record.is_live or record.finished):
             return None
-        return self._task(found.row if isinstance(found, FinishedRow) else found)
+        return self._task(record.newest_row)
 
     async def get_result(self, task_id: str) -> TaskResult | None:
         """Return the newest result; None while there is none. Does not wait."""
         check_id(task_id)
-        found = await self._opened.find(task_id)
-        if isinstance(found, FinishedRow):
-            return self._result(task_id, found.result)
-        if found is None:
+        record = await self._opened.record(task_id)
+        if record is None:
             return None
-        if found.repeats:
+        if record.finished is not None:
+            return self._result(task_id, record.finished.result)
+        if record.row.repeats:
             newest = await self._engine.newest_result(task_id)
             if newest is not None:
                 return self._result(task_id, newest)
-        return retrying_result(found)
+        return retrying_result(record.row)
 
     async def list_tasks(
         self,
@@ -215,7 +215,7 @@ class Inspection:
             limit=_page_size(limit),
             after=after or "",
         )
-        return [self._task(row) for row in await self._opened.list_tasks(query)]
+        return [self._task(row) for row in await self._opened.page(query)]
 
     async def scan_tasks(
         self,
@@ -245,18 +245,15 @@ class Inspection:
             cursor=cursor,
             max_scanned=max_scanned,
         )
-        found = await self._opened.scan(query)
+        found = await self._opened.page(query)
         tasks = tuple(self._task(row) for row in found.rows)
         return TaskScan(tasks, tuple(found.cursors), found.cursor)
 
     async def history(self, task_id: str) -> list[Attempt]:
         """Return the task's runs that did not succeed, oldest first."""
         check_id(task_id)
-        found = await self._opened.find(task_id) or await self._engine.find_dead_row(task_id)
-        if found is None:
-            return []
-        row = found.row if isinstance(found, FinishedRow) else found
-        return list(row.history)
+        record = await self._opened.record(task_id)
+        return [] if record is None else list(record.newest_row.history)
 
     async def list_dead(
         self,
@@ -281,13 +278,13 @@ class Inspection:
             since=None if since is None else to_micros(since),
             until=None if until is None else to_micros(until),
         )
-        return await self._opened.list_dead(query)
+        return await self._opened.page(query)
 
     async def get_dead_task(self, task_id: str) -> Task | None:
         """Return a dead letter's task as it would be retried, even if its result was purged."""
         check_id(task_id)
-        row = await self._opened.find_dead_row(task_id)
-        return None if row is None else self._task(row)
+        record = await self._opened.record(task_id)
+        return None if record is None or record.letter is None else self._task(record.row)
 
     async def stats(self) -> QueueStats:
         """Return the number of tasks by status and by queue, and the number of dead letters."""
@@ -336,18 +333,9 @@ class Inspection:
     def _task(self, row: Row) -> Task:
         """Return the row's task; one that cannot be decoded is returned without its arguments."""
         try:
-            task = self._decoded(row)
+            return task_of(row, self._decoded(row))
         except SerializationError:
-            task = Task(
-                id=row.id,
-                func_path=row.func_path,
-                queue=row.queue,
-                priority=row.priority,
-                expires=None if row.expires is None else from_micros(row.expires),
-                created_at=from_micros(row.created_at),
-                is_verified=False,
-            )
-        return task_of(row, task)
+            return _task_without_call(row)
 
     def _decoded(self, row: Row) -> Task:
         """Return the task as enqueued; `SerializationError` if the body does not match the row."""
@@ -362,6 +350,27 @@ class Inspection:
                 f"task {task_id}: the stored result belongs to task {result.task_id}"
             )
         return result
+
+
+def _task_without_call(row: Row) -> Task:
+    """What the row says of a task whose call cannot be read; without its times if they are no times."""
+    task = Task(
+        id=row.id,
+        func_path=row.func_path,
+        queue=row.queue,
+        priority=row.priority,
+        created_at=from_micros(0),
+        status=row.status,
+        is_verified=False,
+    )
+    try:
+        expires = None if row.expires is None else from_micros(row.expires)
+        known = msgspec.structs.replace(
+            task, created_at=from_micros(row.created_at), expires=expires
+        )
+        return task_of(row, known)
+    except (SerializationError, OverflowError):
+        return task
 
 
 def cursor_sequence(cursor: str | None) -> int | None:

@@ -7,13 +7,13 @@ path if the row is plain, else by the rules (`Section.begin`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from omniq.outcomes import Outcome
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, DocumentChange, Ended
 from omniq.storage.row_rules import Row
 from omniq.storage.step import UNIQUE, EncodeFinish
-from omniq.storage.types import Entry
 
 
 class KnownRows:
@@ -23,38 +23,48 @@ class KnownRows:
         self._owner = ""
         self._rows: dict[str, Row] = {}
 
-    def claimed(self, owner: str, entries: Iterable[Entry]) -> list[Row]:
+    def claimed(self, owner: str, outcomes: Iterable[Outcome]) -> list[Row]:
         """The rows of these outcomes, as this owner has claimed them, as far as they are known."""
         known = self._rows if owner == self._owner else {}
         return [
             row
-            for entry in entries
-            if (row := known.get(entry.outcome.task_id)) is not None and _is_unchanged(row, entry)
+            for outcome in outcomes
+            if (row := known.get(outcome.task_id)) is not None and _is_unchanged(row, outcome)
         ]
 
     def plan(
-        self, owner: str, entries: Sequence[Entry], now: int, encode_finish: EncodeFinish
+        self,
+        owner: str,
+        outcomes: Sequence[Outcome],
+        now: int,
+        encode_finish: EncodeFinish,
+        gate_kinds: Collection[str] = (),
     ) -> Changes | None:
-        """The changes that outcomes of plain rows make; None when any of them needs the rules."""
+        """The changes that outcomes make; None when any of them needs the rules.
+
+        Those of plain rows do not, and of rows that have only gates of these kinds.
+        """
         changes = Changes(ended=[], updated=[], documents=[])
         known = self._rows if owner == self._owner else {}
-        if len({entry.outcome.task_id for entry in entries}) < len(entries):
+        if len({outcome.task_id for outcome in outcomes}) < len(outcomes):
             # Several outcomes of one task are recorded by the rules, in their order.
             return None
-        for entry in entries:
-            row = known.get(entry.outcome.task_id)
-            if row is None or row.gates or not _is_unchanged(row, entry):
+        for outcome in outcomes:
+            row = known.get(outcome.task_id)
+            if row is None or not _is_unchanged(row, outcome):
+                return None
+            if row.gates and not all(gate.kind in gate_kinds for gate in row.gates):
                 return None
             # A copy: if the call fails, the known row must be unchanged.
             row = row_rules.copy_of(row)
-            settled = row_rules.settle(row, entry.outcome, now)
+            settled = row_rules.settle(row, outcome, now)
             finish = settled.finish
             if settled.result is not None or (finish is not None and finish.dead is not None):
                 return None
             if finish is None:
                 changes.updated.append(row)
             else:
-                encoded = encode_finish(finish, entry.result)
+                encoded = encode_finish(finish)
                 finished = row_rules.finished_row(row, finish, encoded, now)
                 changes.ended.append(Ended(finished))
                 if row.unique:
@@ -64,19 +74,19 @@ class KnownRows:
                     )
         return changes
 
-    def update(self, owner: str, entries: Iterable[Entry], claimed: Iterable[Row]) -> None:
+    def update(self, owner: str, outcomes: Iterable[Outcome], claimed: Iterable[Row]) -> None:
         """Remove the rows whose outcomes were recorded, and add those that were claimed."""
         if owner != self._owner:
             # The tasks of an earlier owner have been given back.
             self._owner, self._rows = owner, {}
-        for entry in entries:
-            row = self._rows.get(entry.outcome.task_id)
+        rows = self._rows
+        for outcome in outcomes:
+            row = rows.get(outcome.task_id)
             # A concurrent call may have claimed the task again before this one returned.
-            if row is not None and row.token == entry.outcome.token:
-                del self._rows[row.id]
-        for row in claimed:
-            self._rows[row.id] = row
+            if row is not None and row.token == outcome.token:
+                del rows[outcome.task_id]
+        rows.update({row.id: row for row in claimed})
 
 
-def _is_unchanged(row: Row, entry: Entry) -> bool:
-    return row.token == entry.outcome.token and not (row.attached or row.watched)
+def _is_unchanged(row: Row, outcome: Outcome) -> bool:
+    return row.token == outcome.token and not (row.attached or row.workflow)

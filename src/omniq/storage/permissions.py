@@ -7,26 +7,60 @@ import stat
 from pathlib import Path
 
 from omniq.errors import StorageRefused
+from omniq.places import PlaceRules
+from omniq.settings import Settings
+
+_SIDE_FILES = ("", "-wal", "-shm", "-journal")
+"""What SQLite reads beside a database. A log that another user has written replaces its contents."""
+
+
+def store_rules(settings: Settings) -> PlaceRules:
+    """The rules for the files and folders of a store.
+
+    Root, too, opens only its own stores, unless the setting says otherwise: the owner of a store
+    chooses what its workers run.
+    """
+    is_root = os.geteuid() == 0
+    return PlaceRules(
+        refusal=StorageRefused,
+        danger="choose what your workers run",
+        mend_owner=", or set OMNIQ_ROOT_OPENS_ANY_STORE=true" if is_root else "",
+        any_owner=is_root and settings.root_opens_any_store,
+    )
+
+
+def make_store_folder(folder: Path, rules: PlaceRules) -> None:
+    """Create the folder and those above it, for this user only; refuse it if others may change it.
+
+    Checked before and after: what is created lies in a folder that only this user can change.
+    """
+    rules.check_folder(folder)
+    for missing in [each for each in (*reversed(folder.parents), folder) if not each.exists()]:
+        missing.mkdir(mode=0o700, exist_ok=True)
+    rules.check_folder(folder)
+
+
+def check_database(path: Path, rules: PlaceRules) -> None:
+    """Refuse a database, or a file that SQLite reads beside it, that others may write to."""
+    # SQLite follows a link to the database, and looks for its logs beside the target.
+    target = path.resolve()
+    rules.check_folder(path.parent)
+    rules.check_folder(target.parent)
+    for suffix in _SIDE_FILES:
+        place = target.with_name(target.name + suffix)
+        try:
+            facts = os.lstat(place)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(facts.st_mode):
+            raise rules.refusal(f"{place}: exists and is not a file; move it away")
+        rules.check(facts, place)
 
 
 def refuse_shared(place: Path) -> None:
-    """Raise `StorageRefused` for a file or folder of another user, or that every user may write to.
-
-    Write access for a group is accepted. So is a folder that every user may add to, when only the
-    owner of an entry may replace it, as in /tmp.
-    """
+    """Raise `StorageRefused` for a file or folder of another user, or that others may write to."""
     try:
         facts = os.stat(place)
     except FileNotFoundError:
         return
-    if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
-        raise StorageRefused(
-            f"{place}: every user of this machine may write to it, and so choose what your workers "
-            f"run; run chmod o-w {place}"
-        )
-    # Root may maintain the stores of all users, and a store of root can be trusted.
-    if facts.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
-        raise StorageRefused(
-            f"{place}: belongs to another user (uid {facts.st_uid}), who could choose what your "
-            "workers run; use a store of your own, or change its owner"
-        )
+    store_rules(Settings()).check(facts, place)

@@ -59,17 +59,16 @@ class _Lane:
         if after is not None:
             position = bisect_right(self._sorted, after, self._start, key=_order_in)
         found: list[_Entry] = []
-        while len(found) < limit:
-            size = limit - len(found)
-            missing = position + size - len(self._sorted)
-            if missing > 0 and (self._run or self._heap):
-                self._sort(missing + _AHEAD)
-            page = self._sorted[position : position + size]
-            position += size
-            found += [entry for entry in page if entries.get(entry[3]) is entry]
-            if len(page) < size:
-                break
-        return found
+        while True:
+            end = position + limit - len(found)
+            if end > len(self._sorted) and (self._run or self._heap):
+                self._sort(end - len(self._sorted) + _AHEAD)
+            found += [
+                entry for entry in self._sorted[position:end] if entries.get(entry[3]) is entry
+            ]
+            position = end
+            if len(found) == limit or end > len(self._sorted):
+                return found
 
     def read(self, entries: _Entries, after: Order | None, size: int) -> Iterator[_Entry]:
         """All rows behind `after`, in order, of which `size` are read at a time."""
@@ -135,9 +134,10 @@ class ReadyRows:
 
     def put(self, row: Row, now: int) -> None:
         """Add a row, or replace it by its new state."""
+        if self._stale > _MAX_STALE + len(self.rows):
+            self._drop_stale()
         if row.id in self.rows:
-            del self._entries[row.id]
-            self._count_stale()
+            self._stale += 1
         self.rows[row.id] = row
         if row.visible > now:
             entry = (0, row.visible, row.seq, row.id)
@@ -158,22 +158,15 @@ class ReadyRows:
 
     def discard(self, task_id: str) -> None:
         """Remove a row, if it is here."""
-        if self.rows.pop(task_id, None) is None:
-            return
-        del self._entries[task_id]
-        self._count_stale()
+        if self.rows.pop(task_id, None) is not None:
+            del self._entries[task_id]
+            self._stale += 1
 
     def discard_all(self, rows: Iterable[Row]) -> None:
         """Remove rows that are here."""
         for row in rows:
             del self.rows[row.id], self._entries[row.id]
             self._stale += 1
-        self._count_stale(0)
-
-    def _count_stale(self, more: int = 1) -> None:
-        self._stale += more
-        if self._stale > _MAX_STALE + len(self.rows):
-            self._drop_stale()
 
     def _drop_stale(self) -> None:
         self._stale = 0

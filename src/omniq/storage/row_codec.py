@@ -6,20 +6,22 @@ A backend names the fields that it searches by or changes in a statement. A fiel
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, get_type_hints
 
 import msgspec
 
 from omniq.serialization import encode_internal, internal_decoder
-from omniq.storage.row_rules import Row
+from omniq.storage.row_rules import Row, copy_of
+
+_KNOWN_RESTS = 500
 
 
 class RowCodec:
     """Splits rows into `columns`, the body, and the rest.
 
-    Rows that are written or read together mostly have the same rest, so the last one is remembered.
+    Rows that are written or read together mostly have the same rest, so some are remembered.
     """
 
     def __init__(self, columns: Sequence[str]) -> None:
@@ -43,7 +45,7 @@ class RowCodec:
         self._values = _getter(self.columns)
         self._decode = internal_decoder(self._kind)
         self._last_written = (self._defaults, b"")
-        self._last_read = (b"", self._blank(b""))
+        self._read = lru_cache(_KNOWN_RESTS)(self._blank)
 
     def values(self, row: Row) -> tuple[Any, ...]:
         """The values of the columns."""
@@ -69,11 +71,7 @@ class RowCodec:
 
     def without_columns(self, rest: bytes) -> Row:
         """A row with the fields of `rest`; the caller sets all columns and the body."""
-        known, row = self._last_read
-        if rest != known:
-            row = self._blank(rest)
-            self._last_read = (rest, row)
-        return copy.copy(row)
+        return copy_of(self._read(rest))
 
     def _blank(self, rest: bytes) -> Row:
         row = Row(id="", queue="", priority=0, func_path="", due=0, visible=0, created_at=0)

@@ -45,8 +45,33 @@ EPOCH_BITS = 21
 FORMAT = 1
 """The newest format of a record that this code reads, and the one that it writes."""
 
+# As globals of this module: reading a member of an enum takes Python 3.11 several times as long.
+_PENDING, _RUNNING, _RETRYING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING
+_SUCCESS, _FAILED, _CANCELLED = TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED
+
 MAX_HISTORY = 25
 """Attempts in the history of one task: the first, and the newest ones."""
+
+
+class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc=False):
+    """What a row has besides if others wait for it, if it waits for others, or shares its turn with them.
+
+    A record of the kind `event` or `group` never runs: something else ends it. `needs` is the number of
+    other records that the task waits for, of which it can do without `holds`; `watched`: others wait for
+    it. `parent` is the record it belongs to. `fair` and `sequence` are keys that decide its `turn`.
+    """
+
+    kind: Literal["task", "event", "group"] = "task"
+    parent: str | None = None
+    needs: int = 0
+    holds: int = 0
+    watched: bool = False
+    doomed: str | None = None
+    failed: int = 0
+    stops: bool = False
+    endings: tuple[bytes, bytes] | None = None
+    fair: str | None = None
+    sequence: str | None = None
 
 
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -58,10 +83,6 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     that its owner ended by an outcome, which distinguishes a repeated outcome from a late one.
     `attached`: whether it may have a checkpoint, progress or newest result, to be deleted with it.
     `stored_at` is the store's time at the enqueue, and `format` the version of the record.
-
-    A record of the kind `event` or `group` never runs: something else ends it. `needs` is the number of
-    other records that the task waits for, of which it can do without `holds`; `watched`: others wait for
-    it. `parent` is the record it belongs to. `fair` and `sequence` are keys that decide its `turn`.
     """
 
     id: str
@@ -94,17 +115,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     turn: Instant | None = None
     stored_at: Instant = 0
     max_crashes: int | None = None
-    kind: Literal["task", "event", "group"] = "task"
-    parent: str | None = None
-    needs: int = 0
-    holds: int = 0
-    watched: bool = False
-    doomed: str | None = None
-    failed: int = 0
-    stops: bool = False
-    endings: tuple[bytes, bytes] | None = None
-    fair: str | None = None
-    sequence: str | None = None
+    workflow: Workflow | None = None
     format: int = FORMAT
 
     @property
@@ -127,23 +138,27 @@ copy_of: Callable[[Row], Row] = Row.__copy__  # type: ignore[attr-defined]
 """A copy of a row, without the cost of the general `copy.copy`."""
 
 
-class Finish(msgspec.Struct, frozen=True):
-    """How a task ended. `dead` is set when it also becomes a dead letter."""
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """How a task ended. `dead` is set when it also becomes a dead letter.
+
+    `encoded` is the result in the serializer's encoding, if its outcome contained it.
+    """
 
     status: TaskStatus
     result: TaskResult
     dead: DeadLetter | None = None
+    encoded: bytes | None = None
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Settled(msgspec.Struct, frozen=True, gc=False):
     """What recording an outcome requires besides storing the changed row.
 
-    `result` is to be stored although the task runs again (an interval's newest run). `effect` is
-    what the outcome means to the task's circuit breakers.
+    `result` is encoded, and to be stored although the task runs again (an interval's newest run).
+    `effect` is what the outcome means to the task's circuit breakers.
     """
 
     finish: Finish | None = None
-    result: TaskResult | None = None
+    result: bytes | None = None
     effect: Effect = "neither"
     reason: str = ""
 
@@ -242,7 +257,7 @@ def next_token(row: Row, epoch: int) -> int:
 
 def claim(row: Row, owner: str, now: int, epoch: int = 0) -> None:
     """PENDING or RETRYING → RUNNING, with an owner and the next token of the store's epoch."""
-    row.status = TaskStatus.RUNNING
+    row.status = _RUNNING
     row.owner = owner
     row.token = next_token(row, epoch)
     row.started_at = now
@@ -274,25 +289,25 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
     if row.cancel_requested and isinstance(outcome, Retried | Snoozed | Released | Rescheduled):
         # It was cancelled while it ran, and would otherwise run again.
         return Settled(finish=finish_cancelled(row, now, "cancelled while running", by_owner=True))
-    # A failed run counts once, also for its breakers, even if its failure is recorded twice.
-    failure: Effect = "failure" if row.status is TaskStatus.RUNNING else "neither"
     match outcome:
         case Succeeded():
             return _settle_success(row, outcome, now)
         case Retried():
-            if row.status is TaskStatus.RUNNING:
+            failure = _effect_of_failure(row)
+            if row.status is _RUNNING:
                 _add_attempt(row, outcome.error, "failed", now)
                 row.attempts += 1
-                row.status = TaskStatus.RETRYING
+                row.status = _RETRYING
             if outcome.eta is not None:
                 _release(row, to_micros(outcome.eta))
             return Settled(effect=failure, reason=outcome.error.error_type)
         case Rescheduled():
-            if row.status is TaskStatus.RUNNING:
-                row.status = TaskStatus.PENDING
+            if row.status is _RUNNING:
+                row.status = _PENDING
             _release(row, to_micros(outcome.eta))
             return Settled()
         case Failed():
+            failure = _effect_of_failure(row)
             is_crash = outcome.reason == "crashed"
             how = "crashed" if is_crash else "failed"
             finish = _finish_failed(row, outcome.error, outcome.reason, how, now, by_owner=True)
@@ -302,11 +317,11 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
                 reason=outcome.error.error_type,
             )
         case Snoozed():
-            row.status = TaskStatus.PENDING
+            row.status = _PENDING
             _release(row, to_micros(outcome.eta))
             return Settled()
         case Released():
-            row.status = TaskStatus.PENDING
+            row.status = _PENDING
             row.releases += outcome.unknown_function
             if outcome.eta is None:
                 _release(row, row.due, visible=row.visible)
@@ -319,17 +334,22 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             assert_never(outcome)
 
 
+def _effect_of_failure(row: Row) -> Effect:
+    """A failed run counts once, also for its breakers, even if its failure is recorded twice."""
+    return "failure" if row.status is _RUNNING else "neither"
+
+
 def _settle_success(row: Row, outcome: Succeeded, now: int) -> Settled:
     if outcome.next_eta is None or row.cancel_requested:
         row.settled = row.token
-        finish = Finish(status=TaskStatus.SUCCESS, result=outcome.result)
-        return Settled(finish=finish, effect="success")
-    row.status = TaskStatus.PENDING
+        finish = Finish(_SUCCESS, outcome.result, None, outcome.encoded)
+        return Settled(finish, None, "success")
+    row.status = _PENDING
     row.attempts = 0
     row.crashes = 0
     row.history = ()
     _release(row, to_micros(outcome.next_eta))
-    return Settled(result=outcome.result, effect="success")
+    return Settled(result=outcome.encoded, effect="success")
 
 
 def _release(row: Row, due: int, *, visible: int | None = None) -> None:
@@ -360,7 +380,7 @@ def _finish_failed(
     row: Row, error: TaskError, reason: str, outcome: str, now: int, *, by_owner: bool
 ) -> Finish:
     # A failure that was already charged by mark_failed(will_retry=True) is not charged again.
-    if row.status is TaskStatus.RUNNING:
+    if row.status is _RUNNING:
         _add_attempt(row, error, outcome, now)
         if outcome == "crashed":
             row.crashes += 1
@@ -369,7 +389,7 @@ def _finish_failed(
     row.settled = row.token if by_owner else 0
     result = TaskResult(
         task_id=row.id,
-        status=TaskStatus.FAILED,
+        status=_FAILED,
         error=error,
         attempts=row.runs,
         started_at=from_micros(row.started_at) if row.started_at else None,
@@ -386,22 +406,22 @@ def _finish_failed(
         error_details=error.traceback or f"{error.error_type}: {error.message}",
         queue=row.queue,
     )
-    return Finish(status=TaskStatus.FAILED, result=result, dead=letter)
+    return Finish(status=_FAILED, result=result, dead=letter)
 
 
 def finish_cancelled(row: Row, now: int, reason: str, *, by_owner: bool = False) -> Finish:
     """Any live state → CANCELLED."""
     row.settled = row.token if by_owner else 0
-    ran = row.status is TaskStatus.RUNNING
+    ran = row.status is _RUNNING
     result = TaskResult(
         task_id=row.id,
-        status=TaskStatus.CANCELLED,
+        status=_CANCELLED,
         attempts=row.runs + ran,
         started_at=from_micros(row.started_at) if ran else None,
         finished_at=from_micros(now),
         reason=reason,
     )
-    return Finish(status=TaskStatus.CANCELLED, result=result)
+    return Finish(status=_CANCELLED, result=result)
 
 
 def is_expired(row: Row, now: int) -> bool:
@@ -440,7 +460,7 @@ def give_back(
     """
     forgotten = [row for row in rows if row.token < first_token(epoch)]
     rows = [row for row in rows if row.token >= first_token(epoch)]
-    running = [row for row in rows if row.status is TaskStatus.RUNNING]
+    running = [row for row in rows if row.status is _RUNNING]
     charged = {row.id for row in running if row.is_suspect} or {row.id for row in running}
     return [
         *((row, _give_back_forgotten(row, now)) for row in forgotten),
@@ -449,7 +469,7 @@ def give_back(
 
 
 def _give_back_forgotten(row: Row, now: int) -> Settled:
-    if row.status is TaskStatus.RUNNING and runs_at_most_once(row) and not row.cancel_requested:
+    if row.status is _RUNNING and runs_at_most_once(row) and not row.cancel_requested:
         error = _worker_lost(row, now, WENT_BACK)
         finish = _finish_failed(row, error, WENT_BACK, "crashed", now, by_owner=False)
         return Settled(finish=finish)
@@ -459,17 +479,17 @@ def _give_back_forgotten(row: Row, now: int) -> Settled:
 def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reason: str) -> Settled:
     if row.cancel_requested:
         return Settled(finish=finish_cancelled(row, now, "cancelled while running"))
-    if row.status is TaskStatus.RUNNING and (is_charged or runs_at_most_once(row)):
+    if row.status is _RUNNING and (is_charged or runs_at_most_once(row)):
         most = max_crashes if row.max_crashes is None else row.max_crashes
         if row.crashes + 1 >= most:
             # No effect on breakers: a dead worker says nothing about what its task depends on.
             return Settled(finish=finish_crashed(row, now, reason))
         _add_attempt(row, _worker_lost(row, now, reason), "crashed", now)
         row.crashes += 1
-        row.status = TaskStatus.RETRYING
-    elif row.status is TaskStatus.RUNNING:
-        row.status = TaskStatus.PENDING
-    if row.status is TaskStatus.RETRYING:
+        row.status = _RETRYING
+    elif row.status is _RUNNING:
+        row.status = _PENDING
+    if row.status is _RETRYING:
         row.due = row.turn = now
     row.visible = 0
     row.owner = None
@@ -479,7 +499,7 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reaso
 
 def retry_dead(row: Row, now: int, *, body: bytes | None = None) -> None:
     """Set a dead letter's row back to PENDING, without failures; the token keeps counting up."""
-    row.status = TaskStatus.PENDING
+    row.status = _PENDING
     row.owner = None
     row.attempts = row.crashes = row.releases = row.settled = row.started_at = 0
     row.cancel_requested = False
@@ -500,12 +520,12 @@ def finished_row(row: Row, finish: Finish, result: bytes, now: int) -> FinishedR
 
 def retrying_result(row: Row) -> TaskResult | None:
     """The result of a live task whose newest run failed and that will run again; else None."""
-    if row.status is not TaskStatus.RETRYING or not row.history:
+    if row.status is not _RETRYING or not row.history:
         return None
     newest = row.history[-1]
     return TaskResult(
         task_id=row.id,
-        status=TaskStatus.RETRYING,
+        status=_RETRYING,
         error=newest.error,
         attempts=row.runs,
         started_at=newest.started_at,

@@ -13,7 +13,7 @@ from datetime import datetime
 
 import msgspec
 
-from omniq.clock import Clock, seconds_to_micros, to_micros
+from omniq.clock import Clock, to_micros
 from omniq.cron import check_cron
 from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, SerializationError, StaleClaim
 from omniq.models import (
@@ -28,6 +28,7 @@ from omniq.models import (
     check_task,
 )
 from omniq.settings import Settings
+from omniq.signing import is_sealed
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
 from omniq.storage.types import Identity
@@ -41,6 +42,9 @@ class SideData(Inspection):
     _settings: Settings
     _identity: Identity
     _local_wakeups: LocalWakeups
+    _default_ttl: int
+    _nonce_prefix: str
+    _nonces: Iterator[int]
 
     # Retention
 
@@ -89,7 +93,7 @@ class SideData(Inspection):
             stored = await self.get_dead_task(task_id)
             if stored is None:
                 return False
-            if not stored.is_verified:
+            if not stored.is_verified and is_sealed(self._serializer):
                 # To encode it again would sign what the store says, which anyone may have written.
                 raise SerializationError(
                     f"task {task_id}: its stored call cannot be read, so that other arguments cannot be "
@@ -251,8 +255,7 @@ class SideData(Inspection):
     def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
         """Yield the rows of tasks that are about to be enqueued, checking each task."""
         now = self._clock.micros()
-        fresh = self._clock.new_id() if nonce is None else nonce
-        default_ttl = seconds_to_micros(self._settings.result_ttl)
+        fresh = self._new_nonce() if nonce is None else nonce
         ids: set[str] = set()
         for task in tasks:
             self._check_task(task)
@@ -260,7 +263,11 @@ class SideData(Inspection):
                 raise DuplicateTask(task.id)
             ids.add(task.id)
             body = self._serializer.encode_task(task)
-            yield row_of(task, body, now=now, default_ttl=default_ttl, nonce=fresh)
+            yield row_of(task, body, now=now, default_ttl=self._default_ttl, nonce=fresh)
+
+    def _new_nonce(self) -> str:
+        """A text that no other enqueue has, of any process: cheaper than an id, and shorter."""
+        return f"{self._nonce_prefix}{next(self._nonces):x}"
 
     def _check_task(self, task: Task) -> None:
         check_task(task)

@@ -15,10 +15,9 @@ from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
 from omniq.storage.gate_states import GateStates
 from omniq.storage.row_rules import Finish, Row, Settled
-from omniq.storage.types import Entry
 
-EncodeFinish = Callable[[Finish, bytes | None], bytes]
-"""Encodes the result of a task that has ended; the bytes are its outcome's own result, if any."""
+EncodeFinish = Callable[[Finish], bytes]
+"""Encodes the result of a task that has ended."""
 
 UNIQUE, CHECKPOINT, PROGRESS, NEWEST = "unique", "checkpoint", "progress", "newest"
 """Kinds of documents that belong to a task."""
@@ -37,7 +36,8 @@ class Step:
         self._encode_finish = encode_finish
         self._live: dict[str, Row] = {}
         self._updated: dict[str, Row] = {}
-        self._offered: set[str] = set()
+        self._moved: set[str] = set()
+        """The ids of rows of which only `parked` has changed."""
         self._ended: dict[str, Ended] = {}
         self._changed: set[str] = set()
 
@@ -74,16 +74,13 @@ class Step:
 
     # Outcomes
 
-    async def record(self, owner: str, entries: Sequence[Entry]) -> list[bool]:
+    async def record(self, owner: str, outcomes: Sequence[Outcome]) -> list[bool]:
         """Apply the outcomes whose claims are current; for each, whether it is recorded."""
-        unread = [
-            task_id for entry in entries if (task_id := entry.outcome.task_id) not in self._live
-        ]
+        unread = [each.task_id for each in outcomes if each.task_id not in self._live]
         found = await self.load(unread) if unread else {}
-        return [self._record(owner, entry, found) for entry in entries]
+        return [self._record(owner, outcome, found) for outcome in outcomes]
 
-    def _record(self, owner: str, entry: Entry, found: dict[str, Record]) -> bool:
-        outcome = entry.outcome
+    def _record(self, owner: str, outcome: Outcome, found: dict[str, Record]) -> bool:
         row = self._live.get(outcome.task_id)
         if row is None:
             return self._was_recorded(outcome, found.get(outcome.task_id))
@@ -92,7 +89,7 @@ class Step:
                 self.behind.append(row)
             return row_rules.was_recorded(row, outcome)
         token = row.token
-        self.settle(row, token, row_rules.settle(row, outcome, self.now), entry.result)
+        self.settle(row, token, row_rules.settle(row, outcome, self.now))
         return True
 
     def _was_recorded(self, outcome: Outcome, record: Record | None) -> bool:
@@ -113,26 +110,26 @@ class Step:
             settled = Settled(
                 finish=row_rules.finish_crashed(row, self.now, "its lease was given up")
             )
-            self.settle(row, token, settled, None)
+            self.settle(row, token, settled)
             return
         outcome = (
             Rescheduled(row.id, token, from_micros(self.now))
             if row.status is TaskStatus.RETRYING
             else Released(row.id, token)
         )
-        self.settle(row, token, row_rules.settle(row, outcome, self.now), None)
+        self.settle(row, token, row_rules.settle(row, outcome, self.now))
 
-    def settle(self, row: Row, token: int, settled: Settled, result: bytes | None) -> None:
+    def settle(self, row: Row, token: int, settled: Settled) -> None:
         """Apply the effects of an outcome: the claim leaves its gates, the row changes or ends."""
         if row.gates:
             self.gates.leave(row, token, settled)
-        if settled.result is not None and result is not None:
+        if settled.result is not None:
             row.attached = True
-            self._put(NEWEST, row.id, result)
+            self._put(NEWEST, row.id, settled.result)
             self._delete(CHECKPOINT, row.id)
             self._delete(PROGRESS, row.id)
         if settled.finish is not None:
-            self.finish(row, settled.finish, result)
+            self.finish(row, settled.finish)
         else:
             self.update(row)
 
@@ -143,7 +140,13 @@ class Step:
         self._changed.add(row.id)
         self._updated[row.id] = row
 
-    def finish(self, row: Row, finish: Finish, result: bytes | None = None) -> None:
+    def move(self, row: Row) -> None:
+        """Write a row that was parked, or returned to the ready order."""
+        if row.id not in self._updated:
+            self._moved.add(row.id)
+        self.update(row)
+
+    def finish(self, row: Row, finish: Finish) -> None:
         """End a row."""
         self._changed.add(row.id)
         self._live.pop(row.id, None)
@@ -158,7 +161,7 @@ class Step:
             self._delete(NEWEST, row.id)
             if finish.dead is None:
                 self._delete(CHECKPOINT, row.id)
-        encoded = self._encode_finish(finish, result)
+        encoded = self._encode_finish(finish)
         self._ended[row.id] = Ended(
             row_rules.finished_row(row, finish, encoded, self.now), finish.dead
         )
@@ -181,24 +184,24 @@ class Step:
         """Take the first rows out of the gates that have room; they return to the ready order."""
         offered = await self.gates.offer(self._changed)
         for row in offered:
-            self._offered.add(row.id)
-            self.update(row)
+            self.move(row)
         return offered
 
     def claim(self, row: Row, owner: str) -> None:
         """Claim a row that has entered its gates."""
         row_rules.claim(row, owner, self.now, self.section.epoch)
-        if row.id in self._offered:
+        if row.id in self._updated:
+            if row.id not in self._moved:
+                # The claim is not all that has changed: an outcome of this step has released the row.
+                return
             del self._updated[row.id]
-        elif row.id in self._updated:
-            # The claim is not all that has changed: an outcome of this step has released the row.
-            return
         self.changes.claimed.append(row)
 
     async def commit(self) -> frozenset[str]:
         """Write all changes; returns the ids of claimed rows that others took first."""
         await self.offer()
         self.changes.updated = list(self._updated.values())
+        self.changes.moved = self._moved
         self.changes.ended = list(self._ended.values())
         self.changes.documents += self.gates.changes()
         if self.changes.is_empty:

@@ -6,10 +6,11 @@ a section gets copies, and `apply` replaces them.
 
 from __future__ import annotations
 
-import copy
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -44,8 +45,6 @@ from omniq.storage.ready_rows import ReadyRows
 from omniq.storage.row_rules import FinishedRow, Row, copy_of, first_token
 from omniq.storage.types import Claim, Holder, LeaseReply, Renewal
 
-_T = TypeVar("_T")
-
 
 class StoredLease(msgspec.Struct, frozen=True):
     """An owner's lease, which ends at `until` on the clock of leases."""
@@ -74,18 +73,32 @@ _MAX_STALE = 1_000
 """Stale instants that the documents of one kind may have."""
 
 
-class Documents:
+class HasDue(Protocol):
+    """A document, or what a store knows of one without reading it."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def due(self) -> int | None: ...
+
+
+D = TypeVar("D", bound=HasDue)
+
+
+class Documents(Generic[D]):
     """The documents of one kind."""
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Document] = {}
+        self.by_key: dict[str, D] = {}
         self._due: list[tuple[int, str]] = []
 
-    def put(self, document: Document) -> None:
+    def put(self, document: D) -> None:
         """Add a document, or replace it."""
         self.by_key[document.key] = document
-        if document.due is not None:
-            heapq.heappush(self._due, (document.due, document.key))
+        if document.due is None:
+            return
+        heapq.heappush(self._due, (document.due, document.key))
         if len(self._due) > _MAX_STALE + 2 * len(self.by_key):
             # Instants of replaced documents, which leave by themselves only when they have come.
             self._due = [
@@ -93,14 +106,14 @@ class Documents:
             ]
             heapq.heapify(self._due)
 
-    def find(self, query: DocumentQuery) -> list[Document]:
+    def find(self, query: DocumentQuery) -> list[D]:
         """The documents that the query describes."""
         if query.due_by is not None:
             return list(self._due_between(query.due_after, query.due_by, query.limit))
         keys = (key for key in self.by_key if key > query.after and key.startswith(query.prefix))
         return [self.by_key[key] for key in heapq.nsmallest(query.limit, keys)]
 
-    def _due_between(self, after: int, instant: int, limit: int) -> Iterator[Document]:
+    def _due_between(self, after: int, instant: int, limit: int) -> Iterator[D]:
         found: dict[str, int] = {}
         while self._due and self._due[0][0] <= instant and limit > 0:
             due, key = heapq.heappop(self._due)
@@ -115,7 +128,7 @@ class Documents:
 
 
 class Tables:
-    """The state of a store. Only the methods `set_…` change it, each one entry of one table."""
+    """The state of a store. Only `set_row`, `set_document` and `put` change it, each one entry."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -124,10 +137,16 @@ class Tables:
         self.held: dict[str, dict[str, Row]] = {}
         self.finished: dict[str, FinishedRow] = {}
         self.dead: dict[str, StoredDead] = {}
-        self.documents: dict[str, Documents] = {}
+        self.documents: defaultdict[str, Documents[Document]] = defaultdict(Documents)
         self.leases: dict[str, StoredLease] = {}
         self.fenced: dict[str, StoredFence] = {}
         """Owners that can have no lease any more."""
+        self._tables: dict[str, dict[str, Any]] = {
+            "finished": self.finished,
+            "dead": self.dead,
+            "lease": self.leases,
+            "fenced": self.fenced,
+        }
 
     # Changing
 
@@ -158,14 +177,14 @@ class Tables:
         for task_id in changes.deleted_finished:
             known = self.finished.get(task_id)
             if known is not None and (before is None or known.finished_at < before):
-                self.set_finished(task_id, None)
+                self.put("finished", task_id, None)
         for task_id in changes.deleted_dead:
-            self.set_dead(task_id, None)
+            self.put("dead", task_id, None)
         for row in changes.inserted:
             self.seq += 1
             row.seq = self.seq
             if row.id in self.finished:
-                self.set_finished(row.id, None)
+                self.put("finished", row.id, None)
             self.set_row(row.id, row, now)
         if changes.claimed:
             self.set_claimed(changes.claimed, now)
@@ -175,30 +194,29 @@ class Tables:
             row = ended.finished.row
             self.set_row(row.id, None, now)
             if row.result_ttl:
-                self.set_finished(row.id, ended.finished)
+                self.put("finished", row.id, ended.finished)
             if ended.letter is not None:
-                self.set_dead(row.id, StoredDead(ended.letter, row))
+                self.put("dead", row.id, StoredDead(ended.letter, row))
         for change in changes.documents:
-            self._apply_document(change)
+            kind, key, after = change.kind, change.key, change.after
+            if not change.if_equal or self._is_before(change):
+                document = None if after is None else Document(kind, key, after, change.due)
+                self.set_document(kind, key, document)
 
     def _is_before(self, change: DocumentChange) -> bool:
         """Whether the document is as it has to be before the change."""
-        stored = self.document(change.kind, change.key)
+        stored = self.documents[change.kind].by_key.get(change.key)
         return (None if stored is None else stored.data) == change.before
-
-    def _apply_document(self, change: DocumentChange) -> None:
-        if change.if_equal and not self._is_before(change):
-            return
-        kind, key, after = change.kind, change.key, change.after
-        document = None if after is None else Document(kind, key, after, change.due)
-        self.set_document(kind, key, document)
 
     def set_row(self, task_id: str, row: Row | None, now: int) -> None:
         """Store a live row, or remove it with None."""
         before = self.rows.get(task_id)
         if before is not None:
             if before.owner is not None:
-                self._remove_held(before.owner, task_id)
+                held = self.held[before.owner]
+                del held[task_id]
+                if not held:
+                    del self.held[before.owner]
             elif row is None or row.owner is not None:
                 self.ready.discard(task_id)
             if row is not None and not row.body:
@@ -220,44 +238,26 @@ class Tables:
             self.rows[row.id] = held[row.id] = row
         self.ready.discard_all(rows)
 
-    def _remove_held(self, owner: str, task_id: str) -> None:
-        held = self.held[owner]
-        del held[task_id]
-        if not held:
-            del self.held[owner]
-
-    def set_finished(self, task_id: str, finished: FinishedRow | None) -> None:
-        """Store the record of an ended task, or delete it with None."""
-        _set(self.finished, task_id, finished)
-
-    def set_dead(self, task_id: str, dead: StoredDead | None) -> None:
-        """Store a dead letter, or delete it with None."""
-        _set(self.dead, task_id, dead)
+    def put(self, table: str, key: str, value: Any) -> None:
+        """Store an entry of the table `finished`, `dead`, `lease` or `fenced`; delete it with None."""
+        entries = self._tables[table]
+        if value is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = value
 
     def set_document(self, kind: str, key: str, document: Document | None) -> None:
         """Store a document, or delete it with None."""
-        documents = self.documents.get(kind)
-        if documents is None:
-            documents = self.documents[kind] = Documents()
         if document is None:
-            documents.by_key.pop(key, None)
+            self.documents[kind].by_key.pop(key, None)
         else:
-            documents.put(document)
+            self.documents[kind].put(document)
         if kind == "store":
             self.seq = max(self.seq, first_token(self.epoch))
 
-    def set_lease(self, owner: str, lease: StoredLease | None) -> None:
-        """Store an owner's lease, or end it with None."""
-        _set(self.leases, owner, lease)
-
-    def set_fenced(self, owner: str, fence: StoredFence | None) -> None:
-        """Store that the owner was fenced, or forget it with None."""
-        _set(self.fenced, owner, fence)
-
     def document(self, kind: str, key: str) -> Document | None:
         """The document with that key, or None."""
-        documents = self.documents.get(kind)
-        return None if documents is None else documents.by_key.get(key)
+        return self.documents[kind].by_key.get(key)
 
     # Leases: `now` and `until` are instants on the clock of leases.
 
@@ -288,7 +288,7 @@ class Tables:
         if not is_first and not self.has_lease(holder):
             return LeaseReply(epoch, beat, store)
         info = msgspec.structs.replace(info, paused=known is not None and known.info.paused)
-        self.set_lease(owner, StoredLease(info, until, epoch, beat + 1))
+        self.put("lease", owner, StoredLease(info, until, epoch, beat + 1))
         held = self.held.get(owner, {}).values()
         renewal = Renewal(
             {row.id: row.token for row in held},
@@ -303,9 +303,9 @@ class Tables:
         if lease is not None and self._is_live(lease, now) and not retires:
             return False
         if lease is not None:
-            self.set_lease(owner, None)
+            self.put("lease", owner, None)
         if owner not in self.fenced:
-            self.set_fenced(owner, StoredFence(now, 0 if lease is None else lease.beat))
+            self.put("fenced", owner, StoredFence(now, 0 if lease is None else lease.beat))
         return True
 
     def _is_live(self, lease: StoredLease, now: int) -> bool:
@@ -317,7 +317,7 @@ class Tables:
         if lease is None or not self._is_live(lease, now):
             return False
         info = msgspec.structs.replace(lease.info, paused=paused)
-        self.set_lease(owner, msgspec.structs.replace(lease, info=info))
+        self.put("lease", owner, msgspec.structs.replace(lease, info=info))
         return True
 
     def list_leases(self, now: int) -> list[Lease]:
@@ -361,16 +361,16 @@ class Tables:
         matching = (
             row for row in self._all_rows(now) if row.id > query.after and row_matches(row, query)
         )
-        return heapq.nsmallest(query.limit, matching, key=_id_of)
+        return heapq.nsmallest(query.limit, matching, key=attrgetter("id"))
 
     def scan(self, query: ScanQuery, now: int) -> Scan:
         """The matching rows, newest first, and where to continue."""
         begin = cursor_sequence(query.cursor)
-        rows = sorted(self._all_rows(now), key=_seq_of, reverse=True)
+        rows = sorted(self._all_rows(now), key=attrgetter("seq"), reverse=True)
         if begin is None and query.until is not None:
             rows = [row for row in rows if row.created_at < query.until]
         older = [row for row in rows if begin is None or row.seq < begin]
-        found = [copy.copy(row) for row in older[: query.max_scanned] if row_matches(row, query)]
+        found = [copy_of(row) for row in older[: query.max_scanned] if row_matches(row, query)]
         last = older[query.max_scanned - 1].seq if len(older) > query.max_scanned else None
         return scan_by_sequence(found[: query.limit + 1], query.limit, last)
 
@@ -387,7 +387,7 @@ class Tables:
             for task_id, stored in self.dead.items()
             if task_id > query.after and letter_matches(stored.letter, query)
         )
-        return heapq.nsmallest(query.limit, letters, key=_task_id_of)
+        return heapq.nsmallest(query.limit, letters, key=attrgetter("task_id"))
 
     def list_finished(self, query: FinishedQuery) -> list[str]:
         """The ids of records whose instant is at most that of the query."""
@@ -455,34 +455,12 @@ class TablesSection(Section):
         return [copy_of(row) for row in self._tables.ready.parked(keys, limit)]
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
-        stored = self._tables.documents.get(kind)
-        if stored is None:
-            return {}
-        return {key: stored.by_key[key] for key in keys if key in stored.by_key}
+        stored = self._tables.documents[kind].by_key
+        return {key: stored[key] for key in keys if key in stored}
 
     async def find_documents(self, query: DocumentQuery) -> list[Document]:
-        stored = self._tables.documents.get(query.kind)
-        return [] if stored is None else stored.find(query)
+        return self._tables.documents[query.kind].find(query)
 
     async def write(self, changes: Changes) -> frozenset[str]:
         self._tables.write(changes, self.now)
         return frozenset()
-
-
-def _set(table: dict[str, _T], key: str, value: _T | None) -> None:
-    if value is None:
-        table.pop(key, None)
-    else:
-        table[key] = value
-
-
-def _id_of(row: Row) -> str:
-    return row.id
-
-
-def _seq_of(row: Row) -> int:
-    return row.seq
-
-
-def _task_id_of(letter: DeadLetter) -> str:
-    return letter.task_id

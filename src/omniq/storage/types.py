@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from omniq.models import Runnable, TaskStatus, WorkerInfo
-from omniq.outcomes import Outcome
 
 Durability = Literal["none", "os", "power"]
 
@@ -30,13 +29,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     atomic_batches: bool = True
     exact_bound: bool = True
     transactions: bool = False
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """An outcome to be recorded; `result` is its encoded result if it has one."""
-
-    outcome: Outcome
-    result: bytes | None
 
 
 class Witness(msgspec.Struct, frozen=True):

@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, unquote
 
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import SettingsError
+from omniq.masking import mask_url
 from omniq.serialization import Serializer
-from omniq.settings import Settings, mask_url
+from omniq.settings import Settings
 from omniq.storage.base import BaseStorage, StorageOptions
 
 _KNOWN = (

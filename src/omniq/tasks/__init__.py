@@ -1,6 +1,8 @@
 """What a task is to its author: the decorator, its options, and what a running task can do.
 
-- `functions`: `@task`, and the conversion between functions and their paths
+- `functions`: `@task`, paths of functions, and which functions a worker may run
+- `function_lookup`: the function at a path, and the marked functions of loaded modules
+- `passed_functions`: what this process has passed to a queue
 - `options`: the table of options, and their checks
 - `task_builder`: from a call to the `Task` that is stored
 - `handle`: handles of enqueued tasks

@@ -6,31 +6,45 @@ chooses such paths, so `FunctionCache` decides which of them become calls.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar, cast, overload
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, TypeVar, overload
 
 from omniq.durations import Duration
-from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
+from omniq.errors import (
+    ForbiddenFunction,
+    FunctionNotFound,
+    InvalidTask,
+    UnmarkedFunctionWarning,
+)
 from omniq.models import BreakerRule, Runnable, check_func_path
 from omniq.retry import Backoff
 from omniq.tasks.error_rules import ErrorRules
+from omniq.tasks.function_lookup import (
+    MARK,
+    NOT_IMPORTED,
+    FoundFunction,
+    MarkedFunctions,
+    attribute_of,
+    check_path,
+    file_of,
+    import_named,
+    imported_function,
+    is_installed,
+    is_main,
+    is_path,
+    is_refused,
+    loaded_function,
+    main_name,
+    why_unfit,
+)
 from omniq.tasks.options import Executor, Hook, TaskOptions, check_options
+from omniq.tasks.passed_functions import PASSED, PassedFunctions
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_MARK = "__omniq__"
-_FUNCTION_METHOD = "__omniq_function__"
-
-# Not a list of dangerous modules, which would always miss one. No function of the standard library
-# can be a task; a user who needs one enqueues a one-line function that calls it.
-_REFUSED_MODULES = sys.stdlib_module_names | {"pip", "setuptools", "pkg_resources", "_pytest"}
-
 
 MAX_EXCLUDED = 100
 """How many functions a worker excludes by name: each of its claims and heartbeats carries them."""
@@ -80,9 +94,9 @@ def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     checked = check_options(**options)
 
     def mark(func: _F) -> _F:
-        if reason := _why_unfit(func):
+        if reason := why_unfit(func):
             raise InvalidTask(f"@task on {_name_of(func)}: {reason}")
-        setattr(func, _MARK, checked)
+        setattr(func, MARK, checked)
         return func
 
     return mark if func is None else mark(func)
@@ -90,7 +104,7 @@ def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def options_of(func: Callable[..., Any]) -> TaskOptions:
     """Return the options of the function's `@task`; a plain function has none."""
-    options = getattr(func, _MARK, _NO_OPTIONS)
+    options = getattr(func, MARK, _NO_OPTIONS)
     return options if isinstance(options, TaskOptions) else _NO_OPTIONS
 
 
@@ -114,15 +128,15 @@ def path_of(func: Callable[..., Any] | str) -> str:
     if isinstance(func, str):
         check_func_path(func)
         return func
-    if reason := _why_unfit(func) or _why_unreachable(func):
+    if reason := why_unfit(func) or _why_unreachable(func):
         raise InvalidTask(f"{_name_of(func)} cannot be a task: {reason}")
-    module = _main_name() if _is_main(func.__module__) else func.__module__
+    module = main_name() if is_main(func.__module__) else func.__module__
     if module is None:
         raise InvalidTask(
             f"{_name_of(func)} cannot be a task: a worker cannot import __main__; "
             "move the function to a module"
         )
-    if _is_refused(module):
+    if is_refused(module):
         raise InvalidTask(
             f"{_name_of(func)} cannot be a task: functions of {module} are never run; "
             "enqueue one of your functions that calls it"
@@ -130,28 +144,130 @@ def path_of(func: Callable[..., Any] | str) -> str:
     return f"{module}.{func.__qualname__}"
 
 
+def pass_to_queue(
+    func: Callable[..., Any] | str, func_path: str, passed: PassedFunctions = PASSED
+) -> None:
+    """Note that this process has passed the function to a queue: its own pools may then run it.
+
+    Warns when other workers will not.
+    """
+    if func_path not in passed:
+        if warning := why_not_elsewhere(func, func_path):
+            warnings.warn(warning, UnmarkedFunctionWarning, stacklevel=_callers_level())
+        passed.add(func_path)
+
+
+def why_not_elsewhere(func: Callable[..., Any] | str, func_path: str) -> str | None:
+    """Why a worker in another process may not run the function; None if that is not known."""
+    try:
+        found = loaded_function(func_path)
+    except ForbiddenFunction as error:
+        return None if isinstance(func, str) else f"no worker will run {func_path}: {error.why}"
+    except FunctionNotFound:
+        # A path of which this process does not have the module.
+        return None
+    if found.is_marked:
+        return None
+    return (
+        f"{func_path}: mark it with @task, or a worker in another process, or after a restart, "
+        f"will not run it, unless the worker names the module {found.module}"
+    )
+
+
+def _callers_level() -> int:
+    """The `stacklevel` of the first caller outside omniq, as far as there is one in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "omniq":
+        frame, level = frame.f_back, level + 1
+    return 1 if frame is None else level
+
+
 class FunctionCache:
-    """Turns paths into functions, for one worker. A path is imported once.
+    """Turns paths into functions, for one worker, and decides which it may run.
 
-    It returns only plain functions, also static methods (`pkg.mod.Class.method`), and the function
-    that the `__omniq_function__()` of a framework's object returns. With `allow`, both the path and
-    the module that defines the function must lie under one of the prefixes; any other path is
-    refused before anything is imported. Dunder names, the standard library and objects that are not
-    plain functions are always refused, also where an allowed module has imported them.
+    Without `allow`: functions marked with `@task` in modules that the program has imported, and what
+    this process has passed to a queue, but nothing unmarked of omniq or of an installed package. With
+    `allow`: the marked and the public functions that the named modules define, and marked ones in
+    modules below them; a name may also be the path of one function.
 
-    `runnable` is what the worker claims: all that is allowed, without what it has found missing.
+    Never: private names, what a module has only imported from another, the standard library, and
+    objects that are not plain functions. Static methods (`pkg.mod.Class.method`), and objects of a
+    framework with `__omniq_function__()`, count as functions. Nothing is imported because a stored
+    task names it.
     """
 
-    def __init__(self, allow: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, allow: Iterable[str] | None = None, passed: PassedFunctions = PASSED
+    ) -> None:
         if isinstance(allow, str):
             raise InvalidTask(
                 f"allow={allow!r}: expected a list of prefixes, such as ['pkg.tasks']"
             )
         self._allow = None if allow is None else tuple(allow)
+        self._passed = passed
+        self._marked = MarkedFunctions()
         self._found: dict[str, Callable[..., Any]] = {}
         self._excluded: dict[str, str] = {}
-        self.runnable = self._runnable()
-        """The functions to claim; None for all. Replaced, never changed: any thread may read it."""
+        self._failed_imports: dict[str, str] | None = None
+        self._lock = threading.Lock()
+        self._seen = -1
+        # Replaced, never changed: any thread may read it.
+        self._runnable = Runnable()
+        self.refresh()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no modules were named: what the program imports and enqueues decides."""
+        return self._allow is None
+
+    @property
+    def description(self) -> str:
+        """What it runs, for people: the named modules, each with its file."""
+        if self._allow is None:
+            return "functions that are marked with @task, or enqueued here"
+        return ", ".join(f"{name} ({file_of(name)})" for name in self._allow)
+
+    @property
+    def runnable(self) -> Runnable:
+        """The functions to claim: all that may run, without what was found missing. From any thread."""
+        if self._allow is None and (self._marked.is_stale or len(self._passed) != self._seen):
+            self.refresh()
+        return self._runnable
+
+    def refresh(self) -> None:
+        """Search again for marked functions, also in modules that have changed since their import."""
+        with self._lock:
+            excluded = frozenset(self._excluded)
+            if self._allow is not None:
+                # A name may also be the path of one function.
+                self._runnable = Runnable(
+                    modules=self._allow, names=frozenset(self._allow), excluded=excluded
+                )
+                return
+            self._seen = len(self._passed)
+            names = self._marked.search().union(filter(_may_run, self._passed)) - excluded
+            if (names, excluded) != (self._runnable.names, self._runnable.excluded):
+                self._runnable = Runnable(names=names, excluded=excluded)
+
+    def import_allowed(self) -> list[FunctionNotFound]:
+        """Import the modules that `allow` names; returns the error of each that cannot be imported."""
+        errors = list(self._import_allowed())
+        self._failed_imports = {error.func_path: error.why for error in errors}
+        return errors
+
+    def _import_allowed(self) -> Iterator[FunctionNotFound]:
+        for name in self._allow or ():
+            try:
+                import_named(name)
+            except FunctionNotFound as error:
+                failed = error
+            except BaseException as error:
+                # The import runs user code, which may raise anything.
+                failed = FunctionNotFound(name, f"importing it failed: {error!r}")
+            else:
+                continue
+            yield failed
 
     def resolve(self, func_path: str) -> Callable[..., Any]:
         """Return the function at that path.
@@ -166,9 +282,14 @@ class FunctionCache:
             func = self._found[func_path] = self._find(func_path)
         return func
 
-    def has_found(self, func_path: str) -> bool:
-        """Whether the function was resolved before."""
-        return func_path in self._found
+    @property
+    def found(self) -> KeysView[str]:
+        """The paths that were resolved before."""
+        return self._found.keys()
+
+    def is_excluded(self, func_path: str) -> bool:
+        """Whether the function was found missing before."""
+        return func_path in self._excluded
 
     def exclude(self, func_path: str, reason: str) -> bool:
         """Claim no more tasks of a function that cannot run in this process, as long as it lives.
@@ -176,105 +297,97 @@ class FunctionCache:
         Returns False for one that is not excluded: there are too many, or the path is malformed.
         """
         if func_path not in self._excluded:
-            if len(self._excluded) >= MAX_EXCLUDED or not _is_path(func_path):
+            if len(self._excluded) >= MAX_EXCLUDED or not is_path(func_path):
                 return False
             self._excluded[func_path] = reason
-            self.runnable = self._runnable()
+            self.refresh()
         return True
 
-    def _runnable(self) -> Runnable | None:
-        excluded = frozenset(self._excluded)
-        if self._allow is not None:
-            # A prefix may also be the path of one function.
-            return Runnable(modules=self._allow, names=frozenset(self._allow), excluded=excluded)
-        return Runnable(modules=None, excluded=excluded) if excluded else None
-
     def _find(self, func_path: str) -> Callable[..., Any]:
-        self._check_path(func_path)
-        module, names = _import_longest(func_path)
-        try:
-            func = _attribute(module, names)
-        except AttributeError as error:
-            # Another version of the module may have it, on a worker that was deployed earlier or later.
-            raise FunctionNotFound(func_path, str(error), elsewhere=True) from error
-        # Read from the class: a proxy object that has every attribute does not count.
-        if (get_function := getattr(type(func), _FUNCTION_METHOD, None)) is not None:
-            func = get_function(func)
-        if reason := _why_unfit(func, anywhere=True):
-            raise ForbiddenFunction(func_path, reason)
-        self._check_defining_module(func_path, func)
-        return cast(Callable[..., Any], func)
-
-    def _check_path(self, func_path: str) -> None:
-        if not _is_path(func_path):
-            raise ForbiddenFunction(func_path[:100], "this is not a dotted path")
-        parts = func_path.split(".")
-        if any(part.startswith("__") for part in parts):
-            raise ForbiddenFunction(func_path, "names with two underscores are never run")
-        if _is_refused(func_path):
-            raise ForbiddenFunction(
-                func_path, f"functions of {parts[0]} are never run; call it from one of yours"
-            )
-        if not self._is_allowed(func_path):
-            raise ForbiddenFunction(
-                func_path, f"only functions of {self._allowed()} run here", elsewhere=True
-            )
-
-    def _check_defining_module(self, func_path: str, func: FunctionType) -> None:
-        """Refuse a function that an allowed module has only imported from another module."""
-        home = func.__module__ or ""
-        if _is_main(home):
-            home = _main_name() or home
-        if _is_refused(home):
-            raise ForbiddenFunction(func_path, f"it is {home}.{func.__qualname__}, never run")
-        if not self._is_allowed(f"{home}.{func.__qualname__}"):
-            raise ForbiddenFunction(
-                func_path, f"it comes from {home}; only functions of {self._allowed()} run here"
-            )
-
-    def _is_allowed(self, path: str) -> bool:
         if self._allow is None:
-            return True
-        return any(path == prefix or path.startswith(prefix + ".") for prefix in self._allow)
+            # What this process has enqueued by its path, this process may also import.
+            is_passed = func_path in self._passed
+            found = (imported_function if is_passed else loaded_function)(func_path)
+            why = _why_closed(found, is_passed=is_passed)
+        else:
+            check_path(func_path)
+            if not self._names(func_path):
+                raise ForbiddenFunction(
+                    func_path, f"only functions of {self._allowed()} run here", elsewhere=True
+                )
+            found = self._loaded(func_path)
+            why = self._why_not_named(func_path, found)
+        if why is not None:
+            raise ForbiddenFunction(func_path, why, elsewhere=True)
+        return found.func
+
+    def _loaded(self, func_path: str) -> FoundFunction:
+        if self._failed_imports is None:
+            self.import_allowed()
+        assert self._failed_imports is not None
+        try:
+            return loaded_function(func_path)
+        except FunctionNotFound as error:
+            if error.why != NOT_IMPORTED:
+                raise
+            for name, why in self._failed_imports.items():
+                if f"{func_path}.".startswith(f"{name}."):
+                    raise FunctionNotFound(func_path, why) from error
+            why = f"{NOT_IMPORTED}; name it, or import it in a module that is named"
+            raise FunctionNotFound(func_path, why, elsewhere=True) from error
+
+    def _names(self, path: str) -> bool:
+        """Whether `allow` names the function, its module, or a package above it."""
+        return any(f"{path}.".startswith(f"{name}.") for name in self._allow or ())
+
+    def _why_not_named(self, func_path: str, found: FoundFunction) -> str | None:
+        # The module, or one of its classes or functions.
+        is_named = any(
+            f"{func_path}.".startswith(f"{name}.") and f"{name}.".startswith(f"{found.module}.")
+            for name in self._allow or ()
+        )
+        if is_named or found.is_marked:
+            return None
+        return "it is not marked with @task; mark it, or name its module as well"
 
     def _allowed(self) -> str:
         return ", ".join(self._allow or ()) or "no module"
 
 
-def resolve(func_path: str, allow: Iterable[str] | None = None) -> Callable[..., Any]:
-    """Return the function at that path, as `FunctionCache(allow).resolve` does."""
-    return FunctionCache(allow).resolve(func_path)
-
-
-def _why_unfit(func: object, *, anywhere: bool = False) -> str | None:
-    """Return why this can never be a task, or None. With `anywhere`, its name is not checked."""
-    match func:
-        case FunctionType():
-            if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-                return "it is a generator; a task returns one value"
-            if anywhere:
-                return None
-            return _why_unnamed(func)
-        case type():
-            return "it is a class; enqueue a function that makes one"
-        case MethodType():
-            return "it is bound to an object; enqueue a function of a module and pass what it needs"
-        case partial():
-            return "it is a partial; enqueue the function and pass it the arguments"
-        case staticmethod() | classmethod():
-            return "put @task below @staticmethod; class methods cannot be tasks"
-        case _ if inspect.isbuiltin(func):
-            return "it is a builtin; enqueue one of your functions that calls it"
-        case _:
-            return f"it is not a function but {type(func).__name__}"
-
-
-def _why_unnamed(func: FunctionType) -> str | None:
-    if func.__name__ == "<lambda>":
-        return "it is a lambda, which a worker cannot import; define it with def in a module"
-    if "<locals>" in func.__qualname__:
-        return "it is defined inside a function; move it to the top of its module"
+def _why_closed(found: FoundFunction, *, is_passed: bool) -> str | None:
+    """Why a worker that was given no modules does not run the function; None if it does."""
+    if found.is_marked:
+        return None
+    if not is_passed:
+        return (
+            "it is not marked with @task, and this process has not enqueued it; mark it, or name "
+            "its module: allow=[…]"
+        )
+    if is_installed(found.module):
+        return (
+            "it belongs to an installed package and is not marked with @task; mark it, or name "
+            "its module: allow=[…]"
+        )
     return None
+
+
+def _may_run(func_path: str) -> bool:
+    try:
+        check_path(func_path)
+    except ForbiddenFunction:
+        return False
+    return True
+
+
+def resolve(func_path: str, allow: Iterable[str] | None = None) -> Callable[..., Any]:
+    """Import the function at that path: for a path that a person or this process has given.
+
+    With `allow` it returns what a worker with these modules runs. Raises `ForbiddenFunction` for what
+    is not run, and `FunctionNotFound`.
+    """
+    if allow is not None:
+        return FunctionCache(allow).resolve(func_path)
+    return imported_function(func_path).func
 
 
 def _name_of(func: object) -> str:
@@ -289,7 +402,7 @@ def _why_unreachable(func: Callable[..., Any]) -> str | None:
     if module is None:
         return f"its module {func.__module__} is not imported"
     try:
-        found = _attribute(module, func.__qualname__.split("."))
+        found = attribute_of(module, func.__qualname__.split("."))
     except AttributeError as error:
         return str(error)
     if found is not func:
@@ -298,85 +411,3 @@ def _why_unreachable(func: Callable[..., Any]) -> str | None:
             "the module has by that name, and use functools.wraps in decorators"
         )
     return None
-
-
-def _is_path(func_path: str) -> bool:
-    try:
-        check_func_path(func_path)
-    except InvalidTask:
-        return False
-    return True
-
-
-def _is_refused(path: str) -> bool:
-    return path.partition(".")[0] in _REFUSED_MODULES
-
-
-def _is_main(module: str) -> bool:
-    # The second is the name of the parent's script in a child of multiprocessing.
-    return module in ("__main__", "__mp_main__")
-
-
-def _attribute(module: ModuleType, names: list[str]) -> Any:
-    """Return the attribute at the names, through classes only: an imported module is not followed.
-
-    Raises `AttributeError` with a full sentence. Runs no descriptors and no `__getattr__`.
-    """
-    found = vars(module).get(names[0])
-    for name in names[1:]:
-        if not isinstance(found, type):
-            raise AttributeError(f"{module.__name__} has no class {names[0]}")
-        found = inspect.getattr_static(found, name, None)
-    if found is None:
-        raise AttributeError(f"{module.__name__} has no {'.'.join(names)}")
-    if len(names) == 1:
-        return found
-    if not isinstance(found, staticmethod):
-        raise AttributeError(f"{'.'.join(names)} is not a static method")
-    return found.__func__
-
-
-def _import_longest(func_path: str) -> tuple[ModuleType, list[str]]:
-    """Import the longest module path at the start; return it and the remaining names."""
-    first, *rest = func_path.split(".")
-    module = _import(func_path, first)
-    while len(rest) > 1 and hasattr(module, "__path__"):
-        name = f"{module.__name__}.{rest[0]}"
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            break
-        module = _import(func_path, name)
-        rest = rest[1:]
-    if len(rest) > 1 and hasattr(module, "__path__") and rest[0] not in vars(module):
-        raise FunctionNotFound(func_path, f"no module {module.__name__}.{rest[0]}", elsewhere=True)
-    return module, rest
-
-
-def _import(func_path: str, name: str) -> ModuleType:
-    # The running script is __main__; an import by its name would run it again.
-    if name == _main_name():
-        return sys.modules["__main__"]
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        # The import runs user code, which may raise any exception.
-        missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        why = f"no module {name}" if missing else f"importing {name} failed: {error!r}"
-        raise FunctionNotFound(func_path, why, elsewhere=missing) from error
-
-
-def _main_name() -> str | None:
-    """Return the name by which another process can import the script of __main__, or None."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        name = str(spec.name)
-        return None if name.rpartition(".")[2] == "__main__" else name
-    file = getattr(main, "__file__", None)
-    if file is None or not (name := Path(file).stem).isidentifier():
-        return None
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    origin = None if found is None else found.origin
-    return name if origin and Path(origin).resolve() == Path(file).resolve() else None

@@ -12,26 +12,13 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
+from omniq.masking import is_secret_name
+
 _T = TypeVar("_T")
 _MARK = "omniq: a secret"
 
 Secret = Annotated[_T, _MARK]
 """The type of a parameter whose value is hidden wherever a task is displayed."""
-
-_SECRET_NAMES = re.compile(
-    r"passw|passphrase|secret|token|api_?-?key|access_?-?key|private_?-?key|authorization"
-    r"|credential|cookie|session_?-?id|signature|\bpin\b|\bcvv\b|\bssn\b|\biban\b|card_?-?number",
-    re.IGNORECASE,
-)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a value of that name should be hidden.
-
-    >>> [is_secret_name(name) for name in ("user", "db_password", "apiKey")]
-    [False, True, True]
-    """
-    return _SECRET_NAMES.search(name) is not None
 
 
 def secret_parameters(func: Callable[..., Any]) -> tuple[int | str, ...]:

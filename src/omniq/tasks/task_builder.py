@@ -15,7 +15,7 @@ from omniq.errors import InvalidTask
 from omniq.models import Limit, Task, check_id, check_instant, check_key
 from omniq.serialization import MsgspecSerializer
 from omniq.settings import Settings
-from omniq.tasks.functions import options_of, path_of
+from omniq.tasks.functions import options_of, pass_to_queue, path_of
 from omniq.tasks.options import TaskOptions, check_options
 from omniq.tasks.secret_parameters import secret_parameters
 
@@ -109,6 +109,7 @@ class TaskBuilder:
             raise InvalidTask("cannot be a task: not a function, and not a dotted path") from error
         if known is None:
             path = path_of(func)
+            pass_to_queue(func, path)
             if isinstance(func, str):
                 known = path, {}, ()
             else:

@@ -2,7 +2,7 @@
 
 For tests of an application:
 
-- `fixtures`: the pytest fixtures `omniq_queue`, `async_omniq_queue` and `omniq_clock`.
+- The package `omniq_pytest`: the fixtures `omniq_queue`, `async_omniq_queue` and `omniq_clock`.
 - `manual`: the queue behind them, which runs tasks and moves time when the test says so.
 - `clock`: `ManualClock`, which stands still until the test moves it.
 - `faults`: `FaultyStorage`, which fails or delays chosen calls.

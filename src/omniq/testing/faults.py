@@ -21,11 +21,12 @@ import msgspec
 
 from omniq.errors import InvalidValue, StorageError, StorageRefused
 from omniq.models import check_int
+from omniq.outcomes import Outcome
 from omniq.storage.backend import Backend
 from omniq.storage.base import BaseStorage
 from omniq.storage.claim import Claimed
 from omniq.storage.engine import Engine
-from omniq.storage.types import Claim, Entry
+from omniq.storage.types import Claim
 
 Verb = Literal[
     "open",
@@ -100,7 +101,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
     "schedule": ("put_schedule", "delete_schedule", "fire_schedule"),
     "queue": ("pause_queue", "pause_worker"),
     "read": (
-        *("find", "find_dead_row", "newest_result", "list_tasks", "scan", "list_dead", "get_dead"),
+        *("record", "page", "newest_result", "get_dead"),
         *("get_progress", "load_checkpoint", "get_schedule", "list_schedules", "paused_queues"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
     ),
@@ -128,13 +129,13 @@ class _FaultyEngine:
         return call
 
     async def record_and_claim(
-        self, owner: str, entries: Sequence[Entry], claim: Claim | None
+        self, owner: str, outcomes: Sequence[Outcome], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
-        verbs: list[Verb] = ["record"] if entries else []
+        verbs: list[Verb] = ["record"] if outcomes else []
         if claim is not None:
             verbs.append("reserve")
         return await self._storage._do(
-            verbs, lambda: self._engine.record_and_claim(owner, entries, claim)
+            verbs, lambda: self._engine.record_and_claim(owner, outcomes, claim)
         )
 
     @asynccontextmanager

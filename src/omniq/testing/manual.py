@@ -126,7 +126,7 @@ class ManualRuntime:
         with memory.lock:
             lease = memory.tables.leases.get(owner)
             if lease is not None:
-                memory.tables.set_lease(owner, msgspec.structs.replace(lease, until=0))
+                memory.tables.put("lease", owner, msgspec.structs.replace(lease, until=0))
         await self._memory.give_back_abandoned()
 
     async def _run_pool(self, pool: AsyncWorkerPool, until: datetime | None) -> None:

@@ -17,6 +17,7 @@
 - `failure_hooks`: calls `on_failure` and `on_dead`.
 - `task_services`: what running tasks can ask of the worker.
 - `stats_recorder` and `pool_stats`: the numbers of a pool, and the events of its tasks.
+- `import_path`: where the processes of a worker import modules from.
 - `storage_session`: opens and closes the storage of a pool.
 - `executors/`: runs one task on the event loop, in a thread or in a child process.
 - `process/`: the processes of `omniq worker`: signals, supervision, exit codes.

@@ -31,6 +31,9 @@ _LONGEST_BACKOFF_AT_STOP = 0.25
 _LISTEN_AGAIN = 1.0
 """Seconds until the loop waits for wake-ups again after the storage failed to deliver them."""
 
+_REPORT_PAUSE = 60.0
+"""Seconds between two searches for waiting tasks that no live worker runs."""
+
 _MANY_SLOTS = 16
 """With fewer slots one call claims for all of them; dividing them would only add round trips."""
 
@@ -208,7 +211,7 @@ class ClaimLoop:
         return len(claimed)
 
     async def _send(
-        self, call: Call, outcomes: list[Outcome], runnable: Runnable | None
+        self, call: Call, outcomes: list[Outcome], runnable: Runnable
     ) -> tuple[list[bool], list[Task]]:
         self._demand.sent(call)
         self._recording[call] = outcomes
@@ -353,6 +356,24 @@ class ClaimLoop:
         self._running.put_back([outcome for _, outcome in ended])
         self._wake.set()
         return bool(ended)
+
+    async def count_left(self) -> int:
+        """How many tasks wait; reports which of their functions no live worker runs."""
+        left = await self._storage.count_waiting()
+        if left:
+            await self._unknown.report_left()
+        return left
+
+    async def report_left_forever(self) -> None:
+        """Report now and then, while tasks wait, which of their functions no live worker runs."""
+        while True:
+            await self._clock.sleep(_REPORT_PAUSE)
+            if self._stats.queued:
+                await self._unknown.report_left()
+
+    def on_new_function(self) -> None:
+        """Claim: this process has enqueued a function that the last claim may not have named."""
+        self._wake_up()
 
     async def end_unknown_forever(self, pause: float) -> None:
         """Call `end_unknown` again and again."""

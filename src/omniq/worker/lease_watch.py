@@ -26,11 +26,23 @@ _GAP = 0.5
 A worker renews three times in a lease. So less than that does not end a lease that was renewed in time.
 """
 
+_MARGIN, _SHORT_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
+"""A worker stops its runs some time before its lease expires: see `margin_of`.
+
+That is a tenth of a long lease, a quarter of a short one, half a second in between. Stopping takes
+time on a busy machine.
+"""
+
 _MOST_OWNERS = 10_000
 """How many owners are remembered: most of them have ended long ago, in the life of a pool."""
 
 _REMEMBERED_LEASES = 4
 """How long an owner is remembered that was left alone, in leases."""
+
+
+def margin_of(lease: float) -> float:
+    """How many seconds before its end a worker no longer trusts its own lease."""
+    return max(lease * _MARGIN, min(lease * _SHORT_MARGIN, _ENOUGH_MARGIN))
 
 
 class LeaseWatch:

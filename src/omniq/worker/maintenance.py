@@ -109,7 +109,9 @@ class Maintenance:
 
     async def _why_lost(self, task_id: str) -> TaskError:
         """Why the task's last worker was lost. The history is not signed, so hooks get it only without a key."""
-        history = [] if is_sealed(self._storage.serializer) else await self._storage.history(task_id)
+        history = (
+            [] if is_sealed(self._storage.serializer) else await self._storage.history(task_id)
+        )
         error = history[-1].error if history else None
         return error or TaskError("its worker was lost", error_type="WorkerLost")
 

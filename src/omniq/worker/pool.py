@@ -44,10 +44,13 @@ class AsyncWorkerPool:
     """Runs the tasks of a storage, at most `concurrency` at a time, on this event loop.
 
     Sync functions run in threads of the pool, those with `executor="process"` in its child processes.
-    `allow` restricts it to functions under these prefixes; it claims no tasks of other functions, nor
-    of those that it has found missing, which other workers may have. `errors` decides which exceptions are
-    retried where the task does not; without it the settings do. `lease` is how long other workers
-    wait for a renewal before they take over what this pool holds.
+    It runs functions marked with `@task` in modules that the program has imported, and what this
+    process has passed to a queue. With `allow`, a list of modules, it runs instead what those define,
+    marked or public, and what is marked in modules below them. It claims no tasks of other functions,
+    nor of those that it has found missing, which other workers may have.
+
+    `errors` decides which exceptions are retried where the task does not; without it the settings do.
+    `lease` is how long other workers wait for a renewal before they take over what this pool holds.
 
     A thread cannot be stopped: one whose call timed out is abandoned. While `max_leaked_threads` of
     them (by default as many as there are slots) have not returned, the pool claims nothing. An event
@@ -84,7 +87,7 @@ class AsyncWorkerPool:
             base_retry_delay=base_retry_delay,
             queues=None if queues is None else tuple(queues),
             lease=storage.settings.lease if lease is None else lease,
-            allow=None if allow is None else list(allow),
+            allow=_module_names(allow),
             errors=_rules(errors, storage),
             max_leaked_threads=max_leaked_threads or concurrency,
             loop_patience=loop_patience,
@@ -188,8 +191,9 @@ class AsyncWorkerPool:
         return left
 
     async def _count_left(self) -> int:
+        assert self._runtime is not None
         try:
-            left = await self._storage.count_waiting()
+            left = await self._runtime.count_left()
         except StorageError as error:
             self.events.emit(events.ChoreFailed.of("count tasks", error))
             return self._stats.queued
@@ -336,6 +340,12 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
                     portal.close()
                     # A portal starts its thread when first used: a stopped pool has none.
                     self._portal = Portal()
+
+
+def _module_names(allow: Sequence[str] | None) -> list[str] | None:
+    if isinstance(allow, str):
+        raise InvalidValue(f"allow={allow!r}: expected a list of modules, such as [{allow!r}]")
+    return None if allow is None else list(allow)
 
 
 def _rules(errors: ErrorRules | None, storage: BaseStorage) -> ErrorRules | None:

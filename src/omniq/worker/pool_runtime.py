@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.types import Renewal
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.functions import FunctionCache
+from omniq.tasks.passed_functions import PASSED
 from omniq.worker.claim_loop import ClaimLoop
 from omniq.worker.executors.execution import Execution
 from omniq.worker.executors.process_executor import ProcessExecutor
@@ -24,22 +26,15 @@ from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.heartbeat import Heartbeat
-from omniq.worker.lease_watch import LeaseWatch
+from omniq.worker.lease_watch import LeaseWatch, margin_of
 from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
 from omniq.worker.schedule_loop import ScheduleLoop
 from omniq.worker.stats_recorder import StatsRecorder
-from omniq.worker.storage_session import StorageSession
+from omniq.worker.storage_session import StorageSession, worker_started
 from omniq.worker.task_services import TaskServices
 from omniq.worker.unknown_functions import UnknownFunctions
-
-_LEASE_MARGIN, _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN = 0.1, 0.25, 0.5
-"""A worker stops its runs some time before its lease expires: see `_margin`.
-
-That is a tenth of a long lease, a quarter of a short one, half a second in between. Stopping takes
-time on a busy machine.
-"""
 
 _RESTART_PAUSE = 0.1
 
@@ -168,6 +163,11 @@ class PoolRuntime:
         if self.running and await self._claim_loop.end_unknown():
             await self._until_drained(self._claim_loop)
 
+    async def count_left(self) -> int:
+        """How many tasks wait; reports which of their functions no live worker runs."""
+        assert self._claim_loop is not None
+        return await self._claim_loop.count_left()
+
     async def _until_drained(self, claim_loop: ClaimLoop) -> None:
         ends = (claim_loop.until_drained(), self._main)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -280,6 +280,8 @@ class PoolRuntime:
         self._on_exit(stack, "close storage", self._session.close)
         await self._session.open()
         functions = FunctionCache(config.allow)
+        for failed in functions.import_allowed():
+            self._report_failure("import", failed)
         unknown = UnknownFunctions(storage, functions, self._events)
         await self._take_lease(unknown)
         stack.callback(self._report_stopped, storage.owner, self._stats.released)
@@ -300,18 +302,20 @@ class PoolRuntime:
         self._start_heartbeat(stack, running, unknown)
         self._on_exit(stack, "store progress", maintenance.store_progress)
         stack.callback(storage.on_cancel(self.on_cancel))
+        stack.callback(PASSED.subscribe(partial(self._call_on_loop, claim_loop.on_new_function)))
         self._on_exit(stack, "release tasks", claim_loop.release_all)
         self._start_side_loops(
             stack,
             listen=claim_loop.listen,
             count=claim_loop.count_queue,
-            sweep=lambda: running.sweep(storage, _margin(config.lease)),
+            sweep=lambda: running.sweep(storage, margin_of(config.lease)),
             maintenance=maintenance.run,
             scheduling=self._schedule_loop.run,
+            report=claim_loop.report_left_forever,
         )
         if (pause := unknown.pause) is not None:
             self._start_side_loops(stack, unknown=lambda: claim_loop.end_unknown_forever(pause))
-        self._events.emit(events.WorkerStarted(owner=storage.owner, concurrency=config.concurrency))
+        self._events.emit(worker_started(storage, config.concurrency, functions.description))
         return claim_loop
 
     async def _take_lease(self, unknown: UnknownFunctions) -> None:
@@ -342,7 +346,7 @@ class PoolRuntime:
         self._threads = threads = ThreadExecutor(self.on_leaked_threads_change)
         stack.callback(threads.close)
         processes = ProcessExecutor(
-            storage.settings, storage.serializer, config.allow, self._clock, errors=config.errors
+            storage.settings, storage.serializer, self._clock, errors=config.errors
         )
         self._on_exit(stack, "close processes", processes.close)
         execution = Execution(
@@ -393,7 +397,7 @@ class PoolRuntime:
             lease=self._config.lease,
             concurrency=self._config.concurrency,
             queues=self._config.queues or (),
-            runnable=lambda: unknown.runnable,
+            runnable=unknown.reported_runnable,
         )
         heartbeat.start()
         self._on_exit(stack, "stop heartbeat", heartbeat.stop)
@@ -438,11 +442,6 @@ class PoolRuntime:
 
     def _report_failure(self, chore: str, error: Exception) -> None:
         self._events.emit(events.ChoreFailed.of(chore, error))
-
-
-def _margin(lease: float) -> float:
-    """How many seconds before its end a lease is no longer trusted."""
-    return max(lease * _LEASE_MARGIN, min(lease * _SHORT_LEASE_MARGIN, _ENOUGH_MARGIN))
 
 
 async def _cancel(side_task: asyncio.Task[None]) -> None:

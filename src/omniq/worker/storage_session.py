@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from omniq.events import Dispatcher
+from omniq.events import Dispatcher, WorkerStarted
+from omniq.signing import protection
 from omniq.storage.base import BaseStorage
 from omniq.worker.maintenance import tasks_left
 
@@ -37,3 +38,9 @@ class StorageSession:
             if (left := await tasks_left(self._storage)) is not None:
                 self._events.emit(left)
             await self._storage.close()
+
+
+def worker_started(storage: BaseStorage, concurrency: int, runs: str) -> WorkerStarted:
+    """The event of a worker that starts to claim tasks of the storage."""
+    records = protection(storage.serializer)
+    return WorkerStarted(owner=storage.owner, concurrency=concurrency, records=records, runs=runs)

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import builtins
 import os
+import sys
 import threading
+from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from importlib import import_module
 from typing import Any, Unpack, cast
 
 import django
+from django.apps import apps
 from django.db import connections
 from django.utils import timezone
-from django.utils.module_loading import import_string
+from django.utils.module_loading import module_has_submodule
 
 from omniq.integrations.django.task_call import runnable
 from omniq.models import Attempt, Task, TaskStatus
@@ -150,12 +154,39 @@ class OmniqBackend(_backends.BaseTaskBackend):
 
 
 def _task_at(path: str) -> Any:
-    """The Django task at that path; None if there is none."""
-    try:
-        found = import_string(path)
-    except ImportError:
-        return None
+    """The Django task at that path; None if there is none.
+
+    The path is stored text: it is looked up in what the project has imported, and imports nothing.
+    """
+    found = _loaded_task(path)
+    if found is None:
+        _import_task_modules()
+        found = _loaded_task(path)
+    return found
+
+
+def _loaded_task(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return found if isinstance(found, base.Task) else None
+
+
+@cache
+def _import_task_modules() -> None:
+    """Import the modules in which Django projects have their tasks, once: nothing else names them."""
+    for name in task_modules():
+        # Another application's module may be broken; then its tasks are not found.
+        with suppress(ImportError):
+            import_module(name)
+
+
+def task_modules() -> list[str]:
+    """The `tasks` modules of the installed applications."""
+    return [
+        f"{config.name}.tasks"
+        for config in apps.get_app_configs()
+        if config.module is not None and module_has_submodule(config.module, "tasks")
+    ]
 
 
 def _aware(instant: datetime) -> datetime:

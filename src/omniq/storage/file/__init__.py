@@ -10,11 +10,11 @@
 | `task_files` | follows the folder of live tasks, and reads records |
 | `index` | the names in that folder, in memory |
 | `wakeups` | inotify: which names have appeared and disappeared in it |
-| `finished` | counts, lists and deletes ended tasks and dead letters |
+| `finished` | reads, finds and deletes the records of ended tasks, and dead letters |
+| `queries` | counts and lists live tasks, ended tasks and dead letters |
 | `leases` | one file for each owner, whose name contains the end of its lease |
 | `upgrade` | moves what older versions have stored to the new folders |
-| `row_names` | what the name of a task says beside its record |
-| `file_names` | builds and parses names |
+| `file_names` | builds and parses names; what the name of a task says beside its record |
 | `shared_file` | many records in one file |
 | `encoding` | the contents of files: header, checksum, record |
 | `filesystem` | the system calls: what is atomic, and what is durable |

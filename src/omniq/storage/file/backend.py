@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omniq.clock import Clock
 from omniq.errors import StorageClosed, StorageError
 from omniq.models import WorkerInfo
+from omniq.settings import Settings
 from omniq.storage.backend import Backend, Counts, Lease, Work
 from omniq.storage.file.leases import OwnClaims
 from omniq.storage.file.section import FileSection
 from omniq.storage.file.store import Store
-from omniq.storage.types import Capabilities, Durability, Holder, LeaseReply
+from omniq.storage.types import Capabilities, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
 T = TypeVar("T")
@@ -33,37 +33,34 @@ class FileBackend(Backend):
         path: Path,
         clock: Clock,
         wakeups: LocalWakeups,
-        durability: Durability,
+        settings: Settings,
         own_claims: OwnClaims | None = None,
     ) -> None:
         self._path = path
         self._clock = clock
         self._wakeups = wakeups
-        self._durability: Durability = durability
+        self._settings = settings
         self._shared_claims = own_claims
         self._own_claims = own_claims or OwnClaims()
         self._store: Store | None = None
         self._thread: ThreadPoolExecutor | None = None
         self.waiting = 0
         self._watching: tuple[asyncio.AbstractEventLoop, int] | None = None
+        self._checking: asyncio.Future[None] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="file", durability=self._durability, reach="machine", exact_bound=False
+            name="file", durability=self._settings.durability, reach="machine", exact_bound=False
         )
 
     def sibling(self) -> FileBackend:
-        return FileBackend(
-            self._path, self._clock, self._wakeups, self._durability, self._own_claims
-        )
+        return FileBackend(self._path, self._clock, self._wakeups, self._settings, self._own_claims)
 
     async def open(self) -> None:
         if self._shared_claims is None:
             self._own_claims = OwnClaims()
-        store = Store(
-            self._path, self._clock, self._own_claims, is_durable=self._durability == "power"
-        )
+        store = Store(self._path, self._clock, self._own_claims, self._settings)
         try:
             await asyncio.to_thread(store.open)
         except OSError as error:
@@ -74,6 +71,8 @@ class FileBackend(Backend):
         thread, store = self._thread, self._store
         self._thread = self._store = None
         self._unwatch_folder()
+        if self._checking is not None:
+            self._checking.cancel()
         if thread is not None and store is not None:
             thread.submit(store.close)
             await asyncio.to_thread(thread.shutdown)
@@ -127,10 +126,16 @@ class FileBackend(Backend):
         return await self._run(run, undo)
 
     async def page(self, query: Any) -> Any:
-        return await self._run(lambda store: store.page(query))
+        return await self._run(lambda store: store.queries().page(query))
 
     async def counts(self, *, only_waiting: bool = False) -> Counts:
-        return await self._run(lambda store: store.counts(only_waiting=only_waiting))
+        def count(store: Store) -> Counts:
+            queries = store.queries()
+            if only_waiting:
+                return Counts(now=self._clock.micros(), waiting=queries.count_waiting())
+            return queries.counts()
+
+        return await self._run(count)
 
     # Leases
 
@@ -160,7 +165,7 @@ class FileBackend(Backend):
                 timeout = min(timeout, max(0.0, remaining))
             self.waiting += 1
             try:
-                self._watch_folder(asyncio.get_running_loop())
+                self._watch_folder()
                 await self._clock.wait(notified, timeout)
             finally:
                 self.waiting -= 1
@@ -172,10 +177,11 @@ class FileBackend(Backend):
         if self.waiting and store.files.has_arrivals():
             self._wakeups.notify_work()
 
-    def _watch_folder(self, loop: asyncio.AbstractEventLoop) -> None:
-        """While a caller waits for work, have the event loop watch the folder for changes."""
+    def _watch_folder(self) -> None:
+        """While a caller waits for work, have its event loop watch the folder for changes."""
         watch = None if self._store is None else self._store.files.watch
         if self._watching is None and watch is not None and self.waiting:
+            loop = asyncio.get_running_loop()
             loop.add_reader(watch.fd, self._on_folder_change)
             self._watching = (loop, watch.fd)
 
@@ -186,24 +192,14 @@ class FileBackend(Backend):
                 loop.remove_reader(fd)
 
     def _on_folder_change(self) -> None:
-        """Check whether a change has added tasks: most changes do not, and need wake no caller."""
-        if self._watching is None or self._store is None or self._thread is None:
-            return
-        loop, store = self._watching[0], self._store
         self._unwatch_folder()
-        check = self._thread.submit(store.check_for_work)
-        check.add_done_callback(lambda done: _call_soon(loop, self._after_check, loop, done))
+        self._checking = asyncio.ensure_future(self._check_folder())
 
-    def _after_check(
-        self, loop: asyncio.AbstractEventLoop, check: Future[tuple[int | None, bool]]
-    ) -> None:
-        if check.cancelled() or check.exception() is not None or check.result()[1]:
+    async def _check_folder(self) -> None:
+        """Check whether a change has added tasks: most changes do not, and need wake no caller."""
+        try:
+            # This notifies the waiters, if there are new tasks.
+            await self._run(Store.check_for_work)
+            self._watch_folder()
+        except StorageError:
             self._wakeups.notify_work()
-        else:
-            self._watch_folder(loop)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *given: object) -> None:
-    # The loop may have been closed meanwhile; then it has no waiters.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(work, *given)

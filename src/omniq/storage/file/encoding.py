@@ -204,9 +204,19 @@ def decode_waiting(data: bytes) -> WaitingRow:
     return _LIVE_SUMMARY.decode(data).row
 
 
-def decode_part(data: bytes) -> Live | EndedTask | Document:
-    """Decode a new record of any kind."""
+def encode(record: Row | EndedTask | Document | None) -> bytes:
+    """Encode a record of a live task, of an ended one, or of a document."""
+    if isinstance(record, Row):
+        return LIVE.encode(Live(record))
+    if isinstance(record, EndedTask):
+        return ENDED.encode(record)
+    assert record is not None
+    return DOCUMENT.encode(record)
+
+
+def decode(data: bytes) -> Row | EndedTask | Document:
+    """Decode what `encode` has encoded."""
     kind, _ = unframe(data)
     if kind == Kind.LIVE:
-        return LIVE.decode(data)
+        return LIVE.decode(data).row
     return ENDED.decode(data) if kind == Kind.ENDED else DOCUMENT.decode(data)

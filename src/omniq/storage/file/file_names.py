@@ -1,4 +1,4 @@
-"""File names: builds and parses them. Ids contain dots, so names are parsed from the right.
+"""File names: builds and parses them, and reads a live task's row from its name and its record.
 
 In `tasks/`:
 
@@ -12,6 +12,9 @@ In `tasks/`:
 `content` names the file that holds the record, which no later write changes. A name is never used
 twice: every rename raises the version, and every new record has a new content. So a rename is a
 compare-and-swap of everything that the name and the record say.
+
+Claims, parking, the return of a parked task, cancellation requests and the mark of attached documents
+are only in the name, so that they cost one rename and write no file.
 """
 
 from __future__ import annotations
@@ -22,13 +25,25 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
-_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_DOC_KEY = re.compile(r"[a-z_]{1,32}~[A-Za-z0-9_.~:%-]{0,140}")
+from omniq.models import TaskStatus
+from omniq.storage.file.encoding import NotARecord
+from omniq.storage.row_rules import Row, copy_of
+
 _LONGEST_KEY = 96
-_WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NUMBER = re.compile(r"[1-9][0-9]{0,18}|0")
-_DUE = re.compile(r"-?[0-9]{1,18}|never")
-_VERSION = re.compile(r"([1-9][0-9]{0,8}|0)(a?c?)(?:p([0-9]{1,4}))?")
+_ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+_WORD = r"[A-Za-z0-9_-]{1,64}"
+_NUMBER = r"[1-9][0-9]{0,18}|0"
+# Ids contain dots; no other part of a name does, so that there is one way to split it.
+_ROW = re.compile(
+    rf"({_ID})\.({_WORD})\.([1-9][0-9]{{0,8}}|0)(a?c?)(?:p([0-9]{{1,4}}))?"
+    rf"\.(?:task|({_NUMBER})\.({_WORD})\.({_NUMBER})\.running)"
+)
+_DOCUMENT = re.compile(
+    rf"([a-z_]{{1,32}}~[A-Za-z0-9_.~:%-]{{0,140}})\.({_WORD})\.(-?[0-9]{{1,18}}|never)\.doc"
+)
+_DEAD = re.compile(rf"({_ID})\.dead")
+_OF_WRITE = re.compile(rf"(?:(.+)\.)?({_WORD})\.(old|open|done)")
+_WHOLE_ID = re.compile(_ID)
 
 
 class RowName(NamedTuple):
@@ -54,11 +69,6 @@ class RowName(NamedTuple):
             return f"{start}.task"
         return f"{start}.{self.token}.{self.owner}.{self.started}.running"
 
-    @property
-    def path(self) -> str:
-        """Relative to the store's folder."""
-        return f"tasks/{self}"
-
 
 class DocumentName(NamedTuple):
     """The name of a document; `key` is that of `document_key`."""
@@ -71,11 +81,6 @@ class DocumentName(NamedTuple):
         return f"{self.key}.{self.content}.{'never' if self.due is None else self.due}.doc"
 
     @property
-    def path(self) -> str:
-        """Relative to the store's folder."""
-        return f"tasks/{self}"
-
-    @property
     def kind(self) -> str:
         """The kind of the document."""
         return self.key.partition("~")[0]
@@ -84,67 +89,48 @@ class DocumentName(NamedTuple):
 class DeadName(NamedTuple):
     """The name of a dead letter, which lies in `dead/` unless a write has taken it."""
 
-    key: str
+    task_id: str
+    content: str = ""
 
     def __str__(self) -> str:
-        return f"{self.key}.dead"
+        return f"{self.task_id}.dead"
 
     @property
-    def path(self) -> str:
-        """Relative to the store's folder."""
-        return dead_path(self.key)
+    def key(self) -> str:
+        """A dead letter has another key than its task."""
+        return str(self)
 
 
 Name = RowName | DocumentName | DeadName
 
 
-class NewName(NamedTuple):
-    """A name that a write is about to add."""
+class WriteName(NamedTuple):
+    """A name of a write that has not ended, or of the write itself.
 
-    inner: Name
-    write: str
-
-    def __str__(self) -> str:
-        return f"{self.inner}.new"
-
-
-class TakenName(NamedTuple):
-    """A name that a write has taken; `is_done` if that alone is the commit of the write."""
-
-    inner: Name
-    write: str
-    is_done: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.inner}.{self.write}.{'done' if self.is_done else 'old'}"
-
-    @property
-    def path(self) -> str:
-        """Relative to the store's folder."""
-        return f"tasks/{self}"
-
-    @property
-    def key(self) -> str:
-        """The key of the inner name; a dead letter has another key than its task."""
-        return str(self.inner) if isinstance(self.inner, DeadName) else self.inner.key
-
-
-class Marker(NamedTuple):
-    """The name whose rename from `.open` to `.done` commits a write."""
+    `ending` is "new" for a name that it is about to add, and "old" for one that it has taken; "done" if
+    taking it has committed the write. A write of several names is itself "open" or "done".
+    """
 
     write: str
-    is_done: bool = False
+    ending: str
+    inner: Name | None = None
 
     def __str__(self) -> str:
-        return f"{self.write}.{'done' if self.is_done else 'open'}"
+        if self.inner is None:
+            return f"{self.write}.{self.ending}"
+        return (
+            f"{self.inner}.new"
+            if self.ending == "new"
+            else f"{self.inner}.{self.write}.{self.ending}"
+        )
 
-    @property
-    def path(self) -> str:
-        """Relative to the store's folder."""
-        return f"tasks/{self}"
+
+AnyName = RowName | DocumentName | WriteName
 
 
-AnyName = RowName | DocumentName | NewName | TakenName | Marker
+def path_of(name: Name | WriteName) -> str:
+    """The path of a name, relative to the store's folder."""
+    return f"dead/{name}" if isinstance(name, DeadName) else f"tasks/{name}"
 
 
 @lru_cache(maxsize=8192)
@@ -178,58 +164,34 @@ def parse(name: str) -> AnyName | None:
     >>> str(parse("a.c-1.0.task.d-2.old"))
     'a.c-1.0.task.d-2.old'
     """
-    rest, _, ending = name.rpartition(".")
-    match ending:
-        case "task" | "running" | "doc":
-            inner = _inner(name)
-            return None if isinstance(inner, DeadName) else inner
-        case "new":
-            inner = _inner(rest)
-            if isinstance(inner, RowName | DocumentName):
-                return NewName(inner, write_of(inner.content))
-        case "old" | "done" | "open":
-            inner_name, _, write = rest.rpartition(".")
-            if not _WORD.fullmatch(write):
-                return None
-            if not inner_name:
-                return None if ending == "old" else Marker(write, ending == "done")
-            inner = _inner(inner_name)
-            if inner is not None and ending != "open":
-                return TakenName(inner, write, ending == "done")
-    return None
+    if name.endswith(".new"):
+        inner = _current(name[:-4])
+        return None if inner is None else WriteName(write_of(inner.content), "new", inner)
+    of_write = _OF_WRITE.fullmatch(name)
+    if of_write is None:
+        return _current(name)
+    taken, write, ending = of_write.groups()
+    if taken is None:
+        return None if ending == "old" else WriteName(write, ending)
+    dead = _DEAD.fullmatch(taken)
+    source = _current(taken) if dead is None else DeadName(dead[1])
+    return None if source is None or ending == "open" else WriteName(write, ending, source)
 
 
-def _inner(name: str) -> Name | None:
-    rest, _, ending = name.rpartition(".")
-    if ending == "dead":
-        return DeadName(rest) if _ID.fullmatch(rest) else None
-    if ending == "doc":
-        parts = rest.rsplit(".", 2)
-        if len(parts) != 3 or not (_DOC_KEY.fullmatch(parts[0]) and _DUE.fullmatch(parts[2])):
-            return None
-        due = None if parts[2] == "never" else int(parts[2])
-        return DocumentName(parts[0], parts[1], due) if _WORD.fullmatch(parts[1]) else None
-    token = owner = started = ""
-    if ending == "running":
-        parts = rest.rsplit(".", 3)
-        if len(parts) != 4:
-            return None
-        rest, token, owner, started = parts
-        if not (_NUMBER.fullmatch(token) and _WORD.fullmatch(owner) and _NUMBER.fullmatch(started)):
-            return None
-    elif ending != "task":
+def _current(name: str) -> RowName | DocumentName | None:
+    row = _ROW.fullmatch(name)
+    if row is not None:
+        key, content, version, marks, parked, token, owner, started = row.groups()
+        gate = None if parked is None else int(parked)
+        if owner is None:
+            return RowName(key, content, int(version), marks, gate)
+        return RowName(key, content, int(version), marks, gate, int(token), owner, int(started))
+    document = _DOCUMENT.fullmatch(name)
+    if document is None:
         return None
-    parts = rest.rsplit(".", 2)
-    if len(parts) != 3 or not (_ID.fullmatch(parts[0]) and _WORD.fullmatch(parts[1])):
-        return None
-    version = _VERSION.fullmatch(parts[2])
-    if version is None:
-        return None
-    parked = None if version[3] is None else int(version[3])
-    key, content, number, marks = parts[0], parts[1], int(version[1]), version[2]
-    if not owner:
-        return RowName(key, content, number, marks, parked)
-    return RowName(key, content, number, marks, parked, int(token), owner, int(started))
+    return DocumentName(
+        document[1], document[2], None if document[3] == "never" else int(document[3])
+    )
 
 
 def result_path(task_id: str) -> str:
@@ -253,7 +215,50 @@ def id_of(name: str, ending: str) -> str | None:
     >>> id_of("a.b.dead", ".dead"), id_of("a b.dead", ".dead")
     ('a.b', None)
     """
-    if not name.endswith(ending):
+    task_id = name.removesuffix(ending)
+    return task_id if task_id != name and _WHOLE_ID.fullmatch(task_id) else None
+
+
+# Rows
+
+
+def row_of(name: RowName, record: Row) -> Row:
+    """The row of the task with that name and record."""
+    row = copy_of(record)
+    row.attached = row.attached or "a" in name.marks
+    row.cancel_requested = row.cancel_requested or "c" in name.marks
+    if name.owner:
+        if record.owner is None and record.token < name.token:
+            row.status = TaskStatus.RUNNING
+            row.owner, row.token, row.started_at = name.owner, name.token, name.started
+        if (row.owner, row.token) != (name.owner, name.token):
+            raise NotARecord("the record is not of the claim in its name")
+        row.parked = None
+    else:
+        try:
+            row.parked = None if name.parked is None else row.gates[name.parked].key
+        except IndexError:
+            raise NotARecord("the record has no gate of the number in its name") from None
+    return row
+
+
+def name_of(row: Row, content: str, version: int = 0, marks: str = "") -> RowName:
+    """The name of a row whose record is in that content."""
+    gates = [gate.key for gate in row.gates]
+    parked = None if row.parked is None else gates.index(row.parked)
+    if row.owner is None:
+        return RowName(row.id, content, version, marks, parked)
+    return RowName(row.id, content, version, marks, parked, row.token, row.owner, row.started_at)
+
+
+def next_name(before: RowName, record: Row, row: Row) -> RowName | None:
+    """The name that turns the record into the row; None if the row needs a new record."""
+    marks = ("a" if row.attached else "") + ("c" if row.cancel_requested else "")
+    name = name_of(row, before.content, before.version + 1, marks)
+    try:
+        same = row_of(name, record)
+    except NotARecord:
         return None
-    task_id = name[: -len(ending)]
-    return task_id if _ID.fullmatch(task_id) else None
+    # The row may have been read without its body.
+    same.body = row.body
+    return name if same == row else None

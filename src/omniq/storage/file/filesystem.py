@@ -1,28 +1,30 @@
 """File system: the system calls on the store's folder; which are atomic, and which are durable.
 
-Every path is relative to the store's folder, which is open as one file descriptor. Two calls decide
-races: `move` (rename: of several processes that move one file, one succeeds) and `link` (of several
-processes that create one name, one succeeds). Nothing here waits for another process.
+Every path is relative to the store's folder. Each folder is opened once, without following a link, and
+checked by its descriptor; after that, every call is relative to the descriptor, so that a folder that
+is replaced by a link leads nowhere else. Two calls decide races: `move` (rename: of several processes
+that move one file, one succeeds) and `link` (of several processes that create one name, one succeeds).
+Nothing here waits for another process.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from omniq.errors import StorageError
+from omniq.errors import StorageError, StorageRefused
+from omniq.places import PlaceRules
+from omniq.storage.backend import Moved
 from omniq.storage.file.encoding import HEADER_SIZE, Kind, NotARecord, declared_size
-from omniq.storage.file.shared_file import find_record, size_by_header
-from omniq.storage.permissions import refuse_shared
+from omniq.storage.file.shared_file import open_shared
+from omniq.storage.permissions import make_store_folder
 
-FOLDERS = ("parts", "results", "dead", "leases", "tmp", "corrupt")
+FOLDERS = ("tasks", "parts", "results", "dead", "leases", "tmp", "corrupt")
 _NETWORK_TYPES = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "glusterfs", "gpfs", "lustre", "ncpfs"),
@@ -30,42 +32,50 @@ _NETWORK_TYPES = frozenset(
         *("fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
     )
 )
-_MAX_OPEN = 64
+_MAX_UNSYNCED = 64
+"""Files that are written before the first of them is synced."""
+
+_MAX_OLD_FOLDERS = 16
+"""Folders of older versions that are open at the same time."""
+
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGE = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = _ROOT | os.O_NOFOLLOW
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV)
-_NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 180
 
 
 class Disk:
-    """The store's folder. `is_durable`: whether `write` and `sync` wait for the disk."""
+    """The store's folder. `is_durable`: whether `write` and `sync` wait for the disk.
 
-    def __init__(self, root: Path, *, is_durable: bool, nonce_prefix: str) -> None:
+    `rules`: which owners and modes the folders may have.
+    """
+
+    def __init__(
+        self, root: Path, *, is_durable: bool, rules: PlaceRules, nonce_prefix: str
+    ) -> None:
         self.root = root
         self.is_durable = is_durable
+        self._rules = rules
         self.own_prefix = f"{nonce_prefix}-"
         """What the nonces of this object begin with."""
         self._count = 0
-        self._fd = -1
+        self._folders: dict[str, int] = {}
 
     def open(self) -> None:
         """Create the folders that are missing, and check that the file system is suitable."""
         try:
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            _make_folder(self.root)
-            refuse_network(self.root)
-            self._fd = os.open(self.root, _ROOT)
-            refuse_shared(self.root)
+            make_store_folder(self.root, self._rules)
+            root = self._folders[""] = os.open(self.root, _ROOT)
+            self._rules.check(os.fstat(root), self.root)
+            refuse_network(self.root, os.fstat(root).st_dev)
             for folder in FOLDERS:
-                _make_folder(folder, dir_fd=self._fd)
-                refuse_shared(self.root / folder)
-            if self.is_durable:
-                self._sync_folder(".")
+                self.make_folder(folder)
+                self.folder(folder)
+            self.sync("")
             self._check_file_system()
         except BaseException:
             self.close()
@@ -73,9 +83,57 @@ class Disk:
 
     def close(self) -> None:
         """Close; does nothing when called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._folders:
+            os.close(self._folders.popitem()[1])
+
+    def folder(self, path: str) -> int:
+        """The descriptor of a folder, which is opened once."""
+        known = self._folders.get(path)
+        if known is not None:
+            return known
+        parent, name = self._place(path)
+        try:
+            fd = os.open(name, _FOLDER, dir_fd=parent)
+        except NotADirectoryError as error:
+            raise StorageRefused(
+                f"{self.root / path} is not a folder; the file storage follows no links inside of its "
+                "folder: move the folder itself to this place"
+            ) from error
+        try:
+            self._rules.check(os.fstat(fd), self.root / path)
+            self._close_old_folders()
+        except BaseException:
+            os.close(fd)
+            raise
+        self._folders[path] = fd
+        return fd
+
+    def _close_old_folders(self) -> None:
+        old = [path for path in self._folders if path not in ("", *FOLDERS)]
+        if len(old) >= _MAX_OLD_FOLDERS:
+            os.close(self._folders.pop(old[0]))
+
+    def _place(self, path: str) -> tuple[int, str]:
+        """The descriptor of the folder in which the path is, and the last part of the path."""
+        folder, _, name = path.rpartition("/")
+        try:
+            return self._folders[folder], name
+        except KeyError:
+            return self.folder(folder), name
+
+    def check_folders(self) -> None:
+        """Raise `StorageError` if a folder was moved away or replaced while it was open."""
+        for path in ("", *FOLDERS):
+            place = self.root / path
+            try:
+                is_same = os.path.samestat(os.stat(place), os.fstat(self.folder(path)))
+            except FileNotFoundError:
+                is_same = False
+            if not is_same:
+                raise StorageError(
+                    f"{place} was moved or replaced while it was in use; restart the processes "
+                    "that use it"
+                )
 
     def nonce(self) -> str:
         """Return a string that no other process, and no earlier call, has used."""
@@ -90,7 +148,8 @@ class Disk:
         Raises `NotARecord` when it is not a regular file.
         """
         try:
-            fd = os.open(path, _READ, dir_fd=self._fd)
+            folder, name = self._place(path)
+            fd = os.open(name, _READ, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -107,39 +166,32 @@ class Disk:
 
     def exists(self, path: str) -> bool:
         """Whether the path exists."""
-        return os.access(path, os.F_OK, dir_fd=self._fd, follow_symlinks=False)
+        folder, name = self._place(path)
+        return os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False)
+
+    def stat(self, path: str) -> os.stat_result | None:
+        """The facts of a file, link or folder; None when it is missing."""
+        try:
+            folder, name = self._place(path)
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def is_folder(self, path: str) -> bool:
         """Whether the path is a folder."""
-        try:
-            return stat.S_ISDIR(os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def inode(self, path: str) -> int:
-        """The inode number of a file; 0 when it is missing."""
-        try:
-            return os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_ino
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
+        facts = self.stat(path)
+        return facts is not None and stat.S_ISDIR(facts.st_mode)
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder; none when it is missing."""
         return [name for name, _ in self.scan(folder)]
 
     def scan(self, folder: str) -> list[tuple[str, int]]:
-        """The names in a folder with their inode numbers.
-
-        Something other than a folder under that path is moved to `corrupt/`.
-        """
+        """The names in a folder with their inode numbers; none when it is missing."""
         try:
-            fd = os.open(folder, _FOLDER, dir_fd=self._fd)
+            # Opened again, because a listing moves the position of a descriptor.
+            fd = os.open(".", _FOLDER, dir_fd=self.folder(folder))
         except FileNotFoundError:
-            return []
-        except OSError as error:
-            if error.errno not in _NOT_A_FOLDER:
-                raise
-            self.quarantine(folder, "not a folder")
             return []
         try:
             with os.scandir(fd) as entries:
@@ -147,19 +199,19 @@ class Disk:
         finally:
             os.close(fd)
 
-    def changed_at(self, path: str) -> int:
-        """The modification time of a folder or file, by the file system's clock."""
-        return os.stat(path, dir_fd=self._fd, follow_symlinks=False).st_mtime_ns
+    def folder_changed_at(self, folder: str) -> int:
+        """The modification time of a folder, by the file system's clock."""
+        return os.fstat(self.folder(folder)).st_mtime_ns
 
-    def touch(self, path: str) -> None:
-        """Set the modification time of a file to now, if it exists."""
-        with suppress(FileNotFoundError):
-            os.utime(path, dir_fd=self._fd, follow_symlinks=False)
+    def is_older(self, path: str, age: int, now: int) -> bool:
+        """Whether a file exists, and was last changed more than `age` nanoseconds before `now`."""
+        facts = self.stat(path)
+        return facts is not None and now - facts.st_mtime_ns > age
 
     def disk_time(self) -> int:
         """The current time of the file system's clock, in nanoseconds."""
         path = f"tmp/{self.nonce()}.tmp"
-        fd = os.open(path, _CREATE, 0o600, dir_fd=self._fd)
+        fd = self._create(path)
         try:
             return os.fstat(fd).st_mtime_ns
         finally:
@@ -173,103 +225,72 @@ class Disk:
 
         A file that is not `durable` may be empty after a power cut, also in a durable store.
         """
-        self._write([((path,), data)], is_synced=self.is_durable and durable)
+        self.write_all([((path,), data)], durable=durable)
 
-    def write_all(self, files: Sequence[tuple[Sequence[str], bytes]]) -> None:
-        """Create files with one or more names each; a call that fails leaves none behind."""
-        self._write(files, is_synced=self.is_durable)
+    def write_all(
+        self, files: Sequence[tuple[Sequence[str], bytes]], *, durable: bool = True
+    ) -> None:
+        """Create files with one or more names each; a call that fails leaves none behind.
 
-    def _write(self, files: Sequence[tuple[Sequence[str], bytes]], *, is_synced: bool) -> None:
+        Raises `Moved` if another process has removed the first name of a file meanwhile.
+        """
+        is_synced = self.is_durable and durable
         created: list[str] = []
-        waiting: list[int] = []
+        unsynced: list[int] = []
         try:
             for (path, *others), data in files:
-                fd = self._create(path, waiting)
+                unsynced.append(self._create(path))
                 created.append(path)
-                waiting.append(fd)
-                _write_whole(fd, data)
+                _write_whole(unsynced[-1], data)
                 # Before the sync, which then makes these names and the contents durable together.
                 for other in others:
-                    os.link(path, other, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                    if not self.link(path, other):
+                        raise Moved
                     created.append(other)
-                if not is_synced:
-                    os.close(waiting.pop())
-                    continue
-                _start_writeback(fd)
-                if len(waiting) >= _MAX_OPEN:
-                    _sync_and_close(waiting)
-            _sync_and_close(waiting)
+                if not is_synced or len(unsynced) >= _MAX_UNSYNCED:
+                    _close(unsynced, is_synced=is_synced)
+            _close(unsynced, is_synced=is_synced)
         except BaseException:
             # A failed sync is final: the kernel may drop the data, and reports it only once.
-            for fd in waiting:
-                os.close(fd)
+            _close(unsynced, is_synced=False)
             for path in created:
                 self.remove_quietly(path)
             raise
 
-    def _create(self, path: str, waiting: list[int]) -> int:
-        try:
-            return os.open(path, _CREATE, 0o600, dir_fd=self._fd)
-        except OSError as error:
-            if error.errno != errno.EMFILE or not waiting:
-                raise
-            _sync_and_close(waiting)
-            return os.open(path, _CREATE, 0o600, dir_fd=self._fd)
-
-    def write_new(self, path: str) -> None:
-        """Create an empty file, unless the name exists."""
-        with suppress(FileExistsError):
-            os.close(os.open(path, _CREATE, 0o600, dir_fd=self._fd))
-
-    def link_to_itself(self, path: str) -> None:
-        """Make a symbolic link that cannot be followed, unless the name exists."""
-        with suppress(FileExistsError):
-            os.symlink(path, path, dir_fd=self._fd)
+    def _create(self, path: str) -> int:
+        folder, name = self._place(path)
+        return os.open(name, _CREATE, 0o600, dir_fd=folder)
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Create or replace a file atomically."""
         temporary = f"tmp/{self.nonce()}.tmp"
         self.write(temporary, data, durable=durable)
         try:
-            os.rename(temporary, path, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            self.move(temporary, path)
         except BaseException:
             self.remove_quietly(temporary)
             raise
 
     def make_folder(self, path: str) -> None:
         """Create a folder unless it exists."""
-        _make_folder(path, dir_fd=self._fd)
+        parent, name = self._place(path)
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
 
     def sync(self, *folders: str) -> None:
         """In a durable store, wait until the names in these folders are on the disk."""
         if self.is_durable:
             for folder in folders:
-                self._sync_folder(folder)
-
-    def _sync_folder(self, folder: str) -> None:
-        fd = os.open(folder, _FOLDER, dir_fd=self._fd)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+                os.fsync(self.folder(folder))
 
     # Names
 
-    def move(self, source: str, target: str) -> bool:
+    def move(self, path: str, target: str) -> bool:
         """Rename. False when the source is missing: another process has moved it."""
         try:
-            os.rename(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            (fd, name), (to_fd, to_name) = self._place(path), self._place(target)
+            os.rename(name, to_name, src_dir_fd=fd, dst_dir_fd=to_fd)
         except FileNotFoundError:
-            return False
-        return True
-
-    def move_folder(self, source: str, target: str) -> bool:
-        """Rename a folder. False when the target exists and is not empty."""
-        try:
-            os.rename(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
             return False
         return True
 
@@ -278,18 +299,26 @@ class Disk:
         with suppress(OSError):
             self.move(source, target)
 
-    def link(self, source: str, target: str) -> bool:
-        """Add a name to the file. False when that name exists."""
+    def link(self, path: str, target: str) -> bool:
+        """Add a name to the file. False when that name exists, or the file is gone."""
+        (fd, name), (to_fd, to_name) = self._place(path), self._place(target)
         try:
-            os.link(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
-        except FileExistsError:
+            os.link(name, to_name, src_dir_fd=fd, dst_dir_fd=to_fd, follow_symlinks=False)
+        except (FileExistsError, FileNotFoundError):
             return False
         return True
+
+    def link_to_itself(self, path: str) -> None:
+        """Make a symbolic link that cannot be followed, unless the name exists."""
+        folder, name = self._place(path)
+        with suppress(FileExistsError):
+            os.symlink(name, name, dir_fd=folder)
 
     def remove(self, path: str) -> bool:
         """Remove a file. False when it is missing, or is a folder."""
         try:
-            os.unlink(path, dir_fd=self._fd)
+            folder, name = self._place(path)
+            os.unlink(name, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return False
         return True
@@ -297,12 +326,13 @@ class Disk:
     def remove_quietly(self, path: str) -> None:
         """Remove a file, ignoring errors: it does no harm if it stays."""
         with suppress(OSError):
-            os.unlink(path, dir_fd=self._fd)
+            self.remove(path)
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder, ignoring errors."""
+        parent, name = self._place(path)
         with suppress(OSError):
-            os.rmdir(path, dir_fd=self._fd)
+            os.rmdir(name, dir_fd=parent)
 
     def erase(self, path: str, key: str) -> None:
         """Remove a name; if other records are in the same file, overwrite the one with that key first.
@@ -310,14 +340,16 @@ class Disk:
         Without this, the arguments of a deleted task would be readable until the last task of its
         file is deleted.
         """
+        folder, name = self._place(path)
         with suppress(NotARecord, FileNotFoundError):
-            fd = os.open(path, _CHANGE, dir_fd=self._fd)
+            fd = os.open(name, _CHANGE, dir_fd=folder)
             try:
                 facts = os.fstat(fd)
                 if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1:
-                    place = find_record(_read_whole(fd, facts.st_size), key)
-                    if place is not None and place[0] + place[1] <= facts.st_size:
-                        os.pwrite(fd, bytes(place[1]), place[0])
+                    file = open_shared(_read_whole(fd, facts.st_size))
+                    start, size = (0, 0) if file is None else file.find(key)
+                    if start + size <= facts.st_size:
+                        os.pwrite(fd, bytes(size), start)
             finally:
                 os.close(fd)
         self.remove(path)
@@ -341,10 +373,8 @@ class Disk:
         source, target = f"tmp/{self.nonce()}.tmp", f"tmp/{self.nonce()}.tmp"
         self.write(source, b"")
         try:
-            if not self.link(source, target) or self.link(source, target):
-                raise StorageError(f"{self.root}: this file system cannot link files exclusively")
-            if not self.move(source, source + "x") or self.move(source, source + "x"):
-                raise StorageError(f"{self.root}: this file system cannot rename files atomically")
+            is_exclusive = self.link(source, target) and not self.link(source, target)
+            is_atomic = self.move(source, source + "x") and not self.move(source, source + "x")
         except OSError as error:
             raise StorageError(
                 f"{self.root}: this file system cannot link and rename files: {error}"
@@ -352,16 +382,14 @@ class Disk:
         finally:
             for path in (source, target, source + "x"):
                 self.remove_quietly(path)
+        if not (is_exclusive and is_atomic):
+            raise StorageError(
+                f"{self.root}: this file system cannot link files exclusively and rename them atomically"
+            )
 
 
-def _make_folder(path: str | Path, *, dir_fd: int | None = None) -> None:
-    with suppress(FileExistsError):
-        os.mkdir(path, 0o700, dir_fd=dir_fd)
-
-
-def refuse_network(root: Path) -> None:
+def refuse_network(root: Path, device: int) -> None:
     """Refuse a folder on a network file system: rename and link guarantee less there."""
-    device = os.stat(root).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
@@ -381,20 +409,16 @@ def _read_whole(fd: int, size: int) -> bytes:
     if len(data) == size:
         return data
     # Do not read a file whose size differs from its header: it may be gigabytes of other data.
-    if len(data) >= HEADER_SIZE:
-        if data[5] == Kind.SHARED:
-            data += _read_up_to(fd, min(declared_size(data), size) - len(data))
-        if size_by_header(data) != size:
-            raise NotARecord(f"{size} bytes long, where its header says {size_by_header(data)}")
-    return data + _read_up_to(fd, size - len(data))
-
-
-def _read_up_to(fd: int, size: int) -> bytes:
-    chunks: list[bytes] = []
-    while size > 0 and (chunk := os.read(fd, min(size, 1 << 20))):
-        chunks.append(chunk)
-        size -= len(chunk)
-    return b"".join(chunks)
+    with open(fd, "rb", closefd=False) as file:
+        if len(data) >= HEADER_SIZE:
+            declared = declared_size(data)
+            if data[5] == Kind.SHARED:
+                data += file.read(max(0, min(declared, size) - len(data)))
+                shared = open_shared(data)
+                declared = declared if shared is None else shared.size
+            if declared != size:
+                raise NotARecord(f"{size} bytes long, where its header says {declared}")
+        return data + file.read(size - len(data))
 
 
 def _write_whole(fd: int, data: bytes) -> None:
@@ -403,26 +427,8 @@ def _write_whole(fd: int, data: bytes) -> None:
         written += os.write(fd, data[written:])
 
 
-def _sync_and_close(waiting: list[int]) -> None:
-    while waiting:
-        os.fsync(waiting[-1])
-        os.close(waiting.pop())
-
-
-def _find_writeback() -> Callable[[int], Any] | None:
-    """Return `sync_file_range`, which starts writing one file while the next is being created."""
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is None:
-        return None
-    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    write_out = 2
-    return lambda fd: call(fd, 0, 0, write_out)
-
-
-_writeback = _find_writeback()
-
-
-def _start_writeback(fd: int) -> None:
-    if _writeback is not None:
-        # Its errors are ignored: durability comes from the sync that follows.
-        _writeback(fd)
+def _close(files: list[int], *, is_synced: bool) -> None:
+    while files:
+        if is_synced:
+            os.fsync(files[-1])
+        os.close(files.pop())

@@ -7,65 +7,28 @@ was wrong. A file's contents are read once, before a claim.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
-from typing import cast
+from typing import TypeVar, cast
 
 from omniq.storage.file.encoding import WaitingRow
-from omniq.storage.file.file_names import (
-    AnyName,
-    DocumentName,
-    Marker,
-    NewName,
-    RowName,
-    TakenName,
-    parse,
-)
+from omniq.storage.file.file_names import AnyName, DocumentName, RowName, WriteName, parse
 from omniq.storage.file.wakeups import Event
-from omniq.storage.incarnation import STORE
 from omniq.storage.ready_rows import ReadyRows
 from omniq.storage.row_rules import Row
+from omniq.storage.tables import Documents
+
+T = TypeVar("T")
 
 _MAX_EXPECTED = 100_000
-_MAX_STALE = 1_000
-
-
-class Documents:
-    """The names of the documents of one kind."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[str, DocumentName] = {}
-        self._due: list[tuple[int, DocumentName]] = []
-
-    def put(self, name: DocumentName) -> None:
-        """Add a document, or replace it."""
-        self.by_key[name.key] = name
-        if name.due is not None:
-            heapq.heappush(self._due, (name.due, name))
-        if len(self._due) > _MAX_STALE + 2 * len(self.by_key):
-            # Names of replaced documents, which leave by themselves only when they would have been due.
-            self._due = [(each.due, each) for each in self.by_key.values() if each.due is not None]
-            heapq.heapify(self._due)
-
-    def due_by(self, instant: int, limit: int, after: int) -> list[DocumentName]:
-        """The first documents that are due at that instant, and were not at `after`, in order."""
-        found: dict[DocumentName, int] = {}
-        while self._due and self._due[0][0] <= instant and limit > 0:
-            due, name = heapq.heappop(self._due)
-            if self.by_key.get(name.key) == name:
-                found[name] = due
-                limit -= due > after
-        for name, due in found.items():
-            heapq.heappush(self._due, (due, name))
-        return [name for name, due in found.items() if due > after]
 
 
 class Index:
     """The names by what they stand for.
 
     `rows` and `documents` are current; `taken` are those that a write has taken, and `new` those that a
-    write is about to add. `unread` are waiting tasks whose order is not known yet. Names that this
-    process is about to add are not among them: `own_mark` is in all its contents.
+    write is about to add. `writes` has both by their write, and `markers` the endings of the markers.
+    `unread` are waiting tasks whose order is not known yet. Names that this process is about to add are
+    not among them: `own_mark` is in all its contents.
     """
 
     def __init__(self, own_mark: str) -> None:
@@ -74,13 +37,15 @@ class Index:
         self.ready = ReadyRows()
         self.unread: dict[str, RowName] = {}
         self.held: dict[str, dict[str, RowName]] = {}
-        self.documents: dict[str, Documents] = {}
-        self.taken: dict[str, TakenName] = {}
-        self.new: dict[str, dict[str, NewName]] = {}
-        self.writes: dict[str, dict[str, TakenName | NewName]] = {}
-        self.markers: dict[str, Marker] = {}
+        self.documents: dict[str, Documents[DocumentName]] = {}
+        self.taken: dict[str, WriteName] = {}
+        self.new: dict[str, dict[str, WriteName]] = {}
+        self.writes: dict[str, dict[str, WriteName]] = {}
+        self.markers: dict[str, str] = {}
         self.arrivals = 0
         """Counts the waiting tasks that other processes have added."""
+        self.doubles: list[RowName | DocumentName] = []
+        """Names that appeared beside another current name of the same key: a restore has put them back."""
         self._waiting: dict[str, WaitingRow] = {}
         self._expected: dict[str, tuple[AnyName, WaitingRow | None]] = {}
 
@@ -98,12 +63,17 @@ class Index:
         documents = self.documents.get(key.partition("~")[0])
         return None if documents is None else documents.by_key.get(key)
 
+    def current(self, key: str) -> RowName | DocumentName | None:
+        """The current name of the task or document with that key."""
+        return self.document(key) if "~" in key else self.rows.get(key)
+
+    def taken_rows(self) -> list[RowName]:
+        """The names of tasks that a write has taken."""
+        return [each.inner for each in self.taken.values() if isinstance(each.inner, RowName)]
+
     def ids(self) -> set[str]:
         """The ids of all live tasks."""
-        return {
-            *self.rows,
-            *(each.inner.key for each in self.taken.values() if isinstance(each.inner, RowName)),
-        }
+        return {*self.rows, *(name.key for name in self.taken_rows())}
 
     # Changes
 
@@ -132,7 +102,7 @@ class Index:
             elif found is not None:
                 self._remove(found, name)
 
-    def _known_of_write(self, name: str) -> TakenName | NewName | None:
+    def _known_of_write(self, name: str) -> WriteName | None:
         """The name if a write is known to have taken it: most names that disappear."""
         parts = name.rsplit(".", 2)
         return self.writes.get(parts[1], {}).get(name) if len(parts) == 3 else None
@@ -144,51 +114,66 @@ class Index:
         index._waiting, index.arrivals = before._waiting, before.arrivals
         for name in names:
             found = parse(name)
-            if found is not None and not index._is_of_earlier_epoch(found):
+            if found is not None:
                 is_known = isinstance(found, RowName) and found.key in before.rows
                 index._add(found, name, now, is_own=is_known)
         index._waiting = {key: row for key, row in index._waiting.items() if key in index.rows}
         return index
 
-    def _is_of_earlier_epoch(self, name: AnyName) -> bool:
-        """Whether it is a record of the store that a restore has put back, and that was replaced since."""
-        if not isinstance(name, DocumentName) or name.kind != STORE:
+    def _is_double(self, name: RowName | DocumentName) -> bool:
+        """Whether there is another current name, of which it is not a rename: that raises the version."""
+        known = self.current(name.key)
+        if known is None or known == name:
             return False
-        known = self.document(name.key)
-        return known is not None and (known.due or 0) > (name.due or 0)
+        if isinstance(known, RowName) and isinstance(name, RowName):
+            return known.content != name.content or known.version >= name.version
+        return True
+
+    def replace(
+        self, known: RowName | DocumentName | None, name: RowName | DocumentName, now: int
+    ) -> None:
+        """Make a double the current name."""
+        self.discard(known)
+        self._add(name, str(name), now)
 
     def _add(self, name: AnyName, text: str, now: int, *, is_own: bool = False) -> None:
-        match name:
-            case RowName():
-                self._drop_row(name.key)
-                self.rows[name.key] = name
-                self._settle(name, text)
-                if name.owner:
-                    self.held.setdefault(name.owner, {})[name.key] = name
-                else:
-                    self._wait(name, now)
-                    self.arrivals += not is_own and name.parked is None
-            case DocumentName():
-                self._settle(name, text)
-                self.documents.setdefault(name.kind, Documents()).put(name)
-            case NewName():
-                self.new.setdefault(name.inner.key, {})[text] = name
-                self.writes.setdefault(name.write, {})[text] = name
-            case TakenName():
-                self.discard(name.inner)
-                self.taken[name.key] = name
-                self.writes.setdefault(name.write, {})[text] = name
-            case Marker():
-                self.markers[name.write] = name
+        if isinstance(name, WriteName):
+            self._add_of_write(name, text)
+            return
+        if self._is_double(name):
+            self.doubles.append(name)
+            return
+        if isinstance(name, DocumentName):
+            self._settle(name, text)
+            self.documents.setdefault(name.kind, Documents()).put(name)
+            return
+        self._drop_row(name.key)
+        self.rows[name.key] = name
+        self._settle(name, text)
+        if name.owner:
+            self.held.setdefault(name.owner, {})[name.key] = name
+        else:
+            self._wait(name, now)
+            self.arrivals += not is_own and name.parked is None
+
+    def _add_of_write(self, name: WriteName, text: str) -> None:
+        if name.inner is None:
+            self.markers[name.write] = name.ending
+            return
+        self.writes.setdefault(name.write, {})[text] = name
+        if name.ending == "new":
+            self.new.setdefault(name.inner.key, {})[text] = name
+        else:
+            self.discard(name.inner)
+            self.taken[name.inner.key] = name
 
     def _settle(self, name: RowName | DocumentName, text: str) -> None:
         """Remove the names from which this name was renamed."""
-        news = self.new.get(name.key)
-        new = None if news is None else news.get(f"{text}.new")
+        new = self.new.get(name.key, {}).get(f"{text}.new")
         if new is not None:
             self._remove(new, f"{text}.new")
         taken = self.taken.get(name.key)
-        if taken is not None and getattr(taken.inner, "content", None) == name.content:
+        if taken is not None and taken.inner is not None and taken.inner.content == name.content:
             self._remove(taken, str(taken))
 
     def _wait(self, name: RowName, now: int) -> None:
@@ -225,35 +210,29 @@ class Index:
         if before is None:
             return
         if before.owner:
-            held = self.held[before.owner]
-            del held[key]
-            if not held:
-                del self.held[before.owner]
+            _remove_from(self.held, before.owner, key)
         elif self.unread.pop(key, None) is None:
             self.ready.discard(key)
 
     def _remove(self, name: AnyName, text: str) -> None:
-        match name:
-            case RowName() | DocumentName():
-                self.discard(name)
-            case NewName():
-                news = self.new.get(name.inner.key, {})
-                news.pop(text, None)
-                if not news:
-                    self.new.pop(name.inner.key, None)
-                self._leave_write(name.write, text)
-            case TakenName():
-                if self.taken.get(name.key) == name:
-                    del self.taken[name.key]
-                    if name.key not in self.rows:
-                        self._waiting.pop(name.key, None)
-                self._leave_write(name.write, text)
-            case Marker():
-                if self.markers.get(name.write) == name:
-                    del self.markers[name.write]
+        if not isinstance(name, WriteName):
+            self.discard(name)
+        elif name.inner is None:
+            if self.markers.get(name.write) == name.ending:
+                del self.markers[name.write]
+        else:
+            key = name.inner.key
+            if name.ending == "new":
+                _remove_from(self.new, key, text)
+            elif self.taken.get(key) == name:
+                del self.taken[key]
+                if key not in self.rows:
+                    self._waiting.pop(key, None)
+            _remove_from(self.writes, name.write, text)
 
-    def _leave_write(self, write: str, text: str) -> None:
-        names = self.writes.get(write, {})
-        names.pop(text, None)
-        if not names:
-            self.writes.pop(write, None)
+
+def _remove_from(names: dict[str, dict[str, T]], key: str, text: str) -> None:
+    """Remove a name from a group, and the group with its last name."""
+    group = names.get(key)
+    if group is not None and group.pop(text, None) is not None and not group:
+        del names[key]

@@ -19,6 +19,7 @@ from omniq.models import WorkerInfo
 from omniq.storage.file.encoding import WORKER, NotARecord
 from omniq.storage.file.file_names import DocumentName, RowName
 from omniq.storage.file.filesystem import Disk
+from omniq.storage.row_rules import Row
 from omniq.storage.types import Holder
 
 _NAME = re.compile(
@@ -66,29 +67,26 @@ class OwnClaims:
         self.lease_path = ""
         self.store: tuple[DocumentName | None, bytes | None] = (None, None)
         """The name of the store's record, and the record."""
-        self._names: dict[str, RowName] = {}
+        self.claims: dict[str, tuple[RowName, Row | None]] = {}
+        """The names by id, with the records if they are known: outcomes need them again."""
 
     def start(self, owner: str, lease_path: str) -> None:
         """Become the owner with that lease."""
         if owner != self.owner:
-            self.owner, self._names = owner, {}
+            self.owner, self.claims = owner, {}
         self.lease_path = lease_path
 
-    def put(self, name: RowName) -> bool:
-        """Note the new name of a task; returns whether this owner holds it."""
-        if name.owner == self.owner and name.owner:
-            self._names[name.key] = name
-            return True
-        self._names.pop(name.key, None)
-        return False
+    def put(self, name: RowName, record: Row | None = None) -> None:
+        """Note the new name of a task."""
+        if name.owner and name.owner == self.owner:
+            self.claims[name.key] = name, record
+        else:
+            self.claims.pop(name.key, None)
 
-    def drop(self, task_id: str) -> None:
-        """Forget a task that this owner no longer holds."""
-        self._names.pop(task_id, None)
-
-    def all(self) -> list[RowName]:
-        """All claims."""
-        return list(self._names.values())
+    def record(self, name: RowName) -> Row | None:
+        """The record of a claim, which is that of all names with the same content."""
+        known, record = self.claims.get(name.key, (None, None))
+        return record if known is not None and known.content == name.content else None
 
 
 class Leases:

@@ -10,37 +10,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from omniq.errors import QueueFull, StorageError
 from omniq.failpoints import hit
-from omniq.storage.backend import (
-    ANY,
-    Changes,
-    Document,
-    DocumentChange,
-    DocumentQuery,
-    Ended,
-    Moved,
-    Order,
-    Record,
-    Section,
-    Wanted,
+from omniq.storage import backend
+from omniq.storage.backend import ANY, Changes, Document, Ended, Moved, Order, Record, Wanted
+from omniq.storage.file.encoding import EndedTask, NewerRecord
+from omniq.storage.file.file_names import (
+    DeadName,
+    DocumentName,
+    RowName,
+    document_key,
+    next_name,
 )
-from omniq.storage.file.encoding import DOCUMENT, ENDED, LIVE, EndedTask, Live, NewerRecord
-from omniq.storage.file.file_names import DeadName, DocumentName, RowName, document_key
 from omniq.storage.file.finished import FinishedTasks
-from omniq.storage.file.leases import OwnClaims
-from omniq.storage.file.row_names import next_name
 from omniq.storage.file.task_files import TaskFiles
-from omniq.storage.file.writes import Prepared, Write, Writes
+from omniq.storage.file.writes import Change, Write, Writes
 from omniq.storage.row_rules import Row
 from omniq.storage.types import Claim
+
+T = TypeVar("T")
 
 _TRIES = 50
 """How often a reader looks up a task again whose file was renamed before it could be read."""
 
 
-class FileSection(Section):
+class FileSection(backend.Section):
     """A section over the files of a store. `take_seqs` gives new tasks their numbers."""
 
     def __init__(
@@ -48,16 +44,15 @@ class FileSection(Section):
         files: TaskFiles,
         writes: Writes,
         finished: FinishedTasks,
-        own_claims: OwnClaims,
         take_seqs: Callable[[int, int], Iterable[int]],
     ) -> None:
         self.now = files.clock.micros()
-        self.claimed: list[tuple[RowName, RowName]] = []
-        """The claims without gates that this section has made: the names before and after."""
+        self.claimed: list[Change] = []
+        """The claims without gates that this section has made."""
         self._files = files
         self._writes = writes
         self._finished = finished
-        self._own_claims = own_claims
+        self._own_claims = files.own_claims
         self._take_seqs = take_seqs
         self._sources: dict[str, tuple[RowName, Row]] = {}
         files.refresh()
@@ -67,31 +62,24 @@ class FileSection(Section):
     async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
         unchanged: list[str] = []
         for row in known:
-            name, stored = self._files.index.rows.get(row.id), self._files.records.get(row.id)
-            if name is None or stored is None or stored[0] != name.content:
+            name, record = self._own_claims.claims.get(row.id, (None, None))
+            if name is None or record is None or self._files.index.rows.get(row.id) != name:
                 continue
             if (name.owner, name.token, name.marks) == (owner, row.token, ""):
-                self._sources[row.id] = name, stored[1]
+                self._sources[row.id] = name, record
                 unchanged.append(row.id)
         return frozenset(unchanged)
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
-        found: dict[str, Record] = {}
-        for task_id in ids:
-            record = self.find(task_id)
-            if record is not None:
-                found[task_id] = record
-        return found
+        records = {task_id: self.find(task_id) for task_id in ids}
+        return {task_id: record for task_id, record in records.items() if record is not None}
 
     def find(self, task_id: str) -> Record | None:
         """Return what is stored under an id."""
-        try:
-            row = self._live(task_id)
-        except NewerRecord as error:
-            raise StorageError(f"task {task_id} was written by a newer omniq: {error}") from error
+        row = self._live(task_id)
         if row is not None:
             return Record(row)
-        ended, dead = self._files.ended(task_id), self._files.dead(task_id)
+        ended, dead = self._finished.ended(task_id), self._finished.dead(task_id)
         is_kept = ended is not None and ended.expires_at > self.now
         finished = ended.finished_row if ended is not None and is_kept else None
         if dead is not None:
@@ -99,28 +87,34 @@ class FileSection(Section):
         return None if finished is None else Record(finished.row, finished)
 
     def _live(self, task_id: str) -> Row | None:
-        """Return the row of a live task, also when its file is renamed meanwhile; or None."""
+        self._writes.settle_key(DeadName(task_id).key)
+        return self._current(task_id, self._row)
+
+    def _current(self, key: str, read: Callable[[Any], T | None]) -> T | None:
+        """Read what has that key now, also when its file is renamed meanwhile; or None."""
         for _ in range(_TRIES):
-            self._writes.settle_key(task_id)
-            self._writes.settle_key(f"{task_id}.dead")
-            index = self._files.index
-            name = index.rows.get(task_id)
+            self._writes.settle_key(key)
+            name = self._files.index.current(key)
             if name is None:
-                if task_id not in index.taken:
+                if key not in self._files.index.taken:
                     return None
                 continue
-            row = self._row(name)
-            if row is not None:
-                return row
+            try:
+                found = read(name)
+            except NewerRecord as error:
+                raise StorageError(f"{key} was written by a newer omniq: {error}") from error
+            if found is not None:
+                return found
             self._files.refresh()
         return None
 
     def _row(self, name: RowName) -> Row | None:
-        record = self._files.record(name)
-        row = None if record is None else self._files.row(name, record)
-        if row is not None and record is not None:
-            # If it is read twice, the first name is the one that the changes are based on.
-            self._sources.setdefault(name.key, (name, record))
+        found = self._files.read_row(name)
+        if found is None:
+            return None
+        row, record = found
+        # If it is read twice, the first name is the one that the changes are based on.
+        self._sources.setdefault(name.key, (name, record))
         return row
 
     async def live_token(self, task_id: str) -> int | None:
@@ -135,7 +129,8 @@ class FileSection(Section):
         found: list[Row] = []
         for owner in owners:
             for name in list(self._files.index.held.get(owner, {}).values()):
-                if only_suspects and not self._files.may_be_suspect(name):
+                known = self._own_claims.record(name)
+                if only_suspects and known is not None and not known.is_suspect:
                     continue
                 row = self._readable(name)
                 if row is not None and row.owner == owner and row.crashes >= only_suspects:
@@ -144,9 +139,9 @@ class FileSection(Section):
 
     def _settle_taken(self, owners: set[str]) -> None:
         """Settle the writes that have taken rows of these owners, or with "" waiting rows."""
-        for taken in list(self._files.index.taken.values()):
-            if isinstance(taken.inner, RowName) and taken.inner.owner in owners:
-                self._writes.settle_key(taken.key)
+        for name in self._files.index.taken_rows():
+            if name.owner in owners:
+                self._writes.settle_key(name.key)
 
     def _readable(self, name: RowName) -> Row | None:
         """The row with that name; None if it is gone, or of a newer format and so left alone."""
@@ -190,40 +185,18 @@ class FileSection(Section):
     # Reading documents
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
-        found: dict[str, Document] = {}
-        for key in keys:
-            current = self._document(kind, key)
-            if current is not None:
-                found[key] = current[1]
-        return found
+        found = {key: self._document(kind, key) for key in keys}
+        return {key: current[1] for key, current in found.items() if current is not None}
 
     def _document(self, kind: str, key: str) -> tuple[DocumentName, Document] | None:
-        stored_key = document_key(kind, key)
-        for _ in range(_TRIES):
-            name = self._files.index.document(stored_key)
-            if name is None:
-                self._writes.settle_key(stored_key)
-                name = self._files.index.document(stored_key)
-            if name is None:
-                if stored_key not in self._files.index.taken:
-                    return None
-                continue
-            try:
-                found = self._files.read_document(name)
-            except NewerRecord as error:
-                raise StorageError(f"{kind} {key} was written by a newer omniq") from error
-            if found is not None:
-                return found
-            self._files.refresh()
-        return None
+        return self._current(document_key(kind, key), self._files.read_document)
 
-    async def find_documents(self, query: DocumentQuery) -> list[Document]:
+    async def find_documents(self, query: backend.DocumentQuery) -> list[Document]:
         stored = self._files.index.documents.get(query.kind)
         if stored is None:
             return []
         if query.due_by is not None:
-            due = stored.due_by(query.due_by, query.limit, query.due_after)
-            return list(self._readable_documents(due))
+            return list(self._readable_documents(stored.find(query)))
         documents = (
             document
             for document in self._readable_documents(list(stored.by_key.values()))
@@ -241,23 +214,27 @@ class FileSection(Section):
     # Writing
 
     async def write(self, changes: Changes) -> frozenset[str]:
-        write = self._writes.new()
-        self._plan_documents(write, changes.documents)
+        write = Write(self._files.disk.nonce())
         revived = {row.id for row in changes.inserted} & set(changes.deleted_dead)
-        self._plan_inserted(write, changes, revived)
-        write.removed += [DeadName(task_id) for task_id in revived]
-        for row in changes.updated:
-            self._plan_updated(write, row)
-        for ended in changes.ended:
-            self._plan_ended(write, ended)
+        planned, claims = write.changes, list[Change]()
+        planned += self._changed_documents(changes.documents)
+        planned += self._inserted(changes, revived)
+        planned += [Change(DeadName(each).key, DeadName(each)) for each in revived]
+        planned += map(self._updated, changes.updated)
+        planned += map(self._ended, changes.ended)
         for row in changes.checked:
             name, _ = self._sources[row.id]
-            write.renamed.append((name, name._replace(version=name.version + 1)))
-        claims = [claim for row in changes.claimed if (claim := self._plan_claim(write, row))]
-        if not write.is_empty:
+            planned.append(Change(row.id, name, name._replace(version=name.version + 1)))
+        for row in changes.claimed:
+            each = self._updated(row)
+            each.is_claim = each.record is None
+            # A claim without gates can be left out alone; others are a part of the write.
+            (claims if each.is_claim and not row.gates else planned).append(each)
+        if planned:
             self._writes.commit(write, lambda task_id: self._is_occupied(task_id, revived))
-            self._after_commit(write)
-        missed = self._claim(claims, has_written=not write.is_empty)
+            for each in planned:
+                self._own(each)
+        missed = self._claim(claims, has_written=bool(planned))
         for task_id in changes.deleted_finished:
             self._finished.delete(task_id, changes.finished_before)
         for task_id in changes.deleted_dead:
@@ -265,36 +242,28 @@ class FileSection(Section):
                 self._finished.delete_dead(task_id)
         return missed
 
-    def _plan_documents(self, write: Write, changes: Iterable[DocumentChange]) -> None:
-        current: dict[str, tuple[DocumentName | None, bytes | None]] = {}
-        made: dict[str, DocumentChange] = {}
+    def _changed_documents(self, changes: Iterable[backend.DocumentChange]) -> Iterable[Change]:
+        planned: dict[str, Change] = {}
+        current: dict[str, bytes | None] = {}
         for change in changes:
             key = document_key(change.kind, change.key)
-            if key not in current:
-                stored = self._document(change.kind, change.key)
-                current[key] = (None, None) if stored is None else (stored[0], stored[1].data)
-            name, data = current[key]
-            if change.before is not ANY and change.before != data:
+            each = planned.get(key)
+            if each is None:
+                source, stored = self._document(change.kind, change.key) or (None, None)
+                each = Change(key, source)
+                current[key] = None if stored is None else stored.data
+            if change.before is not ANY and change.before != current[key]:
                 if change.if_equal:
                     continue
                 raise Moved
-            current[key] = name, change.after
-            made[key] = change
-        for key, change in made.items():
-            self._plan_document(write, key, current[key][0], change)
+            planned[key], current[key] = each, change.after
+            each.record = None
+            if change.after is not None:
+                each.record = Document(change.kind, change.key, change.after, change.due)
+        # What is added and deleted by the same changes was never there.
+        return [each for each in planned.values() if (each.source, each.record) != (None, None)]
 
-    def _plan_document(
-        self, write: Write, key: str, source: DocumentName | None, change: DocumentChange
-    ) -> None:
-        if change.after is None:
-            if source is not None:
-                write.removed.append(source)
-            return
-        document = Document(change.kind, change.key, change.after, change.due)
-        prepared = Prepared(key, DOCUMENT.encode(document), document, source)
-        (write.inserted if source is None else write.changed).append(prepared)
-
-    def _plan_inserted(self, write: Write, changes: Changes, revived: set[str]) -> None:
+    def _inserted(self, changes: Changes, revived: set[str]) -> Iterator[Change]:
         bound, index = changes.bound, self._files.index
         if bound is not None and index.waiting_count + len(changes.inserted) > bound:
             ids = [row.id for row in changes.inserted]
@@ -305,108 +274,63 @@ class FileSection(Section):
         seqs = self._take_seqs(len(changes.inserted), self._files.clock.micros())
         for row, seq in zip(changes.inserted, seqs, strict=True):
             row.seq = seq
-            write.inserted.append(Prepared(row.id, LIVE.encode(Live(row)), row))
+            yield Change(row.id, record=row)
 
     def _is_occupied(self, task_id: str, revived: set[str]) -> bool:
         """Whether a task that has ended has the id."""
         if task_id in revived or not self._finished.has_record(task_id):
             return False
-        ended = self._files.ended(task_id)
+        ended = self._finished.ended(task_id)
         if ended is not None and ended.expires_at > self.now:
             return True
-        return self._files.dead(task_id) is not None
+        return self._finished.dead(task_id) is not None
 
-    def _plan_updated(self, write: Write, row: Row) -> None:
+    def _updated(self, row: Row) -> Change:
         name, record = self._sources[row.id]
         target = next_name(name, record, row)
         if target is not None:
-            write.renamed.append((name, target))
-            return
+            return Change(row.id, name, target)
         row.body = row.body or record.body
-        write.changed.append(Prepared(row.id, LIVE.encode(Live(row)), row, name))
-        self._erase(write, record)
+        return Change(row.id, name, record=row, is_erased=not record.result_ttl)
 
-    def _plan_ended(self, write: Write, ended: Ended) -> None:
+    def _ended(self, ended: Ended) -> Change:
         finished, row = ended.finished, ended.row
         name, record = self._sources[row.id]
         row.body = row.body or record.body
-        self._erase(write, record)
-        if not row.result_ttl and ended.letter is None:
-            write.removed.append(name)
-            return
-        data = ENDED.encode(
-            EndedTask(row, finished.finished_at, finished.expires_at, finished.result, ended.letter)
-        )
-        write.changed.append(
-            Prepared(
-                row.id,
-                data,
-                None,
-                name,
-                has_result=row.result_ttl > 0,
-                is_dead=ended.letter is not None,
-            )
-        )
+        change = Change(row.id, name, is_erased=not record.result_ttl)
+        if row.result_ttl or ended.letter is not None:
+            instants = finished.finished_at, finished.expires_at
+            change.record = EndedTask(row, *instants, finished.result, ended.letter)
+        return change
 
-    def _erase(self, write: Write, record: Row) -> None:
-        if not record.result_ttl:
-            write.erased.add(record.id)
-
-    def _plan_claim(self, write: Write, row: Row) -> tuple[RowName, RowName] | None:
-        """A claim that can be left out alone; others become a part of the write."""
-        name, record = self._sources[row.id]
-        target = next_name(name, record, row)
-        if target is not None and not row.gates:
-            return name, target
-        if target is not None:
-            write.claimed.append((name, target))
-        else:
-            self._plan_updated(write, row)
-        return None
-
-    def _after_commit(self, write: Write) -> None:
-        for name, target in (*write.renamed, *write.claimed):
-            self._own(target, self._sources[name.key][1])
-        for each in write.changed:
-            if isinstance(each.name, RowName) and isinstance(each.record, Row):
-                self._own(each.name, each.record)
+    def _own(self, each: Change) -> None:
+        """Remember the new name of a task, if this owner holds it."""
+        if isinstance(each.source, RowName):
+            if isinstance(each.target, RowName):
+                record = each.record if isinstance(each.record, Row) else self._sources[each.key][1]
+                self._own_claims.put(each.target, record)
             else:
-                self._own_claims.drop(each.key)
-                self._files.records.pop(each.key, None)
-        for source in write.removed:
-            self._own_claims.drop(source.key)
-            self._files.records.pop(source.key, None)
+                self._own_claims.claims.pop(each.key, None)
 
-    def _own(self, name: RowName, record: Row) -> None:
-        """Remember what this owner holds: its outcome needs the record again."""
-        if self._own_claims.put(name):
-            self._files.records[name.key] = name.content, record
-        else:
-            self._files.records.pop(name.key, None)
-
-    def _claim(self, claims: list[tuple[RowName, RowName]], *, has_written: bool) -> frozenset[str]:
+    def _claim(self, claims: list[Change], *, has_written: bool) -> frozenset[str]:
         """Claim tasks one by one; returns the ids of those that others took first.
 
         When a file cannot be renamed, the claims made so far are valid; an error that persists is
         raised by the next call.
         """
         missed: set[str] = set()
-        disk, index = self._files.disk, self._files.index
-        for position, (name, target) in enumerate(claims):
+        for position, each in enumerate(claims):
             try:
-                text = str(target)
-                index.expect(text, target)
-                is_claimed = disk.move(name.path, f"tasks/{text}")
+                is_claimed = self._writes.claim(each)
             except OSError:
                 if not (self.claimed or has_written):
                     raise
-                return frozenset({*missed, *(left.key for left, _ in claims[position:])})
+                return frozenset({*missed, *(left.key for left in claims[position:])})
             if not is_claimed:
-                missed.add(name.key)
+                missed.add(each.key)
                 continue
-            self._writes.mark_unsynced("tasks")
-            self.claimed.append((name, target))
-            self._own(target, self._sources[name.key][1])
+            self.claimed.append(each)
+            self._own(each)
             hit("file.claim.after_rename")
         return frozenset(missed)
 
@@ -415,8 +339,7 @@ class FileSection(Section):
 
         Claims that have entered gates stay; their owner releases them at a renewal.
         """
-        for before, after in self.claimed:
-            if self._files.disk.move(after.path, before._replace(version=after.version + 1).path):
-                self._own_claims.drop(after.key)
+        for each in self.claimed:
+            if self._writes.unclaim(each):
+                self._own_claims.claims.pop(each.key, None)
         self.claimed = []
-        self._writes.mark_unsynced("tasks")

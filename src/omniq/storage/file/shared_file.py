@@ -14,20 +14,18 @@ A record is never changed in place, so a change of one task does not affect the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from omniq.storage.file.encoding import (
-    HEADER_SIZE,
-    Kind,
-    NotARecord,
-    declared_size,
-    frame,
-    unframe,
-)
+from omniq.storage.file.encoding import HEADER_SIZE, Kind, NotARecord, declared_size, frame, unframe
 
 _LARGEST = 18_432
 """The maximum sum of the sizes of a file's records: reading one of them reads the whole file."""
+
+_PLACE = re.compile(rb"\n[^ >=\n][^ \n]* ([0-9]+) ([0-9]+)(?=\n)")
+_RENAME = re.compile(r"\n>([^ \n]+) ([^ \n]+)(?=\n)")
+_CONTENT = re.compile(r"\n=([^ \n]+)\n")
 
 
 class Packed(NamedTuple):
@@ -75,12 +73,6 @@ def _encode_file(
     return Packed(content, keys, header + b"".join(record for _, record in group))
 
 
-def unpack_one(data: bytes, key: str) -> bytes:
-    """Return the record with that key from a file's contents; all of it if it is not shared."""
-    place = find_record(data, key)
-    return data if place is None else data[place[0] : place[0] + place[1]]
-
-
 class SharedFile(NamedTuple):
     """The contents of a shared file whose header was checked."""
 
@@ -91,88 +83,42 @@ class SharedFile(NamedTuple):
     def find(self, key: str) -> tuple[int, int]:
         """The offset and size of the record with that key."""
         before = self.lines.find(f"\n{key} ".encode())
-        if before < 0:
-            raise NotARecord("the file holds only records of other tasks")
-        try:
-            line = self.lines[before + 1 : self.lines.index(b"\n", before + 1)]
-            start, size = map(int, line.split(b" ")[1:])
-        except ValueError as error:
-            raise NotARecord("its lines cannot be read") from error
-        return self.records_at + start, size
+        place = None if before < 0 else _PLACE.match(self.lines, before)
+        if place is None:
+            raise NotARecord("the file has no place of this record")
+        return self.records_at + int(place[1]), int(place[2])
+
+    @property
+    def size(self) -> int:
+        """The size of the whole file by its header."""
+        ends = (int(place[1]) + int(place[2]) for place in _PLACE.finditer(self.lines))
+        return self.records_at + max(ends, default=0)
+
+    @property
+    def renames(self) -> dict[str, str]:
+        """The names that the write of this file only renames, with their new names."""
+        return dict(_RENAME.findall(self.lines.decode("ascii", "replace")))
 
 
 def open_shared(data: bytes) -> SharedFile | None:
     """Check the header of a file; None if the file is not shared."""
-    return SharedFile(data, *_read_header(data)) if _is_shared(data) else None
-
-
-def find_record(data: bytes, key: str) -> tuple[int, int] | None:
-    """The offset and size of a record in a shared file; None if the file is not shared."""
-    file = open_shared(data)
-    return None if file is None else file.find(key)
-
-
-def unpack_all(data: bytes) -> dict[str, bytes]:
-    """Return all records of a shared file's contents, by key; none for other files."""
-    found: dict[str, bytes] = {}
-    if _is_shared(data):
-        end, lines = _read_header(data)
-        for key, *numbers in _split(lines):
-            if key[0] not in ">=":
-                try:
-                    start, size = map(int, numbers)
-                except ValueError as error:
-                    raise NotARecord("its lines cannot be read") from error
-                found[key] = data[end + start : end + start + size]
-    return found
-
-
-def size_by_header(data: bytes) -> int:
-    """Return the size of a file by its header, which `data` must contain whole if it is shared."""
+    if len(data) < HEADER_SIZE or data[5] != Kind.SHARED:
+        return None
     end = declared_size(data)
-    if not _is_shared(data):
-        return end
-    last = 0
-    for key, *numbers in _split(_read_header(data)[1]):
-        if key[0] not in ">=" and len(numbers) == 2 and all(map(str.isdigit, numbers)):
-            last = max(last, sum(map(int, numbers)))
-    return end + last
+    return SharedFile(data, end, unframe(data[:end])[1])
 
 
-def renames_in(data: bytes) -> dict[str, str]:
-    """Return the names that the write of this file only renames, with their new names."""
-    if not _is_shared(data):
-        raise NotARecord("not a file of a write")
-    lines = _split(_read_header(data)[1])
-    return {line[0][1:]: line[1] for line in lines if line[0][0] == ">" and len(line) == 2}
+def unpack_one(data: bytes, key: str) -> bytes:
+    """Return the record with that key from a file's contents; all of it if it is not shared."""
+    file = open_shared(data)
+    if file is None:
+        return data
+    start, size = file.find(key)
+    return data[start : start + size]
 
 
 def content_of(data: bytes, write: str) -> str:
     """Return the name of the content of a file that this write has written."""
-    if _is_shared(data):
-        for line in _split(_read_header(data)[1]):
-            if line[0][0] == "=":
-                return line[0][1:]
-    return write
-
-
-def _split(lines: bytes) -> Iterator[list[str]]:
-    try:
-        for line in lines.decode("ascii").strip("\n").split("\n"):
-            if line.startswith(" "):
-                raise NotARecord("its lines cannot be read")
-            if line:
-                yield line.split(" ")
-    except ValueError as error:
-        raise NotARecord("its lines cannot be read") from error
-
-
-def _is_shared(data: bytes) -> bool:
-    return len(data) >= HEADER_SIZE and data[5] == Kind.SHARED
-
-
-def _read_header(data: bytes) -> tuple[int, bytes]:
-    """The offset of the records, and the lines that give the position of each."""
-    end = declared_size(data)
-    _, lines = unframe(data[:end])
-    return end, lines
+    file = open_shared(data)
+    named = None if file is None else _CONTENT.search(file.lines.decode("ascii", "replace"))
+    return write if named is None else named[1]

@@ -44,6 +44,4 @@ class FileStorage(BaseStorage):
     def __init__(self, path: str | Path, **options: Unpack[StorageOptions]) -> None:
         super().__init__(**options)
         self.path = Path(path)
-        self._use(
-            FileBackend(self.path, self._clock, self._local_wakeups, self._settings.durability)
-        )
+        self._use(FileBackend(self.path, self._clock, self._local_wakeups, self._settings))

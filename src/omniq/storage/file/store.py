@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 import msgspec
 
 from omniq.clock import Clock, from_micros
-from omniq.errors import LeaseLost, StorageError
+from omniq.errors import LeaseLost
 from omniq.failpoints import hit
 from omniq.models import WorkerInfo
+from omniq.settings import Settings
 from omniq.storage import backend
-from omniq.storage.backend import Counts, Document, Record, Work, complete
-from omniq.storage.file.encoding import DOCUMENT
-from omniq.storage.file.file_names import DocumentName, RowName, document_key
+from omniq.storage.backend import Changes, DocumentChange, Moved, Work, complete
+from omniq.storage.file.file_names import RowName, document_key, path_of
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.finished import FinishedTasks
 from omniq.storage.file.leases import Leases, OwnClaims
+from omniq.storage.file.queries import Queries
 from omniq.storage.file.section import FileSection
 from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.file.upgrade import drain_old_layout
 from omniq.storage.file.writes import Writes, boot_mark
 from omniq.storage.incarnation import STORE, check_reader, decode_record, new_record
-from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
-from omniq.storage.newest_by_id import scan_by_id
-from omniq.storage.row_rules import Row
+from omniq.storage.permissions import store_rules
 from omniq.storage.types import Holder, LeaseReply, Renewal
 
 T = TypeVar("T")
@@ -54,31 +52,22 @@ class SequenceNumbers:
         return range(first, first + count)
 
 
-_sequences: WeakValueDictionary[tuple[int, int], SequenceNumbers] = WeakValueDictionary()
-_sequences_lock = threading.Lock()
-
-
-def _sequence_numbers_of(root: Path) -> SequenceNumbers:
-    """The sequence numbers of a folder, shared by all storages of this process, to order them."""
-    facts = os.stat(root)
-    with _sequences_lock:
-        return _sequences.setdefault((facts.st_dev, facts.st_ino), SequenceNumbers())
+_sequence = SequenceNumbers()
 
 
 class Store:
     """One folder. Call `open` first; after that every method leaves the store consistent."""
 
-    def __init__(
-        self, root: Path, clock: Clock, own_claims: OwnClaims, *, is_durable: bool
-    ) -> None:
+    def __init__(self, root: Path, clock: Clock, own_claims: OwnClaims, settings: Settings) -> None:
         self._clock = clock
         self._own_claims = own_claims
         self.disk = Disk(
             root,
-            is_durable=is_durable,
+            is_durable=settings.durability == "power",
+            rules=store_rules(settings),
             nonce_prefix=boot_mark(clock) + clock.new_id()[-_NONCE_LENGTH:],
         )
-        self.files = TaskFiles(self.disk, clock)
+        self.files = TaskFiles(self.disk, clock, own_claims)
         self.writes = Writes(self.files, clock)
         self.finished = FinishedTasks(self.files)
         self.leases = Leases(self.disk, clock)
@@ -87,28 +76,19 @@ class Store:
         """Create the missing folders, and move what an older version has stored to the new ones."""
         self.disk.open()
         try:
-            self._sequence = _sequence_numbers_of(self.disk.root)
-            self._make_tasks_folder()
             drain_old_layout(self, is_opening=True)
-            self._find_record()
+            while self._find_record() is None:
+                self._add_record()
         except BaseException:
             self.close()
             raise
 
-    def _make_tasks_folder(self) -> None:
-        """Create `tasks` together with the document `store`, so that there is never one without it."""
-        if self.disk.is_folder("tasks"):
-            return
-        draft = f"tmp/{self.disk.nonce()}.tasks"
-        self.disk.make_folder(draft)
-        record = Document(STORE, STORE, new_record(self._clock.new_id()), due=0)
-        name = DocumentName(_STORE, self.disk.nonce(), due=0)
-        self.disk.write(f"{draft}/{name}", DOCUMENT.encode(record))
-        self.disk.sync(draft)
-        if not self.disk.move_folder(draft, "tasks"):
-            self.disk.remove(f"{draft}/{name}")
-            self.disk.remove_folder(draft)
-        self.disk.sync(".")
+    def _add_record(self) -> None:
+        """Describe a new store. Of several processes that open it, one succeeds."""
+        record = DocumentChange(STORE, STORE, None, new_record(self._clock.new_id()), due=0)
+        with suppress(Moved):
+            complete(self.section().write(Changes(documents=[record])))
+        self.writes.flush()
 
     def close(self) -> None:
         """Close; does nothing when called again."""
@@ -119,9 +99,7 @@ class Store:
 
     def section(self) -> FileSection:
         """A new section on what is stored now."""
-        section = FileSection(
-            self.files, self.writes, self.finished, self._own_claims, self._sequence.take
-        )
+        section = FileSection(self.files, self.writes, self.finished, _sequence.take)
         self._read_record()
         return section
 
@@ -132,13 +110,14 @@ class Store:
             found = None if name is None else self.files.read_document(name)
             data = None if found is None else found[1].data
             check_reader(decode_record(data))
+            self.files.was_restored = True
             self._own_claims.store = name, data
         return self._own_claims.store[1]
 
     def _find_record(self) -> bytes | None:
         """Read the store's record, without the index if it has not changed: a heartbeat needs no index."""
         name, data = self._own_claims.store
-        if name is not None and self.disk.exists(name.path):
+        if name is not None and self.disk.exists(path_of(name)):
             return data
         self.files.refresh()
         return self._read_record()
@@ -172,46 +151,9 @@ class Store:
         section.undo_claims()
         self.writes.flush()
 
-    def find(self, task_id: str) -> Record | None:
-        """What is stored under an id; None for records of a newer format, which are left alone."""
-        try:
-            return self._reader.find(task_id)
-        except StorageError:
-            return None
-
-    # Counts and pages
-
-    def counts(self, *, only_waiting: bool) -> Counts:
-        """Count the tasks."""
-        self._reader = self.section()
-        now = self._reader.now
-        if only_waiting:
-            return Counts(now=now, waiting=self.finished.count_waiting(self.find))
-        return self.finished.counts(now, self.find)
-
-    def page(self, query: object) -> object:
-        """Return one page."""
-        self._reader = self.section()
-        now, finished = self._reader.now, self.finished
-        match query:
-            case TaskQuery():
-                return finished.list_rows(query, now, self.find)
-            case ScanQuery():
-                return self._scan(query, now)
-            case DeadQuery():
-                return finished.list_dead(query)
-            case backend.FinishedQuery():
-                return finished.list_ids(query)
-        raise TypeError(f"no such query: {query!r}")
-
-    def _scan(self, query: ScanQuery, now: int) -> Scan:
-        async def read_backwards(before: str, limit: int) -> tuple[list[Row], str | None]:
-            return self.finished.read_backwards(query, before, limit, now, self.find)
-
-        async def read_page(page: TaskQuery) -> list[Row]:
-            return self.finished.list_rows(page, now, self.find)
-
-        return complete(scan_by_id(query, read_backwards, read_page))
+    def queries(self) -> Queries:
+        """What is stored now, to count and to list it."""
+        return Queries(self.files, self.finished, self.section())
 
     # Leases and recovery
 
@@ -226,6 +168,7 @@ class Store:
 
     def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
         """Renew the lease; returns the tasks that the owner still holds, by their files."""
+        self.disk.check_folders()
         store, epoch = self._find_record(), self.epoch
         may_renew = holder.epoch <= epoch if holder.beat == 0 else holder.epoch == epoch
         lease = self.leases.renew(info, length, holder, epoch) if may_renew else None
@@ -234,7 +177,7 @@ class Store:
         self._own_claims.start(info.id, lease.path)
         held: dict[str, int] = {}
         cancelled: set[str] = set()
-        for known in self._own_claims.all():
+        for known, _ in list(self._own_claims.claims.values()):
             name = self._current_claim(known)
             if name is not None:
                 held[name.key] = name.token
@@ -245,10 +188,10 @@ class Store:
 
     def _current_claim(self, known: RowName) -> RowName | None:
         """The name that a claimed task has now. The index is asked only if it is none of the usual."""
-        if self.disk.exists(known.path):
+        if self.disk.exists(path_of(known)):
             return known
         cancelled = known._replace(version=known.version + 1, marks=f"{known.marks}c")
-        if self.disk.exists(cancelled.path):
+        if self.disk.exists(path_of(cancelled)):
             return cancelled
         self.files.refresh()
         index = self.files.index
@@ -260,6 +203,7 @@ class Store:
 
     def all_leases(self) -> list[backend.Lease]:
         """End abandoned writes; return all leases, and the owners that hold tasks without one."""
+        self.disk.check_folders()
         drain_old_layout(self)
         self.files.recheck()
         self.writes.recover()
@@ -269,9 +213,8 @@ class Store:
         index = self.files.index
         for name in index.held.get(self._own_claims.owner, {}).values():
             # Also what this owner does not know, because files that it had ended were put back.
-            self._own_claims.put(name)
-        taken = (each.inner for each in index.taken.values())
-        owners = {*index.held, *(each.owner for each in taken if isinstance(each, RowName))} - {""}
+            self._own_claims.put(name, self._own_claims.record(name))
+        owners = {*index.held, *(name.owner for name in index.taken_rows())} - {""}
         leases = self.leases.all()
         found: list[backend.Lease] = []
         for owner in sorted(owners | leases.keys()):

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import TypeVar
 
 from omniq.clock import Clock
-from omniq.errors import StorageError
 from omniq.failpoints import hit
 from omniq.storage.backend import Document
-from omniq.storage.file.encoding import (
-    DOCUMENT,
-    ENDED,
-    LIVE,
-    EndedTask,
-    NewerRecord,
-    NotARecord,
-    decode_waiting,
-)
-from omniq.storage.file.file_names import (
-    DeadName,
-    DocumentName,
-    RowName,
-    TakenName,
-    document_key,
-    result_path,
-)
+from omniq.storage.file.encoding import DOCUMENT, LIVE, NewerRecord, NotARecord, decode_waiting
+from omniq.storage.file.file_names import DocumentName, Name, RowName, document_key, path_of, row_of
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.index import Index
-from omniq.storage.file.row_names import row_of
+from omniq.storage.file.leases import OwnClaims
 from omniq.storage.file.shared_file import SharedFile, open_shared, unpack_one
 from omniq.storage.file.wakeups import FolderWatch
 from omniq.storage.row_rules import Row
@@ -50,13 +35,14 @@ _CACHED_DOCUMENTS = 10_000
 class TaskFiles:
     """The folder `tasks`: an index of its names, and the records under them."""
 
-    def __init__(self, disk: Disk, clock: Clock) -> None:
+    def __init__(self, disk: Disk, clock: Clock, own_claims: OwnClaims) -> None:
         self.disk = disk
         self.clock = clock
         self.index = Index(f".{disk.own_prefix}")
         self.watch: FolderWatch | None = None
-        self.records: dict[str, tuple[str, Row]] = {}
-        """The content and the record of tasks that this process has claimed, with their bodies."""
+        self.own_claims = own_claims
+        self.was_restored = False
+        """Whether files were put back since the last full listing, which may have hidden others."""
         self._may_watch = True
         self._scanned_at = -1
         self._rescanned_at: float | None = None
@@ -80,8 +66,9 @@ class TaskFiles:
             if events is not None:
                 if events:
                     self.index.apply(events, self.clock.micros())
+                    self._settle_doubles()
                 return
-        elif is_scanned and self.disk.changed_at("tasks") == self._scanned_at:
+        elif is_scanned and self.disk.folder_changed_at("tasks") == self._scanned_at:
             return
         self.rescan()
 
@@ -91,7 +78,7 @@ class TaskFiles:
 
     def recheck(self) -> None:
         """Update the index; once a minute by a full listing, in case the watch missed a change."""
-        before = self._rescanned_at
+        before = None if self.was_restored else self._rescanned_at
         if before is None or self.clock.monotonic() - before > _RESCAN_AFTER:
             self.rescan()
         else:
@@ -102,13 +89,13 @@ class TaskFiles:
         hit("file.index.before_listing")
         if self._may_watch and self.watch is None:
             # Opened as late as possible: inotify watches are limited, and many storages need none.
-            self.watch = FolderWatch.open(str(self.disk.root / "tasks"))
+            self.watch = FolderWatch.open(self.disk.folder("tasks"))
             self._may_watch = self.watch is not None
         for _ in range(_LISTINGS):
             # A listing may miss a name that is moved meanwhile: the events include it.
             if self.watch is not None:
                 self.watch.read()
-            changed_at = self.disk.changed_at("tasks")
+            changed_at = self.disk.folder_changed_at("tasks")
             # The folder's time is reliable only if a change from now on would get a later time.
             is_settled = self.watch is None and self.disk.disk_time() > changed_at
             now = self.clock.micros()
@@ -118,14 +105,41 @@ class TaskFiles:
                 if events is not None:
                     self.index.apply(events, now)
                     break
-            elif self.disk.changed_at("tasks") == changed_at:
+            elif self.disk.folder_changed_at("tasks") == changed_at:
                 self._scanned_at = changed_at if is_settled else -1
                 break
         self._rescanned_at = self.clock.monotonic()
+        self.was_restored = False
         self._unreadable.clear()
-        for name in list(self.records):
-            if name not in self.index.rows:
-                del self.records[name]
+        self._settle_doubles()
+
+    def _settle_doubles(self) -> None:
+        """Remove one of two names of a task or document, of which a restore has put back the older.
+
+        Every process chooses the same one, so that never both are removed.
+        """
+        doubles, self.index.doubles = self.index.doubles, []
+        for name in doubles:
+            known = self.index.current(name.key)
+            if not self.disk.exists(path_of(name)):
+                continue
+            if known is not None and self.disk.exists(path_of(known)):
+                self.was_restored = True
+                older = min(known, name, key=self._age)
+                self.disk.remove_quietly(path_of(older))
+                if older == name:
+                    continue
+            self.index.replace(known, name, self.clock.micros())
+
+    def _age(self, name: RowName | DocumentName) -> tuple[int, str, int, str]:
+        if isinstance(name, DocumentName):
+            # That of the store's record is its epoch.
+            return -1 if name.due is None else name.due, name.content, 0, ""
+        token = -1
+        with suppress(NewerRecord):
+            found = self.read_row(name)
+            token = -1 if found is None else found[0].token
+        return token, name.content, name.version, str(name)
 
     def read_arrivals(self) -> None:
         """Read the order of all waiting tasks, for a claim."""
@@ -144,7 +158,7 @@ class TaskFiles:
             if name in self._unreadable:
                 continue
             try:
-                waiting = self._read(name.path, name, decode_waiting, attrgetter("id"))
+                waiting = self._read(name, decode_waiting, attrgetter("id"))
             except (PermissionError, NewerRecord):
                 # Left alone; it delays no other task. The next listing tries again.
                 self._unreadable.add(name)
@@ -154,46 +168,36 @@ class TaskFiles:
 
     # Reading
 
-    def record(self, name: RowName) -> Row | None:
-        """Return the record under that name, with its body; None when the name is gone."""
-        known = self.records.get(name.key)
-        if known is not None and known[0] == name.content:
-            return known[1]
-        live = self._read(name.path, name, LIVE.decode, attrgetter("row.id"))
-        return None if live is None else live.row
-
-    def may_be_suspect(self, name: RowName) -> bool:
-        """Whether the task is a suspect, as far as it is known without reading its file."""
-        known = self.records.get(name.key)
-        return known is None or known[0] != name.content or known[1].is_suspect
-
-    def row(self, name: RowName, record: Row) -> Row | None:
-        """Return the row with that name and record; None when they do not belong together."""
-        try:
-            return row_of(name, record)
-        except NotARecord as error:
-            self.quarantine(name.path, name, str(error))
-            return None
-
-    def taken_row(self, taken: TakenName) -> Row | None:
-        """Return the row that a write has taken, as it was before; None if it is gone or damaged."""
-        try:
-            name = taken.inner
-            data = self.disk.read(taken.path)
-            if data is None or not isinstance(name, RowName):
+    def read_row(self, name: RowName) -> tuple[Row, Row] | None:
+        """Return the row with that name, and its record with the body; None when the name is gone."""
+        record = self.own_claims.record(name)
+        if record is None:
+            live = self._read(name, LIVE.decode, attrgetter("row.id"))
+            if live is None:
                 return None
-            return row_of(name, LIVE.decode(unpack_one(data, name.key)).row)
-        except (NotARecord, NewerRecord):
+            record = live.row
+        try:
+            return row_of(name, record), record
+        except NotARecord as error:
+            self._quarantine(name, str(error))
             return None
+
+    def is_erased(self, path: str, name: Name | None) -> bool:
+        """Whether the task that a write has taken there must be overwritten: nothing of it is kept."""
+        try:
+            data = self.disk.read(path)
+            if data is None or not isinstance(name, RowName):
+                return False
+            return not LIVE.decode(unpack_one(data, name.key)).row.result_ttl
+        except (NotARecord, NewerRecord):
+            return False
 
     def read_document(self, name: DocumentName) -> tuple[DocumentName, Document] | None:
         """Return the document with that name, with the name; None when it is gone."""
         known = self._documents.get(name.key)
         if known is not None and known[0] == name:
             return known
-        document = self._read(
-            name.path, name, DOCUMENT.decode, lambda each: document_key(each.kind, each.key)
-        )
+        document = self._read(name, DOCUMENT.decode, lambda each: document_key(each.kind, each.key))
         if document is None:
             return None
         self.know_document(name, document)
@@ -205,43 +209,14 @@ class TaskFiles:
             self._documents.clear()
         self._documents[name.key] = name, document
 
-    def ended(self, task_id: str) -> EndedTask | None:
-        """Return the record of a task that has ended, expired or not; None when there is none."""
-        return self._read_ended(result_path(task_id), task_id)
-
-    def dead(self, task_id: str) -> EndedTask | None:
-        """Return the record of a dead letter, or None."""
-        path = DeadName(task_id).path
-        ended = self._read_ended(path, task_id)
-        if ended is not None and ended.letter is None:
-            self.disk.quarantine(path, "the record has no dead letter")
-            return None
-        return ended
-
-    def _read_ended(self, path: str, task_id: str) -> EndedTask | None:
-        try:
-            data = self.disk.read(path)
-            if data is None:
-                return None
-            ended = ENDED.decode(unpack_one(data, task_id))
-            if ended.row.id != task_id:
-                raise NotARecord(f"the record of another task, {ended.row.id}")
-        except NotARecord as error:
-            self.disk.quarantine(path, str(error))
-            return None
-        except NewerRecord as error:
-            raise StorageError(f"task {task_id} was written by a newer omniq: {error}") from error
-        return ended
-
     def _read(
         self,
-        path: str,
         name: RowName | DocumentName,
         decode: Callable[[bytes], T],
         key_of: Callable[[T], str],
     ) -> T | None:
         try:
-            data = self._load(path, name)
+            data = self._load(name)
             if data is None:
                 self.index.discard(name)
                 return None
@@ -249,15 +224,15 @@ class TaskFiles:
             if key_of(record) != name.key:
                 raise NotARecord(f"the record of another task, {key_of(record)}")
         except NotARecord as error:
-            self.quarantine(path, name, str(error))
+            self._quarantine(name, str(error))
             return None
         return record
 
-    def _load(self, path: str, name: RowName | DocumentName) -> bytes | None:
+    def _load(self, name: RowName | DocumentName) -> bytes | None:
         """Read a record, and remember its file: the next one is often in the same."""
         file = self._files.get(name.content)
         if file is None:
-            data = self.disk.read(path)
+            data = self.disk.read(path_of(name))
             if data is None:
                 return None
             file = open_shared(data)
@@ -270,7 +245,7 @@ class TaskFiles:
         start, size = file.find(name.key)
         return file.data[start : start + size]
 
-    def quarantine(self, path: str, name: RowName | DocumentName, why: str) -> None:
+    def _quarantine(self, name: RowName | DocumentName, why: str) -> None:
         """Move a file that is not a record to `corrupt/`."""
-        self.disk.quarantine(path, why)
+        self.disk.quarantine(path_of(name), why)
         self.index.discard(name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -25,17 +26,10 @@ from omniq.serialization import encode_internal
 from omniq.storage.backend import Changes, DocumentChange, Moved, complete
 from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.engine import SCHEDULE
-from omniq.storage.file.encoding import (
-    ENDED,
-    Codec,
-    EndedTask,
-    Kind,
-    NewerRecord,
-    NotARecord,
-    unframe,
-)
-from omniq.storage.file.file_names import RowName, dead_path, document_key, id_of, result_path
-from omniq.storage.file.row_names import first_name
+from omniq.storage.file import encoding
+from omniq.storage.file import file_names as names
+from omniq.storage.file.encoding import Codec, EndedTask, Kind, NewerRecord, NotARecord
+from omniq.storage.file.file_names import RowName, document_key, id_of
 from omniq.storage.file.shared_file import unpack_one
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.row_rules import Row
@@ -93,10 +87,11 @@ def drain_old_layout(store: Store, *, is_opening: bool = False) -> None:
         disk.link_to_itself("unique")
         disk.move("queue", f"queue-{disk.nonce()}")
     if is_old or not disk.exists("queue"):
-        disk.write_new("queue")
+        with suppress(FileExistsError):
+            disk.write("queue", b"")
     elif not is_opening:
         return
-    left = [name for name in disk.names(".") if name.startswith("queue-")]
+    left = [name for name in disk.names("") if name.startswith("queue-")]
     if left:
         _Upgrade(store).run(left)
 
@@ -123,12 +118,12 @@ class _Upgrade:
         for folder in folders:
             self._move_rows(self._rows(folder))
         self._disk.sync("tasks", "results", "dead", "leases")
-        unique = [name for name in self._disk.names(".") if name.startswith("unique-")]
+        unique = [name for name in self._disk.names("") if name.startswith("unique-")]
         for folder in ("workers", *unique):
             self._remove(folder)
         for folder in ("gates", "schedules", "paused", "notes", *folders):
             self._disk.remove_folder(folder)
-        self._disk.sync(".")
+        self._disk.sync("")
 
     # Tasks
 
@@ -187,7 +182,7 @@ class _Upgrade:
             if self._store.files.index.is_live(name.key):
                 self._disk.quarantine(path, "another task has this id")
             else:
-                self._disk.move(path, name.path)
+                self._disk.move(path, names.path_of(name))
 
     def _finish_change(self, path: str, task_id: str, change: str) -> None:
         """Finish a change that was committed when its process died."""
@@ -197,14 +192,15 @@ class _Upgrade:
             if found.clears_notes:
                 for name in self._disk.names(f"notes/{task_id}"):
                     self._remove(f"notes/{task_id}/{name}")
-            moved = first_name(found.row, "")._replace(parked=None)
-            self._move_rows(self._moving(part, self._disk.inode(part), moved))
+            moved = names.name_of(found.row, "")._replace(parked=None)
+            facts = self._disk.stat(part)
+            self._move_rows(self._moving(part, 0 if facts is None else facts.st_ino, moved))
         elif found is not None:
             if found.row.result_ttl:
-                self._disk.move(part, result_path(task_id))
+                self._disk.move(part, names.result_path(task_id))
             else:
                 self._disk.remove(part)
-        self._disk.move(dead_part, dead_path(task_id))
+        self._disk.move(dead_part, names.dead_path(task_id))
         self._disk.sync("tasks", "results", "dead")
         self._disk.remove_quietly(path)
 
@@ -248,8 +244,7 @@ class _Upgrade:
             folder = f"{kind}/{entry}"
             if not self._disk.is_folder(folder):
                 continue
-            names = self._disk.names(folder)
-            for name in names:
+            for name in self._disk.names(folder):
                 number, _, rest = name.partition(".")
                 # A change that was committed: its new version has not got its name yet.
                 if rest.endswith(".over") and number.isdigit():
@@ -270,8 +265,7 @@ class _Upgrade:
             folder = f"notes/{task_id}"
             if not self._disk.is_folder(folder):
                 continue
-            names = self._disk.names(folder)
-            tokens = [name.removesuffix(".checkpoint") for name in names]
+            tokens = [name.removesuffix(".checkpoint") for name in self._disk.names(folder)]
             newest = max((int(token) for token in tokens if token.isdigit()), default=None)
             if newest is not None:
                 found = self._read(f"{folder}/{newest}.checkpoint", "", _CHECKPOINT.decode)
@@ -315,7 +309,11 @@ class _Upgrade:
 
 def _decode_part(data: bytes) -> _OldLive | EndedTask:
     """Decode the new record of a change."""
-    return _LIVE.decode(data) if unframe(data)[0] == Kind.LIVE else ENDED.decode(data)
+    return (
+        _LIVE.decode(data)
+        if encoding.unframe(data)[0] == Kind.LIVE
+        else encoding.ENDED.decode(data)
+    )
 
 
 def _document(kind: str, key: str, data: bytes, due: int | None = None) -> DocumentChange:

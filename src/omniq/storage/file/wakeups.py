@@ -33,8 +33,8 @@ class FolderWatch:
         self.fd = fd
 
     @classmethod
-    def open(cls, folder: str) -> FolderWatch | None:
-        """Return a watch on the folder; None when inotify is missing or its limits are reached."""
+    def open(cls, folder: int) -> FolderWatch | None:
+        """Return a watch on an open folder; None when inotify is missing or its limits are reached."""
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "inotify_init1"):
             return None
@@ -43,7 +43,7 @@ class FolderWatch:
             return None
         # Not IN_MOVED_FROM: a rename within the folder also reports the new name.
         mask = _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_ONLYDIR
-        if libc.inotify_add_watch(fd, os.fsencode(folder), mask) < 0:
+        if libc.inotify_add_watch(fd, f"/proc/self/fd/{folder}".encode(), mask) < 0:
             os.close(fd)
             return None
         return cls(fd)

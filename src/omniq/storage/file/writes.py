@@ -2,8 +2,9 @@
 
 A write of the nonce W changes names of tasks and documents in these steps:
 
-    1 write the new records as parts/<key>.W.part (and sync them), and link tasks/W.open
-    2 link new names as <name>.new, and check that nothing else has their keys
+    1 write the new records (and sync them): of new names as <name>.new, of changed ones as
+      parts/<key>.W.part; the first file of the write is also tasks/W.open
+    2 check that nothing else has the keys of the new names
     3 rename every old name to <name>.W.old; if one is gone, others have changed it: undo
     4 rename the tasks that are claimed to their new names; if one is gone: undo
     5 rename W.open to W.done: this commits
@@ -35,36 +36,25 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
 from omniq.clock import Clock
 from omniq.failpoints import hit
 from omniq.storage.backend import Document, Moved
+from omniq.storage.file import file_names as names
 from omniq.storage.file.encoding import (
     EndedTask,
-    Live,
     NewerRecord,
     NotARecord,
     WaitingRow,
-    decode_part,
+    decode,
+    encode,
 )
-from omniq.storage.file.file_names import (
-    DeadName,
-    DocumentName,
-    Marker,
-    Name,
-    NewName,
-    RowName,
-    TakenName,
-    document_key,
-    part_path,
-    result_path,
-    write_of,
-)
+from omniq.storage.file.file_names import DeadName, DocumentName, RowName, WriteName, path_of
 from omniq.storage.file.filesystem import Disk
-from omniq.storage.file.row_names import first_name
-from omniq.storage.file.shared_file import content_of, pack, renames_in, unpack_one
+from omniq.storage.file.shared_file import content_of, open_shared, pack, unpack_one
 from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.row_rules import Row
 
@@ -72,69 +62,62 @@ _PATIENCE = 100
 """How often a process looks, in pauses of half a millisecond, whether a write of another has ended."""
 
 _ABANDONED_AFTER = 2 * 10**9
-"""Nanoseconds after which a write that is not committed counts as one of a process that died."""
+"""Nanoseconds after which a write that has taken names, and is not committed, counts as abandoned."""
 
-_STEPS_SHOWN = 500
-"""Steps after which a write shows that its process has not died."""
+_SLOWEST_SYNC = 60 * 10**9
+"""Nanoseconds that a write may need for a file: as long, one that has taken no name is left alone."""
 
 
-class Prepared(msgspec.Struct):
-    """A new record. An ended task has no name in `tasks`; its folders follow from the record."""
+class Change(msgspec.Struct):
+    """A name that a write adds (it has no `source`), changes, or removes (it has no `target`).
+
+    `record` is the new record; without one the name alone changes. An ended task has no `target`: its
+    folders follow from the record. `moves` are the paths of the new record before the commit, each with
+    the path after it. `held_at` is the path of the source while the write has it. With `is_erased` the
+    old record is overwritten.
+    """
 
     key: str
-    data: bytes
-    record: Row | Document | None = None
-    source: Name | None = None
-    has_result: bool = False
-    is_dead: bool = False
-    name: RowName | DocumentName | None = None
-    text: str = ""
+    source: names.Name | None = None
+    target: RowName | DocumentName | None = None
+    record: Row | Document | EndedTask | None = None
+    is_claim: bool = False
+    is_erased: bool = False
+    moves: list[tuple[str, str]] = []
+    held_at: str = ""
 
-    @property
-    def parts(self) -> list[str]:
-        """The endings of its parts."""
-        if self.record is not None or self.has_result:
-            return ["part", "dead"] if self.is_dead else ["part"]
-        return ["dead"]
+    def place_in(self, content: str, write: str) -> None:
+        """Name what becomes of a new record that the write has in that content."""
+        if isinstance(self.record, Row):
+            self.target = names.name_of(self.record, content)
+        elif isinstance(self.record, Document):
+            if names.document_key(self.record.kind, self.record.key) != self.key:
+                raise NotARecord(f"the document {self.record.kind} {self.record.key}")
+            self.target = DocumentName(self.key, content, self.record.due)
+        path = f"tasks/{self.target}"
+        if self.source is None:
+            self.moves = [(f"{path}.new", path)]
+            return
+        part = names.part_path(self.key, write)
+        self.moves = [(part, path)]
+        if isinstance(self.record, EndedTask):
+            self.moves = [(part, names.result_path(self.key))] if self.record.row.result_ttl else []
+            if self.record.letter is not None:
+                part = names.part_path(self.key, write, "dead")
+                self.moves.append((part, names.dead_path(self.key)))
 
 
 class Write(msgspec.Struct):
-    """What one write changes. `erased`: keys of tasks whose old records are overwritten.
-
-    What it has done is in `contents` (the files of new records), `taken` (by key, with their paths) and
-    `has_claimed`. `has_marker`: several names change, so that another rename must commit them together.
-    """
+    """What one write changes."""
 
     nonce: str
-    inserted: list[Prepared] = []
-    changed: list[Prepared] = []
-    renamed: list[tuple[RowName, RowName]] = []
-    claimed: list[tuple[RowName, RowName]] = []
-    removed: list[Name] = []
-    erased: set[str] = set()
-    contents: list[str] = []
-    taken: dict[str, tuple[TakenName, str]] = {}
-    has_claimed: list[tuple[RowName, RowName]] = []
-    has_marker: bool = False
+    changes: list[Change] = []
     is_committed: bool = False
 
     @property
-    def sources(self) -> list[Name]:
-        """The names that the write takes, in an order in which two writes do not block each other."""
-        names: list[Name] = [each.source for each in self.changed if each.source is not None]
-        names += [source for source, _ in self.renamed]
-        return sorted((*names, *self.removed), key=lambda name: name.key)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
-        return self.size == 0
-
-    @property
-    def size(self) -> int:
-        """The number of names that change together."""
-        taken = len(self.changed) + len(self.renamed) + len(self.removed)
-        return taken + len(self.inserted) + len(self.claimed)
+    def has_marker(self) -> bool:
+        """Whether several names change, so that the rename of a marker must commit them together."""
+        return len(self.changes) > 1
 
 
 class Writes:
@@ -143,15 +126,10 @@ class Writes:
     def __init__(self, files: TaskFiles, clock: Clock) -> None:
         self._files = files
         self._disk: Disk = files.disk
-        self._clock = clock
         self._boot = boot_mark(clock)
         self._unsynced: set[str] = set()
         self._leftovers: dict[str, str | None] = {}
         self._pause = threading.Event()
-
-    def new(self) -> Write:
-        """A write that changes nothing yet."""
-        return Write(self._disk.nonce())
 
     # Writing
 
@@ -162,269 +140,244 @@ class Writes:
         """
         self._check(write)
         self._unsynced.add("tasks")
-        renamed, size = [*write.renamed, *write.claimed], write.size
-        write.has_marker = size > 1
-        if len(renamed) == size == 1:
-            source, target = renamed[0]
-            if not self._rename(source.path, target):
-                self._raise_moved([source])
+        first = write.changes[0]
+        if not write.has_marker and isinstance(first.target, RowName) and first.record is None:
+            if not self.claim(first):
+                self._raise_moved(first.key)
             return
         try:
             self._prepare(write)
             self._announce(write, is_occupied)
-            self._take(write)
-            self._claim(write)
+            # In an order in which two writes do not block each other.
+            for each in sorted(write.changes, key=lambda each: each.key):
+                if each.source is not None and not each.is_claim:
+                    self._take(write, each)
+            for each in write.changes:
+                if each.is_claim:
+                    if not self.claim(each):
+                        self._undo(write.nonce, write.changes)
+                        self._raise_moved(each.key)
+                    hit("file.claim.after_rename")
             self._decide(write)
         except BaseException:
             if not write.is_committed:
-                self._undo(write)
+                self._undo(write.nonce, write.changes)
             raise
+        if first.source is None and not write.has_marker:
+            return
         try:
-            if write.taken:
+            if any(each.source is not None for each in write.changes):
                 hit("file.record.after_commit")
-            self._apply(write)
+            self._apply(write.changes)
         except BaseException:
             # Committed, and not finished. The index does not have this write's own new names. With them,
             # a repeat meets this write and finishes it, instead of adding its tasks again.
             self._files.distrust_index()
             raise
+        if write.has_marker:
+            self._leftovers[_marker(write.nonce, "done")] = None
 
     def _check(self, write: Write) -> None:
         """Raise `Moved` before anything is written, if the index knows that a name has changed."""
-        sources = (*write.sources, *(source for source, _ in write.claimed))
-        if sources:
+        if any(each.source is not None for each in write.changes):
             self._files.refresh()
+        for each in write.changes:
+            if self._has_moved(each):
+                self._raise_moved(each.key)
+
+    def _has_moved(self, each: Change) -> bool:
         index = self._files.index
-        for source in sources:
-            if isinstance(source, RowName):
-                current: Name | None = index.rows.get(source.key)
-            elif isinstance(source, DocumentName):
-                current = index.document(source.key)
-            else:
-                continue
-            if current != source:
-                self._raise_moved([source])
-        for each in write.inserted:
-            if self._has_name(each):
-                self._raise_moved([], each.key)
-
-    def _has_name(self, each: Prepared) -> bool:
-        """Whether there is a name with the key of a new record."""
-        index, key = self._files.index, each.key
-        if key in index.taken:
+        if each.source is None and each.key in index.taken:
             return True
-        if isinstance(each.record, Row):
-            return key in index.rows
-        return index.document(key) is not None
+        return index.current(each.key) != each.source and not isinstance(each.source, DeadName)
 
-    def _raise_moved(self, sources: Iterable[Name], key: str = "") -> None:
+    def _raise_moved(self, key: str) -> None:
         """Wait until what has moved is settled, so that the next try can succeed."""
         self._files.refresh()
-        for each in (*(source.key for source in sources), key):
-            self.settle_key(each)
+        self.settle_key(key)
         raise Moved
 
     def _prepare(self, write: Write) -> None:
-        records = [*write.changed, *write.inserted]
-        by_key = {each.key: each for each in records}
-        renames = {str(source): str(target) for source, target in write.renamed}
-        has_marker = write.has_marker
-        if not (records or has_marker):
+        """Write the new records, each under the name that it has until the commit."""
+        by_key = {each.key: each for each in write.changes if each.record is not None}
+        renames: dict[str, str] | None = None
+        if write.has_marker:
+            renames = {
+                str(each.source): str(each.target)
+                for each in write.changes
+                if each.record is None and each.target is not None and not each.is_claim
+            }
+        elif not by_key:
             return
-        packed = pack(
-            write.nonce,
-            ((each.key, each.data) for each in records),
-            renames if has_marker else None,
-        )
         files: list[tuple[list[str], bytes]] = []
-        for content, keys, data in packed:
-            # The parts of a single changed task are names enough.
-            names = [] if write.changed and not has_marker else [f"parts/{content}.data"]
+        records = ((key, encode(each.record)) for key, each in by_key.items())
+        for content, keys, data in pack(write.nonce, records, renames):
+            paths = [_marker(write.nonce)] if write.has_marker and not files else []
             for key in keys:
-                each = by_key[key]
-                if isinstance(each.record, Row):
-                    each.name = first_name(each.record, content)
-                elif each.record is not None:
-                    each.name = DocumentName(key, content, each.record.due)
-                each.text = str(each.name)
-                if each.source is not None:
-                    names += [part_path(key, write.nonce, ending) for ending in each.parts]
-            files.append((names, data))
-            if has_marker:
-                write.contents.append(content)
+                by_key[key].place_in(content, write.nonce)
+                paths += [path for path, _ in by_key[key].moves]
+            files.append((paths, data))
+        has_new = any(each.source is None for each in write.changes)
+        if has_new:
+            hit("file.enqueue.before_link")
         self._disk.write_all(files)
-        if write.changed:
+        if has_new:
+            hit("file.enqueue.after_link")
+        if any(each.source is not None for each in by_key.values()):
             hit("file.record.after_part")
-        if has_marker:
-            self._disk.link(f"parts/{write.nonce}.data", Marker(write.nonce).path)
 
     def _announce(self, write: Write, is_occupied: Callable[[str], bool]) -> None:
-        """Link the new names, then check that nothing else has their keys."""
-        if not write.inserted:
+        """Check that nothing else has the keys of the new names, which others see now."""
+        new = [each for each in write.changes if each.source is None]
+        if not new:
             return
-        hit("file.enqueue.before_link")
-        # A file with one name is moved; a shared one is linked, once for each name.
-        announce = self._disk.link if write.has_marker else self._disk.move
-        for number, each in enumerate(write.inserted):
-            assert each.name is not None
-            self._show_progress(write, number)
-            announce(f"parts/{each.name.content}.data", f"tasks/{each.text}.new")
-        hit("file.enqueue.after_link")
         # A later announcement sees this one, so one of two notices the other.
         self._files.refresh()
-        announced = self._files.index.new
-        for number, each in enumerate(write.inserted):
-            self._show_progress(write, number)
-            others = announced.get(each.key)
-            for other in list(others.values()) if others else ():
-                if other.write == write.nonce:
-                    continue
-                if write.nonce > other.write or not self._abort(other):
-                    self._undo(write)
+        for each in new:
+            for other in list(self._files.index.new.get(each.key, {}).values()):
+                if other.write != write.nonce and (
+                    write.nonce > other.write or not self._abort(other)
+                ):
+                    self._undo(write.nonce, write.changes)
                     self.settle(other.write)
                     raise Moved
-            if self._has_name(each) or (isinstance(each.record, Row) and is_occupied(each.key)):
+            if self._has_moved(each) or (isinstance(each.record, Row) and is_occupied(each.key)):
                 raise Moved
         hit("file.enqueue.before_publish")
 
-    def _show_progress(self, write: Write, number: int) -> None:
-        """Show others that this process is alive, which may take long for a large batch."""
-        if number % _STEPS_SHOWN == 0 and len(write.inserted) > _STEPS_SHOWN:
-            self._disk.touch(Marker(write.nonce).path)
-
-    def _abort(self, new: NewName) -> bool:
+    def _abort(self, new: WriteName) -> bool:
         """Prevent the commit of another write; False if it is too late."""
-        marker = Marker(new.write)
-        if self._files.index.markers.get(new.write) is not None:
-            return self._disk.remove(marker.path)
-        return self._disk.remove(f"tasks/{new}")
+        if new.write in self._files.index.markers:
+            return self._disk.remove(_marker(new.write))
+        return self._disk.remove(path_of(new))
 
-    def _take(self, write: Write) -> None:
-        is_done = not write.has_marker
-        for source in write.sources:
-            taken = TakenName(source, write.nonce, is_done)
-            text = str(taken)
-            self._files.index.expect(text, taken)
-            if not self._disk.move(source.path, f"tasks/{text}"):
-                self._undo(write)
-                self._raise_moved([source])
-            write.taken[taken.key] = taken, f"tasks/{text}"
-            write.is_committed = is_done
-            hit("file.record.after_take")
+    def _take(self, write: Write, each: Change) -> None:
+        assert each.source is not None
+        taken = WriteName(write.nonce, "old" if write.has_marker else "done", each.source)
+        text = str(taken)
+        self._files.index.expect(text, taken)
+        if not self._disk.move(path_of(each.source), f"tasks/{text}"):
+            self._undo(write.nonce, write.changes)
+            self._raise_moved(each.key)
+        each.held_at = f"tasks/{text}"
+        write.is_committed = not write.has_marker
+        hit("file.record.after_take")
 
-    def _claim(self, write: Write) -> None:
-        for source, target in write.claimed:
-            if not self._rename(source.path, target):
-                self._undo(write)
-                self._raise_moved([source])
-            write.has_claimed.append((source, target))
-            hit("file.claim.after_rename")
+    def claim(self, each: Change) -> bool:
+        """Rename a task whose record stays the same; False if others have renamed it."""
+        assert each.source is not None
+        assert each.target is not None
+        self._unsynced.add("tasks")
+        each.held_at = self._rename(path_of(each.source), each.target)
+        return each.held_at != ""
 
-    def _rename(self, path: str, target: RowName) -> bool:
+    def unclaim(self, each: Change) -> bool:
+        """Undo a claim, unless the task was renamed meanwhile."""
+        source, target = each.source, each.target
+        assert isinstance(source, RowName)
+        assert isinstance(target, RowName)
+        self._unsynced.add("tasks")
+        return self._disk.move(each.held_at, path_of(source._replace(version=target.version + 1)))
+
+    def _rename(self, path: str, target: RowName | DocumentName) -> str:
+        """Give a name that the index does not read again; returns its path, or "" if it was too late."""
         text = str(target)
         self._files.index.expect(text, target)
-        return self._disk.move(path, f"tasks/{text}")
+        return f"tasks/{text}" if self._disk.move(path, f"tasks/{text}") else ""
 
     def _decide(self, write: Write) -> None:
         if write.is_committed:
             return
         if write.has_marker:
-            marker = Marker(write.nonce)
-            write.is_committed = self._disk.move(marker.path, Marker(write.nonce, True).path)
+            done = _marker(write.nonce, "done")
+            write.is_committed = self._disk.move(_marker(write.nonce), done)
         else:
-            (each,) = write.inserted
-            write.is_committed = self._publish(each)
+            write.is_committed = self._publish(write.changes[0])
         if not write.is_committed:
             # Another process took this one for dead, or needed the same key.
             raise Moved
 
-    def _publish(self, each: Prepared) -> bool:
-        self._expect(each)
-        return self._disk.move(f"tasks/{each.text}.new", f"tasks/{each.text}")
-
-    def _expect(self, each: Prepared) -> None:
-        name, record = each.name, each.record
-        if isinstance(name, RowName) and isinstance(record, Row):
-            self._files.index.expect(each.text, name, WaitingRow.of(record, name.content))
-        elif isinstance(name, DocumentName) and isinstance(record, Document):
-            self._files.index.expect(each.text, name)
-            self._files.know_document(name, record)
-
-    def _undo(self, write: Write) -> None:
+    def _undo(self, write: str, changes: Iterable[Change]) -> None:
         """Undo a write that is not committed. What cannot be undone now is undone by another process."""
-        if write.has_marker:
-            self._disk.remove_quietly(Marker(write.nonce).path)
-        for source, target in write.has_claimed:
-            unclaimed = source._replace(version=target.version + 1)
-            self._disk.move_quietly(target.path, unclaimed.path)
-        write.has_claimed.clear()
-        for taken, path in write.taken.values():
-            self._disk.move_quietly(path, taken.inner.path)
-        write.taken.clear()
-        for each in write.inserted:
-            if each.name is not None:
-                self._disk.remove_quietly(f"tasks/{each.text}.new")
-        for each in write.changed:
-            for ending in each.parts:
-                self._disk.remove_quietly(part_path(each.key, write.nonce, ending))
-        for content in write.contents or [write.nonce]:
-            self._disk.remove_quietly(f"parts/{content}.data")
+        self._disk.remove_quietly(_marker(write))
+        for each in changes:
+            if each.held_at:
+                self._give_back(each)
+            for path, _ in each.moves:
+                self._disk.remove_quietly(path)
+
+    def _give_back(self, each: Change) -> None:
+        source = each.source
+        assert source is not None
+        current = self._files.index.current(each.key)
+        if each.is_claim:
+            with suppress(OSError):
+                self.unclaim(each)
+        elif current is not None and current.content != source.content:
+            # A power cut has reordered renames: the write was committed.
+            self._disk.remove_quietly(each.held_at)
+        else:
+            self._disk.move_quietly(each.held_at, path_of(source))
+        each.held_at = ""
 
     # After the commit
 
-    def _apply(self, write: Write) -> None:
-        """Give the new records their names, and remove the old ones."""
-        taken = dict(write.taken)
-        for each in write.changed:
-            self._place(each, write.nonce)
-            self._remove_taken(write, *taken.pop(each.key))
-        for source, target in write.renamed:
-            self._rename(taken.pop(source.key)[1], target)
-            hit("file.record.after_rename")
-        for left in taken.values():
-            self._remove_taken(write, *left)
-        if write.has_marker:
-            for each in write.inserted:
+    def _apply(self, changes: Iterable[Change]) -> None:
+        """Give the new records their names, and remove the old ones. Of several processes, one succeeds."""
+        for each in changes:
+            if each.is_claim:
+                continue
+            if each.source is None:
                 self._publish(each)
                 hit("file.enqueue.after_publish")
-            self._leftovers[Marker(write.nonce, True).path] = None
-        for content in write.contents:
-            self._disk.remove_quietly(f"parts/{content}.data")
+            elif each.record is not None:
+                self._place(each)
+            elif each.target is not None:
+                self._rename(each.held_at, each.target)
+                each.held_at = ""
+                hit("file.record.after_rename")
+            if each.held_at:
+                self._remove_taken(each)
 
-    def _remove_taken(self, write: Write, taken: TakenName, path: str) -> None:
-        key = taken.inner.key if taken.inner.key in write.erased else None
-        if taken.is_done:
+    def _publish(self, each: Change) -> bool:
+        self._expect(each)
+        return self._disk.move(*each.moves[0])
+
+    def _place(self, each: Change) -> None:
+        """Move the new record of a change from its parts."""
+        for part, path in each.moves:
+            if each.target is None:
+                hit("file.record.before_result")
+                self._disk.move(part, path)
+                hit("file.record.after_result")
+                self._unsynced.add(path.partition("/")[0])
+            else:
+                hit("file.requeue.before_task")
+                self._expect(each)
+                self._disk.move(part, path)
+                hit("file.requeue.after_task")
+
+    def _expect(self, each: Change) -> None:
+        """Let the index know what the name of a new record says, if this process has written it."""
+        name, record, text = each.target, each.record, each.moves[0][1][len("tasks/") :]
+        if isinstance(name, RowName) and isinstance(record, Row):
+            self._files.index.expect(text, name, WaitingRow.of(record, name.content))
+        elif isinstance(name, DocumentName) and isinstance(record, Document):
+            self._files.index.expect(text, name)
+            self._files.know_document(name, record)
+
+    def _remove_taken(self, each: Change) -> None:
+        if each.held_at.endswith(".done"):
             # The commit itself: until the new names are durable, it may have to be finished again.
-            self._leftovers[path] = key
+            self._leftovers[each.held_at] = each.key if each.is_erased else None
         else:
-            self._remove(path, key)
+            self._remove(each.held_at, each.key if each.is_erased else None)
 
     def _remove(self, path: str, erased: str | None) -> None:
         if erased is None:
             self._disk.remove_quietly(path)
         else:
             self._disk.erase(path, erased)
-
-    def _place(self, each: Prepared, write: str) -> None:
-        """Move the parts of a record to their final names. Of several processes, one succeeds."""
-        if each.name is not None:
-            self._expect(each)
-            hit("file.requeue.before_task")
-            self._disk.move(part_path(each.key, write), f"tasks/{each.text}")
-            hit("file.requeue.after_task")
-            return
-        hit("file.record.before_result")
-        if each.has_result:
-            self._disk.move(part_path(each.key, write), result_path(each.key))
-            self._unsynced.add("results")
-        hit("file.record.after_result")
-        if each.is_dead:
-            self._disk.move(part_path(each.key, write, "dead"), DeadName(each.key).path)
-            self._unsynced.add("dead")
-
-    def mark_unsynced(self, folder: str) -> None:
-        """Have `flush` sync this folder, in which a name has changed."""
-        self._unsynced.add(folder)
 
     def flush(self) -> None:
         """Sync the changed folders, then remove what says that writes are committed."""
@@ -454,16 +407,13 @@ class Writes:
     def settle_key(self, key: str) -> None:
         """Settle the write that has taken the name with that key, or has committed a new one."""
         index = self._files.index
-        if key in index.rows or index.document(key) is not None:
+        if index.current(key) is not None:
             return
-        taken = index.taken.get(key)
-        writes = [] if taken is None else [taken.write]
-        for new in index.new.get(key, {}).values():
-            marker = index.markers.get(new.write)
-            if marker is not None and marker.is_done:
-                writes.append(new.write)
-        for write in writes:
-            self.settle(write)
+        if key in index.taken:
+            self.settle(index.taken[key].write)
+        for new in list(index.new.get(key, {}).values()):
+            if index.markers.get(new.write) == "done":
+                self.settle(new.write)
 
     def recover(self) -> None:
         """End the writes of processes that died."""
@@ -478,114 +428,90 @@ class Writes:
         return not write.startswith(self._boot) or write.startswith(self._disk.own_prefix)
 
     def _is_abandoned(self, write: str) -> bool:
-        marker = self._files.index.markers.get(write)
-        names = self._files.index.writes.get(write, {})
-        if marker is None:
-            news = [each for each in names.values() if isinstance(each, NewName)]
-            if len(news) < len(names):
-                return True
-            path = f"tasks/{news[0]}"
-        elif marker.is_done:
+        index = self._files.index
+        of_write, marker = [*index.writes.get(write, {}).values()], index.markers.get(write)
+        has_taken = any(each.ending != "new" for each in of_write)
+        if marker == "done" or (marker is None and has_taken):
             return True
-        else:
-            path = marker.path
-        try:
-            return self._disk.disk_time() - self._disk.changed_at(path) > _ABANDONED_AFTER
-        except FileNotFoundError:
-            return False
+        # Its files are written one after the other, so that the last one is the newest.
+        path = path_of(of_write[-1]) if of_write and not has_taken else _marker(write)
+        age = _ABANDONED_AFTER if has_taken else _SLOWEST_SYNC
+        return self._disk.is_older(path, age, self._disk.disk_time())
 
     def _end(self, write: str) -> None:
         """Finish a write that is committed, undo another."""
-        names = list(self._files.index.writes.get(write, {}).values())
-        marker = Marker(write, is_done=True)
-        is_committed = any(isinstance(each, TakenName) and each.is_done for each in names)
+        left = [*self._files.index.writes.get(write, {}).values()]
+        is_committed = any(each.ending == "done" for each in left)
         if not is_committed:
-            self._disk.remove(Marker(write).path)
+            self._disk.remove(_marker(write))
             # If it is gone without a trace, it has ended meanwhile, and none of its names is left.
-            is_committed = self._disk.exists(marker.path)
+            is_committed = self._disk.exists(_marker(write, "done"))
         self._unsynced.add("tasks")
         if is_committed:
-            self._finish(write, names, marker)
+            self._finish(write, left)
             self.flush()
-            self._disk.remove_quietly(marker.path)
+            self._disk.remove_quietly(_marker(write, "done"))
         else:
-            for each in names:
-                self._roll_back(each)
-        self._disk.remove_quietly(f"parts/{write}.data")
+            self._undo(write, map(_change_of, left))
 
-    def _roll_back(self, each: TakenName | NewName) -> None:
-        if isinstance(each, NewName):
-            self._disk.remove_quietly(f"tasks/{each}")
-            return
-        current = self._files.index.rows.get(each.key)
-        if current is not None and current.content != getattr(each.inner, "content", ""):
-            # A power cut has reordered renames: the write was committed.
-            self._disk.remove_quietly(each.path)
-        else:
-            self._disk.move_quietly(each.path, each.inner.path)
-        for ending in ("part", "dead"):
-            self._disk.remove_quietly(part_path(each.key, write_of(each.write), ending))
-
-    def _finish(self, write: str, names: list[TakenName | NewName], marker: Marker) -> None:
-        renames = self._renames(marker)
-        for each in names:
+    def _finish(self, write: str, left: Iterable[WriteName]) -> None:
+        renames = self._renames(write)
+        for name in left:
             hit("file.recover.before_part")
-            if isinstance(each, NewName):
-                self._disk.move(f"tasks/{each}", each.inner.path)
-                continue
-            target = None if renames is None else renames.get(str(each.inner))
-            if target is not None:
-                self._disk.move(each.path, f"tasks/{target}")
-            else:
-                self._finish_part(each, write, is_readable=renames is not None)
+            each = _change_of(name)
+            if each.source is not None and renames is not None and str(each.source) in renames:
+                self._disk.move(each.held_at, f"tasks/{renames[str(each.source)]}")
+            elif each.source is None or self._read_part(
+                each, write, is_readable=renames is not None
+            ):
+                self._apply([each])
             hit("file.recover.after_part")
 
-    def _renames(self, marker: Marker) -> dict[str, str] | None:
+    def _renames(self, write: str) -> dict[str, str] | None:
         """The names that the write only renames; None if they cannot be read."""
-        try:
-            data = self._disk.read(marker.path)
-            return {} if data is None else renames_in(data)
-        except (NotARecord, NewerRecord):
-            return None
+        with suppress(NotARecord, NewerRecord):
+            data = self._disk.read(_marker(write, "done"))
+            file = None if data is None else open_shared(data)
+            if data is None or file is not None:
+                return {} if file is None else file.renames
+        return None
 
-    def _finish_part(self, taken: TakenName, write: str, *, is_readable: bool) -> None:
-        path = part_path(taken.key, write)
-        dead_path = part_path(taken.key, write, "dead")
+    def _read_part(self, each: Change, write: str, *, is_readable: bool) -> bool:
+        """Read the new record of a change; False if the change cannot be finished."""
+        paths = [path for path, _ in each.moves]
         try:
-            data = self._disk.read(path)
+            data = self._disk.read(paths[0])
             if data is None:
-                data = self._disk.read(dead_path)
+                data = self._disk.read(paths[1])
             if data is not None:
-                self._place(self._decoded(taken.key, write, data), write)
-            elif not is_readable and not taken.is_done:
+                each.record = decode(unpack_one(data, each.key))
+                each.place_in(content_of(data, write), write)
+            elif not is_readable and not each.held_at.endswith(".done"):
                 # Only after a power cut, in a store that is not durable. Better run it twice than lose it.
-                self._disk.move(taken.path, taken.inner.path)
-                return
+                self._give_back(each)
+                return False
         except NotARecord as error:
-            for damaged in (path, dead_path):
+            for damaged in paths:
                 self._disk.quarantine(damaged, str(error))
-            self._disk.quarantine(taken.path, f"the new record cannot be read: {error}")
-            return
-        row = self._files.taken_row(taken)
-        is_erased = row is not None and row.result_ttl == 0
-        if taken.is_done:
-            self._leftovers[taken.path] = taken.key if is_erased else None
-        else:
-            self._remove(taken.path, taken.key if is_erased else None)
+            self._disk.quarantine(each.held_at, f"the new record cannot be read: {error}")
+            return False
+        each.is_erased = self._files.is_erased(each.held_at, each.source)
+        return True
 
-    def _decoded(self, key: str, write: str, data: bytes) -> Prepared:
-        content, record = content_of(data, write), decode_part(unpack_one(data, key))
-        match record:
-            case Live():
-                name: RowName | DocumentName | None = first_name(record.row, content)
-                return Prepared(key, data, record.row, name=name, text=str(name))
-            case EndedTask():
-                has_result, is_dead = record.row.result_ttl > 0, record.letter is not None
-                return Prepared(key, data, has_result=has_result, is_dead=is_dead)
-        if document_key(record.kind, record.key) != key:
-            raise NotARecord(f"the document {record.kind} {record.key}")
-        name = DocumentName(key, content, record.due)
-        return Prepared(key, data, record, name=name, text=str(name))
+
+def _marker(write: str, ending: str = "open") -> str:
+    """The path of the name whose rename from `.open` to `.done` commits a write."""
+    return f"tasks/{write}.{ending}"
+
+
+def _change_of(name: WriteName) -> Change:
+    """The change of which a write has left the name."""
+    inner = name.inner
+    assert inner is not None
+    if name.ending == "new" and not isinstance(inner, DeadName):
+        return Change(inner.key, target=inner, moves=[(path_of(name), path_of(inner))])
+    parts = [names.part_path(inner.key, name.write, ending) for ending in ("part", "dead")]
+    return Change(inner.key, inner, moves=[(part, "") for part in parts], held_at=path_of(name))
 
 
 def boot_mark(clock: Clock) -> str:

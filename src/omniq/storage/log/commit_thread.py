@@ -11,7 +11,6 @@ It is a thread, so that a blocked event loop of the user loses no lease.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -65,7 +64,6 @@ class CommitThread:
         """When the next delayed task becomes visible, as far as this process knows."""
         self._log = log
         self._replica = replica
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: list[_Call] = []
         self._is_stopping = False
@@ -78,11 +76,6 @@ class CommitThread:
 
     async def call(self, run: Run[_T], *, writes: bool = True) -> _T:
         """Run the function on the newest state; returns its result when its changes are committed."""
-        if self._pid != os.getpid():
-            raise StorageError(
-                f"log storage: opened by process {self._pid}, and used in process {os.getpid()} "
-                "after a fork; open a separate storage in each process"
-            )
         call = _Call(run, writes=writes)
         with self._lock:
             if self._is_stopping:
@@ -95,9 +88,6 @@ class CommitThread:
 
     async def stop(self) -> None:
         """Answer the calls that wait, disconnect, and end the thread."""
-        if self._pid != os.getpid():
-            # After a fork the thread is the parent's.
-            return
         with self._lock:
             self._is_stopping = True
             self._loop.call_soon_threadsafe(self._is_woken.set)

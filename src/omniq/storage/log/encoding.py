@@ -42,20 +42,26 @@ class Effects(msgspec.Struct, array_like=True):
         # Ended rows first: they take their bodies from the live ones.
         for finished in self.finished:
             _fill_body(finished.row, tables)
-            tables.set_finished(finished.row.id, finished)
+            tables.put("finished", finished.row.id, finished)
         for dead in self.dead:
             _fill_body(dead.row, tables)
-            tables.set_dead(dead.row.id, dead)
+            tables.put("dead", dead.row.id, dead)
         for row in self.rows:
             tables.set_row(row.id, row, now)
         for document in self.documents:
             tables.set_document(document.kind, document.key, document)
         for lease in self.leases:
-            tables.set_lease(lease.info.id, lease)
+            tables.put("lease", lease.info.id, lease)
         for owner, fence in self.fenced.items():
-            tables.set_fenced(owner, fence)
+            tables.put("fenced", owner, fence)
         for entry in self.removed:
-            _remove(entry, tables, now)
+            match entry:
+                case ("row", task_id):
+                    tables.set_row(task_id, None, now)
+                case ("document", kind, key):
+                    tables.set_document(kind, key, None)
+                case (table, key):
+                    tables.put(table, key, None)
 
 
 class Commit(msgspec.Struct, array_like=True):
@@ -136,22 +142,6 @@ def _fill_body(row: Row, tables: UndoableTables) -> None:
     known = tables.rows.get(row.id)
     if known is not None and not row.body:
         row.body = known.body
-
-
-def _remove(entry: Entry, tables: UndoableTables, now: int) -> None:
-    match entry:
-        case ("row", task_id):
-            tables.set_row(task_id, None, now)
-        case ("finished", task_id):
-            tables.set_finished(task_id, None)
-        case ("dead", task_id):
-            tables.set_dead(task_id, None)
-        case ("document", kind, key):
-            tables.set_document(kind, key, None)
-        case ("lease", owner):
-            tables.set_lease(owner, None)
-        case ("fenced", owner):
-            tables.set_fenced(owner, None)
 
 
 _decode = internal_decoder(Commit)

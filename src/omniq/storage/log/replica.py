@@ -211,7 +211,7 @@ class Replica:
         """The state as it is now, and the number of its last commit."""
         for owner, fence in list(self.tables.fenced.items()):
             if fence.at < self._time - _FENCED_FOR:
-                self.tables.set_fenced(owner, None)
+                self.tables.put("fenced", owner, None)
         data = encode_commit(
             Commit(
                 id=self._last_id,

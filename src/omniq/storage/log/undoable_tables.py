@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from omniq.storage.backend import Document
-from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.tables import StoredDead, StoredFence, StoredLease, Tables
+from omniq.storage.row_rules import Row
+from omniq.storage.tables import Tables
 
 Entry = tuple[str, ...]
 """The name of a table and a key in it; of a document, its kind and its key."""
@@ -48,22 +48,10 @@ class UndoableTables(Tables):
         for row in rows:
             self.set_row(row.id, row, now)
 
-    def set_finished(self, task_id: str, finished: FinishedRow | None) -> None:
-        self._remember(("finished", task_id), self.finished.get(task_id), finished)
-        super().set_finished(task_id, finished)
-
-    def set_dead(self, task_id: str, dead: StoredDead | None) -> None:
-        self._remember(("dead", task_id), self.dead.get(task_id), dead)
-        super().set_dead(task_id, dead)
+    def put(self, table: str, key: str, value: Any) -> None:
+        self._remember((table, key), self._tables[table].get(key), value)
+        super().put(table, key, value)
 
     def set_document(self, kind: str, key: str, document: Document | None) -> None:
         self._remember(("document", kind, key), self.document(kind, key), document)
         super().set_document(kind, key, document)
-
-    def set_lease(self, owner: str, lease: StoredLease | None) -> None:
-        self._remember(("lease", owner), self.leases.get(owner), lease)
-        super().set_lease(owner, lease)
-
-    def set_fenced(self, owner: str, fence: StoredFence | None) -> None:
-        self._remember(("fenced", owner), self.fenced.get(owner), fence)
-        super().set_fenced(owner, fence)

@@ -7,17 +7,17 @@
 | `section` | one read-modify-write: reads that are compared by one write |
 | `read_section` | sections that only read, several in one statement |
 | `record_and_claim` | the fast path: record outcomes and claim tasks in one round trip |
-| `enqueue_in_parts` | insert a large batch while it is being built |
+| `enqueue` | insert new tasks; a large batch is sent while it is being built |
+| `address` | checks a URL before the driver does, whose errors quote it |
 | `connection` | connections to the server, with timeouts and reconnects; alone imports asyncpg |
 | `wakeups` | LISTEN and NOTIFY: wake up waiting storages in other processes |
 | `queries` | pages and counts |
 | `scan` | the newest tasks, at a bounded cost |
-| `read_batcher` | combines concurrent reads of single tasks |
 | `user_transaction` | enqueue inside a caller's transaction, on any known driver |
 | `task_transaction` | transactions of running tasks, whose commit records the outcome |
 | `vacuum` | vacuum the live tasks while many are claimed |
 | `encoding` | rows to columns and back |
-| `statements` | reads the SQL files and fills in the schema's name |
+| `statements` | reads the SQL files, fills in the schema's name, and runs statements |
 | `migrations` | installs, upgrades and checks the schema |
 | `upgrade` | the part of an upgrade that has to decode what is stored |
 | `server_check` | the server's settings, for `omniq doctor` |

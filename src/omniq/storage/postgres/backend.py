@@ -8,7 +8,7 @@ storage was given a clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -36,10 +36,11 @@ from omniq.storage.postgres.connection import (
     is_missing,
     raise_if_refused,
 )
-from omniq.storage.postgres.read_section import ReadBatchers
+from omniq.storage.postgres.enqueue import enqueue
+from omniq.storage.postgres.read_section import ReadSection, RecordReader
 from omniq.storage.postgres.record_and_claim import PostgresFastPath
 from omniq.storage.postgres.section import PostgresSection
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.statements import Statements
 from omniq.storage.postgres.task_transaction import TaskTransactions
 from omniq.storage.postgres.vacuum import Vacuum
 from omniq.storage.postgres.wakeups import Wakeups
@@ -64,8 +65,6 @@ class PostgresBackend(Backend):
         self, target: Target, pool_size: int, clock: Clock, local_wakeups: LocalWakeups
     ) -> None:
         self.target = target
-        self.names = SchemaNames(target.schema, is_pooled=target.poll_only)
-        self._names_without_session = SchemaNames(target.schema, is_pooled=True)
         self.clock = self.store_clock = clock_of_store(clock)
         self._pool_size = pool_size
         self._local_clock = clock
@@ -88,7 +87,7 @@ class PostgresBackend(Backend):
     # Opening and closing
 
     async def open(self) -> None:
-        target, clock = self.target, self._local_clock
+        target, clock, schema = self.target, self._local_clock, self.target.schema
         self.writer = ServerConnection(target, "writer")
         # Used while the first writer is busy: a worker makes up to two calls at the same time.
         self.second_writer = ServerConnection(target, "second writer")
@@ -96,42 +95,43 @@ class PostgresBackend(Backend):
         self._reader = ServerConnection(target, "reader")
         # Separate from the reader, because a count takes longer than other reads.
         self._counter = ServerConnection(target, "counter")
-        self.vacuum = Vacuum(self._counter, self.names, clock)
+        self.statements = Statements(
+            schema,
+            lambda *sql: self.free_writer().fetch(*sql),
+            lambda *sql: self.free_writer().fetch_once(*sql),
+        )
+        self.reader = Statements(schema, self._reader.fetch, self._reader.fetch_once)
+        self.vacuum = Vacuum(self._counter, schema, clock)
         self.task_transactions = TaskTransactions(target, self._pool_size, self._section_on)
         self.wakeups = Wakeups(target, self._local_wakeups, self.clock)
         self.fast_path = PostgresFastPath(
-            self._fetch,
-            self.names,
+            self.statements,
             self.clock,
             self.wakeups,
             self.vacuum,
             self.identity,
             prefix=f"{clock.new_id()[-6:]}~",
         )
-        self._read_batchers = ReadBatchers(self._fetch_read, self.names, self.clock)
+        self._record_reader = RecordReader(self.reader, self.clock)
         try:
             await self.writer.open()
             sent_at = self.clock.boot_micros()
-            self._server = await self._read_or_install()
-            migrations.check_version(target, self._server.version)
+            self._server = server = await self._read_or_install()
+            migrations.check_version(target, server.version, server.oldest)
         except BaseException:
             await self.writer.close()
             raise
-        observe(self.clock, self._server.now, sent_at=sent_at)
+        observe(self.clock, server.now, sent_at=sent_at)
 
     async def _read_or_install(self) -> migrations.ServerInfo:
         """Read the server's facts; installs the schema first when it is missing."""
-
-        async def read(db: Connection) -> migrations.ServerInfo:
-            return await migrations.read_server(db, self.names)
-
         try:
-            return await self.writer.run(read, is_repeatable=True)
+            return await migrations.read_server(self.statements)
         except StorageError as error:
             if not is_missing(error):
                 raise
         await migrations.upgrade(self.target)
-        return await self.writer.run(read, is_repeatable=True)
+        return await migrations.read_server(self.statements)
 
     async def close(self) -> None:
         await self.wakeups.close()
@@ -141,41 +141,25 @@ class PostgresBackend(Backend):
         connections = (self._reader, self._counter, self.second_writer, self.writer)
         await asyncio.gather(*(connection.close() for connection in connections))
 
-    # Statements
-
-    async def run(
-        self, work: Callable[[Connection], Awaitable[_T]], *, is_repeatable: bool = False
-    ) -> _T:
-        """Run `work` on the writer that is free."""
+    def free_writer(self) -> ServerConnection:
+        """The second writer while only the first is busy; else the first."""
         uses_second = self.writer.is_busy and not self.second_writer.is_busy
-        connection = self.second_writer if uses_second else self.writer
-        return await connection.run(work, is_repeatable=is_repeatable)
-
-    async def _fetch(self, sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
-        return await self.run(lambda db: db.fetch(sql, *parameters), is_repeatable=is_repeatable)
-
-    async def read(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
-        """Run `work`, which only reads."""
-        return await self._reader.run(work, is_repeatable=True)
-
-    async def _fetch_read(self, sql: str, *parameters: Any) -> list[Any]:
-        return await self.read(lambda db: db.fetch(sql, *parameters))
+        return self.second_writer if uses_second else self.writer
 
     # Sections
 
     async def write(self, changes: Changes) -> None:
-        await PostgresSection(self._fetch, self.names, self.clock).write(changes)
+        await enqueue(self.statements, self.clock.micros(), changes)
 
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
     ) -> _T:
         if not writes:
-            return await work(self._read_batchers.section())
+            return await work(ReadSection(self._record_reader))
         if claims_as is None:
-            return await work(PostgresSection(self._fetch, self.names, self.clock))
+            return await work(PostgresSection(self.statements, self.clock))
         section = PostgresSection(
-            self._fetch,
-            self.names,
+            self.statements,
             self.clock,
             holder=self.identity.holder(claims_as),
             claim_id=self.fast_path.new_claim_id(),
@@ -188,22 +172,20 @@ class PostgresBackend(Backend):
         return result
 
     def _section_on(self, db: Connection) -> PostgresSection:
-        async def fetch(sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
+        async def fetch(*sql: Any) -> Any:
             try:
-                return await db.fetch(sql, *parameters)
+                return await db.fetch(*sql)
             except Exception as error:
                 raise_if_refused(error)
                 raise
 
-        # The connection is the task's, so its session has no settings of ours.
-        return PostgresSection(fetch, self._names_without_session, self.clock)
+        return PostgresSection(Statements(self.target.schema, fetch, fetch), self.clock)
 
     async def transact_within(self, connection: object, work: Work[_T]) -> _T:
         assert self._server is not None
         run = await user_transaction.runner(connection)
-        return await work(
-            user_transaction.UserSection(run, self.names, self._server.store, self.clock)
-        )
+        schema, store = self.target.schema, self._server.store
+        return await work(user_transaction.UserSection(run, schema, store, self.clock))
 
     def transaction(
         self, finish: Callable[[], Work[None]], *, seconds: float, blocking: bool
@@ -213,53 +195,37 @@ class PostgresBackend(Backend):
     # Reading
 
     async def page(self, query: Any) -> Any:
-        names, now = self.names, given_time(self.clock)
+        reader, now = self.reader, given_time(self.clock)
         match query:
             case TaskQuery():
-                return await self.read(lambda db: queries.list_rows(db, names, query, now))
+                return await queries.list_rows(reader, query, now)
             case ScanQuery():
-                return await scan.scan(self.read, names, query, now)
+                return await scan.scan(reader, query, now)
             case DeadQuery():
-                return await self.read(lambda db: queries.list_dead(db, names, query))
+                return await queries.list_dead(reader, query)
             case FinishedQuery():
-                return await self.read(lambda db: queries.list_finished(db, names, query))
+                return await queries.list_finished(reader, query)
 
     async def counts(self, *, only_waiting: bool = False) -> Counts:
         if only_waiting:
-            waiting = await self.read(lambda db: queries.count_waiting(db, self.names))
+            waiting = await queries.count_waiting(self.reader)
             return Counts(now=self.clock.micros(), waiting=waiting)
-        return await self._counter.run(
-            lambda db: queries.read_counts(db, self.names, given_time(self.clock)),
-            is_repeatable=True,
-        )
+        counter = Statements(self.target.schema, self._counter.fetch, self._counter.fetch_once)
+        return await queries.read_counts(counter, given_time(self.clock))
 
     # Leases
 
     async def leases(self) -> list[Lease]:
-        sql = (
-            "WITH clock AS (SELECT {schema}.micros($1) AS now) "
-            "SELECT owner, info, paused, until, length, now FROM {schema}.leases, clock "
-            "WHERE NOT fenced UNION ALL SELECT name, NULL, false, 0, 0, 0 "
-            "FROM unnest({schema}.holders()) AS holders (name) WHERE NOT EXISTS "
-            "(SELECT FROM {schema}.leases WHERE owner = name AND NOT fenced) ORDER BY 1"
-        )
-        found = await self._fetch_read(self.names(sql), given_boot_time(self.clock))
+        found = await self.reader.call("all_leases", given_boot_time(self.clock))
         return [
-            Lease(
-                owner,
-                None if info is None else _info(info, paused),
-                until > now,
-                until,
-                length,
-                now,
-            )
+            Lease(owner, _info(info, paused), until > now, until, length, now)
             for owner, info, paused, until, length, now in found
         ]
 
     async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
         sent_at = self.clock.boot_micros()
-        (renewed,) = await self._fetch(
-            self.names("SELECT * FROM {schema}.renew($1, $2, $3, $4, $5, $6, $7)"),
+        (renewed,) = await self.statements.call(
+            "renew",
             info.id,
             length,
             encode_internal(info),
@@ -280,15 +246,13 @@ class PostgresBackend(Backend):
         return LeaseReply(epoch, beat, store, renewal)
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
-        sql = self.names("SELECT {schema}.fence($1, $2, $3, $4)")
-        ((is_fenced,),) = await self._fetch(
-            sql, owner, given_time(self.clock), given_boot_time(self.clock), retires
-        )
+        times = given_time(self.clock), given_boot_time(self.clock)
+        ((is_fenced,),) = await self.statements.call("fence", owner, *times, retires)
         return bool(is_fenced)
 
     async def fence_overdue(self, lease: Lease) -> bool:
         sql = "UPDATE {schema}.leases SET until = 0 WHERE owner = $1 AND until = $2 AND NOT fenced"
-        await self._fetch(self.names(sql), lease.owner, lease.until)
+        await self.statements.fetch(sql, lease.owner, lease.until)
         return await self.fence(lease.owner)
 
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
@@ -296,7 +260,7 @@ class PostgresBackend(Backend):
             "UPDATE {schema}.leases SET paused = $2 WHERE owner = $1 AND NOT fenced "
             "AND until > (SELECT {schema}.micros($3)) RETURNING owner"
         )
-        return bool(await self._fetch(self.names(sql), owner, paused, given_boot_time(self.clock)))
+        return bool(await self.statements.fetch(sql, owner, paused, given_boot_time(self.clock)))
 
     # Waiting
 
@@ -305,7 +269,7 @@ class PostgresBackend(Backend):
 
     async def read_clock(self) -> None:
         sent_at = self.clock.boot_micros()
-        ((now,),) = await self._fetch_read(self.names("SELECT {schema}.micros(NULL)"))
+        ((now,),) = await self.reader.call("micros", None)
         observe(self.clock, now, sent_at=sent_at)
 
     @asynccontextmanager
@@ -314,5 +278,5 @@ class PostgresBackend(Backend):
             yield _NOTIFIED_PAUSE if is_notified else POLLING_PAUSE
 
 
-def _info(data: bytes, paused: bool) -> WorkerInfo:
-    return msgspec.structs.replace(_decode_info(data), paused=paused)
+def _info(data: bytes | None, paused: bool) -> WorkerInfo | None:
+    return None if data is None else msgspec.structs.replace(_decode_info(data), paused=paused)

@@ -11,46 +11,31 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import asyncpg
 
 from omniq._backoff import backoff
 from omniq.clock import Clock
-from omniq.errors import OmniqError, SettingsError, StorageClosed, StorageError, StorageRefused
-from omniq.settings import mask_url
+from omniq.errors import (
+    LeaseLost,
+    OmniqError,
+    QueueFull,
+    SettingsError,
+    StorageClosed,
+    StorageError,
+    StorageRefused,
+)
+from omniq.masking import mask_url
 from omniq.storage.backend import Moved
+from omniq.storage.postgres import address
+from omniq.storage.postgres.statements import PLANNER_SETTINGS, SEARCH_PATH
 
 _T = TypeVar("_T")
 
 
-class Connection(Protocol):
-    """The methods of the driver's connections that are used here; the driver itself has no types."""
-
-    async def execute(self, query: str, *args: Any) -> str: ...
-
-    async def executemany(self, query: str, args: Any) -> None: ...
-
-    async def fetch(self, query: str, *args: Any) -> list[Any]: ...
-
-    async def fetchrow(self, query: str, *args: Any) -> Any: ...
-
-    async def fetchval(self, query: str, *args: Any) -> Any: ...
-
-    def transaction(self) -> Any: ...
-
-    async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
-
-    def add_termination_listener(self, callback: Callable[[Any], None]) -> None: ...
-
-    def get_server_version(self) -> Any: ...
-
-    def is_closed(self) -> bool: ...
-
-    async def close(self, *, timeout: float) -> None: ...
-
-    def terminate(self) -> None: ...
-
+Connection: TypeAlias = Any
+"""A connection of the driver, which has no types."""
 
 CALL_SECONDS: Final = 30.0
 """The timeout of a call, including the time it waits for locks."""
@@ -68,6 +53,7 @@ _READ_SIZE = 65_536
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 10, 5, 3
 
 _SESSION_SETTINGS = {
+    "search_path": SEARCH_PATH,
     "statement_timeout": f"{CALL_SECONDS * 1000 - 1000:.0f}",
     "lock_timeout": "10000",
     "idle_in_transaction_session_timeout": f"{CALL_SECONDS * 1000:.0f}",
@@ -76,26 +62,18 @@ _SESSION_SETTINGS = {
     "tcp_keepalives_count": str(_KEEPALIVE_COUNT),
 }
 
-# Writers must use the indexes, however small the tables were when a statement was planned: a queue
-# can grow a thousandfold before the table is analyzed. Behind a pooler the functions set these.
-_PLANNER_SETTINGS = {
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "jit": "off",
-    "plan_cache_mode": "force_generic_plan",
-    # For each given task one lookup, also where a plan was made while the table was empty.
-    "random_page_cost": "0.1",
-}
-
 _CONFLICTS = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
 )
-_WRITE_REFUSALS = {"OQ001", "OQ002", "OQ003", asyncpg.UniqueViolationError.sqlstate}
-"""See the SQL function `write`."""
+_WRITE_REFUSALS: dict[str, Callable[[str], Exception]] = {
+    "OQ001": lambda _: Moved(),
+    "OQ002": LeaseLost,
+    "OQ003": lambda bound: QueueFull(int(bound)),
+    asyncpg.UniqueViolationError.sqlstate: lambda _: Moved(),
+}
+"""What an error of the SQL function `write` means, by its SQLSTATE and its message."""
 
 _CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
@@ -122,14 +100,6 @@ class ReplyLost(StorageError):
     """The connection was lost before the reply: the server may have carried out the call."""
 
 
-class WriteRefused(Exception):
-    """The SQL function `write` or `enqueue` has refused the changes, for the reason `sqlstate`."""
-
-    def __init__(self, sqlstate: str) -> None:
-        super().__init__(sqlstate)
-        self.sqlstate = sqlstate
-
-
 class Target:
     """The server's address, the store's schema, and how to connect.
 
@@ -142,6 +112,7 @@ class Target:
             raise SettingsError(
                 f"schema {schema!r}: use 1 to 48 of the characters a-z 0-9 _, and begin with no digit"
             )
+        address.check(url)
         self.url = url
         self.schema = schema
         self.clock = clock
@@ -156,7 +127,7 @@ class Target:
         if not self.poll_only and purpose != "transaction":
             settings |= _SESSION_SETTINGS
         if not self.poll_only and purpose.endswith("writer"):
-            settings |= _PLANNER_SETTINGS
+            settings |= PLANNER_SETTINGS
         if not self.poll_only and purpose == "counter":
             # A count may be slow, but must not take every core from the workers.
             settings["max_parallel_workers_per_gather"] = "0"
@@ -171,13 +142,16 @@ class Target:
             )
         except Exception as error:
             # Also what the driver raises as none of its own classes: it calls none of our code here.
-            raise self.wrap_error(error) from error
+            is_quoting = _is_parse_error(error)
+            raise self.wrap_error(error) from (None if is_quoting else error)
         _configure_transport(connection)
         return connection
 
     def wrap_error(self, error: BaseException) -> StorageError:
         """Return the driver's error as a `StorageError`, without the URL's password."""
         text = str(error) or type(error).__name__
+        if _is_parse_error(error):
+            text = f"the URL {address.UNREADABLE}"
         kind = StorageRefused if isinstance(error, (*_REFUSED, ValueError)) else StorageError
         return kind(f"{self}: {text}")
 
@@ -194,6 +168,12 @@ class Target:
     def closed_error(self) -> StorageClosed:
         """Return the error for calls that still wait for a connection when the storage closes."""
         return StorageClosed(f"{self}: this storage was closed during the call")
+
+
+def _is_parse_error(error: BaseException) -> bool:
+    """Whether the driver could not read the URL: the text of such an error may quote the password."""
+    is_of_driver = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
+    return isinstance(error, ValueError | OverflowError) and not is_of_driver
 
 
 def _configure_transport(connection: Connection) -> None:
@@ -256,6 +236,14 @@ class ServerConnection:
                     raise
             return await self._attempt(work)
 
+    def fetch(self, sql: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Run a statement, once more if its reply is lost."""
+        return self.run(lambda db: db.fetch(sql, *parameters), is_repeatable=True)
+
+    def fetch_once(self, sql: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Run a statement; `ReplyLost` if its reply is lost."""
+        return self.run(lambda db: db.fetch(sql, *parameters))
+
     async def _attempt(self, work: Callable[[Connection], Awaitable[_T]]) -> _T:
         connection = await self._connected()
         clock = self._target.clock
@@ -279,7 +267,7 @@ class ServerConnection:
                 # A statement that was cancelled half-way leaves the connection busy for a while.
                 self._drop()
                 raise
-            except (OmniqError, Moved, WriteRefused):
+            except (OmniqError, Moved):
                 raise
             except Exception as error:
                 # A reply of the wrong shape: no later one on this connection can be trusted.
@@ -396,10 +384,10 @@ def is_driver_error(error: BaseException) -> bool:
 
 
 def raise_if_refused(error: BaseException) -> None:
-    """Raise `WriteRefused` if that is what the error means."""
-    state = getattr(error, "sqlstate", "")
-    if state in _WRITE_REFUSALS:
-        raise WriteRefused(state) from error
+    """Raise what the error of a write means, if it is a refusal."""
+    refusal = _WRITE_REFUSALS.get(getattr(error, "sqlstate", ""))
+    if refusal is not None:
+        raise refusal(str(error)) from error
 
 
 def is_missing(error: BaseException) -> bool:

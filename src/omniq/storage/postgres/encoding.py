@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from omniq.clock import to_micros
@@ -32,8 +33,6 @@ _CODEC = RowCodec(
 _NAMES = ["rank" if name == "priority" else name for name in _CODEC.columns]
 _WIDTH = len(_CODEC.columns)
 _PRIORITY, _TURN, _STATUS = map(_CODEC.columns.index, ("priority", "turn", "status"))
-_PARKED = _CODEC.columns.index("parked")
-assert _PARKED == _WIDTH - 1
 
 _SHARED = (
     "id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, "
@@ -48,12 +47,7 @@ ENDED_COLUMNS = (
 
 def row_from(record: Sequence[Any]) -> Row:
     """Build the row from the columns above. More columns may follow them."""
-    rest = record[_WIDTH]
-    try:
-        row, body = _CODEC.without_columns(rest), record[_WIDTH + 1]
-    except SerializationError:
-        # A task whose limits cannot be decoded must not run: without a body it cannot.
-        row, body = _CODEC.without_columns(b""), b""
+    row, body = _blank(record[_WIDTH], record[_WIDTH + 1])
     row.body = body
     (
         row.id, row.seq, row.queue, row.func_path, rank, row.turn, row.due, row.visible,
@@ -63,6 +57,37 @@ def row_from(record: Sequence[Any]) -> Row:
     row.priority = ~rank
     row.status = STATUSES[status]
     return row
+
+
+def _blank(rest: bytes, body: bytes) -> tuple[Row, bytes]:
+    """A row with the fields of `rest`, and the body."""
+    try:
+        return _CODEC.without_columns(rest), body
+    except SerializationError:
+        # A task whose limits cannot be decoded must not run: without a body it cannot.
+        return _CODEC.without_columns(b""), b""
+
+
+def claimed_rows(lines: Iterable[Sequence[Any]], owner: str, now: int) -> list[Row]:
+    """The rows that the SQL function `record_and_claim` has claimed, in claim order."""
+    rows: list[Row] = []
+    for line in lines:
+        # A tuple is divided several times faster than the driver's record.
+        values = line[:]
+        row, body = _blank(values[-2], values[-1])
+        (
+            row.id, row.seq, row.queue, row.func_path, rank, row.turn, row.due, row.visible,
+            row.created_at, row.expires, row.token, row.settled, row.attached, _, _,
+        ) = values  # fmt: skip
+        row.priority, row.body = ~rank, body
+        row.status, row.owner, row.started_at = TaskStatus.RUNNING, owner, now
+        rows.append(row)
+    rows.sort(key=_order)
+    return rows
+
+
+def _order(row: Row) -> tuple[int, int, int]:
+    return row.order
 
 
 def row_from_names(record: dict[str, Any]) -> Row:
@@ -82,11 +107,6 @@ def task(row: Row, *, body: bool = False) -> tuple[Any, ...]:
     values[_STATUS] = STATUS_NUMBERS[row.status]
     values[_TURN] = row.due if row.turn is None else row.turn
     return (*values, _CODEC.rest(row), row.body if body else None, _gate_keys(row), None)
-
-
-def is_move(task: tuple[Any, ...], record: Sequence[Any]) -> bool:
-    """Whether a value of the SQL type `task` differs from what was read in `parked` alone."""
-    return task[:_PARKED] == record[:_PARKED] and task[_WIDTH] == record[_WIDTH]
 
 
 def new_task(row: Row) -> tuple[Any, ...]:
@@ -205,13 +225,13 @@ DOCUMENT_FIELDS = ("kind", "key", "before", "after", "due", "condition")
 _AFTER_ALL = "\U0010ffff"
 
 
-def claim(given: Claim, *, name: str, beat: int) -> tuple[Any, ...]:
-    """A claim as a value of the SQL type `claim`."""
+def claim(given: Claim, wanted: tuple[Any, ...], *, name: str, beat: int) -> tuple[Any, ...]:
+    """A claim of wanted tasks as a value of the SQL type `claim`."""
     witness = given.witness
     return (
         given.limit,
         given.now,
-        wanted_tasks(given.queues, given.runnable),
+        wanted,
         name,
         beat,
         None if witness is None else witness.id,
@@ -224,6 +244,7 @@ def wanted_tasks(queues: Sequence[str] | None, runnable: Runnable | None) -> tup
     return (None if queues is None else list(queues), *function_ranges(runnable))
 
 
+@lru_cache(maxsize=16)
 def function_ranges(runnable: Runnable | None) -> tuple[list[str], list[str], list[str]]:
     """The functions that a claim wants: ranges of names, from and before which, and excluded names.
 

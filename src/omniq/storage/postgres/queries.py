@@ -9,33 +9,31 @@ from omniq.serialization import internal_decoder
 from omniq.storage.backend import Counts, FinishedQuery
 from omniq.storage.inspection import DeadQuery, TaskQuery
 from omniq.storage.postgres import encoding
-from omniq.storage.postgres.connection import Connection
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.statements import Statements
 from omniq.storage.row_rules import Row
 
 _decode_letter = internal_decoder(DeadLetter)
 
 
-async def list_rows(
-    db: Connection, names: SchemaNames, query: TaskQuery, now: int | None
-) -> list[Row]:
+async def list_rows(statements: Statements, query: TaskQuery, now: int | None) -> list[Row]:
     """A page of tasks, live and finished together, in id order."""
     wanted = (
         "id > $1 AND ($2::smallint IS NULL OR status = $2) AND ($3::text IS NULL OR queue = $3) "
         "AND ($4::text IS NULL OR func_path = $4)"
     )
-    sql = names(
+    sql = (
         f"(SELECT {encoding.LIVE_COLUMNS} FROM {{schema}}.live WHERE {wanted} ORDER BY id LIMIT $5) "
         f"UNION ALL (SELECT {encoding.ENDED_COLUMNS} FROM {{schema}}.finished "
         f"WHERE {wanted} AND expires_at > (SELECT {{schema}}.micros($6)) ORDER BY id LIMIT $5) "
         "ORDER BY id LIMIT $5"
     )
     status = None if query.status is None else encoding.STATUS_NUMBERS[query.status]
-    found = await db.fetch(sql, query.after, status, query.queue, query.func_path, query.limit, now)
+    parameters = (query.after, status, query.queue, query.func_path, query.limit, now)
+    found = await statements.fetch(sql, *parameters)
     return [encoding.row_from(record) for record in found]
 
 
-async def list_dead(db: Connection, names: SchemaNames, query: DeadQuery) -> list[DeadLetter]:
+async def list_dead(statements: Statements, query: DeadQuery) -> list[DeadLetter]:
     """A page of dead letters in id order."""
     conditions = ["id > $1"]
     parameters: list[Any] = [query.after, query.limit]
@@ -51,36 +49,36 @@ async def list_dead(db: Connection, names: SchemaNames, query: DeadQuery) -> lis
     sql = (
         f"SELECT letter FROM {{schema}}.dead WHERE {' AND '.join(conditions)} ORDER BY id LIMIT $2"
     )
-    return [_decode_letter(letter) for (letter,) in await db.fetch(names(sql), *parameters)]
+    return [_decode_letter(letter) for (letter,) in await statements.fetch(sql, *parameters)]
 
 
-async def list_finished(db: Connection, names: SchemaNames, query: FinishedQuery) -> list[str]:
+async def list_finished(statements: Statements, query: FinishedQuery) -> list[str]:
     """The ids of records whose instant is at most that of the query."""
+    parameters: tuple[Any, ...] = (query.before, query.limit)
     if query.by == "expires_at":
         sql = "SELECT id FROM {schema}.finished WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2"
-        found = await db.fetch(names(sql), query.before, query.limit)
     else:
         sql = (
             "SELECT id FROM {schema}.finished WHERE id > $3 AND finished_at <= $1 "
             "ORDER BY id LIMIT $2"
         )
-        found = await db.fetch(names(sql), query.before, query.limit, query.after)
-    return [task_id for (task_id,) in found]
+        parameters = (*parameters, query.after)
+    return [task_id for (task_id,) in await statements.fetch(sql, *parameters)]
 
 
-async def count_waiting(db: Connection, names: SchemaNames) -> int:
+async def count_waiting(statements: Statements) -> int:
     """The number of live tasks that are not running."""
     sql = (
-        "SELECT (SELECT count(*) FROM {schema}.live) - "
-        "(SELECT count(*) FROM {schema}.live WHERE place = 4 AND status = 1)"
+        "SELECT (SELECT pg_catalog.count(*) FROM {schema}.live) - "
+        "(SELECT pg_catalog.count(*) FROM {schema}.live WHERE place = 4 AND status = 1)"
     )
-    waiting: int = await db.fetchval(names(sql))
-    return waiting
+    ((waiting,),) = await statements.fetch(sql)
+    return int(waiting)
 
 
-async def read_counts(db: Connection, names: SchemaNames, given_now: int | None) -> Counts:
+async def read_counts(statements: Statements, given_now: int | None) -> Counts:
     """Counts of tasks by status and queue, and when the oldest waiting task of each queue is due."""
-    found = await db.fetch(names.file("stats"), given_now)
+    found = await statements.file("stats", given_now)
     counts = Counts(
         now=found[0]["due"], by_status=dict.fromkeys(TaskStatus, 0), by_queue={}, oldest={}
     )

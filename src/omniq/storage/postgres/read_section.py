@@ -2,65 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Sequence
 
 from omniq.clock import Clock
-from omniq.storage.backend import Document, Record
-from omniq.storage.postgres.read_batcher import ReadBatcher
-from omniq.storage.postgres.section import Fetch, PostgresSection
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.backend import Record
+from omniq.storage.postgres.section import PostgresSection
+from omniq.storage.postgres.statements import Statements
 
-_DOCUMENTS = (
-    "SELECT kind, key, data, due FROM {schema}.documents "
-    "WHERE (kind, key) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
-)
+Records = dict[str, Record]
 
 
-class ReadBatchers:
-    """The reads of records with their bodies, and of documents, of one backend."""
+class RecordReader:
+    """Reads records with their bodies: those that are asked for at the same time with one statement.
 
-    def __init__(self, fetch: Fetch, names: SchemaNames, clock: Clock) -> None:
-        self._fetch = fetch
-        self._names = names
-        self._clock = clock
-        self.records: ReadBatcher[Record] = ReadBatcher(self._read_records)
-        self.documents: ReadBatcher[Document] = ReadBatcher(self._read_documents)
+    Every caller gets a record that was read after its own call began. Used on one event loop.
+    """
 
-    def section(self) -> ReadSection:
-        """A section that only reads."""
-        return ReadSection(self, self._fetch, self._names, self._clock)
+    def __init__(self, statements: Statements, clock: Clock) -> None:
+        self.statements = statements
+        self.clock = clock
+        self._lock = asyncio.Lock()
+        self._next: tuple[set[str], asyncio.Task[Records]] | None = None
 
-    async def _read_records(self, ids: list[str]) -> dict[str, Record]:
-        section = PostgresSection(self._fetch, self._names, self._clock)
-        return await section.load(ids, bodies=True)
+    async def read(self, task_id: str) -> Records:
+        """Return the record if there is one, and perhaps others."""
+        if self._next is None:
+            ids: set[str] = set()
+            self._next = ids, asyncio.create_task(self._read(ids))
+            # The callers may have been cancelled when it fails: this marks the error as retrieved.
+            self._next[1].add_done_callback(lambda read: read.cancelled() or read.exception())
+        ids, reading = self._next
+        ids.add(task_id)
+        # Shielded, because other callers wait for the same read.
+        return await asyncio.shield(reading)
 
-    async def _read_documents(self, names: list[str]) -> dict[str, Document]:
-        pairs = [name.partition("/") for name in names]
-        found = await self._fetch(
-            self._names(_DOCUMENTS), [kind for kind, _, _ in pairs], [key for *_, key in pairs]
-        )
-        documents = [Document(*line) for line in found]
-        return {f"{document.kind}/{document.key}": document for document in documents}
+    async def _read(self, ids: set[str]) -> Records:
+        async with self._lock:
+            # What is asked for from now on is read by the next statement.
+            self._next = None
+            return await PostgresSection(self.statements, self.clock).load(list(ids), bodies=True)
 
 
 class ReadSection(PostgresSection):
     """A section that only reads."""
 
-    def __init__(
-        self, batchers: ReadBatchers, fetch: Fetch, names: SchemaNames, clock: Clock
-    ) -> None:
-        super().__init__(fetch, names, clock)
-        self._batchers = batchers
+    def __init__(self, reader: RecordReader) -> None:
+        super().__init__(reader.statements, reader.clock)
+        self._reader = reader
 
-    async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
+    async def load(self, ids: Sequence[str], *, bodies: bool = False) -> Records:
         if len(ids) != 1:
             return await super().load(ids, bodies=bodies)
-        found = await self._batchers.records.get(ids[0])
-        return {} if found is None else {ids[0]: found}
-
-    async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
-        wanted = list(keys)
-        if len(wanted) != 1:
-            return await super().documents(kind, wanted)
-        found = await self._batchers.documents.get(f"{kind}/{wanted[0]}")
-        return {} if found is None else {found.key: found}
+        found = await self._reader.read(ids[0])
+        return {task_id: found[task_id] for task_id in ids if task_id in found}

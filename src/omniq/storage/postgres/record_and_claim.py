@@ -7,41 +7,38 @@ claims plain tasks. What it cannot do is left to the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
-
-import msgspec
 
 from omniq.clock import Clock
 from omniq.errors import LeaseLost
 from omniq.storage.backend import Changes, FastReply
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import ReplyLost
-from omniq.storage.postgres.section import Fetch
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.statements import Statements
 from omniq.storage.postgres.vacuum import Vacuum
 from omniq.storage.postgres.wakeups import Wakeups
-from omniq.storage.row_rules import Row
 from omniq.storage.store_clock import given_time, observe
 from omniq.storage.types import Claim, Identity
 
-OUTCOMES_NOT_MATCHED = 1
-"""Some rows had changed: their outcomes need the rules. Nothing was claimed."""
 
-LEASE_LOST = 2
-"""The owner has no lease. Nothing was done."""
+class _State(IntEnum):
+    """What became of a call: see the SQL function."""
 
-CLAIM_NEEDS_RULES = 3
-"""All outcomes were recorded. The claim needs the rules; nothing was claimed."""
+    DONE = 0
+    OUTCOMES_NOT_MATCHED = 1
+    LEASE_LOST = 2
+    CLAIM_NEEDS_RULES = 3
+    MORE_DUE = 4
+    WITNESS_BEHIND = 5
+    CLAIMED_BEFORE = 6
 
-MORE_DUE = 4
-"""All outcomes were recorded. More tasks have become due than one call moves: call again."""
 
-WITNESS_BEHIND = 5
-"""All outcomes were recorded. The owner's newest claim has a lower token; nothing was claimed."""
-
-_HEAD = 4
-"""The number of columns before those of a row."""
+_NOTHING_ENDED: tuple[Any, ...] = (encoding.endings([], []), [], [], [])
+_CLAIMED = (
+    f"SELECT {encoding.LIVE_COLUMNS} FROM {{schema}}.live "
+    "WHERE place = 4 AND owner = $1 AND claim_id = $2 AND status = 1 ORDER BY rank, turn, seq"
+)
 
 
 class PostgresFastPath:
@@ -49,8 +46,7 @@ class PostgresFastPath:
 
     def __init__(
         self,
-        fetch: Fetch,
-        names: SchemaNames,
+        statements: Statements,
         clock: Clock,
         wakeups: Wakeups,
         vacuum: Vacuum,
@@ -58,8 +54,7 @@ class PostgresFastPath:
         *,
         prefix: str,
     ) -> None:
-        self._fetch = fetch
-        self._sql = names.select("record_and_claim", 8)
+        self._statements = statements
         self._clock = clock
         self._wakeups = wakeups
         self._vacuum = vacuum
@@ -81,66 +76,55 @@ class PostgresFastPath:
     ) -> FastReply:
         """Write the changes of rows that this owner still holds, then claim."""
         ended = changes.ended
-        outcomes: list[Any] = [
+        outcomes: tuple[Any, ...] = (
             encoding.endings(ended, [owner] * len(ended)),
             [encoding.task(row) for row in changes.updated],
             [change.key for change in changes.documents],
             [(change.before or b"").decode() for change in changes.documents],
-        ]
-        claim_id = (claim.claim_id if claim is not None else "") or self.new_claim_id()
+        )
+        request, claim_id = None, ""
         if claim is not None:
-            self._wakeups.claim_started(claim.queues, claim.runnable)
-        while True:
+            claim_id = claim.claim_id or self.new_claim_id()
+            beat = self._identity.holder(owner).beat
+            wanted = encoding.wanted_tasks(claim.queues, claim.runnable)
+            request = encoding.claim(claim, wanted, name=claim_id, beat=beat)
+            self._wakeups.claim_started(wanted)
+        # A caller that names its claim may be repeating it.
+        is_repeat = claim is not None and claim.claim_id != ""
+        state = _State.MORE_DUE
+        while state == _State.MORE_DUE:
             sent_at = self._clock.boot_micros()
-            reply = await self._call(owner, outcomes, claim, claim_id)
-            if reply.state != MORE_DUE:
-                break
-            outcomes = [encoding.endings([], []), [], [], []]
-        observe(self._clock, reply.at, sent_at=sent_at)
-        if reply.state == LEASE_LOST:
-            raise LeaseLost(owner)
-        if reply.state == OUTCOMES_NOT_MATCHED:
-            return FastReply(reply.missed)
-        if claim is None or reply.state in (CLAIM_NEEDS_RULES, WITNESS_BEHIND):
-            return FastReply(is_behind=reply.state == WITNESS_BEHIND)
-        self.claim_ended(claim, len(reply.rows), reply.next_due)
-        return FastReply(rows=reply.rows)
+            report, *lines = await self._call(owner, *outcomes, request, is_repeat=is_repeat)
+            state, now, next_due = report["seq"], report["turn"], report["due"]
+            outcomes = _NOTHING_ENDED
+        observe(self._clock, now, sent_at=sent_at)
+        match state:
+            case _State.LEASE_LOST:
+                raise LeaseLost(owner)
+            case _State.OUTCOMES_NOT_MATCHED:
+                return FastReply(frozenset(line["id"] for line in lines))
+            case _State.WITNESS_BEHIND:
+                return FastReply(is_behind=True)
+            case _State.CLAIMED_BEFORE:
+                lines = await self._statements.fetch(_CLAIMED, owner, claim_id)
+                rows = [encoding.row_from(line) for line in lines]
+            case _:
+                rows = encoding.claimed_rows(lines, owner, now)
+        if claim is None or state == _State.CLAIM_NEEDS_RULES:
+            return FastReply()
+        self.claim_ended(claim, len(rows), next_due)
+        return FastReply(rows=rows)
+
+    async def _call(self, owner: str, *parameters: Any, is_repeat: bool) -> list[Any]:
+        parameters = (owner, given_time(self._clock), *parameters)
+        call = self._statements.call_once
+        try:
+            return await call("record_and_claim", *parameters, is_repeat)
+        except ReplyLost:
+            # The token shows whether an outcome was recorded, the claim's name what was claimed.
+            return await call("record_and_claim", *parameters, True)
 
     def claim_ended(self, claim: Claim, count: int, next_due: int | None) -> None:
         """Note that a claim got that many tasks, also one by the rules."""
         self._vacuum.count_claims(count)
         self._wakeups.claim_returned(is_full=count >= claim.limit, next_due=next_due)
-
-    async def _call(
-        self, owner: str, outcomes: Sequence[Any], claim: Claim | None, claim_id: str
-    ) -> _Reply:
-        request, is_repeat = None, False
-        if claim is not None:
-            request = encoding.claim(claim, name=claim_id, beat=self._identity.holder(owner).beat)
-            # A caller that names its claim may be repeating it.
-            is_repeat = claim.claim_id != ""
-        parameters = (owner, given_time(self._clock), *outcomes, request)
-        try:
-            lines = await self._fetch(self._sql, *parameters, is_repeat, is_repeatable=False)
-        except ReplyLost:
-            # The token shows whether an outcome was recorded, the claim's name what was claimed.
-            lines = await self._fetch(self._sql, *parameters, True, is_repeatable=False)
-        return _reply(lines, owner)
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    state: int
-    at: int
-    next_due: int | None
-    missed: frozenset[str]
-    rows: list[Row]
-
-
-def _reply(lines: Sequence[Sequence[Any]], owner: str) -> _Reply:
-    """Decode the returned lines: the first has the state, the others the claimed rows."""
-    state, missed, at, next_due, *_ = lines[0]
-    rows = [encoding.row_from(line[_HEAD:]) for line in lines[1:]]
-    for row in rows:
-        row.owner = owner
-    rows.sort(key=lambda row: row.order)
-    return _Reply(state, at, next_due, frozenset(missed or ()), rows)

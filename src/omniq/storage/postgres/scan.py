@@ -7,15 +7,13 @@ only rows with that status count against the bound.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from omniq.models import TaskStatus
 from omniq.storage.inspection import Scan, ScanQuery
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.postgres import encoding, queries
-from omniq.storage.postgres.connection import Connection
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.statements import Statements
 from omniq.storage.row_rules import Row
 
 _INDEXED = {
@@ -26,27 +24,17 @@ _INDEXED = {
 _COLUMNS = {"live": encoding.LIVE_COLUMNS, "finished": encoding.ENDED_COLUMNS}
 
 
-async def scan(
-    read: Callable[[Callable[[Connection], Awaitable[Any]]], Awaitable[Any]],
-    names: SchemaNames,
-    query: ScanQuery,
-    now: int | None,
-) -> Scan:
-    """The matching tasks, newest first; `read` runs each statement."""
-
-    async def read_older(before: str, limit: int) -> tuple[list[Row], str | None]:
-        older: tuple[list[Row], str | None] = await read(
-            lambda db: _read_backwards(db, names, query, before, limit, now)
-        )
-        return older
-
+async def scan(statements: Statements, query: ScanQuery, now: int | None) -> Scan:
+    """The matching tasks, newest first."""
     return await scan_by_id(
-        query, read_older, lambda page: read(lambda db: queries.list_rows(db, names, page, now))
+        query,
+        lambda before, limit: _read_backwards(statements, query, before, limit, now),
+        lambda page: queries.list_rows(statements, page, now),
     )
 
 
 async def _read_backwards(
-    db: Connection, names: SchemaNames, query: ScanQuery, before: str, limit: int, now: int | None
+    statements: Statements, query: ScanQuery, before: str, limit: int, now: int | None
 ) -> tuple[list[Row], str | None]:
     """Read matching rows with ids below `before`, the largest id first.
 
@@ -56,9 +44,9 @@ async def _read_backwards(
     lowest_id = None
     # The number of running tasks is limited by the workers' slots: all of them can be read.
     if query.status is not TaskStatus.RUNNING:
-        lowest_id = await db.fetchval(
-            names(_lowest_id_query(tables, query.status)), before, query.max_scanned
-        )
+        sql = _lowest_id_query(tables, query.status)
+        last = await statements.fetch(sql, before, query.max_scanned)
+        lowest_id = last[0]["id"] if last else None
     parameters: list[Any] = [before, lowest_id or "", limit]
     conditions = [f"id < $1 AND id >= $2 AND {_condition(query.status)}"]
     for column, value in (("queue", query.queue), ("func_path", query.func_path)):
@@ -75,7 +63,7 @@ async def _read_backwards(
         for table in tables
     )
     sql = f"SELECT * FROM ({sql}) AS found ORDER BY id DESC LIMIT $3"
-    found = await db.fetch(names(sql), *parameters)
+    found = await statements.fetch(sql, *parameters)
     rows = [encoding.row_from(record) for record in found]
     return rows, lowest_id if len(rows) < limit else None
 

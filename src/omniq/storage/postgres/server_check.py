@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from omniq.storage.postgres.connection import Connection
+from omniq.storage.postgres.statements import Statements
 
 Finding = tuple[str, str, str]
 """Name, value, and the verdict: "ok", "warn: …" or "bad: …"."""
 
 _QUERY = (
-    "SELECT current_setting('server_version') AS server_version, "
-    "coalesce(host(inet_server_addr()), 'a socket') AS server, "
-    "current_setting('fsync') AS fsync, "
-    "current_setting('synchronous_commit') AS synchronous_commit, "
-    "current_setting('full_page_writes') AS full_page_writes, "
-    "current_setting('transaction_read_only') AS read_only, "
-    "pg_is_in_recovery() AS in_recovery, "
-    "current_setting('autovacuum') AS autovacuum, "
-    "current_setting('server_encoding') AS encoding"
+    "SELECT pg_catalog.current_setting('server_version') AS server_version, "
+    "coalesce(pg_catalog.host(pg_catalog.inet_server_addr()), 'a socket') AS server, "
+    "pg_catalog.current_setting('fsync') AS fsync, "
+    "pg_catalog.current_setting('synchronous_commit') AS synchronous_commit, "
+    "pg_catalog.current_setting('full_page_writes') AS full_page_writes, "
+    "pg_catalog.current_setting('transaction_read_only') AS read_only, "
+    "pg_catalog.pg_is_in_recovery() AS in_recovery, "
+    "pg_catalog.current_setting('autovacuum') AS autovacuum, "
+    "pg_catalog.current_setting('server_encoding') AS encoding"
 )
 
 
-async def report(db: Connection) -> list[Finding]:
+async def report(statements: Statements) -> list[Finding]:
     """Read the server's settings and judge them."""
-    found = await db.fetchrow(_QUERY)
+    (found,) = await statements.fetch(_QUERY)
     fsync, commit, pages = (
         found[name] for name in ("fsync", "synchronous_commit", "full_page_writes")
     )

@@ -1,11 +1,36 @@
-"""Statements: reads the SQL files and fills in the names of a store's schema and channel."""
+"""Statements: reads the SQL files, fills in the names of a store's schema and channel, and runs statements."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import resources
+from typing import Any
+
+Fetch = Callable[..., Awaitable[list[Any]]]
+"""Runs a statement with its parameters, and returns all rows."""
+
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Where unqualified names are found: a function that another user has created in `public` must not be called."""
+
+# Claims and writes must use the indexes, however small the tables were when a statement was planned: a queue
+# can grow a thousandfold before the table is analyzed.
+PLANNER_SETTINGS = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    # For each given task one lookup, also where a plan was made while the table was empty.
+    "random_page_cost": "0.1",
+}
 
 _FOLDER = resources.files("omniq.storage.postgres") / "sql"
+_PINNED = f"SET search_path = {SEARCH_PATH}"
+_SETTINGS = " ".join(
+    (_PINNED, *(f"SET {name} = {value}" for name, value in PLANNER_SETTINGS.items()))
+)
 
 
 @cache
@@ -43,50 +68,62 @@ def channel(schema: str) -> str:
 
 
 def _filled(text: str, schema: str) -> str:
-    return text.replace("{schema}", f'"{schema}"').replace("{channel}", channel(schema))
+    for name, value in (
+        ("{schema}", f'"{schema}"'),
+        ("{channel}", channel(schema)),
+        ("{settings}", _SETTINGS),
+        ("{pinned}", _PINNED),
+    ):
+        text = text.replace(name, value)
+    return text
 
 
-class SchemaNames:
-    """Fills one store's names into SQL: `names("SELECT … FROM {schema}.live")`."""
+@cache
+def filled(schema: str, sql: str) -> str:
+    """The SQL with the schema's name for {schema}."""
+    return _filled(sql, schema)
 
-    def __init__(self, schema: str, *, is_pooled: bool = False) -> None:
-        self._schema = schema
-        self._is_pooled = is_pooled
-        self._cache: dict[str, str] = {}
 
-    def __call__(self, sql: str) -> str:
-        filled = self._cache.get(sql)
-        if filled is None:
-            filled = self._cache[sql] = _filled(sql, self._schema)
-        return filled
+@cache
+def call_of(schema: str, function: str, width: int, file: str = "") -> str:
+    """A statement that selects from a function with that many parameters.
 
-    def select(self, function: str, width: int, file: str = "", first: str = "text") -> str:
-        """A statement that selects from a function with that many parameters; `first` is the first's type.
+    With `file`, the statement in that file, with the other one in the place of {query}.
+    """
+    parameters = ", ".join(f"${number}" for number in range(1, width + 1))
+    call = _filled(f"SELECT * FROM {{schema}}.{function}({parameters})", schema)
+    return statement(schema, file).replace("{query}", call) if file else call
 
-        With `file`, the statement in that file, with the other one in the place of {query}.
-        """
-        key = f"{function} {width}"
-        filled = self._cache.get(key)
-        if filled is None:
-            call = f"SELECT * FROM {self._call(function, width, first)}"
-            query = self.file(file) if file else "{query}"
-            filled = self._cache[key] = _filled(query.replace("{query}", call), self._schema)
-        return filled
 
-    def _call(self, function: str, width: int, first: str) -> str:
-        """The call of a function with that many parameters, to be used after FROM.
+class Statements:
+    """Runs statements on one store.
 
-        Behind a pooler, which shares sessions, each call has to have its transaction use the indexes;
-        `use_indexes` is called first, because the first parameter depends on it.
-        """
-        rest = "".join(f", ${number}" for number in range(2, width + 1))
-        if not self._is_pooled:
-            return f"{{schema}}.{function}($1{rest}) AS called"
-        return (
-            f"(SELECT called.* FROM {{schema}}.use_indexes() AS is_set, LATERAL "
-            f"{{schema}}.{function}(CASE WHEN is_set THEN $1::{first} END{rest}) AS called) AS called"
-        )
+    `fetch` may run one twice if its reply is lost. `fetch_once` raises `ReplyLost` then: it is not known whether
+    the statement was run.
+    """
 
-    def file(self, name: str) -> str:
-        """The SQL of the file `sql/<name>.sql`."""
-        return statement(self._schema, name)
+    def __init__(self, schema: str, fetch: Fetch, fetch_once: Fetch) -> None:
+        self.schema = schema
+        self._fetch = fetch
+        self._fetch_once = fetch_once
+
+    def fetch(self, sql: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Run SQL with {schema} in it."""
+        return self._fetch(filled(self.schema, sql), *parameters)
+
+    def file(self, name: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Run the SQL of a file."""
+        return self._fetch(statement(self.schema, name), *parameters)
+
+    def call(self, function: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Call a function."""
+        return self._fetch(call_of(self.schema, function, len(parameters)), *parameters)
+
+    def call_once(self, function: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Call a function that must not run twice."""
+        return self._fetch_once(call_of(self.schema, function, len(parameters)), *parameters)
+
+    def with_gates(self, function: str, *parameters: Any) -> Awaitable[list[Any]]:
+        """Call a function that returns tasks; the states of their gates follow."""
+        sql = call_of(self.schema, function, len(parameters), "with_gates")
+        return self._fetch(sql, *parameters)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Unpack
 
+from omniq.errors import QueueFull
 from omniq.storage.backend import Moved
 from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.postgres import migrations
 from omniq.storage.postgres.backend import PostgresBackend
-from omniq.storage.postgres.connection import ReplyLost, Target, WriteRefused
-from omniq.storage.postgres.enqueue_in_parts import PART_SIZE, LargeBatch, enqueue_in_parts
+from omniq.storage.postgres.connection import ReplyLost, Target
+from omniq.storage.postgres.enqueue import PART_SIZE, LargeBatch, enqueue_in_parts
 from omniq.storage.postgres.server_check import Finding, report
 from omniq.storage.row_rules import Row
 
@@ -51,9 +51,7 @@ class PostgresStorage(BaseStorage):
 
     async def check_schema(self) -> int:
         """Return the schema's version; raises `StorageRefused` when another version is needed."""
-        version = await migrations.read_version(self._target)
-        migrations.check_version(self._target, version)
-        return version
+        return await migrations.check_schema(self._target)
 
     async def upgrade_schema(self) -> tuple[int, int]:
         """Upgrade the schema to the newest version; returns the versions before and after."""
@@ -62,29 +60,23 @@ class PostgresStorage(BaseStorage):
     async def server_report(self) -> list[Finding]:
         """Check the server's settings: name, value, and "ok", "warn: …" or "bad: …" of each."""
         self._check_open()
-        return await self._backend.read(report)
+        return await report(self._backend.reader)
 
     async def _enqueue(self, rows: Iterator[Row]) -> list[str]:
-        first = list(islice(rows, PART_SIZE))
+        batch = LargeBatch(rows)
+        first = batch.part(0)
         if len(first) < PART_SIZE:
             return await super()._enqueue(iter(first))
-        backend, batch = self._backend, LargeBatch(first, rows)
+        schema, insertion, now = self._target.schema, self._engine.insertion, self._clock.micros()
         try:
-            return await backend.run(
-                lambda db: enqueue_in_parts(
-                    db,
-                    backend.names,
-                    batch,
-                    self._engine.insertion,
-                    backend.clock.micros(),
-                    self._clock,
-                )
+            return await self._backend.free_writer().run(
+                lambda db: enqueue_in_parts(db, schema, batch, insertion, now, self._clock)
             )
-        except (WriteRefused, Moved):
+        except (Moved, QueueFull):
             # An id or a unique key is taken, perhaps by the same call before: the engine knows.
-            return await self._engine.enqueue(batch.all())
+            pass
         except ReplyLost:
             # The engine recognizes by their records what this call has enqueued.
             if any(row.result_ttl < self._joined_ttl for row in batch.all()):
                 raise
-            return await self._engine.enqueue(batch.all())
+        return await self._engine.enqueue(batch.all())

@@ -8,7 +8,7 @@ from omniq.models import Schedule
 from omniq.serialization import lenient_decoder
 from omniq.storage.gate_states import decode_gate
 from omniq.storage.postgres.connection import Connection
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.statements import filled
 
 _LONGEST_SPAN = 31 * 86_400_000_000
 """How long the starts of a rate limit are retained when no task is left that says its span."""
@@ -16,18 +16,16 @@ _LONGEST_SPAN = 31 * 86_400_000_000
 _decode_schedule = lenient_decoder(tuple[int, Schedule, bytes], None)
 
 
-async def convert_documents(db: Connection, names: SchemaNames) -> None:
+async def convert_documents(db: Connection, schema: str) -> None:
     """After the migration to version 4: when schedules are due, and which gates can be deleted."""
     sql = "SELECT kind, key, data FROM {schema}.documents WHERE kind IN ('schedule', 'gate') AND due IS NULL"
-    found = await db.fetch(names(sql))
+    found = await db.fetch(filled(schema, sql))
     dues = [(kind, key, due) for kind, key, data in found if (due := _due(kind, data)) is not None]
-    await db.executemany(
-        names("UPDATE {schema}.documents SET due = $3 WHERE kind = $1 AND key = $2"), dues
-    )
+    sql = "UPDATE {schema}.documents SET due = $3 WHERE kind = $1 AND key = $2"
+    await db.executemany(filled(schema, sql), dues)
     idle = [key for kind, key, data in found if kind == "gate" and _is_idle(data)]
-    await db.execute(
-        names("DELETE FROM {schema}.documents WHERE kind = 'gate' AND key = ANY ($1)"), idle
-    )
+    sql = "DELETE FROM {schema}.documents WHERE kind = 'gate' AND key = ANY ($1)"
+    await db.execute(filled(schema, sql), idle)
 
 
 def _due(kind: str, data: bytes) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,13 +17,13 @@ from omniq.clock import Clock
 from omniq.errors import InvalidTask, QueueFull, StorageError
 from omniq.storage.backend import Changes, Document, Moved, Record
 from omniq.storage.postgres import encoding
-from omniq.storage.postgres.section import PostgresSection, enqueue_parameters
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.enqueue import enqueue_parameters
+from omniq.storage.postgres.section import PostgresSection
+from omniq.storage.postgres.statements import Statements, filled
 from omniq.storage.row_rules import FinishedRow
 
-Run = Callable[[str, str | None], Any]
-"""Runs a statement with at most one parameter, written as {}; returns its first value, or an
-awaitable of it."""
+Run = Callable[..., Awaitable[Any]]
+"""Runs a statement. With a parameter, which is written as {}, it returns the first value of the reply."""
 
 _SAVEPOINT = "omniq_enqueue"
 _NO_TRANSACTION = "the connection has no transaction open, and would commit by itself; begin one"
@@ -35,9 +35,10 @@ _MISSING_OR_FORBIDDEN = {"3F000", "42883", "42P01", "42501"}
 class UserSection(PostgresSection):
     """A section of the caller's transaction: for an enqueue. With a blocking connection it never suspends."""
 
-    def __init__(self, run: Run, names: SchemaNames, store: str, clock: Clock) -> None:
-        super().__init__(_refuse, names, clock)
+    def __init__(self, run: Run, schema: str, store: str, clock: Clock) -> None:
+        super().__init__(Statements(schema, _refuse, _refuse), clock)
         self._run = run
+        self._schema = schema
         self._store = store
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
@@ -80,40 +81,37 @@ class UserSection(PostgresSection):
 
     async def _call(self, function: str, request: dict[str, Any]) -> str:
         """Call the SQL function with the request as JSON, and return its reply."""
-        text = _encode_request({**request, "store": self._store, "now": self.now})
+        request |= {"store": self._store, "now": self.now}
+        # Bytes are written in PostgreSQL's hexadecimal form.
+        text = json.dumps(request, default=lambda data: "\\x" + data.hex())
         run = self._run
         await _begin(run)
         try:
-            sql = self._names(f"SELECT {{schema}}.{function}(@)").replace("@", "{}")
-            reply: str = await _resolve(run(sql, text))
+            sql = filled(self._schema, f"SELECT {{schema}}.{function}({{}})")
+            reply: str = await run(sql, text)
         except Exception as error:
-            await _resolve(run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}", None))
-            await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
+            await run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            await run(f"RELEASE SAVEPOINT {_SAVEPOINT}")
             if _sqlstate(error) in _MISSING_OR_FORBIDDEN:
                 raise InvalidTask(
                     "the connection leads to another database, or may not use this store: "
                     f"{str(error).splitlines()[0]}"
                 ) from error
             raise StorageError(f"enqueue on the given connection: {error}") from error
-        await _resolve(run(f"RELEASE SAVEPOINT {_SAVEPOINT}", None))
+        await run(f"RELEASE SAVEPOINT {_SAVEPOINT}")
         if reply == "store":
             raise InvalidTask("the connection leads to another database than this storage's")
         return reply
 
 
-async def _refuse(sql: str, *parameters: Any, is_repeatable: bool = True) -> list[Any]:
+async def _refuse(sql: str, *parameters: Any) -> list[Any]:
     raise StorageError(f"a caller's transaction cannot run {sql.split()[0]}: it only enqueues")
-
-
-def _encode_request(request: dict[str, Any]) -> str:
-    """The request as JSON, with bytes in PostgreSQL's hexadecimal form."""
-    return json.dumps(request, default=lambda data: "\\x" + data.hex())
 
 
 async def _begin(run: Run) -> None:
     try:
         # A savepoint needs a transaction, so this also checks that there is one.
-        await _resolve(run(f"SAVEPOINT {_SAVEPOINT}", None))
+        await run(f"SAVEPOINT {_SAVEPOINT}")
     except Exception as error:
         if _sqlstate(error) == _NOT_IN_A_TRANSACTION:
             raise InvalidTask(_NO_TRANSACTION) from error
@@ -146,10 +144,10 @@ def _asyncpg_runner(connection: Any) -> Run:
     if not connection.is_in_transaction():
         raise InvalidTask(_NO_TRANSACTION)
 
-    def run(sql: str, parameter: str | None) -> Any:
-        if parameter is None:
-            return connection.execute(sql)
-        return connection.fetchval(sql.format("$1"), parameter)
+    async def run(sql: str, *parameters: str) -> Any:
+        if not parameters:
+            return await connection.execute(sql)
+        return await connection.fetchval(sql.format("$1"), *parameters)
 
     return run
 
@@ -163,33 +161,19 @@ def _sqlalchemy_runner(connection: Any) -> Run:
 
 
 def _cursor_runner(execute: Callable[..., Any], placeholder: str = "%s") -> Run:
-    """Of a driver whose `execute` returns a cursor."""
+    """Of a driver whose `execute` returns a cursor, or an awaitable of one."""
 
-    def run(sql: str, parameter: str | None) -> Any:
-        if parameter is None:
-            return execute(sql)
-        return _first_value(execute(sql.format(f"{placeholder}::text"), (parameter,)))
+    async def run(sql: str, *parameters: str) -> Any:
+        if not parameters:
+            return await _resolve(execute(sql))
+        cursor = await _resolve(execute(sql.format(f"{placeholder}::text"), parameters))
+        row = await _resolve(cursor.fetchone())
+        # The caller's connection may have a row factory.
+        if isinstance(row, str):
+            return row
+        return next(iter(row.values())) if isinstance(row, Mapping) else row[0]
 
     return run
-
-
-def _first_value(cursor: Any) -> Any:
-    """The first value of the first row; an awaitable of it when the cursor is one."""
-    if inspect.isawaitable(cursor):
-        return _first_value_async(cursor)
-    return _value(cursor.fetchone())
-
-
-async def _first_value_async(awaitable: Any) -> Any:
-    cursor = await awaitable
-    return _value(await _resolve(cursor.fetchone()))
-
-
-def _value(row: Any) -> Any:
-    # The caller's connection may have a row factory.
-    if isinstance(row, str):
-        return row
-    return next(iter(row.values())) if isinstance(row, Mapping) else row[0]
 
 
 async def _resolve(result: Any) -> Any:

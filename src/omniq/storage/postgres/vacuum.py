@@ -12,7 +12,7 @@ from contextlib import suppress
 from omniq.clock import Clock
 from omniq.errors import StorageError
 from omniq.storage.postgres.connection import ServerConnection
-from omniq.storage.postgres.statements import SchemaNames
+from omniq.storage.postgres.statements import filled
 
 CLAIMS_PER_VACUUM = 20_000
 
@@ -27,9 +27,9 @@ class Vacuum:
     neither owns the table nor has the privilege MAINTAIN cannot vacuum: autovacuum then has to do.
     """
 
-    def __init__(self, connection: ServerConnection, names: SchemaNames, clock: Clock) -> None:
+    def __init__(self, connection: ServerConnection, schema: str, clock: Clock) -> None:
         self._connection = connection
-        self._sql = names("VACUUM (SKIP_LOCKED, TRUNCATE FALSE) {schema}.live")
+        self._sql = filled(schema, "VACUUM (SKIP_LOCKED, TRUNCATE FALSE) {schema}.live")
         self._clock = clock
         self._claims = 0
         self._not_before = 0.0

@@ -8,7 +8,7 @@ are hints: when this connection is lost, polling still finds the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
@@ -17,7 +17,6 @@ from omniq._backoff import backoff
 from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import StorageError
-from omniq.models import Runnable
 from omniq.storage.postgres import statements
 from omniq.storage.postgres.connection import (
     Connection,
@@ -27,7 +26,6 @@ from omniq.storage.postgres.connection import (
     wait_until_free,
 )
 from omniq.storage.postgres.encoding import wanted_tasks
-from omniq.storage.postgres.statements import SchemaNames
 from omniq.storage.store_clock import given_time
 from omniq.storage.wakeups import LocalWakeups
 
@@ -50,7 +48,6 @@ class Wakeups:
         self._target = target
         self._local_wakeups = wakeups
         self._clock = clock
-        self._names = SchemaNames(target.schema)
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
@@ -70,19 +67,19 @@ class Wakeups:
         self._wants_work = True
         self._full_claims_in_a_row = 0
         # When the next delayed task is due, on the server's clock.
-        self._next_due: int | None = None
+        self._next_due: float = inf
         # The earliest that was notified since a claim or a check began, which may not have seen it.
-        self._notified_due: int | None = None
+        self._notified_due: float = inf
         # What the last claim wanted.
         self._wanted = wanted_tasks(None, None)
 
     # Called by claims
 
-    def claim_started(self, queues: Sequence[str] | None, runnable: Runnable | None) -> None:
-        """A claim begins: notifications that arrive from now on are for the next one."""
+    def claim_started(self, wanted: tuple[Any, ...]) -> None:
+        """A claim of the `wanted_tasks` begins: notifications from now on are for the next one."""
         self._was_notified = False
-        self._notified_due = None
-        self._wanted = wanted_tasks(queues, runnable)
+        self._notified_due = inf
+        self._wanted = wanted
 
     def claim_returned(self, *, is_full: bool, next_due: int | None) -> None:
         """A claim has returned: with `limit` tasks, or with fewer, and no more until `next_due`."""
@@ -93,7 +90,7 @@ class Wakeups:
                 self._run_in_background(self._release("work"))
             return
         self._full_claims_in_a_row = 0
-        self._next_due = _earlier(next_due, self._notified_due)
+        self._note_due(next_due)
         self._wants_work = True
         # Later, so that the claimed tasks start first.
         asyncio.get_running_loop().call_soon(self._wake_sleepers)
@@ -131,10 +128,13 @@ class Wakeups:
     def _seconds_to_wait(self, deadline: float) -> float:
         """Seconds until the deadline, or until the next delayed task is due if that is earlier."""
         seconds = deadline - self._clock.monotonic()
-        if self._wants_work and self._next_due is not None:
+        if self._wants_work:
             until_due = (self._next_due - self._clock.micros()) / 1_000_000
             seconds = min(seconds, until_due)
         return seconds
+
+    def _note_due(self, next_due: int | None) -> None:
+        self._next_due = min(inf if next_due is None else next_due, self._notified_due)
 
     async def _sleep(self, notified: asyncio.Future[None], seconds: float) -> None:
         """Sleep until a local wake-up, a notification, or the return of a claim."""
@@ -148,7 +148,7 @@ class Wakeups:
 
     async def _check_for_work(self, *, takes_lock: bool) -> bool:
         """Whether there is work to claim. First take the lock 'work', if it is not held."""
-        self._notified_due = None
+        self._notified_due = inf
         found = await self._fetch_row(
             "SELECT * FROM {schema}.await_work($1, $2, $3)",
             self._wanted,
@@ -158,7 +158,7 @@ class Wakeups:
         if found is None:
             return False
         self._held_locks.add("work")
-        self._next_due = _earlier(found["next_due"], self._notified_due)
+        self._note_due(found["next_due"])
         has_work: bool = found["has_work"]
         return has_work
 
@@ -173,10 +173,9 @@ class Wakeups:
         """Receive a notification when the task ends; yields whether the server will send one."""
         self._awaited_results[task_id] = self._awaited_results.get(task_id, 0) + 1
         try:
-            if "results" not in self._held_locks:
-                sql = "SELECT pg_advisory_lock_shared({schema}.lock_key('results'))"
-                if "results" not in self._held_locks and await self._fetch_row(sql) is not None:
-                    self._held_locks.add("results")
+            sql = "SELECT pg_catalog.pg_advisory_lock_shared({schema}.lock_key('results'))"
+            if "results" not in self._held_locks and await self._fetch_row(sql) is not None:
+                self._held_locks.add("results")
             yield "results" in self._held_locks
         finally:
             self._awaited_results[task_id] -= 1
@@ -199,7 +198,9 @@ class Wakeups:
             if connection is None:
                 return None
             try:
-                return await connection.fetchrow(self._names(sql), *parameters)
+                return await connection.fetchrow(
+                    statements.filled(self._target.schema, sql), *parameters
+                )
             except Exception as error:
                 if not is_driver_error(error):
                     raise
@@ -252,13 +253,13 @@ class Wakeups:
     def _on_notification(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
         """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
-        if kind == "w" and int(text) > self._clock.micros():
-            self._next_due = _earlier(self._next_due, int(text))
-            self._notified_due = _earlier(self._notified_due, int(text))
-            self._wake_sleepers()
-        elif kind == "w":
-            self._was_notified = True
-            self._local_wakeups.notify_work()
+        if kind == "w":
+            if int(text) > self._clock.micros():
+                self._next_due = min(self._next_due, int(text))
+                self._notified_due = min(self._notified_due, int(text))
+            else:
+                self._was_notified = True
+                self._local_wakeups.notify_work()
             self._wake_sleepers()
         elif kind == "r":
             ids = text.split() if text else list(self._awaited_results)
@@ -269,10 +270,10 @@ class Wakeups:
     async def _release(self, name: str) -> None:
         if name in self._held_locks:
             self._held_locks.discard(name)
-            sql = f"SELECT pg_advisory_unlock_shared({{schema}}.lock_key('{name}'))"
+            sql = f"SELECT pg_catalog.pg_advisory_unlock_shared({{schema}}.lock_key('{name}'))"
             await self._fetch_row(sql)
 
-    def _run_in_background(self, work: Any) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -288,9 +289,3 @@ class Wakeups:
         connection, self._connection = self._connection, None
         await close(connection)
         self._wake_sleepers()
-
-
-def _earlier(due: int | None, other: int | None) -> int | None:
-    if due is None or other is None:
-        return due if other is None else other
-    return min(due, other)

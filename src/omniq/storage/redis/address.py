@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from omniq.errors import SettingsError
-from omniq.settings import mask_url
+from omniq.masking import is_secret_name, mask_url
 
 _KNOWN = (
     "db, username, password, client_name; of rediss:// also ssl_ca_certs, ssl_ca_path, "
@@ -52,7 +52,9 @@ def parse(url: str) -> Address:
 def _parse(url: str) -> Address:
     try:
         parts = urlsplit(url)
-        port = parts.port or 6379
+        port = 6379 if parts.port is None else parts.port
+        if not port:
+            raise ValueError
     except ValueError:
         raise ValueError(_UNREADABLE) from None
     if parts.fragment or ("@" in url and "@" not in parts.netloc):
@@ -78,13 +80,16 @@ def _parse(url: str) -> Address:
         client_name=options.pop("client_name", ""),
     )
     if options:
-        raise ValueError(f"unknown option {min(options)!r}; known: {_KNOWN}")
+        # Behind a password with an unquoted & stands not an option, but the rest of it.
+        name = "" if is_secret_name(parts.query) else f" {min(options)!r}"
+        raise ValueError(f"unknown option{name}; known: {_KNOWN}")
     return address
 
 
 def _database(text: str) -> int:
     if text and not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"database {text!r}: expected a number, such as /0")
+        # Without the text: after an unquoted / it may be the rest of a password.
+        raise ValueError("expected a number as the database, such as /0")
     return int(text or 0)
 
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -57,6 +57,9 @@ _PLACES_PER_CALL = 1_000
 _NOTIFIED_PAUSE = 1.0
 """Seconds between two polls for a result of whose end the server notifies this storage, at most."""
 
+_NOTHING, _SOME, _BY_RULES, _IS_BEHIND = range(4)
+"""What is left to claim, as the script `record_and_claim` says."""
+
 _decode_info = internal_decoder(WorkerInfo)
 
 
@@ -85,6 +88,8 @@ def _checks_replies(call: _Call) -> _Call:
 
 class RedisBackend(Backend):
     """A store in the server at `url`; all its keys begin with `{prefix}`."""
+
+    gate_kinds = frozenset(("running", "rate"))
 
     def __init__(self, url: str, prefix: str, clock: Clock, local_wakeups: LocalWakeups) -> None:
         self._url = url
@@ -173,7 +178,6 @@ class RedisBackend(Backend):
 
     # The fast paths
 
-    @_checks_replies
     async def enqueue_one(self, row: Row) -> bool:
         """Store a new task that is due and needs no other changes; False when its id is taken."""
         record, lane = raw(encoding.record_of(row)), f"0{row.queue}/{row.func_path}/"
@@ -184,33 +188,51 @@ class RedisBackend(Backend):
     async def record_and_claim(
         self, owner: str, changes: Changes, claim: Claim | None
     ) -> FastReply:
-        """Record planned outcomes, and claim plain rows, in one script."""
+        """Record planned outcomes, and claim rows that are plain or only limited, in one script."""
+        wanted: Any = 0 if claim is None else self._claim_request(claim)
+        left, missed, rows = await self._record_and_claim(owner, changes, claim, wanted)
+        found = {row.id: row for row in rows}
+        while left == _SOME and claim is not None:
+            # Without asking for rows of the same claim, which the call before has returned.
+            wanted = (claim.limit - len(found), *wanted[1:-1], 0)
+            left, _, rows = await self._record_and_claim(owner, Changes(), claim, wanted)
+            found |= {row.id: row for row in rows}
+        return FastReply(
+            missed,
+            list(found.values()),
+            is_partial=left != _NOTHING,
+            is_behind=left == _IS_BEHIND,
+        )
+
+    async def _record_and_claim(
+        self, owner: str, changes: Changes, claim: Claim | None, wanted: Any
+    ) -> tuple[int, frozenset[str], list[Row]]:
+        """What is left to claim, the outcomes that were missed, and the claimed rows."""
         holder = self.identity.holder(owner)
-        outcomes = [
-            (row.id, str(row.token), encoding.place_of(row), raw(encoding.state_of(row)))
-            for row in changes.updated
-        ]
+        witness = None if claim is None else claim.witness
         reply = await self.run(
             "record_and_claim",
             owner,
             encoding.end_groups(changes.ended),
-            outcomes,
+            [
+                (row.id, str(row.token), encoding.place_of(row), raw(encoding.state_of(row)))
+                for row in changes.updated
+            ],
             [document_change(change) for change in changes.documents],
-            0 if claim is None else self._claim_request(claim),
+            wanted,
             holder.epoch,
             holder.beat,
-            "" if claim is None or claim.witness is None else claim.witness.id,
-            0 if claim is None or claim.witness is None else claim.witness.token,
+            "" if witness is None else witness.id,
+            0 if witness is None else witness.token,
+            encoding.limits_of([*(each.row for each in changes.ended), *changes.updated]),
         )
         if reply == b"lost":
             raise LeaseLost(owner)
-        _, missed, claimed, event = reply
-        rows: list[Row] | None = None
-        if isinstance(claimed, list):
-            rows = [row for row, _, _ in encoding.read_rows(claimed)]
+        _, missed, claimed, left, event = reply
+        if left == _NOTHING and claim is not None:
             self.set_next_event(event)
         ids = frozenset(task_id.decode() for task_id in missed)
-        return FastReply(ids, rows, is_behind=claimed == -1)
+        return left, ids, encoding.read_rows(claimed)
 
     def _claim_request(self, claim: Claim) -> tuple[Any, ...]:
         queues, runnable, *waiting = self.claim_arguments(claim.queues, claim.runnable)
@@ -283,12 +305,17 @@ class RedisBackend(Backend):
             int(is_reversed),
             max_places,
         )
-        rows = [
-            encoding.read_finished(reply[n].decode(), *reply[n + 1 : n + 4]).row
-            if reply[n + 1][:1] == b"f"
-            else encoding.read_row(reply[n].decode(), *reply[n + 1 : n + 4])
-            for n in range(0, len(reply), 4)
-        ]
+        rows: list[Row] = []
+        for name, *parts in zip(*[iter(reply)] * 4, strict=True):
+            # A damaged row costs its reader nothing but that row.
+            with suppress(StorageCorrupt):
+                is_finished = parts[0][:1] == b"f"
+                task_id = name.decode()
+                rows.append(
+                    encoding.read_finished(task_id, *parts).row
+                    if is_finished
+                    else encoding.read_row(task_id, *parts)
+                )
         return rows, cursor.decode() or None
 
     async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
@@ -301,7 +328,7 @@ class RedisBackend(Backend):
             is_filtered = query.func_path is not None or query.reason is not None
             size = _PAGE_SIZE if is_filtered else min(query.limit - len(letters), _PAGE_SIZE)
             reached, *found = await self.run("list_dead", after, size, since, before)
-            read = map(encoding.read_letter, found)
+            read = encoding.read_letters(found)
             letters += [letter for letter in read if letter_matches(letter, query)]
             after = reached.decode()
             if not after:

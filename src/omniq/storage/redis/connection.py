@@ -20,7 +20,7 @@ import msgspec
 
 from omniq._futures import finish
 from omniq.errors import OmniqError, StorageClosed, StorageError, StorageRefused
-from omniq.settings import mask_url
+from omniq.masking import mask_url
 from omniq.storage.redis.address import Address, parse
 
 _CONNECT_SECONDS = 5.0

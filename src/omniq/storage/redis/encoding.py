@@ -19,7 +19,8 @@ import msgspec
 from omniq.clock import to_micros
 from omniq.errors import SerializationError, StorageCorrupt
 from omniq.models import DeadLetter, TaskStatus
-from omniq.serialization import encode_internal, internal_decoder
+from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
+from omniq.storage import row_rules
 from omniq.storage.backend import Ended, Record
 from omniq.storage.row_codec import RowCodec
 from omniq.storage.row_rules import FinishedRow, Row
@@ -103,6 +104,7 @@ class _StoredDead(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _decode_dead = internal_decoder(_StoredDead)
+_decode_listed = lenient_decoder(_StoredDead, None)
 
 
 def stamp(instant: int) -> str:
@@ -137,15 +139,9 @@ def _rank(priority: int) -> str:
     return f"{_TOP_PRIORITY - priority:020d}"
 
 
-@lru_cache(1_000)
-def _priority(rank: str) -> int:
-    return _TOP_PRIORITY - int(rank)
-
-
-_ALWAYS_VISIBLE = stamp(0)
-_EARLIEST, _LATEST = map(
-    stamp,
-    (to_micros(datetime.min.replace(tzinfo=UTC)), to_micros(datetime.max.replace(tzinfo=UTC))),
+_EARLIEST, _LATEST = (
+    stamp(to_micros(instant)).encode()
+    for instant in (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 )
 
 
@@ -260,15 +256,36 @@ def end_record(ended: Ended) -> bytes:
 
 def end_groups(endings: Sequence[Ended]) -> list[tuple[Any, ...]]:
     """Endings without dead letters as `lua/lib/endings.lua` takes them."""
-    groups: dict[tuple[str, ...], list[Any]] = {}
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    shared: tuple[Any, ...] = ()
+    members: list[Any] = []
     for ended in endings:
         row, finished = ended.row, ended.finished
-        expires_at = str(finished.expires_at) if row.result_ttl else "0"
-        names = (row.queue, row.func_path, str(row.token), status_letter(row.status))
-        key = (*names, str(finished.finished_at), expires_at)
-        record = raw(end_record(ended)) if row.result_ttl else ""
-        groups.setdefault(key, []).extend((row.id, record))
-    return [(*key, values) for key, values in groups.items()]
+        expires_at = finished.expires_at if row.result_ttl else 0
+        # Compared with the last one first: the hash of an enum takes long.
+        its_own = (
+            *(row.queue, row.func_path, row.token, row.status),
+            *(finished.finished_at, expires_at),
+        )
+        if its_own != shared:
+            shared, members = its_own, groups.setdefault(its_own, [])
+        members += (row.id, raw(end_record(ended)) if row.result_ttl else "")
+    return [
+        (queue, func_path, str(token), status_letter(status), str(finished_at), str(until), ended)
+        for (queue, func_path, token, status, finished_at, until), ended in groups.items()
+    ]
+
+
+def limits_of(rows: Iterable[Row]) -> list[list[str | int]]:
+    """The limits of these rows, each with the ids and tokens of those that leave it."""
+    limits: dict[str, list[str | int]] = {}
+    for row in rows:
+        for gate in row.gates:
+            limit = limits.get(gate.key)
+            if limit is None:
+                limit = limits[gate.key] = [gate.key, gate.kind, gate.size, gate.span]
+            limit += (row.id, row.token)
+    return list(limits.values())
 
 
 def waiting_groups(rows: Iterable[tuple[Row, bytes, str]]) -> list[tuple[Any, ...]]:
@@ -299,60 +316,46 @@ def dead_record(ended: Ended) -> tuple[bytes, int]:
 def read_row(task_id: str, place: bytes, record: bytes, state: bytes) -> Row:
     """A stored row. Raises `StorageCorrupt` when its place cannot be parsed."""
     try:
-        return _read_row(task_id, place.decode(), record, state)
+        created_at, enqueued, body = _read_record(record)
+        start, end = place[: _TURN.start], place[_VISIBLE.start :]
+        try:
+            row = row_rules.copy_of(_without_order(start, end, state or enqueued))
+        except SerializationError:
+            # Not written by omniq. Without a body it cannot run; the owner that claims it records that.
+            row, body = row_rules.copy_of(_without_order(start, end, b"")), b""
+        turn, due = place[_TURN], place[_DUE]
+        row.turn = row.due = _instant(turn)
+        if due != turn:
+            row.due = _instant(due)
+        row.id, row.seq, row.created_at, row.body = task_id, int(place[_SEQ]), created_at, body
+        return row
     except (ValueError, LookupError) as error:
         raise StorageCorrupt(f"task {task_id}: its place in Redis is damaged") from error
 
 
-def _read_row(task_id: str, place: str, record: bytes, state: bytes) -> Row:
-    created_at, enqueued, body = _read_record(record)
-    try:
-        row = _codec.without_columns(state or enqueued)
-    except SerializationError:
-        # Not written by omniq. Without a body it cannot run; the owner that claims it records that.
-        row, body = _codec.without_columns(b""), b""
-    end = _read_end(place[0], place[_FIXED:])
-    row.id, row.created_at, row.body = task_id, created_at, body
-    row.token, row.queue, row.func_path = end.token, end.queue, end.func_path
-    row.expires, row.owner, row.parked = end.expires, end.owner, end.parked
-    if end.started_at is not None:
-        row.started_at = end.started_at
-    row.status = STATUSES[place[_STATUS]]
-    row.cancel_requested = place[_CANCELLED] == "1"
-    row.attached = place[_ATTACHED] == "1"
-    row.priority = _priority(place[_PRIORITY])
-    row.seq = int(place[_SEQ])
-    turn, due, visible = place[_TURN], place[_DUE], place[_VISIBLE]
-    row.turn = row.due = _instant(turn)
-    if due != turn:
-        row.due = _instant(due)
-    row.visible = 0 if visible == _ALWAYS_VISIBLE else _instant(visible)
-    return row
-
-
-class _End(msgspec.Struct, frozen=True):
-    """What a place says behind its parts of fixed size."""
-
-    token: int
-    queue: str
-    func_path: str
-    expires: int | None
-    owner: str | None = None
-    started_at: int | None = None
-    parked: str | None = None
-
-
 @lru_cache(1_000)
-def _read_end(kind: str, text: str) -> _End:
-    """Parse the end of a place. Rows that are claimed together have the same."""
-    token, queue, func_path, digits, tail = text.split("/", 4)
-    known = (_number(token), queue, func_path, _instant(digits) if digits else None)
-    if kind == "h":
-        owner, started_at, _ = tail.split("/", 2)
-        return _End(*known, owner=owner, started_at=_number(started_at))
-    if kind == "p":
-        return _End(*known, parked=tail.replace("%2F", "/").replace("%25", "%"))
-    return _End(*known)
+def _without_order(start: bytes, end: bytes, state: bytes) -> Row:
+    """The fields that rows that are claimed together have in common: all but the order, id and body.
+
+    `start` is a place up to the turn, `end` begins with when the row is visible.
+    """
+    row = _codec.without_columns(state)
+    flags = start.decode()
+    row.status = STATUSES[flags[_STATUS]]
+    row.cancel_requested = flags[_CANCELLED] == "1"
+    row.attached = flags[_ATTACHED] == "1"
+    row.priority = _TOP_PRIORITY - int(flags[_PRIORITY])
+    visible = _VISIBLE.stop - _VISIBLE.start
+    row.visible = _instant(end[:visible])
+    token, row.queue, row.func_path, expires, tail = end[visible:].decode().split("/", 4)
+    row.token = _number(token)
+    row.expires = _instant(expires.encode()) if expires else None
+    if flags[0] == "h":
+        row.owner, started_at, _ = tail.split("/", 2)
+        row.started_at = _number(started_at)
+    elif flags[0] == "p":
+        row.parked = tail.replace("%2F", "/").replace("%25", "%")
+    return row
 
 
 def _number(digits: str) -> int:
@@ -362,7 +365,7 @@ def _number(digits: str) -> int:
     return int(digits)
 
 
-def _instant(digits: str) -> int:
+def _instant(digits: bytes) -> int:
     """The instant of a stamp in a place, which may be damaged."""
     if len(digits) != len(_LATEST) or not _EARLIEST <= digits <= _LATEST:
         raise ValueError("a time is out of range")
@@ -373,20 +376,16 @@ def _read_record(record: bytes) -> tuple[int, bytes, bytes]:
     try:
         created_at, size, rest = record.split(b"/", 2)
         length = int(size)
-        return _instant(created_at.decode()), rest[:length], rest[length:]
+        return _instant(created_at), rest[:length], rest[length:]
     except ValueError:
         return 0, b"", b""
 
 
-def read_rows(reply: list[bytes]) -> list[tuple[Row, bytes, bytes]]:
-    """The rows of a reply that has id, place, record and state of each; with place and state."""
+def read_rows(reply: list[bytes]) -> list[Row]:
+    """The rows of a reply that has id, place, record and state of each."""
     return [
-        (
-            read_row(reply[n].decode(), reply[n + 1], reply[n + 2], reply[n + 3]),
-            reply[n + 1],
-            reply[n + 3],
-        )
-        for n in range(0, len(reply), 4)
+        read_row(task_id.decode(), place, record, state)
+        for task_id, place, record, state in zip(*[iter(reply)] * 4, strict=True)
     ]
 
 
@@ -418,9 +417,9 @@ def read_record(
     return None if finished is None else Record(finished.row, finished)
 
 
-def read_letter(dead: bytes) -> DeadLetter:
-    """A dead letter without its row."""
-    return _decode_dead(dead).letter
+def read_letters(found: Iterable[bytes]) -> list[DeadLetter]:
+    """Dead letters without their rows; one that cannot be decoded is left out."""
+    return [stored.letter for stored in map(_decode_listed, found) if stored is not None]
 
 
 def read_held(reply: list[bytes]) -> tuple[dict[str, int], frozenset[str]]:

@@ -102,25 +102,29 @@ class Scripts:
 
     async def run(self, name: str, *arguments: Any) -> Any:
         """The script's reply. It takes effect at most once, also when the connection is lost."""
-        is_repeat = False
+        try:
+            return await self._connection.send(self._packed(name, False, arguments))
+        except _TRANSIENT as error:
+            first = error
+        is_repeat = _was_sent(first)
 
         async def attempt() -> Any:
             nonlocal is_repeat
             try:
-                try:
-                    return await self._connection.send(self._packed(name, is_repeat, arguments))
-                except UnknownScript:
-                    await self._connection.command("SCRIPT", "LOAD", script(name).text)
-                    return await self._connection.send(self._packed(name, is_repeat, arguments))
-            except ConnectionLost as lost:
-                is_repeat = is_repeat or lost.was_sent
+                await self._connection.command("SCRIPT", "LOAD", script(name).text)
+                return await self._connection.send(self._packed(name, is_repeat, arguments))
+            except _TRANSIENT as error:
+                is_repeat = is_repeat or _was_sent(error)
                 raise
 
-        return await retry_while_transient(attempt)
+        return await _retry(attempt, first)
 
     async def command(self, *parts: bytes | str | int) -> Any:
         """The reply to a command that may be sent twice."""
-        return await retry_while_transient(lambda: self._connection.command(*parts))
+        try:
+            return await self._connection.command(*parts)
+        except _TRANSIENT as error:
+            return await _retry(lambda: self._connection.command(*parts), error)
 
     def _packed(self, name: str, is_repeat: bool, arguments: tuple[Any, ...]) -> bytes:
         start = self._command_starts.get(name)
@@ -136,25 +140,21 @@ class Scripts:
         return pack("EVALSHA", known.sha, len(known.keys), *keys, more=1)
 
 
-async def retry_while_transient(attempt: Callable[[], Awaitable[Any]]) -> Any:
+def _was_sent(error: StorageError) -> bool:
+    """Whether the server may have run the call that failed."""
+    return isinstance(error, ConnectionLost) and error.was_sent
+
+
+async def _retry(attempt: Callable[[], Awaitable[Any]], last: StorageError) -> Any:
     """Try until it succeeds, with growing pauses; raises the last error after `RETRY_SECONDS`."""
-    deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
+    # The first retry is immediate: most often only this connection was lost.
     failures, pause = 0, 0.0
     try:
-        return await attempt()
-    except _TRANSIENT as error:
-        last: StorageError = error
-    try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout(RETRY_SECONDS):
             while True:
-                # The first retry is immediate: most often only this connection was lost.
                 await SYSTEM_CLOCK.sleep(pause)
-                pause = backoff(
-                    failures,
-                    first=_FIRST_PAUSE,
-                    longest=_LONGEST_PAUSE,
-                    jitter=SYSTEM_CLOCK.random(),
-                )
+                jitter = SYSTEM_CLOCK.random()
+                pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=jitter)
                 failures += 1
                 try:
                     return await attempt()

@@ -105,10 +105,9 @@ class RedisSection(Section):
             self._first_rows = (wanted, claim.limit, self._rows(rows))
 
     def _rows(self, reply: list[bytes]) -> list[Row]:
-        rows: list[Row] = []
-        for row, place, state in encoding.read_rows(reply):
+        rows = encoding.read_rows(reply)
+        for row, place, state in zip(rows, reply[1::4], reply[3::4], strict=True):
             self._note(row.id, place, state)
-            rows.append(row)
         return rows
 
     def _note(self, task_id: str, place: bytes, state: bytes) -> None:

@@ -7,7 +7,7 @@ Reads have a separate thread and connection, so that reads and writes do not wai
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,14 @@ from omniq.models import WorkerInfo
 from omniq.settings import Settings
 from omniq.storage.backend import (
     Backend,
-    Changes,
     Counts,
-    FastPath,
-    FastReply,
     Lease,
     Wanted,
     Work,
     complete,
 )
 from omniq.storage.incarnation import check_reader, decode_record
+from omniq.storage.permissions import store_rules
 from omniq.storage.sqlite import leases, queries, store_record
 from omniq.storage.sqlite.connection import Connection, Database, StatementRunner
 from omniq.storage.sqlite.section import SQLiteSection
@@ -36,7 +34,7 @@ from omniq.storage.sqlite.task_transaction import TaskTransactions
 from omniq.storage.sqlite.user_transaction import run_within
 from omniq.storage.sqlite.wakeups import Wakeups
 from omniq.storage.sqlite.writer_thread import ConnectionThread, WriterThread
-from omniq.storage.types import Capabilities, Claim, Holder, LeaseReply
+from omniq.storage.types import Capabilities, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
 _T = TypeVar("_T")
@@ -59,16 +57,13 @@ class SQLiteBackend(Backend):
         clock: Clock,
         settings: Settings,
         wakeups: LocalWakeups,
-        *,
-        is_sibling: bool = False,
     ) -> None:
         # Without symbolic links, so that all names of a database have one lease file.
         self._path = Path(os.path.realpath(path))
+        self._given_path = path.absolute()
         self._clock = clock
         self._settings = settings
         self._local_wakeups = wakeups
-        self._is_sibling = is_sibling
-        self.fast_path: FastPath = self
         self._version_at_claim = -1
         self._wanted: Wanted | None = None
 
@@ -82,44 +77,31 @@ class SQLiteBackend(Backend):
         )
 
     def sibling(self) -> SQLiteBackend:
-        return SQLiteBackend(
-            self._path, self._clock, self._settings, self._local_wakeups, is_sibling=True
-        )
+        return SQLiteBackend(self._path, self._clock, self._settings, self._local_wakeups)
 
     # Opening and closing
 
     async def open(self) -> None:
-        path = self._path
-        self._database = Database(
-            path,
-            schema="schema",
-            synchronous="FULL" if self._settings.durability == "power" else "NORMAL",
-            wal_limit=_WAL_LIMIT,
-            random=self._clock.random,
-        )
+        path, rules = self._path, store_rules(self._settings)
+        # A link on the way to the file must not be one that another user can change.
+        rules.check_folder(self._given_path.parent)
+        synchronous = "FULL" if self._settings.durability == "power" else "NORMAL"
+        database = partial(Database, random=self._clock.random, rules=rules)
+        self._database = database(path, "schema", synchronous, _WAL_LIMIT)
         # A power cut ends every lease, so this database need not survive one.
-        self._lease_database = Database(
-            path.with_name(f"{path.name}-leases"),
-            schema="leases",
-            synchronous="NORMAL",
-            wal_limit=_LEASES_WAL_LIMIT,
-            random=self._clock.random,
-        )
+        lease_path = path.with_name(f"{path.name}-leases")
+        self._lease_database = database(lease_path, "leases", "NORMAL", _LEASES_WAL_LIMIT)
         self._writer = WriterThread("writer", self._database)
         self._leases = WriterThread("leases", self._lease_database)
-        self._reader = ConnectionThread("reader", self._database, self._connect_reader)
+        self._reader = ConnectionThread("reader", self._database, self._create)
         # Separate from the reader, because a count takes longer than other reads.
         self._counter = ConnectionThread("counter", self._database, self._connect_reader)
         self._task_transactions = TaskTransactions(self._database)
         try:
-            self._database.create()
-            self._lease_database.create()
-            if not self._is_sibling:
-                await self._writer.connect()
-            await self._leases.connect()
-            if not self._is_sibling:
-                await self._register()
-            self._wakeups = Wakeups(self._database.connect(writes=False, any_thread=True))
+            await self._register()
+            self._wakeups = Wakeups(
+                self._database.connect(Connection, writes=False, any_thread=True)
+            )
         except BaseException:
             for thread in (self._reader, self._writer, self._leases):
                 await thread.close()
@@ -134,8 +116,14 @@ class SQLiteBackend(Backend):
             path, new_id = str(self._database.path), self._clock.new_id()
             await self._writer.run(lambda db: store_record.put_record(db, path, lease_file, new_id))
 
+    def _create(self) -> Connection:
+        """Create the databases unless they exist, and connect the reader, which every call to open needs."""
+        self._database.create()
+        self._lease_database.create()
+        return self._connect_reader()
+
     def _connect_reader(self) -> Connection:
-        connection = self._database.connect(writes=False)
+        connection = self._database.connect(Connection, writes=False)
         connection.execute("ATTACH DATABASE ? AS leases", (str(self._lease_database.path),))
         return connection
 
@@ -162,40 +150,19 @@ class SQLiteBackend(Backend):
             reply = await thread.run(lambda db: self._run(db, work, claims_as))
         return reply
 
-    def _run(self, db: StatementRunner, work: Work[_T], claims_as: str | None = None) -> _T:
+    def _run(
+        self,
+        db: StatementRunner,
+        work: Callable[[SQLiteSection], Awaitable[_T]],
+        claims_as: str | None = None,
+    ) -> _T:
         section = SQLiteSection(db, self._clock.micros())
-        if claims_as is not None:
-            holder = self.identity.holder(claims_as)
-            leases.check_claim(db, holder)
-            section.epoch = holder.epoch
-            if section.promote(section.now):
-                # A claim now could take a task before one of higher priority that is not ready yet.
-                return _NOT_YET  # type: ignore[no-any-return]
+        if claims_as is not None and not section.begin_claim(self.identity.holder(claims_as)):
+            # A claim now could take a task before one of higher priority that is not ready yet.
+            return _NOT_YET  # type: ignore[no-any-return]
         result = complete(work(section))
         self._wanted = section.wanted or self._wanted
         return result
-
-    # The fast path
-
-    def now(self) -> int:
-        """The store's time, which is that of this machine."""
-        return self._clock.micros()
-
-    async def record_and_claim(
-        self, owner: str, changes: Changes, claim: Claim | None
-    ) -> FastReply:
-        """See `FastPath`."""
-        if claim is not None:
-            self._version_at_claim = self._wakeups.version()
-        holder = self.identity.holder(owner)
-
-        def run(db: Connection) -> FastReply:
-            section = SQLiteSection(db, self._clock.micros())
-            reply = complete(section.record_and_claim(holder, changes, claim))
-            self._wanted = section.wanted or self._wanted
-            return reply
-
-        return await self._writer.run(run)
 
     # Transactions of callers and tasks
 

@@ -11,7 +11,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakSet
 
 from omniq.errors import InvalidTask, OmniqError, StorageCorrupt, StorageError
-from omniq.storage.permissions import refuse_shared
+from omniq.places import PlaceRules
+from omniq.storage.permissions import check_database, make_store_folder
 from omniq.storage.sqlite.upgrade import FUNCTIONS
 
 Connection = sqlite3.Connection
@@ -40,7 +41,7 @@ _CACHE_KIB = 8_192
 """Memory of a writer, so that a claim of tasks with many keys does not read all of their pages again."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.004
-_MINIMUM_VERSION = (3, 35, 0)
+_MINIMUM_VERSION = (3, 37, 0)
 _INTERRUPT_PAUSE = 0.005
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=sqlite3.Connection)
@@ -176,33 +177,41 @@ class Database:
     """A database file: creates it, connects to it, and checks that it is still the same file.
 
     `wal_limit`: bytes that the write-ahead log may reach before a checkpoint copies it to the file.
+    `rules`: which owners and modes the file, its folder and its logs may have.
     """
 
     def __init__(
         self,
         path: Path,
-        *,
         schema: str,
         synchronous: str,
         wal_limit: int,
         random: Callable[[], float],
+        rules: PlaceRules,
     ) -> None:
         self.path = path
         self.wal_limit: Final = wal_limit
         self._schema = schema
         self._synchronous = synchronous
         self._random = random
+        self._rules = rules
         self._wal_path = f"{path}-wal"
         self._file: tuple[int, int] | None = None
         self._wal: tuple[int, int] | None = None
 
     def create(self) -> None:
-        """Create the file and its folder unless they exist, readable only by this user."""
+        """Create the file, its folder and its tables unless they exist, readable only by this user.
+
+        Takes no lock if they exist.
+        """
         if sqlite3.sqlite_version_info < _MINIMUM_VERSION:
             raise StorageError(
-                f"SQLite {sqlite3.sqlite_version} is too old: omniq needs 3.35 or newer"
+                f"SQLite {sqlite3.sqlite_version} is too old: omniq needs 3.37 or newer"
             )
         try:
+            make_store_folder(self.path.parent, self._rules)
+            # Checked before anything is read: SQLite obeys a log that lies beside the file.
+            check_database(self.path, self._rules)
             _create(self.path)
             found = os.stat(self.path)
         except OSError as error:
@@ -212,18 +221,12 @@ class Database:
             ) from error
         if not stat.S_ISREG(found.st_mode):
             raise StorageError(f"SQLite database {self.path}: exists and is not a file")
-        refuse_shared(self.path)
         self._file, self._wal = (found.st_dev, found.st_ino), None
+        with closing(self.connect(Connection, writes=True)) as connection:
+            self._prepare(connection)
 
-    def connect(self, *, writes: bool, any_thread: bool = False) -> Connection:
+    def connect(self, kind: type[_C], *, writes: bool, any_thread: bool = False) -> _C:
         """Open a connection in autocommit mode that never runs a checkpoint automatically."""
-        return self._connect(Connection, writes=writes, any_thread=any_thread)
-
-    def connect_for_task(self) -> TaskConnection:
-        """Open a connection for a task's transaction, which the calling thread ends."""
-        return self._connect(TaskConnection, writes=True, any_thread=True)
-
-    def _connect(self, kind: type[_C], *, writes: bool, any_thread: bool) -> _C:
         connection = sqlite3.connect(
             self.path,
             # A writer waits in `retry_while_busy` instead, which is quicker and fairer.
@@ -236,6 +239,8 @@ class Database:
         settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
         if writes:
             settings += [f"journal_size_limit = {self.wal_limit}", f"cache_size = -{_CACHE_KIB}"]
+            # A statement that changes many pages first copies them: by default into a file.
+            settings.append("temp_store = MEMORY")
         else:
             settings.append("query_only = 1")
         for setting in settings:
@@ -243,7 +248,7 @@ class Database:
             self.retry_while_busy(partial(connection.execute, f"PRAGMA {setting}"))
         return connection
 
-    def prepare(self, connection: Connection) -> None:
+    def _prepare(self, connection: Connection) -> None:
         """Create or upgrade the tables. Safe when several processes do it at the same time."""
         mode = self.retry_while_busy(
             lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -401,8 +406,6 @@ def _create(path: Path) -> None:
     if path.exists():
         return
     folder = path.parent
-    if not folder.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Created under another name and then linked: opening and closing the database itself would
     # drop the locks that this process may hold on it through SQLite.
     handle, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=folder)

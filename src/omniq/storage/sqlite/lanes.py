@@ -6,7 +6,7 @@ waits in other queues, is in other lanes.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -92,7 +92,7 @@ def ready_lanes(db: StatementRunner, wanted: Wanted) -> list[_Lane]:
     parameters = {
         "places": tables.json_text([READY, SUSPECT] if wanted.suspects else [READY]),
         "queues": tables.json_text(queues),
-        "ranges": tables.json_text(_ranges(wanted.runnable)),
+        "ranges": _ranges(wanted.runnable),
     }
     found = tables.read_array(db, _statement("lanes", by_queue), parameters)
     runnable = wanted.runnable
@@ -103,13 +103,14 @@ def ready_lanes(db: StatementRunner, wanted: Wanted) -> list[_Lane]:
     ]
 
 
-def _ranges(runnable: Runnable | None) -> list[tuple[str, str]]:
-    """The ranges of function paths in which the functions are."""
+@lru_cache(maxsize=16)
+def _ranges(runnable: Runnable | None) -> str:
+    """The ranges of function paths in which the functions are, as JSON."""
     if runnable is None or runnable.modules is None:
-        return [("", AFTER_ALL)]
+        return tables.json_text([("", AFTER_ALL)])
     # A slash follows the dot.
     modules = [(f"{module}.", f"{module}/") for module in runnable.modules]
-    return modules + [(name, f"{name}\x01") for name in runnable.names]
+    return tables.json_text(modules + [(name, f"{name}\x01") for name in runnable.names])
 
 
 @cache

@@ -21,12 +21,11 @@ from typing import Any
 import msgspec
 
 from omniq.clock import Clock
-from omniq.errors import LeaseLost
 from omniq.models import WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import Lease
-from omniq.storage.sqlite.connection import Connection, StatementRunner, statement
-from omniq.storage.sqlite.store_record import EPOCH, read_epoch
+from omniq.storage.sqlite.connection import Connection, statement
+from omniq.storage.sqlite.store_record import read_epoch
 from omniq.storage.sqlite.tables import read_array
 from omniq.storage.types import Holder, Renewal
 
@@ -53,21 +52,6 @@ def renew(
     db: Connection, info: WorkerInfo, length: int, clock: Clock, holder: Holder, epoch: int
 ) -> bool:
     """Extend the lease to `length` microseconds from now, if the owner may have one in the `epoch`."""
-    values = (
-        "boot_id = :boot, until = :now + :length, at = :at, info = :info, length = :length, "
-        "epoch = :epoch, beat = beat + 1"
-    )
-    if holder.beat:
-        sql = (
-            f"UPDATE omniq_leases SET {values} "
-            "WHERE owner = :owner AND fenced = 0 AND epoch = :epoch AND beat >= :beat"
-        )
-    else:
-        sql = (
-            "INSERT INTO omniq_leases (owner, boot_id, until, fenced, at, info, length, epoch, beat) "
-            "VALUES (:owner, :boot, :now + :length, 0, :at, :info, :length, :epoch, 1) "
-            f"ON CONFLICT (owner) DO UPDATE SET {values} WHERE fenced = 0"
-        )
     parameters = {
         "owner": info.id,
         "length": length,
@@ -75,6 +59,7 @@ def renew(
         "epoch": epoch,
         "beat": holder.beat,
     }
+    sql = statement("renew" if holder.beat else "first_lease")
     return db.execute(sql, {**parameters, **_times(clock)}).rowcount == 1
 
 
@@ -89,11 +74,7 @@ def fence(db: Connection, owner: str, clock: Clock, epoch: int, *, retires: bool
     sql = f"SELECT 1 FROM omniq_leases WHERE owner = :owner AND {_IS_LIVE}"
     if not retires and db.execute(sql, parameters).fetchone() is not None:
         return False
-    db.execute(
-        "INSERT INTO omniq_leases (owner, boot_id, until, fenced, at) VALUES (:owner, '', 0, 1, :at) "
-        "ON CONFLICT (owner) DO UPDATE SET fenced = 1, at = :at",
-        parameters,
-    )
+    db.execute(statement("fence"), parameters)
     # An owner that still holds tasks is found by them, and fenced again.
     db.execute("DELETE FROM omniq_leases WHERE fenced = 1 AND at < :old", parameters)
     return True
@@ -111,18 +92,8 @@ def pause(db: Connection, owner: str, clock: Clock, epoch: int, *, paused: bool)
 
 def fence_in_store(db: Connection, owner: str, now: int) -> None:
     """Fence the owner, so that it cannot claim."""
-    sql = (
-        "INSERT INTO omniq_fences VALUES (?, ?) ON CONFLICT (owner) DO UPDATE SET at = excluded.at"
-    )
-    db.execute(sql, (owner, now))
+    db.execute("INSERT OR REPLACE INTO omniq_fences VALUES (?, ?)", (owner, now))
     db.execute("DELETE FROM omniq_fences WHERE at < ?", (now - FENCE_RETENTION,))
-
-
-def check_claim(db: StatementRunner, holder: Holder) -> None:
-    """Raise `LeaseLost` if the owner is fenced, or knows another epoch than the store's."""
-    sql = f"SELECT EXISTS (SELECT 1 FROM omniq_fences WHERE owner = ?), {EPOCH}"
-    if db.execute(sql, (holder.owner,)).fetchone() != (0, holder.epoch):
-        raise LeaseLost(holder.owner)
 
 
 # On a reader, which has the leases attached
@@ -148,13 +119,7 @@ def read_leases(db: Connection, clock: Clock) -> list[Lease]:
 
 def read_renewal(db: Connection, owner: str) -> tuple[Renewal, int]:
     """The tasks that the owner holds, which of them were cancelled, whether it is paused; and its beat."""
-    held = read_array(
-        db,
-        "SELECT json_group_array(json_array(tasks.id, live.token, live.cancel_requested)) "
-        "FROM omniq_live AS live CROSS JOIN omniq_tasks AS tasks ON tasks.seq = live.seq "
-        "WHERE live.place = 4 AND live.owner = :owner",
-        {"owner": owner},
-    )
+    held = read_array(db, statement("held_ids"), {"owner": owner})
     sql = "SELECT paused, beat FROM leases.omniq_leases WHERE owner = ?"
     paused, beat = db.execute(sql, (owner,)).fetchone() or (0, 0)
     renewal = Renewal(

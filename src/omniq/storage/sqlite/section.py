@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from omniq.errors import LeaseLost, QueueFull
 from omniq.storage import row_rules
@@ -17,24 +19,24 @@ from omniq.storage.backend import (
     Document,
     DocumentChange,
     DocumentQuery,
-    FastReply,
     Moved,
     Order,
     Record,
     Section,
     Wanted,
 )
+from omniq.storage.claim import PAUSED_QUEUE
+from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement
-from omniq.storage.sqlite.lanes import AFTER_ALL, first_rows
-from omniq.storage.types import Claim, Holder, Witness
+from omniq.storage.sqlite.lanes import first_rows
+from omniq.storage.types import Claim, Holder
 
 PROMOTE_BATCH = 2_000
 """The maximum number of delayed tasks that one statement makes ready."""
 
 _order = attrgetter("order")
-_NO_WITNESS = Witness("", 0, "", 0)
 
 _DOCUMENT_COLUMNS = ("kind", "key", "data", "due")
 _ADD_DOCUMENTS = tables.BulkInsert(
@@ -47,16 +49,20 @@ _PUT_DOCUMENTS = tables.BulkInsert(
 )
 
 
-DELETE_DOCUMENTS = (
-    "DELETE FROM omniq_documents WHERE (kind, key) IN "
-    "(SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:keys))"
-)
+class _ClaimFacts(NamedTuple):
+    """What a claim has to consider besides ready tasks: see `claim_facts.sql`."""
 
+    is_fenced: int
+    epoch: int
+    has_due: int
+    has_due_gate: int
+    holds_suspect: int
+    paused: str
 
-DELETE_IF_EQUAL = (
-    f"{DELETE_DOCUMENTS} AND kind || '/' || key || '/' || hex(data) IN "
-    "(SELECT json_extract(value, '$[2]') FROM json_each(:keys))"
-)
+    def queues(self) -> list[str]:
+        """The paused queues."""
+        names: list[str] = tables.decode_json(self.paused)
+        return names
 
 
 class SQLiteSection(Section):
@@ -66,31 +72,43 @@ class SQLiteSection(Section):
         self.now = now
         self._db = db
         self._promoted_by = now
-        self.is_behind = False
-        """Whether the witness of the claim has a lower token."""
+        self._facts: _ClaimFacts | None = None
         self.wanted: Wanted | None = None
         """What was claimed in this section."""
 
     # Reading
 
-    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
-        held = self._still_held(owner, known)
-        return frozenset(row.id for row in known if row.seq in held)
+    def begin_claim(self, holder: Holder) -> bool:
+        """Begin a section that claims; False when not all tasks that are due could be made ready.
 
-    def _still_held(self, owner: str, rows: Sequence[Row]) -> set[int]:
-        """The `seq` of those rows that nothing has changed since the owner claimed them."""
-        if not rows:
-            return set()
-        claims = tables.json_text([(row.seq, row.token, row.id) for row in rows])
+        `LeaseLost` if the owner is fenced, or knows another epoch than the store's.
+        """
+        parameters = {"owner": holder.owner, "now": self.now}
+        facts = _ClaimFacts(*self._db.execute(statement("claim_facts"), parameters).fetchone())
+        if facts.is_fenced or facts.epoch != holder.epoch:
+            raise LeaseLost(holder.owner)
+        self._facts, self.epoch = facts, facts.epoch
+        return not (facts.has_due and self.promote(self.now))
+
+    async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        if not known:
+            return frozenset()
+        claims = tables.json_text([(row.seq, row.token, row.id) for row in known])
         parameters = {"owner": owner, "claims": claims}
-        return set(tables.read_array(self._db, statement("still_held"), parameters))
+        return frozenset(tables.read_array(self._db, statement("still_held"), parameters))
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         return tables.read_records(self._db, ids, self.now, bodies=bodies)
 
+    async def live_token(self, task_id: str) -> int | None:
+        found = self._db.execute(statement("live_token"), (task_id,)).fetchone()
+        return None if found is None else int(found[0])
+
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
         sql = tables.rows_statement("held", bodies=False)
         if only_suspects:
+            if self._facts is not None and not self._facts.holds_suspect:
+                return []
             sql += " WHERE live.crashes > 0"
         return tables.read_rows(self._db, sql, {"owners": tables.json_text(owners)})
 
@@ -111,52 +129,29 @@ class SQLiteSection(Section):
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
         parameters = {"keys": tables.json_text(keys), "limit": limit}
         rows = tables.read_rows(self._db, tables.rows_statement("parked"), parameters)
-        return sorted(rows, key=_order)
+        return rows if limit == 1 else sorted(rows, key=_order)
 
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
         parameters = {"kind": kind, "keys": tables.json_text(list(keys))}
-        found = self._read_documents(
-            "FROM json_each(:keys) AS wanted CROSS JOIN omniq_documents AS found "
-            "ON found.kind = :kind AND found.key = wanted.value",
-            parameters,
-        )
-        return {document.key: document for document in found}
+        return {each.key: each for each in self._read_documents("documents", parameters)}
 
     async def find_documents(self, query: DocumentQuery) -> list[Document]:
-        first = query.prefix
-        if query.due_by is not None:
-            condition = "due > :due_after AND due <= :due_by ORDER BY due"
-        elif query.after >= query.prefix:
-            first, condition = query.after, "key > :first AND key < :end ORDER BY key"
-        else:
-            condition = "key >= :first AND key < :end ORDER BY key"
-        return self._read_documents(
-            "FROM (SELECT * FROM omniq_documents "
-            f"WHERE kind = :kind AND {condition} LIMIT :limit) AS found",
-            {
-                "kind": query.kind,
-                "due_by": query.due_by,
-                "due_after": query.due_after,
-                "first": first,
-                "end": query.prefix + AFTER_ALL,
-                "limit": query.limit,
-            },
-        )
+        facts = self._facts
+        if facts is not None and query.kind == PAUSED_QUEUE:
+            return [Document(PAUSED_QUEUE, queue, b"") for queue in facts.queues()]
+        is_for_due_gates = query.kind == GATE and query.due_by == self.now
+        if facts is not None and is_for_due_gates and not facts.has_due_gate:
+            return []
+        name = "find_documents" if query.due_by is None else "due_documents"
+        return self._read_documents(name, msgspec.structs.asdict(query))
 
-    def _read_documents(self, source: str, parameters: dict[str, Any]) -> list[Document]:
-        columns = f"found.kind, found.key, {tables.inline_hex('found.data')}, found.due"
-        sql = f"SELECT json_group_array(json_array({columns})) {source}"
+    def _read_documents(self, name: str, parameters: dict[str, Any]) -> list[Document]:
+        found = tables.read_array(self._db, tables.rows_statement(name), parameters)
+        long_data = "SELECT hex(data) FROM omniq_documents WHERE kind = ? AND key = ?"
         return [
-            Document(kind, key, self._data(kind, key, data), due)
-            for kind, key, data, due in tables.read_array(self._db, sql, parameters)
+            Document(kind, key, tables.blob(self._db, data, long_data, kind, key), due)
+            for kind, key, data, due in found
         ]
-
-    def _data(self, kind: str, key: str, inline: str | None) -> bytes:
-        if inline is not None:
-            return bytes.fromhex(inline)
-        sql = "SELECT data FROM omniq_documents WHERE kind = ? AND key = ?"
-        data: bytes = self._db.execute(sql, (kind, key)).fetchone()[0]
-        return data
 
     # Writing
 
@@ -179,7 +174,7 @@ class SQLiteSection(Section):
         if changes.claimed:
             self._claim(changes.claimed)
         if changes.updated:
-            tables.save_live(db, changes.updated, self.now)
+            self._update(changes)
         if changes.ended:
             tables.insert_ended(db, changes.ended)
         return frozenset()
@@ -190,6 +185,18 @@ class SQLiteSection(Section):
         floor = row_rules.first_token(self.epoch)
         parameters = {"owner": rows[0].owner, "now": self.now, "seqs": seqs, "floor": floor}
         self._db.execute(statement("claim"), parameters)
+
+    def _update(self, changes: Changes) -> None:
+        moved: dict[str, list[int]] = {}
+        others: list[Row] = []
+        for row in changes.updated:
+            if row.id in changes.moved:
+                moved.setdefault(row.parked or "", []).append(row.seq)
+            else:
+                others.append(row)
+        if moved:
+            self._db.execute(statement("move"), {"moved": tables.json_text(moved)})
+        tables.save_live(self._db, others, self.now)
 
     def _insert(self, rows: Sequence[Row]) -> None:
         if tables.insert_rows(self._db, rows, self.now):
@@ -217,7 +224,7 @@ class SQLiteSection(Section):
         for change in changes:
             key = (change.kind, change.key)
             if change.if_equal:
-                released.append((*key, f"{change.kind}/{change.key}/{_hex(change.before)}"))
+                released.append((*key, (change.before or b"").hex().upper()))
             elif change.after is None:
                 put.pop(key, None)
                 deleted[key] = None
@@ -227,62 +234,11 @@ class SQLiteSection(Section):
                 deleted.pop(key, None)
                 put[key] = (*key, bytearray(change.after), change.due)
         if released:
-            self._db.execute(DELETE_IF_EQUAL, {"keys": tables.json_text(released)})
+            self._db.execute(statement("delete_if_equal"), {"keys": tables.json_text(released)})
         if deleted:
-            self._db.execute(DELETE_DOCUMENTS, {"keys": tables.json_text(list(deleted))})
+            self._db.execute(
+                statement("delete_documents"), {"keys": tables.json_text(list(deleted))}
+            )
         if _ADD_DOCUMENTS.write(self._db, added) < len(added):
             raise Moved
         _PUT_DOCUMENTS.write(self._db, list(put.values()))
-
-    # The fast path
-
-    async def record_and_claim(
-        self, holder: Holder, changes: Changes, claim: Claim | None
-    ) -> FastReply:
-        """See `FastPath`. When one row has changed, all outcomes need another step, so none is recorded."""
-        rows = [*(each.row for each in changes.ended), *changes.updated]
-        if len(self._still_held(holder.owner, rows)) < len(rows):
-            return FastReply(frozenset(row.id for row in rows))
-        await self.write(changes)
-        if claim is None:
-            return FastReply()
-        claimed = await self._claim_plain(holder, claim)
-        return FastReply(rows=claimed, is_behind=bool(self.is_behind))
-
-    async def _claim_plain(self, holder: Holder, claim: Claim) -> list[Row] | None:
-        """Claim rows that the rules would admit unchanged; None when the claim needs the rules."""
-        owner = holder.owner
-        witness = claim.witness or _NO_WITNESS
-        parameters = {
-            "owner": owner,
-            "now": self.now,
-            "witness": witness.seq,
-            "nonce": witness.nonce,
-            "token": witness.token,
-        }
-        facts = self._db.execute(statement("claim_facts"), parameters).fetchone()
-        is_fenced, self.epoch, self.is_behind, has_due, has_due_gate, holds_suspect, paused = facts
-        if is_fenced or self.epoch != holder.epoch:
-            raise LeaseLost(owner)
-        if self.is_behind or has_due_gate or (has_due and self.promote(self.now)):
-            return None
-        wanted = Wanted(
-            due_by=self.now if claim.now is None else claim.now,
-            queues=claim.queues,
-            paused=frozenset(tables.decode_json(paused)),
-            runnable=claim.runnable,
-            suspects=not holds_suspect,
-        )
-        rows = await self.candidates(wanted, None, claim.limit)
-        for row in rows:
-            if row.gates or row.crashes or row_rules.is_expired(row, wanted.due_by):
-                return None
-        for row in rows:
-            row_rules.claim(row, owner, self.now, self.epoch)
-        if rows:
-            self._claim(rows)
-        return rows
-
-
-def _hex(data: bytes | None) -> str:
-    return (data or b"").hex().upper()

@@ -15,13 +15,11 @@ from omniq.serialization import encode_internal
 from omniq.storage.incarnation import StoreRecord, decode_record
 from omniq.storage.sqlite.connection import Connection
 
-EPOCH = "coalesce((SELECT due FROM omniq_documents WHERE kind = 'store' AND key = 'store'), 0)"
-"""SQL for the store's epoch."""
-
 
 def read_epoch(db: Connection) -> int:
     """The store's epoch."""
-    epoch: int = db.execute(f"SELECT {EPOCH}").fetchone()[0]
+    sql = "SELECT coalesce(max(due), 0) FROM omniq_documents WHERE kind = 'store' AND key = 'store'"
+    epoch: int = db.execute(sql).fetchone()[0]
     return epoch
 
 

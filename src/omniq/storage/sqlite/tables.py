@@ -56,7 +56,7 @@ def json_text(value: Any) -> str:
 # Reading
 
 
-def inline_hex(blob: str) -> str:
+def _inline_hex(blob: str) -> str:
     """SQL for a blob in hexadecimal: "" for NULL, and NULL when it is too long for the JSON."""
     return f"CASE WHEN coalesce(length({blob}), 0) <= {_INLINE_BYTES} THEN hex({blob}) END"
 
@@ -77,8 +77,8 @@ def _columns(*, bodies: bool, is_live: bool) -> str:
         columns.append("coalesce(live.turn + live.due_after, dead.due, finished.due)")
         columns.append("coalesce(live.turn, dead.due, finished.due)")
         rest = "coalesce(live.rest, dead.rest, finished.rest)"
-    columns += ["hex(tasks.gates)", inline_hex(rest)]
-    return ", ".join([*columns, inline_hex("tasks.body") if bodies else "''"])
+    columns += ["hex(tasks.gates)", _inline_hex(rest)]
+    return ", ".join([*columns, _inline_hex("tasks.body") if bodies else "''"])
 
 
 _JOINS = """
@@ -88,19 +88,31 @@ LEFT JOIN omniq_finished AS finished ON finished.seq = tasks.seq AND finished.ex
 """
 
 
+_DOCUMENT = f"json_array(found.kind, found.key, {_inline_hex('found.data')}, found.due)"
+_LONG_BODY = "SELECT hex(body) FROM omniq_tasks WHERE seq = ?1"
+_LONG_REST = (
+    "SELECT hex(rest) FROM omniq_live WHERE seq = ?1 UNION ALL "
+    "SELECT hex(rest) FROM omniq_dead WHERE seq = ?1 UNION ALL "
+    "SELECT hex(rest) FROM omniq_finished WHERE seq = ?1 LIMIT 1"
+)
+_LONG_RESULT = "SELECT hex(result) FROM omniq_finished WHERE seq = ?1"
+_LONG_LETTER = "SELECT hex(letter) FROM omniq_dead WHERE seq = ?1"
+
+
 @cache
 def rows_statement(name: str, *, bodies: bool = True) -> str:
     """The SQL of that name, with the columns of rows filled in.
 
     `{live}` are those of live tasks, from the tables `tasks` and `live`. `{any}` are those of any task,
-    from `tasks` and the other tables, which `{joins}` joins.
+    from `tasks` and the other tables, which `{joins}` joins. `{document}` is one of the table `found`.
     """
     return (
         statement(name)
         .replace("{live}", _columns(bodies=bodies, is_live=True))
         .replace("{any}", _columns(bodies=bodies, is_live=False))
         .replace("{joins}", _JOINS)
-        .replace("{ended}", f"{inline_hex('finished.result')}, {inline_hex('dead.letter')}")
+        .replace("{ended}", f"{_inline_hex('finished.result')}, {_inline_hex('dead.letter')}")
+        .replace("{document}", _DOCUMENT)
     )
 
 
@@ -129,12 +141,12 @@ def read_records(
         row = _row(db, values)
         finished = letter_of = None
         if finished_at is not None:
-            data = _blob(db, result, "result", "omniq_finished", row.seq)
+            data = blob(db, result, _LONG_RESULT, row.seq)
             finished = FinishedRow(
                 row=row, finished_at=finished_at, expires_at=expires_at, result=data
             )
         if is_dead:
-            letter_of = decode_letter(_blob(db, letter, "letter", "omniq_dead", row.seq))
+            letter_of = decode_letter(blob(db, letter, _LONG_LETTER, row.seq))
         found[row.id] = Record(row, finished, letter_of)
     return found
 
@@ -143,13 +155,9 @@ def _row(db: StatementRunner, values: list[Any]) -> Row:
     *values, gates, rest, body = values
     seq = values[0]
     if rest is None:
-        rest = next(
-            found
-            for table in ("omniq_live", "omniq_dead", "omniq_finished")
-            if (found := _long_blob(db, "rest", table, seq))
-        )
+        (rest,) = db.execute(_LONG_REST, (seq,)).fetchone()
     if body is None:
-        body = _long_blob(db, "body", "omniq_tasks", seq)
+        (body,) = db.execute(_LONG_BODY, (seq,)).fetchone()
     try:
         row = _CODEC.without_columns(bytes.fromhex(rest))
         row.gates = _gates(gates) if gates else ()
@@ -176,14 +184,11 @@ def _gates(text: str) -> tuple[Gate, ...]:
     return gates
 
 
-def _blob(db: StatementRunner, inline: str | None, column: str, table: str, seq: int) -> bytes:
-    return bytes.fromhex(_long_blob(db, column, table, seq) if inline is None else inline)
-
-
-def _long_blob(db: StatementRunner, column: str, table: str, seq: int) -> str:
-    sql = f"SELECT hex({column}) FROM {table} WHERE seq = :seq"
-    found = db.execute(sql, {"seq": seq}).fetchone()
-    return "" if found is None else str(found[0])
+def blob(db: StatementRunner, inline: str | None, sql: str, *key: Any) -> bytes:
+    """A blob that was read in hexadecimal, or None if it is long: then `sql` reads it."""
+    if inline is None:
+        (inline,) = db.execute(sql, key).fetchone()
+    return bytes.fromhex(inline or "")
 
 
 # Writing
@@ -229,7 +234,7 @@ def _parts(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Sequence[tupl
         start, left = start + size, left - size
 
 
-_PLACED = ("due_after", "rank", "turn", "place", "lot", "rest")
+_PLACED = ("due_after", "rank", "turn", "place", "rest")
 _INSERT_TASKS = BulkInsert(
     "omniq_tasks",
     (*_CONSTANT, "unique", "expires", "stored_after", "gates", "body"),
@@ -246,7 +251,9 @@ _SAVE_LIVE = BulkInsert(
     "omniq_live",
     ("seq", "queue", "func", *_STATE, *_LIVE_STATE, *_PLACED),
     "ON CONFLICT (seq) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*_STATE, *_LIVE_STATE, *_PLACED)),
+    + ", ".join(f"{name} = excluded.{name}" for name in (*_STATE, *_LIVE_STATE, *_PLACED))
+    + ", lot = CASE WHEN excluded.parked IS NOT NULL "
+    "THEN func || '/' || (excluded.crashes > 0) || '/' || queue END",
     func="(SELECT id FROM omniq_functions WHERE path = ?)",
 )
 _INSERT_FINISHED = BulkInsert(
@@ -267,9 +274,8 @@ def rank(priority: int) -> int:
 # no other meaning. Each tuple is written out: that is several times faster than an `attrgetter`.
 
 
-def _rest(row: Row) -> bytearray | str:
-    rest = _CODEC.rest(row)
-    return bytearray(rest) if rest else ""
+def _rest(row: Row) -> bytearray:
+    return bytearray(_CODEC.rest(row))
 
 
 def insert_rows(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
@@ -283,7 +289,7 @@ def insert_rows(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
         (
             row.seq, row.id, row.nonce, row.queue, row.priority, row.func_path, row.created_at,
             row.result_ttl, +row.repeats, row.unique or "", row.expires or 0,
-            row.stored_at - row.created_at, bytearray(encode_internal(row.gates)) if row.gates else "",
+            row.stored_at - row.created_at, bytearray(encode_internal(row.gates) if row.gates else b""),
             bytearray(row.body),
         )
         for row in rows
@@ -305,7 +311,8 @@ def insert_rows(db: StatementRunner, rows: Sequence[Row], now: int) -> bool:
 
 
 _NEWEST_AND_FUNCTION = (
-    "SELECT max(coalesce((SELECT max(seq) FROM omniq_tasks), 0), coalesce((SELECT due FROM "
+    "SELECT max(coalesce((SELECT max(seq) FROM omniq_tasks), 0), "
+    "coalesce((SELECT max(seq) FROM omniq_live), 0), coalesce((SELECT due FROM "
     f"omniq_documents WHERE kind = 'store' AND key = 'store'), 0) << {EPOCH_BITS}), "
     "(SELECT id FROM omniq_functions WHERE path = ?)"
 )
@@ -331,7 +338,6 @@ def save_live(db: StatementRunner, rows: Iterable[Row], now: int) -> None:
             row.started_at, row.status._value_, +row.cancel_requested, row.visible, row.owner,
             row.parked, +row.attached, row.due - row.order[1], ~row.priority, row.order[1],
             place_of(row, now),
-            None if row.parked is None else f"{row.is_suspect:d}/{row.queue}/{row.func_path}",
             _rest(row),
         )
         for row in rows

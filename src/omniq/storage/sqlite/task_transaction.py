@@ -11,6 +11,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from omniq.errors import InvalidTask, StorageClosed, StorageError
 from omniq.failpoints import hit
@@ -75,7 +76,8 @@ class TaskTransactions(ConnectionThread):
     _max_jobs = 1
 
     def __init__(self, database: Database) -> None:
-        super().__init__("transactions", database, database.connect_for_task)
+        connect = partial(database.connect, TaskConnection, writes=True, any_thread=True)
+        super().__init__("transactions", database, connect)
         self._current: _Transaction | None = None
 
     @asynccontextmanager
@@ -165,7 +167,8 @@ class TaskTransactions(ConnectionThread):
 
     def _begin(self) -> TaskConnection:
         self._database.check_unmoved()
-        connection = self._database.connect_for_task()
+        connection = self._connect()
+        assert isinstance(connection, TaskConnection)
         try:
             self._database.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
         except BaseException:

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-
 from omniq.errors import InvalidTask, StorageError
 from omniq.storage.sqlite.connection import (
     Connection,
     Database,
     DriverError,
     MisuseError,
+    StatementResult,
     StatementRunner,
     is_busy,
 )
@@ -27,32 +26,17 @@ _T = TypeVar("_T")
 _Work = Callable[[StatementRunner], _T]
 
 
-class _Result(msgspec.Struct, frozen=True):
-    row: Any
-    rowcount: int
-
-    def fetchone(self) -> Any:
-        return self.row
-
-
 class _DriverConnection:
     """A connection of sqlite3."""
 
     def __init__(self, connection: Connection) -> None:
-        self.driver = self._connection = connection
+        self.driver = connection
 
-    def execute(self, sql: str, parameters: Any = (), /) -> _Result:
-        connection = self._connection
-        texts, connection.text_factory = connection.text_factory, str
-        try:
-            # Not `connection.cursor()`, which the caller may have overridden.
-            cursor = Connection.cursor(connection)
-            cursor.row_factory = None
-            cursor.execute(sql, parameters)
-            row = None if cursor.description is None else cursor.fetchone()
-            return _Result(row, cursor.rowcount)
-        finally:
-            connection.text_factory = texts
+    def execute(self, sql: str, parameters: Any = (), /) -> StatementResult:
+        # Not `connection.cursor()`, which the caller may have overridden.
+        cursor = Connection.cursor(self.driver)
+        cursor.row_factory = None
+        return cursor.execute(sql, parameters)
 
 
 class _SQLAlchemyConnection:
@@ -66,12 +50,12 @@ class _SQLAlchemyConnection:
             )
         self.driver: Connection = connection.connection.driver_connection
 
-    def execute(self, sql: str, parameters: Any = (), /) -> _Result:
+    def execute(self, sql: str, parameters: Any = (), /) -> StatementResult:
         if isinstance(parameters, list):
             # SQLAlchemy takes a list as many sets of parameters.
             parameters = tuple(parameters)
-        result = self._connection.exec_driver_sql(sql, parameters)
-        return _Result(result.fetchone() if result.returns_rows else None, result.rowcount)
+        result: StatementResult = self._connection.exec_driver_sql(sql, parameters)
+        return result
 
 
 async def run_within(database: Database, connection: object, work: _Work[_T]) -> _T:
@@ -100,17 +84,21 @@ def _run_with_sqlalchemy(database: Database, work: _Work[_T], given: Any) -> _T:
 def _run_in_transaction(
     database: Database, db: _DriverConnection | _SQLAlchemyConnection, work: _Work[_T]
 ) -> _T:
+    driver = db.driver
+    texts, driver.text_factory = driver.text_factory, str
     try:
         _check_file(database, db)
-        is_begun_here = not db.driver.in_transaction
+        is_begun_here = not driver.in_transaction
         if is_begun_here:
-            _check_no_autocommit(db.driver)
+            _check_no_autocommit(driver)
             # The driver begins a transaction at the first write, but not at a savepoint.
             db.execute("BEGIN IMMEDIATE")
         return _run_in_savepoint(db, work, is_begun_here=is_begun_here)
     except Exception as error:
         _raise_cause(database, error)
         raise
+    finally:
+        driver.text_factory = texts
 
 
 def _run_in_savepoint(

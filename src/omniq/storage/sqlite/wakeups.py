@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -11,6 +13,7 @@ from omniq.storage.sqlite.connection import Connection, DriverError
 from omniq.storage.sqlite.lanes import ready_lanes
 from omniq.storage.sqlite.tables import read_array
 
+_T = TypeVar("_T")
 _PAUSED = "SELECT json_group_array(key) FROM omniq_documents WHERE kind = 'paused_queue'"
 
 
@@ -26,35 +29,30 @@ class Wakeups:
 
     def version(self) -> int:
         """A number that changes with every commit on another connection; -1 when it is unknown."""
-        try:
-            with self._lock:
-                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        except DriverError:
-            return -1
-        return int(version)
+        return self._read(lambda db: int(db.execute("PRAGMA data_version").fetchone()[0]), -1)
 
     def has_work(self, wanted: Wanted | None) -> bool:
         """Whether there may be ready tasks that `wanted`, that of the last claim, accepts."""
         if wanted is None:
             return True
-        try:
-            with self._lock:
-                paused = read_array(self._connection, _PAUSED)
-                wanted = msgspec.structs.replace(wanted, paused=frozenset(paused))
-                return bool(ready_lanes(self._connection, wanted))
-        except DriverError:
-            return True
+
+        def read(db: Connection) -> bool:
+            paused = frozenset(read_array(db, _PAUSED))
+            return bool(ready_lanes(db, msgspec.structs.replace(wanted, paused=paused)))
+
+        return self._read(read, True)
 
     def next_due(self) -> int | None:
         """When the next delayed task is due; None when there is none or it is unknown."""
+        sql = "SELECT min(visible) FROM omniq_live WHERE place = 2"
+        return self._read(lambda db: cast("int | None", db.execute(sql).fetchone()[0]), None)
+
+    def _read(self, work: Callable[[Connection], _T], unknown: _T) -> _T:
         try:
             with self._lock:
-                (due,) = self._connection.execute(
-                    "SELECT min(visible) FROM omniq_live WHERE place = 2"
-                ).fetchone()
+                return work(self._connection)
         except DriverError:
-            return None
-        return None if due is None else int(due)
+            return unknown
 
     def close(self) -> None:
         """Close the connection."""

@@ -11,7 +11,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -73,10 +73,6 @@ class ConnectionThread:
                 self._thread.start()
         return future
 
-    async def connect(self) -> None:
-        """Connect, and raise errors of the database now. Takes no lock once the tables exist."""
-        await self.run(_connect_only)
-
     async def close(self) -> None:
         """Finish the submitted jobs, close the connection and end the thread."""
         with self._lock:
@@ -103,7 +99,7 @@ class ConnectionThread:
                 if connection is not None:
                     self._after_batch(connection)
         if connection is not None:
-            self._close_connections(connection)
+            connection.close()
         deliver(ended, None)
 
     def _collect(self) -> tuple[list[Job], asyncio.Future[None] | None]:
@@ -152,31 +148,15 @@ class ConnectionThread:
     def _after_batch(self, connection: Connection) -> None:
         """Called after each batch, when its results have been delivered."""
 
-    def _close_connections(self, connection: Connection) -> None:
-        connection.close()
-
 
 class WriterThread(ConnectionThread):
     """A thread whose transactions write. It also runs checkpoints of the write-ahead log."""
 
     def __init__(self, name: str, database: Database) -> None:
-        super().__init__(name, database, self._open)
-        self._checkpoint_connection: Connection | None = None
+        super().__init__(name, database, partial(database.connect, Connection, writes=True))
         self._checkpoint_at = database.wal_limit
 
-    def _open(self) -> Connection:
-        connection = self._database.connect(writes=True)
-        try:
-            self._database.prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     def _transact(self, connection: Connection, jobs: list[Job]) -> None:
-        jobs = [job for job in jobs if job.work is not _connect_only]
-        if not jobs:
-            return
         self._database.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
         if len(jobs) == 1:
             self._run_job(connection, jobs[0])
@@ -220,19 +200,9 @@ class WriterThread(ConnectionThread):
         restarts the log; only a writer does that, and the write lock is held here.
         """
         self._database.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
-        if self._checkpoint_connection is None:
-            self._checkpoint_connection = self._database.connect(writes=True)
-        self._checkpoint_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        with closing(self._database.connect(Connection, writes=True)) as other:
+            other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         connection.execute("ROLLBACK")
-
-    def _close_connections(self, connection: Connection) -> None:
-        if self._checkpoint_connection is not None:
-            self._checkpoint_connection.close()
-        connection.close()
-
-
-def _connect_only(_: Connection) -> None:
-    """A job that only makes its thread connect."""
 
 
 def deliver(future: asyncio.Future[_T], result: _T) -> None:

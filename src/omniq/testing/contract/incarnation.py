@@ -204,9 +204,9 @@ class IncarnationContract(ContractPart):
         assert ids(await storage.reserve(5)) == ["b"]
         (letter,) = await storage.list_dead()
         assert (letter.task_id, letter.failure_reason) == ("a", "undecodable")
-        stored = await storage._engine.find_dead_row("a")
+        stored = await storage._engine.record("a")
         assert stored is not None
-        assert stored.body
+        assert stored.row.body
 
     @promise("L17", "L18")
     async def test_what_was_claimed_before_is_given_back_uncharged(

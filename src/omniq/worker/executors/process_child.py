@@ -8,7 +8,6 @@ import inspect
 import os
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
@@ -25,7 +24,7 @@ from omniq.tasks import context
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Signal
 from omniq.tasks.error_rules import ErrorRules, explain
-from omniq.tasks.functions import FunctionCache
+from omniq.tasks.functions import resolve
 from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.tasks.steps import run_without_loop
 from omniq.worker.executors.process_protocol import (
@@ -40,6 +39,7 @@ from omniq.worker.executors.process_protocol import (
     decode_config,
     decode_request,
 )
+from omniq.worker.import_path import use_path
 
 _T = TypeVar("_T")
 
@@ -141,12 +141,10 @@ class TaskServer:
     def __init__(
         self,
         services: ChildServices,
-        functions: FunctionCache,
         codec: Serializer,
         rules: tuple[ErrorRules, ...],
     ) -> None:
         self._services = services
-        self._functions = functions
         self._codec = codec
         self._rules = rules
         self._callees: dict[str, Callee] = {}
@@ -187,7 +185,8 @@ class TaskServer:
     def _find(self, func_path: str) -> Callee:
         callee = self._callees.get(func_path)
         if callee is None:
-            callee = callee_of(self._functions.resolve(func_path))
+            # The worker has decided that the function may run; its module may not be imported here yet.
+            callee = callee_of(resolve(func_path))
             self._callees[func_path] = callee
         return callee
 
@@ -233,10 +232,10 @@ def _serve_all(parent: Parent) -> None:
     if message is None:
         return
     config = decode_config(message)
-    sys.path[:] = config.path
+    use_path(config.path)
     codec = config.codec()
     rules = () if config.rules is None else (config.rules.rules(),)
-    server = TaskServer(ChildServices(parent, codec), FunctionCache(config.allow), codec, rules)
+    server = TaskServer(ChildServices(parent, codec), codec, rules)
     while (message := parent.receive()) is not None:
         request = decode_request(message)
         parent.send(Reply(has_started=True))

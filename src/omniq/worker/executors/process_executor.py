@@ -67,7 +67,6 @@ class ProcessExecutor:
         self,
         settings: Settings,
         serializer: Serializer,
-        allow: list[str] | None,
         clock: Clock,
         *,
         errors: ErrorRules | None = None,
@@ -79,7 +78,6 @@ class ProcessExecutor:
         pickles = isinstance(serializer, CloudpickleSerializer)
         config = ChildConfig(
             path=[str(entry) for entry in sys.path],
-            allow=allow,
             max_payload=settings.max_payload,
             # For this pool alone: a task must not get the key of the storage.
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,

@@ -68,7 +68,6 @@ class ChildConfig(msgspec.Struct, frozen=True):
     """
 
     path: list[str]
-    allow: list[str] | None
     max_payload: int
     pickle_key: str | None
     rules: EncodedRules | None = None

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -306,7 +307,9 @@ def _listener_at(path: str) -> Callable[[Event], object]:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if importlib.util.find_spec("uvloop") is None:
+    found = importlib.util.find_spec("uvloop")
+    # Not a file of that name in the current folder, which is searched last.
+    if found is None or Path.cwd() in Path(found.origin or "").parents[:2]:
         return None
     uvloop: Any = importlib.import_module("uvloop")
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop

@@ -25,7 +25,7 @@ import msgspec
 
 from omniq import log
 from omniq.errors import InvalidValue, OmniqError, SettingsError, ShutdownTimeout
-from omniq.events import Dispatcher, WorkerStopping
+from omniq.events import ChoreFailed, Dispatcher, WorkerStopping
 from omniq.models import check_int, check_name, check_seconds
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
@@ -39,6 +39,7 @@ from omniq.worker.process.pool_process import (
     Recycle,
     WorkerConfig,
 )
+from omniq.worker.process.task_modules import modules_with_tasks
 from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildren
 
 MIN_LEASE = 0.5
@@ -212,9 +213,20 @@ class Worker:
         try:
             for module in self.config.modules:
                 _import(module)
+            self._import_below()
         finally:
             self._is_starting = False
         return PoolProcess(self.storage, self.config, self._inbox.put, self.deaths)
+
+    def _import_below(self) -> None:
+        """Import the modules with tasks below the packages: nothing is imported later for a task."""
+        for name in self.config.modules:
+            for found in modules_with_tasks(sys.modules[name]):
+                try:
+                    _import(found)
+                except SettingsError as error:
+                    # The others may run meanwhile; this one was not named.
+                    self._events.emit(ChoreFailed.of("import", error))
 
     # Supervising
 

@@ -16,6 +16,7 @@ import msgspec
 
 from omniq.errors import OmniqError
 from omniq.settings import Settings
+from omniq.worker.import_path import use_path
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 from omniq.worker.process.worker_children import (
@@ -41,7 +42,7 @@ def main() -> None:
     sock.set_inheritable(False)
     commands = sock.makefile("rb")
     config = msgspec.json.decode(commands.readline(), type=WorkerChildConfig)
-    sys.path[:] = config.path
+    use_path(config.path)
     if config.log_level is not None:
         console.start_logging(config.log_level)
     _run(config, sock, commands)

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,6 +40,14 @@ _LATE = 1.5
 _FORCED = 0.7
 
 _REMEMBERED_DEATHS = 100
+
+_ROOT = str(Path(__file__).absolute().parents[3])
+"""The folder that contains the package `omniq`."""
+
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from omniq.worker.process.worker_child import main; main()"
+)
 
 
 class WorkerChildConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,8 +309,11 @@ class _Child:
             process = subprocess.Popen(
                 [
                     sys.executable,
-                    "-m",
-                    "omniq.worker.process.worker_child",
+                    # Without the current folder: what it may be searched for is in the config.
+                    "-P",
+                    "-c",
+                    _BOOT,
+                    _ROOT,
                     str(descriptor),
                     str(os.getpid()),
                 ],

@@ -12,4 +12,4 @@ UNION ALL
 SELECT key, -1, NULL, NULL, NULL, NULL, due, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, data, NULL, NULL, NULL
 FROM {schema}.documents
-WHERE kind = 'gate' AND key = ANY (array(SELECT unnest(gates) FROM found))
+WHERE kind = 'gate' AND key = ANY (array(SELECT pg_catalog.unnest(gates) FROM found))

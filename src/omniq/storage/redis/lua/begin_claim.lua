@@ -38,7 +38,10 @@ for _, name in ipairs(names) do is_named[name] = true end
 for position = 1, #rows, 4 do
   local state = rows[position + 3]
   if string.sub(rows[position + 1], GATED, GATED) == '1' then
-    if state == '' then state = enqueued_state(rows[position + 2]) end
+    if state == '' then
+      local start, state_start = without_body(rows[position + 2])
+      state = string.sub(start, state_start)
+    end
     local is_read, fields = true, {}
     if state ~= last_state then is_read, fields = pcall(cmsgpack.unpack, state) end
     last_state = state

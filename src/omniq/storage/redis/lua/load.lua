@@ -10,7 +10,8 @@ for position, id in ipairs(request[3]) do
   local place, record, size = found[position], records[position] or '', #answer
   if place and is_expired(place) then place = false end
   answer[size + 1] = place or ''
-  answer[size + 2] = request[4] == 1 and record or without_body(record)
+  if request[4] == 0 then record = without_body(record) end
+  answer[size + 2] = record
   answer[size + 3] = place and redis.call('HGET', is_finished(place) and KEYS.ended or KEYS.states, id) or ''
   answer[size + 4] = letters[position] or ''
 end

@@ -71,7 +71,7 @@ local function is_same(place, kind, text, seq)
     and tonumber(string.sub(place, SEQ_FIRST, SEQ_LAST)) == seq
 end
 
-local claimed_ids, claimed_places, tokens, claimed_lanes, offered = {}, {}, {}, {}, {}
+local claimed_ids, claimed_places, ends, claimed_lanes, offered = {}, {}, {}, {}, {}
 local ready_members, ready_lanes, parked_places, parked_members = {}, {}, {}, {}
 for _, group in ipairs(claimed) do
   local kind, text, change, list = unpack(group)
@@ -82,7 +82,7 @@ for _, group in ipairs(claimed) do
       local known = end_of_place(place)
       local member = waiting_member(id, place, known.lane)
       claimed_ids[size], claimed_places[size], claimed_lanes[size] = id, place, known.lane
-      tokens[size] = string.sub(change, 2)
+      ends[size] = held_end(known, tonumber(string.sub(change, 2)), request[15])
       if kind == 'w' then
         ready_members[#ready_members + 1], ready_lanes[#ready_lanes + 1] = member, known.lane
       else
@@ -161,7 +161,7 @@ remove_ready(ready_members, ready_lanes)
 call_all('ZREM', KEYS.parked, offered)
 call_all('ZADD', KEYS.parked, parked_members)
 call_all('HSET', KEYS.places, parked_places)
-hold_rows(request[15], claimed_ids, claimed_places, tokens, claimed_lanes)
+hold_rows(owner, claimed_ids, claimed_places, ends, claimed_lanes)
 for position, each in ipairs(deleted_finished) do
   local place = finished_places[position]
   local finished_at = place and is_finished(place) and string.match(place, '(%d+)/%d+$')

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils.module_loading import module_has_submodule
 
 from omniq.errors import OmniqError
 from omniq.integrations.django import backend as tasks
@@ -60,11 +58,7 @@ class Command(BaseCommand):
 
 def _modules() -> list[str]:
     """The `tasks` modules of the installed applications."""
-    found = [
-        f"{config.name}.tasks"
-        for config in apps.get_app_configs()
-        if config.module is not None and module_has_submodule(config.module, "tasks")
-    ]
+    found = tasks.task_modules()
     if not found:
         raise CommandError("no installed application has a module `tasks`: pass module names")
     return found

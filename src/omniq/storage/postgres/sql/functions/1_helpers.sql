@@ -1,36 +1,32 @@
 -- Helpers that the other functions share.
--- {schema}   the store's schema
--- {channel}  the channel on which its storages are notified
+-- {schema}    the store's schema
+-- {channel}   the channel on which its storages are notified
+-- {pinned}    has a function find functions and operators in pg_catalog alone, whatever its caller's search_path is:
+--             a user who may create functions in another schema must not run SQL as the user that calls these
+-- {settings}  the same, and has the function's statements use the indexes: see `statements.py`
+--
+-- `micros`, `lock_key` and `place_of` are not pinned: PostgreSQL could not expand them in the statements that use them.
+-- They name the schema of everything that they use.
 
 -- The time in microseconds: the one given, or the server's if that is NULL.
 CREATE OR REPLACE FUNCTION {schema}.micros(p_given bigint) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(p_given, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    SELECT coalesce(
+        p_given,
+        (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000::numeric)::bigint
+    )
 $$;
-
--- Have this transaction use the indexes, behind a pooler, which shares sessions. Without that the planner
--- would read whole tables, because it plans for the size that a table had when it was last analyzed.
-CREATE OR REPLACE FUNCTION {schema}.use_indexes() RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM set_config(name, 'off', true) FROM unnest(array[
-        'enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin', 'jit'
-    ]) AS setting (name);
-    PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
-    PERFORM set_config('random_page_cost', '0.1', true);
-    RETURN true;
-END $$;
 
 -- The key of an advisory lock of this store.
 CREATE OR REPLACE FUNCTION {schema}.lock_key(p_what text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT hashtextextended('omniq {schema} ' || p_what, 0)
+    SELECT pg_catalog.hashtextextended('omniq {schema} ' OPERATOR(pg_catalog.||) p_what, 0::bigint)
 $$;
 
 -- Whether any storage waits for 'work' or 'results': a storage that waits holds the lock shared, so that
 -- the lock cannot be taken exclusively.
 CREATE OR REPLACE FUNCTION {schema}.is_awaited(p_what text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 BEGIN
     IF pg_try_advisory_lock({schema}.lock_key(p_what)) THEN
         PERFORM pg_advisory_unlock({schema}.lock_key(p_what));
@@ -41,14 +37,14 @@ END $$;
 
 -- Notify the storages that wait for work: there is some now (p_visible = 0), or from that instant on.
 CREATE OR REPLACE FUNCTION {schema}.tell_of_work(p_visible bigint) RETURNS void
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE sql VOLATILE {pinned} AS $$
     SELECT pg_notify('{channel}', 'w' || p_visible)
 $$;
 
 -- Notify the storages that wait for results that these tasks may have ended. A message has at most 8,000
 -- bytes; one without ids concerns all tasks.
 CREATE OR REPLACE FUNCTION {schema}.tell_of_results(p_ids text[]) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 DECLARE
     v_ids text := array_to_string(p_ids, ' ');
 BEGIN
@@ -64,16 +60,16 @@ CREATE OR REPLACE FUNCTION {schema}.place_of(
 LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE
         WHEN p_owner IS NOT NULL THEN 4
-        WHEN p_visible > p_now THEN 2
+        WHEN p_visible OPERATOR(pg_catalog.>) p_now THEN 2
         WHEN p_parked IS NOT NULL THEN 3
-        WHEN p_crashes > 0 THEN 1
+        WHEN p_crashes OPERATOR(pg_catalog.>) 0 THEN 1
         ELSE 0
     END)::smallint
 $$;
 
 -- Refuse the changes of a section, because what it has read was changed meanwhile: nothing is written.
 CREATE OR REPLACE FUNCTION {schema}.refuse_moved() RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 BEGIN
     RAISE EXCEPTION 'changed meanwhile' USING ERRCODE = 'OQ001';
 END $$;
@@ -81,7 +77,7 @@ END $$;
 -- The first token of the epoch of the lease of an owner that is about to claim; NULL if it has no lease. A
 -- transaction that fences the owner waits until this one ends, or this one sees the fence.
 CREATE OR REPLACE FUNCTION {schema}.first_token(p_owner text) RETURNS bigint
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
     RETURN (SELECT epoch << 21 FROM {schema}.leases WHERE owner = p_owner AND NOT fenced);
@@ -89,7 +85,7 @@ END $$;
 
 -- Begin an epoch: every lease ends, and the numbers of new tasks start above all earlier ones.
 CREATE OR REPLACE FUNCTION {schema}.begin_epoch(p_epoch bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 BEGIN
     UPDATE {schema}.leases SET fenced = true WHERE NOT fenced AND epoch < p_epoch;
     PERFORM setval('{schema}.seq', greatest(nextval('{schema}.seq'), p_epoch << 21));

@@ -10,7 +10,10 @@
 CREATE OR REPLACE FUNCTION {schema}.change_tasks(
     p_now bigint, p_tasks {schema}.task[], p_owner text
 ) RETURNS text[]
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
+DECLARE
+    v_ids text[];
+BEGIN
     WITH changed AS (
         UPDATE {schema}.live
         SET rank = given.rank, turn = given.turn, due = given.due, visible = given.visible,
@@ -28,12 +31,13 @@ LANGUAGE sql VOLATILE AS $$
         )
         RETURNING live.id
     )
-    SELECT coalesce(array_agg(id), '{}') FROM changed
-$$;
+    SELECT coalesce(array_agg(id), '{}') INTO v_ids FROM changed;
+    RETURN v_ids;
+END $$;
 
 -- End tasks: move them from `live` to `finished`; returns the ids of those that have ended.
 CREATE OR REPLACE FUNCTION {schema}.end_tasks(p_endings {schema}.endings) RETURNS text[]
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 DECLARE
     v_ids text[];
 BEGIN
@@ -86,7 +90,7 @@ END $$;
 
 -- Change documents. Each key is given once, in order, so that two sections do not wait for each other.
 CREATE OR REPLACE FUNCTION {schema}.change_documents(p_changes {schema}.document_change[]) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 DECLARE
     v_change {schema}.document_change;
     v_count bigint;
@@ -147,10 +151,10 @@ END $$;
 -- p_claim_id  written to the claimed rows, so that a call whose reply was lost is recognized
 -- p_moved     rows that are parked, or return to the ready order, and do not change otherwise
 -- p_changed   new states of rows that are among p_checked, p_held or p_inserted
--- p_wakes     whether there may be work for the storages that wait
 -- returns     the ids of p_free that were claimed
--- Fails with OQ001 if something has changed meanwhile, OQ002 if the owner has no lease, OQ003 if there would
--- be too many waiting tasks, and with a unique violation if an id or a document exists already.
+-- Fails with OQ001 if something has changed meanwhile, OQ002 and the owner as the message if it has no lease, OQ003
+-- and the bound if there would be more waiting tasks, and with a unique violation if an id or a document exists
+-- already: see `connection.py`.
 CREATE OR REPLACE FUNCTION {schema}.write(
     p_owner text, p_now bigint, p_checked {schema}.read_tasks, p_held {schema}.held_tasks,
     p_free {schema}.read_tasks, p_gated {schema}.read_tasks, p_claim_id text,
@@ -158,9 +162,9 @@ CREATE OR REPLACE FUNCTION {schema}.write(
     p_changed {schema}.task[],
     p_ended {schema}.endings, p_inserted {schema}.new_tasks, p_bound bigint,
     p_documents {schema}.document_change[], p_deleted_finished text[], p_finished_before bigint,
-    p_deleted_dead text[], p_wakes boolean
+    p_deleted_dead text[]
 ) RETURNS text[]
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_free tid[] := '{}';
     v_claimed text[] := '{}';
@@ -170,7 +174,7 @@ BEGIN
     IF cardinality(p_free.ids) + cardinality(p_gated.ids) > 0 THEN
         v_first_token := {schema}.first_token(p_owner);
         IF v_first_token IS NULL THEN
-            RAISE EXCEPTION 'no lease' USING ERRCODE = 'OQ002';
+            RAISE EXCEPTION '%', p_owner USING ERRCODE = 'OQ002';
         END IF;
     END IF;
     -- Before any row is locked: this is what many sections change.
@@ -271,7 +275,12 @@ BEGIN
         WHERE live.id = ANY (array[given.id]) AND given.cancel_requested AND NOT live.cancel_requested;
         PERFORM {schema}.change_tasks(p_now, p_changed, NULL);
     END IF;
-    IF p_wakes AND {schema}.is_awaited('work') THEN
+    -- Tasks that return to the ready order, or a queue that is no longer paused.
+    IF (
+        array_position(p_moved.parked, NULL) IS NOT NULL
+        OR EXISTS (SELECT FROM unnest(p_changed) WHERE owner IS NULL AND parked IS NULL)
+        OR EXISTS (SELECT FROM unnest(p_documents) WHERE kind = 'paused_queue' AND after IS NULL)
+    ) AND {schema}.is_awaited('work') THEN
         PERFORM {schema}.tell_of_work(0);
     END IF;
     RETURN coalesce(v_claimed, '{}');
@@ -279,7 +288,7 @@ END $$;
 
 -- Refuse new tasks if one of their ids is that of a task that has ended, after deleting expired records.
 CREATE OR REPLACE FUNCTION {schema}.refuse_taken(p_ids text[], p_now bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 BEGIN
     DELETE FROM {schema}.finished WHERE id = ANY (p_ids) AND expires_at <= p_now;
     IF EXISTS (SELECT FROM {schema}.finished WHERE id = ANY (p_ids))
@@ -297,7 +306,7 @@ CREATE OR REPLACE FUNCTION {schema}.enqueue(
     p_now bigint, p_tasks {schema}.new_tasks, p_visible bigint, p_bound bigint,
     p_documents {schema}.document_change[], p_is_certain boolean
 ) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 BEGIN
     IF p_bound IS NOT NULL THEN
         -- Held until the tasks are counted: one enqueue at a time.
@@ -332,7 +341,7 @@ BEGIN
         SELECT count(*) FROM (SELECT FROM {schema}.live WHERE place <> 4 LIMIT p_bound + 1) AS waiting
     ) > p_bound THEN
         -- Last: an id or a unique key that is taken comes first.
-        RAISE EXCEPTION 'full' USING ERRCODE = 'OQ003';
+        RAISE EXCEPTION '%', p_bound USING ERRCODE = 'OQ003';
     END IF;
     IF p_is_certain OR {schema}.is_awaited('work') THEN
         PERFORM {schema}.tell_of_work(p_visible);
@@ -341,7 +350,7 @@ END $$;
 
 -- `enqueue` of one task, without a bound and without documents: at half the cost.
 CREATE OR REPLACE FUNCTION {schema}.enqueue_one(p_now bigint, p_task {schema}.new_task) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 BEGIN
     INSERT INTO {schema}.live (
         id, body, queue, func_path, rank, turn, due, visible, created_at, rest, expires, gates, place
@@ -366,11 +375,10 @@ END $$;
 --            "documents": [{kind, key, …}]}; binary values are in PostgreSQL's hexadecimal form
 -- returns    what was refused: 'store' (this is another store), 'moved', 'full'; '' if nothing was
 CREATE OR REPLACE FUNCTION {schema}.enqueue_text(p_request text) RETURNS text
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_request jsonb := p_request::jsonb;
 BEGIN
-    PERFORM {schema}.use_indexes();
     IF NOT {schema}.is_store(v_request ->> 'store') THEN
         RETURN 'store';
     END IF;
@@ -395,13 +403,12 @@ END $$;
 -- p_request  JSON: {"store", "now", "ids": […], "kind", "keys": […]}
 -- returns    JSON: {"tasks": [{id, queue, …, is_live}], "documents": [{key, data}]}; 'store' for another store
 CREATE OR REPLACE FUNCTION {schema}.read_text(p_request text) RETURNS text
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_request jsonb := p_request::jsonb;
     v_ids text[] := array(SELECT jsonb_array_elements_text(v_request -> 'ids'));
     v_keys text[] := array(SELECT jsonb_array_elements_text(v_request -> 'keys'));
 BEGIN
-    PERFORM {schema}.use_indexes();
     IF NOT {schema}.is_store(v_request ->> 'store') THEN
         RETURN 'store';
     END IF;
@@ -427,7 +434,7 @@ END $$;
 -- Whether this is the store that a storage was opened on: a schema of the same name in another database has
 -- another id.
 CREATE OR REPLACE FUNCTION {schema}.is_store(p_store text) RETURNS boolean
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE sql VOLATILE {pinned} AS $$
     SELECT EXISTS (
         SELECT FROM {schema}.documents
         WHERE kind = 'store' AND key = 'store' AND starts_with(encode(data, 'hex'), p_store)

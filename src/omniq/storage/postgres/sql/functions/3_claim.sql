@@ -8,7 +8,7 @@ CREATE OR REPLACE FUNCTION {schema}.lanes(
     p_place smallint, p_wanted {schema}.wanted_tasks, p_paused text[],
     OUT queues text[], OUT functions text[]
 )
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 #variable_conflict use_column
 DECLARE
     v_is_only boolean;
@@ -87,7 +87,7 @@ CREATE OR REPLACE FUNCTION {schema}.first_of(
     p_place smallint, p_queues text[], p_functions text[], p_due_by bigint, p_rank bigint,
     p_turn bigint, p_seq bigint, p_limit int
 ) RETURNS TABLE (id text, rank bigint, turn bigint, seq bigint)
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -103,22 +103,23 @@ END $$;
 
 -- Move tasks that are due to the place where claims search, the earliest first; returns their number.
 CREATE OR REPLACE FUNCTION {schema}.promote(p_due_by bigint, p_limit int) RETURNS bigint
-LANGUAGE sql VOLATILE AS $$
-    WITH moved AS (
-        UPDATE {schema}.live SET place = {schema}.place_of(NULL, 0, 0, parked, crashes)
-        WHERE id = ANY (array(
-            SELECT id FROM {schema}.live WHERE place = 2 AND visible <= p_due_by
-            ORDER BY visible LIMIT p_limit FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING 1
-    )
-    SELECT count(*) FROM moved
-$$;
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    UPDATE {schema}.live SET place = {schema}.place_of(NULL, 0, 0, parked, crashes)
+    WHERE id = ANY (array(
+        SELECT id FROM {schema}.live WHERE place = 2 AND visible <= p_due_by
+        ORDER BY visible LIMIT p_limit FOR UPDATE SKIP LOCKED
+    ));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
 
 -- `promote` for a claim; returns whether more tasks are due than one transaction may move: call again.
 -- Otherwise a claim could take a task ahead of one of higher priority that is not moved yet.
 CREATE OR REPLACE FUNCTION {schema}.promote_for(p_due_by bigint, p_limit int) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 DECLARE
     v_moved bigint;
 BEGIN
@@ -138,7 +139,7 @@ CREATE OR REPLACE FUNCTION {schema}.candidates(
     p_paused text[], p_wanted {schema}.wanted_tasks, p_suspects boolean, p_due_by bigint,
     p_rank bigint, p_turn bigint, p_seq bigint, p_limit int
 ) RETURNS SETOF {schema}.task
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_ids text[] := '{}';
     v_places smallint[] := '{0}';
@@ -184,20 +185,24 @@ END $$;
 -- What a claim by the rules asks for, in one call.
 -- p_now    the time, NULL for the server's
 -- p_gates  the number of gates to return whose time has come
--- p_keys   returned in the first line, so that the states of these gates are read as well
+-- p_keys   the gates of the tasks whose outcomes are recorded: returned in the first line, so that their states are
+--          read as well. The first task that is parked under each of them may run next
 -- returns  a line with the `seq` -2: the time in `turn`; in `due` the epoch of the owner's lease, NULL if it has
---          none; in `crashes` whether it holds a suspect; in `visible` when the next task is due. Then the gates
---          whose time has come and the paused queues, as lines with the `seq` -3 and -4, and `candidates`,
---          without suspects if one is held
+--          none; in `crashes` whether it holds a suspect; in `visible` when the next task is due; in `token` the
+--          size of the page of candidates. Then the gates whose time has come and the paused queues, as lines with
+--          the `seq` -3 and -4; the first parked tasks; and as many `candidates` as are missing then, without
+--          suspects if one is held
 CREATE OR REPLACE FUNCTION {schema}.begin_claim(
     p_owner text, p_now bigint, p_claim {schema}.claim, p_gates int, p_keys text[]
 ) RETURNS SETOF {schema}.task
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_facts {schema}.task;
     v_paused text[];
+    v_parked {schema}.task[] := array(SELECT first FROM {schema}.parked(p_keys, 1) AS first);
 BEGIN
     v_facts.seq := -2;
+    v_facts.token := greatest(p_claim.size - cardinality(v_parked), 1);
     v_facts.gates := p_keys;
     v_facts.turn := {schema}.micros(p_now);
     SELECT
@@ -220,17 +225,21 @@ BEGIN
         UNION ALL
         SELECT 'paused_queue', name, NULL, NULL FROM unnest(v_paused) AS paused (name)
     ) AS found;
+    RETURN QUERY SELECT * FROM unnest(v_parked);
     RETURN QUERY
     SELECT * FROM {schema}.candidates(
         v_paused, p_claim.wanted, v_facts.crashes = 0, coalesce(p_claim.due_by, v_facts.turn),
-        -9223372036854775808, -9223372036854775808, -1, p_claim.size
+        -9223372036854775808, -9223372036854775808, -1, v_facts.token::int
     );
 END $$;
 
 -- The first tasks that are parked under these gates: of each queue and function, suspects and others
 -- apart, up to p_limit in claim order.
 CREATE OR REPLACE FUNCTION {schema}.parked(p_keys text[], p_limit int) RETURNS SETOF {schema}.task
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
     WITH RECURSIVE lots (key, queue, func_path, is_suspect) AS (
         SELECT key, first.* FROM unnest(p_keys) AS given (key), LATERAL (
             SELECT queue, func_path, crashes > 0 FROM {schema}.live WHERE place = 3 AND parked = key
@@ -254,5 +263,5 @@ LANGUAGE sql VOLATILE AS $$
         WHERE place = 3 AND parked = key AND live.queue = lots.queue AND live.func_path = lots.func_path
             AND (crashes > 0) = is_suspect
         ORDER BY rank, turn, seq LIMIT p_limit
-    ) AS first
-$$;
+    ) AS first;
+END $$;

@@ -7,12 +7,12 @@
 
 -- Lock the first plain tasks of these lanes that no other transaction has locked, in claim order.
 -- returns  picked: their row addresses, which are valid while the rows are locked;
---          is_odd: at least one of them is expired or has gates, so the claim needs the rules
+--          is_odd: at least one of them is expired, has gates or was cancelled, so the claim needs the rules
 CREATE OR REPLACE FUNCTION {schema}.pick(
     p_queues text[], p_functions text[], p_limit int, p_due_by bigint,
     OUT picked tid[], OUT is_odd boolean
 )
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
 DECLARE
     v_page text[];
     v_more tid[];
@@ -25,7 +25,7 @@ BEGIN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO picked, is_odd
         FROM (
-            SELECT ctid, gates IS NOT NULL OR coalesce(expires <= p_due_by, false) AS is_odd
+            SELECT ctid, gates IS NOT NULL OR cancel_requested OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             WHERE place = 0 AND func_path = p_functions[1] AND queue = p_queues[1] AND visible <= p_due_by
             ORDER BY rank, turn, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
@@ -48,7 +48,7 @@ BEGIN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO v_more, v_page_is_odd
         FROM (
-            SELECT ctid, gates IS NOT NULL OR coalesce(expires <= p_due_by, false) AS is_odd
+            SELECT ctid, gates IS NOT NULL OR cancel_requested OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             -- `+ 0`: the planner must not use the index of all ready tasks.
             WHERE id = ANY (v_page) AND place + 0 = 0
@@ -67,33 +67,30 @@ END $$;
 -- p_unique_keys, p_unique_ids  the unique keys that ended tasks free, and the ids of those tasks
 -- p_claim     what to claim; NULL: record only
 -- p_is_repeat whether a call whose reply was lost may have recorded and claimed already
--- returns     first a row with
---               state     0 done
---                         1 some outcomes did not match: their ids are in `missed`, the others
---                           are recorded, nothing was claimed
---                         2 the owner has no lease: nothing was done
---                         3 recorded, but the claim needs the rules
---                         4 recorded; more tasks are due than one call may move, call again
---                         5 recorded; the witness has a lower token, so nothing was claimed
---               at        the time
---               next_due  when the next task is due, if fewer than p_claim.size were claimed
---             then a row for each claimed task
+-- returns     first a line with the time in `turn`; in `due` when the next task is due, if fewer than p_claim.size
+--             were claimed; and in `seq` the state:
+--               0 done
+--               1 some outcomes did not match, the others are recorded, nothing was claimed
+--               2 the owner has no lease: nothing was done
+--               3 recorded, but the claim needs the rules
+--               4 recorded; more tasks are due than one call may move, call again
+--               5 recorded; the witness has a lower token, so nothing was claimed
+--               6 recorded; the call before has claimed, or one step of the same claim
+--             then a line for each claimed task, or in state 1 the ids of the outcomes that did not match
 CREATE OR REPLACE FUNCTION {schema}.record_and_claim(
     p_owner text, p_now bigint, p_ended {schema}.endings, p_changed {schema}.task[],
     p_unique_keys text[], p_unique_ids text[], p_claim {schema}.claim, p_is_repeat boolean
 ) RETURNS TABLE (
-    state int, missed text[], at bigint, next_due bigint,
-    id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint,
-    visible bigint, created_at bigint, expires bigint, token bigint, settled bigint,
-    started_at bigint, crashes integer, status smallint, cancel_requested boolean,
-    attached boolean, owner text, parked text, rest bytea, body bytea
+    id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint, visible bigint,
+    created_at bigint, expires bigint, token bigint, settled bigint, attached boolean, rest bytea, body bytea
 )
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := {schema}.micros(p_now);
     v_due_by bigint := coalesce(p_claim.due_by, v_now);
     v_recorded text[] := '{}';
+    v_missed text[];
     v_is_due boolean;
     v_paused text[];
     v_lanes record;
@@ -102,15 +99,15 @@ DECLARE
     v_first_token bigint;
     v_is_behind boolean;
 BEGIN
-    state := 0;
-    at := v_now;
+    seq := 0;
+    turn := v_now;
     IF p_claim.size IS NOT NULL THEN
         -- As in `first_token`.
         PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
         SELECT epoch << 21 INTO v_first_token FROM {schema}.leases
         WHERE leases.owner = p_owner AND NOT fenced AND beat >= p_claim.beat;
         IF NOT FOUND THEN
-            state := 2;
+            seq := 2;
             RETURN NEXT;
             RETURN;
         END IF;
@@ -127,7 +124,7 @@ BEGIN
         v_recorded := v_recorded || {schema}.change_tasks(v_now, p_changed, p_owner);
     END IF;
     IF cardinality(v_recorded) < cardinality(p_ended.ids) + cardinality(p_changed) THEN
-        missed := array(
+        v_missed := array(
             SELECT given.id FROM (
                 SELECT ended.id, coalesce(ended.token, p_ended.tokens[1])
                 FROM unnest(p_ended.ids, p_ended.tokens) AS ended (id, token)
@@ -142,9 +139,12 @@ BEGIN
                 )
             ))
         );
-        IF cardinality(missed) > 0 THEN
-            state := 1;
+        IF cardinality(v_missed) > 0 THEN
+            seq := 1;
             RETURN NEXT;
+            FOREACH id IN ARRAY v_missed LOOP
+                RETURN NEXT;
+            END LOOP;
             RETURN;
         END IF;
     END IF;
@@ -155,12 +155,8 @@ BEGIN
     IF p_is_repeat AND EXISTS (
         SELECT FROM {schema}.live WHERE place = 4 AND owner = p_owner AND claim_id = p_claim.name
     ) THEN
+        seq := 6;
         RETURN NEXT;
-        RETURN QUERY SELECT NULL::int, NULL::text[], NULL::bigint, NULL::bigint,
-            id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
-            started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body
-        FROM {schema}.live
-        WHERE place = 4 AND owner = p_owner AND claim_id = p_claim.name AND status = 1;
         RETURN;
     END IF;
     SELECT
@@ -170,12 +166,12 @@ BEGIN
         EXISTS (SELECT FROM {schema}.live WHERE id = p_claim.witness AND token < p_claim.token)
     INTO v_is_due, v_needs_rules, v_paused, v_is_behind;
     IF v_is_behind THEN
-        state := 5;
+        seq := 5;
         RETURN NEXT;
         RETURN;
     END IF;
     IF v_is_due AND {schema}.promote_for(v_due_by, p_claim.size) THEN
-        state := 4;
+        seq := 4;
         RETURN NEXT;
         RETURN;
     END IF;
@@ -191,12 +187,12 @@ BEGIN
         END IF;
     END IF;
     IF v_needs_rules THEN
-        state := 3;
+        seq := 3;
         RETURN NEXT;
         RETURN;
     END IF;
     IF cardinality(v_picked) < p_claim.size THEN
-        SELECT min(visible) INTO next_due FROM {schema}.live WHERE place = 2;
+        due := (SELECT min(visible) FROM {schema}.live WHERE place = 2);
     END IF;
     RETURN NEXT;
     IF cardinality(v_picked) = 0 THEN
@@ -208,7 +204,6 @@ BEGIN
     SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
         started_at = v_now, claim_id = p_claim.name
     WHERE ctid = ANY (v_picked)
-    RETURNING NULL::int, NULL::text[], NULL::bigint, NULL::bigint,
-        id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
-        started_at, crashes, status, cancel_requested, attached, NULL::text, parked, rest, body;
+    RETURNING id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, attached,
+        rest, body;
 END $$;

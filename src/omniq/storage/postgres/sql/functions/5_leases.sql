@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION {schema}.renew(
     OUT tokens bigint[], OUT cancelled boolean[], OUT store_epoch bigint, OUT lease_beat bigint,
     OUT store bytea
 )
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_until bigint := {schema}.micros(p_lease_now) + p_length;
 BEGIN
@@ -56,7 +56,7 @@ END $$;
 
 -- The owners that hold tasks: skips from one name to the next in the index.
 CREATE OR REPLACE FUNCTION {schema}.holders() RETURNS text[]
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE sql VOLATILE {settings} AS $$
     WITH RECURSIVE holders (name) AS (
         (SELECT owner FROM {schema}.live WHERE place = 4 ORDER BY owner LIMIT 1)
         UNION ALL
@@ -68,13 +68,32 @@ LANGUAGE sql VOLATILE AS $$
     SELECT array(SELECT name FROM holders WHERE name IS NOT NULL)
 $$;
 
+-- The leases that are not fenced, and owners that hold tasks without one: they have no `info`.
+-- p_lease_now  the time on the clock of leases, NULL for the server's
+CREATE OR REPLACE FUNCTION {schema}.all_leases(p_lease_now bigint) RETURNS TABLE (
+    owner text, info bytea, paused boolean, until bigint, length bigint, now bigint
+)
+LANGUAGE plpgsql VOLATILE {settings} AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := {schema}.micros(p_lease_now);
+BEGIN
+    RETURN QUERY
+    SELECT leases.owner, leases.info, leases.paused, leases.until, leases.length, v_now
+    FROM {schema}.leases WHERE NOT fenced
+    UNION ALL
+    SELECT holder, NULL, false, 0, 0, 0 FROM unnest({schema}.holders()) AS holder
+    WHERE NOT EXISTS (SELECT FROM {schema}.leases WHERE leases.owner = holder AND NOT fenced)
+    ORDER BY 1;
+END $$;
+
 -- Fence an owner, unless it has a lease or is claiming right now; returns whether it is fenced. The row of
 -- a fenced owner is stored for a day at least: longer than any request can be delayed.
 -- p_is_retiring  the owner itself gives up its lease: wait for its claims, and fence it in any case
 CREATE OR REPLACE FUNCTION {schema}.fence(
     p_owner text, p_now bigint, p_lease_now bigint, p_is_retiring boolean
 ) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_at bigint := {schema}.micros(p_now);
 BEGIN
@@ -101,8 +120,7 @@ CREATE OR REPLACE FUNCTION {schema}.await_work(
     p_wanted {schema}.wanted_tasks, p_is_new boolean, p_now bigint,
     OUT has_work boolean, OUT next_due bigint
 )
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+LANGUAGE plpgsql VOLATILE {settings} AS $$
 BEGIN
     IF p_is_new THEN
         PERFORM pg_advisory_lock_shared({schema}.lock_key('work'));

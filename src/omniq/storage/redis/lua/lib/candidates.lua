@@ -53,15 +53,9 @@ local function functions_in(set, start, runnable)
   return functions
 end
 
-local function contains(list, value)
-  for _, each in ipairs(list) do
-    if each == value then return true end
-  end
-  return false
-end
-
 -- A source is a range of a sorted set in the order of claims: a lane, or the heads of a function's lanes.
 -- `order` is that of its next member, nil at the end. A source of one head has no set: `lane` names the lane.
+-- Nor has a source of members that are not in the set yet.
 local sources
 local lane_sources = {} -- lane → its source
 
@@ -89,6 +83,12 @@ local function add_source(set, prefix, from, size, func)
   read_next(source)
   if source.order then sources[#sources + 1] = source end
   return source
+end
+
+local function add_members(lane, list)
+  local source = { prefix = lane, page = list, position = 0, is_last = true }
+  read_next(source)
+  sources[#sources + 1] = source
 end
 
 local function add_lane(lane, after, size)
@@ -138,7 +138,7 @@ local function begin_candidates(wanted, after, limit)
     return
   end
   for _, queue in ipairs(queues) do
-    if not contains(wanted[2], queue) then
+    if not has(wanted[2], queue) then
       for suspect = 0, wanted[4] do
         local start = suspect .. queue .. '/'
         local functions = functions_in(KEYS.ready, start, runnable)
@@ -177,7 +177,7 @@ local function next_lane(wanted, after, limit)
       read_next(source)
     end
     local is_wanted = wanted[4] == 1 or string.sub(queue, 1, 1) == '0'
-    if is_wanted and not contains(wanted[2], string.sub(queue, 2)) then
+    if is_wanted and not has(wanted[2], string.sub(queue, 2)) then
       local is_only = #sources == 1 and not source.order
       add_lane(lane, after, is_only and limit or FIRST_PAGE)
     end

@@ -13,6 +13,8 @@ end
 
 -- Due (or '') and data.
 local function split_document(value)
+  -- Most have no due time.
+  if string.sub(value, 1, 1) == '/' then return '', string.sub(value, 2) end
   local due, start = string.match(value, '^(%d*)/()')
   if not due then return '', value end
   return due, string.sub(value, start)

@@ -17,14 +17,22 @@ local function count_held(row_lanes, row_places)
   end
 end
 
--- `tail` is that of the new places: owner/started/claim. The caller removes the rows from `ready` or
--- `parked`. Returns id and new place of each.
-local function hold_rows(tail, row_ids, row_places, tokens, row_lanes)
-  local owner, new_places, held_members = string.match(tail, '^[^/]*'), {}, {}
+-- The end of the place of a row that is held: `known` is that of its waiting place (see lib/task_sets), `tail`
+-- owner/started/claim.
+local function held_end(known, token, tail)
+  if known.held_token ~= token then
+    known.held_token, known.held_end = token, string.format('%.0f', token) .. known.middle .. tail
+  end
+  return known.held_end
+end
+
+-- Hold rows, whose new places have these ends. The caller removes them from `ready` or `parked`. Returns id and
+-- new place of each.
+local function hold_rows(owner, row_ids, row_places, ends, row_lanes)
+  local new_places, held_members = {}, {}
   for position, id in ipairs(row_ids) do
     local place, size = row_places[position], 2 * position
-    local middle = end_of_place(place).middle
-    local held = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST) .. tokens[position] .. middle .. tail
+    local held = 'hr' .. string.sub(place, STATUS + 1, FIXED_LAST) .. ends[position]
     new_places[size - 1], new_places[size] = id, held
     held_members[size - 1], held_members[size] = 0, owner .. '/' .. string.sub(place, SUSPECT, SUSPECT) .. '/' .. id
   end

@@ -1,14 +1,11 @@
 -- Reads rows for replies: id, place, record and state of each. A record is
 -- `<created>/<size of the state>/<state as enqueued><body>`; a state that has changed is in `states`.
 
+-- A record without the body, and where its state begins.
 local function without_body(record)
   local size, start = string.match(record, '^%d+/(%d+)/()')
-  return size and string.sub(record, 1, start + size - 1) or record
-end
-
-local function enqueued_state(record)
-  local size, start = string.match(record, '^%d+/(%d+)/()')
-  return size and string.sub(record, start, start + size - 1) or ''
+  if not size then return record, #record + 1 end
+  return string.sub(record, 1, start + size - 1), start
 end
 
 -- Append the rows of these ids; one without a record is left out. `records`: if they have been read.
@@ -19,7 +16,8 @@ local function append_rows(answer, row_ids, row_places, has_bodies, records)
     local record, size = records[position], #answer
     if record and row_places[position] then
       answer[size + 1], answer[size + 2] = id, row_places[position]
-      answer[size + 3] = has_bodies and record or without_body(record)
+      if not has_bodies then record = without_body(record) end
+      answer[size + 3] = record
       answer[size + 4] = row_states[position] or ''
     end
   end

@@ -15,29 +15,34 @@ local function add_claimable(queue, func, number)
   found[3] = found[3] + number
 end
 
+local function has(list, value)
+  for _, each in ipairs(list) do
+    if each == value then return true end
+  end
+  return false
+end
+
+-- Whether a claim from these queues (0 for all) may take tasks of a function.
+local function accepts(queues, runnable, queue, func)
+  local modules, names, excluded = unpack(runnable)
+  if (queues ~= 0 and not has(queues, queue)) or has(excluded, func) then return false end
+  if modules == 0 then return true end
+  for _, module in ipairs(modules) do
+    if string.sub(func, 1, #module + 1) == module .. '.' then return true end
+  end
+  return has(names, func)
+end
+
 -- Notify as many waiting workers as there are tasks; each gets one wake-up until it waits again.
 local function send_wakeups()
   if #claimable == 0 then return end
   local waiting = redis.call('HGETALL', KEYS.idle)
   if #waiting == 0 then return end
 
-  local function has(list, value)
-    for _, each in ipairs(list) do
-      if each == value then return true end
-    end
-    return false
-  end
-
   local function is_interested(interest, queue, func)
     if interest == '*' or queue == '' then return true end
     local queues, runnable = unpack(cmsgpack.unpack(interest))
-    local modules, names, excluded = unpack(runnable)
-    if (queues ~= 0 and not has(queues, queue)) or has(excluded, func) then return false end
-    if modules == 0 then return true end
-    for _, module in ipairs(modules) do
-      if string.sub(func, 1, #module + 1) == module .. '.' then return true end
-    end
-    return has(names, func)
+    return accepts(queues, runnable, queue, func)
   end
 
   for position = 1, #waiting, 2 do

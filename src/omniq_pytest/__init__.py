@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from omniq.testing.clock import ManualClock
     from omniq.testing.manual import AsyncManualQueue, ManualQueue
 
-# The fixtures import omniq, and this file does not: pytest imports it in every run, also in runs that
-# do not use omniq.
+# The fixtures import omniq, and this module does not: pytest imports it in every run where omniq is
+# installed, also in runs that do not use it. It is a package beside omniq, because the import of any
+# module of omniq imports omniq.
 
 
 @pytest.fixture

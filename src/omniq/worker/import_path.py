@@ -1,0 +1,73 @@
+"""Where the processes of a worker import modules from.
+
+The modules that a command names are taken from the current folder, if they lie there. Every other
+import finds that folder last: a file in it, such as `uvloop.py`, must not take the place of an
+installed package. With PYTHONSAFEPATH it is not searched for other imports at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+
+_MARK = "omniq modules of the command: "
+"""What an entry of `sys.path` begins with that stands for some modules of a folder.
+
+As an entry it is passed on to child processes with the rest of the path.
+"""
+
+
+def use_current_folder(names: Iterable[str]) -> None:
+    """Import these modules, or the packages they are in, from the current folder if they lie there."""
+    folder = os.getcwd()
+    given = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if sys.path and sys.path[0] in ("", folder) and folder not in given:
+        # `python -m` has put it first.
+        del sys.path[0]
+    if not sys.flags.safe_path and folder not in sys.path:
+        sys.path.append(folder)
+    packages = sorted({name.partition(".")[0] for name in names})
+    sys.path.insert(0, f"{_MARK}{','.join(packages)} in {folder}")
+    _install()
+
+
+def use_path(entries: list[str]) -> None:
+    """Use the import path of the parent process."""
+    sys.path[:] = entries
+    _install()
+
+
+def origin_of(name: str) -> str:
+    """The file or folder that a module, or the package it is in, is imported from."""
+    try:
+        spec = find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+class _NamedModules:
+    """Finds some modules in a folder, and no others."""
+
+    def __init__(self, entry: str) -> None:
+        if not entry.startswith(_MARK):
+            raise ImportError(entry)
+        names, _, self._folder = entry.removeprefix(_MARK).partition(" in ")
+        self._names = frozenset(names.split(","))
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None, /) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        return PathFinder.find_spec(fullname, [self._folder], target)
+
+
+def _install() -> None:
+    if _NamedModules not in sys.path_hooks:
+        sys.path_hooks.insert(0, _NamedModules)
+        sys.path_importer_cache.clear()
