@@ -20,7 +20,7 @@ from omniq import AsyncTaskQueue, Settings
 async def main():
     settings = Settings(lease=1.0, poll_interval=0.05, durability="os", max_crashes=100)
     async with AsyncTaskQueue(sys.argv[1], settings=settings) as queue:
-        async with queue.worker(concurrency=4):
+        async with queue.worker(concurrency=4, allow=["tests.faults.fault_tasks"]):
             print("ready", flush=True)
             await asyncio.sleep(60)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,37 @@ def test_a_django_task_of_a_rolled_back_transaction_is_not_stored(
 
     script.wait_for("TaskResultDoesNotExist")
     assert script.output[:3] == ["[True]\n", "READY 9 [2] 0 []\n", "5\n"]
+
+
+PLANTED = """
+import sys
+import django
+django.setup()
+from omniq.integrations.django import backend
+from omniq.models import Task
+framework = __import__(backend.FRAMEWORK, fromlist=["task_backends"])
+queue = framework.task_backends["default"].queue
+paths = ["unittest.__main__.main", "antigravity.geohash", "planted.f", "shop.tasks", "os.system"]
+ids = [queue._portal.run(queue.storage.enqueue(Task(func_path=path))) for path in paths]
+for task_id in ids:
+    try:
+        framework.task_backends["default"].get_result(task_id)
+    except backend._exceptions.TaskResultDoesNotExist:
+        print("unknown")
+print([name for name in ("unittest.__main__", "antigravity", "planted") if name in sys.modules])
+queue.close()
+"""
+
+
+@pytest.mark.security("S34")
+def test_django_imports_no_module_that_a_row_names(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    shop = {
+        "SHOP_DB": str(tmp_path / "shop.db"),
+        "DJANGO_SETTINGS_MODULE": "shop.settings",
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(tmp_path)]),
+    }
+    script = start("django_shop", "-c", PLANTED, **shop)
+
+    script.wait_for(r"\[\]")
+    assert script.output[:5] == ["unknown\n"] * 5

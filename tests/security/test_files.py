@@ -14,7 +14,7 @@ from omniq.models import Schedule
 from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
-from omniq.storage.permissions import refuse_shared
+from omniq.storage.permissions import store_rules
 from omniq.testing.builders import a_result, a_task, an_error
 
 OTHER_UID = 65_534
@@ -111,7 +111,7 @@ def refusal_for_another_user(place: Path) -> str:
         os.setgid(OTHER_UID)
         os.setuid(OTHER_UID)
         try:
-            refuse_shared(place)
+            store_rules(Settings()).check(os.stat(place), place)
             os.write(writer, b"accepted")
         except StorageRefused as error:
             os.write(writer, str(error).encode())

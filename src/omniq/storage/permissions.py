@@ -55,12 +55,3 @@ def check_database(path: Path, rules: PlaceRules) -> None:
         if not stat.S_ISREG(facts.st_mode):
             raise rules.refusal(f"{place}: exists and is not a file; move it away")
         rules.check(facts, place)
-
-
-def refuse_shared(place: Path) -> None:
-    """Raise `StorageRefused` for a file or folder of another user, or that others may write to."""
-    try:
-        facts = os.stat(place)
-    except FileNotFoundError:
-        return
-    store_rules(Settings()).check(facts, place)
