@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omniq import AsyncTaskQueue, AsyncWorkerPool, TaskQueue
+from omniq import AsyncTaskQueue, AsyncWorkerPool, TaskQueue, task
 from omniq.storage.memory import MemoryStorage
 
 CONCURRENCY = 100
@@ -41,10 +41,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
 
 
+@task
 async def noop() -> None:
     """A task that does nothing."""
 
 
+@task
 async def when() -> float:
     """Return the time of the run, on the clock that all processes of a machine share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -27,7 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MAX_INT = 2**63 - 1
 _MIN_INTERVAL = 0.01
-_MAX_MISSED = 100_000
+MAX_MISSED = 100_000
 _MAX_SHOWN = 8
 
 
@@ -480,8 +480,8 @@ def _check_policies(schedule: Schedule) -> None:
             f"overlap {schedule.overlap!r}: expected one of {get_args(OverlapPolicy)}"
         )
     check_int("max_missed", schedule.max_missed, low=1, error=InvalidValue)
-    if schedule.max_missed > _MAX_MISSED:
-        raise InvalidValue(f"max_missed {schedule.max_missed}: at most {_MAX_MISSED}")
+    if schedule.max_missed > MAX_MISSED:
+        raise InvalidValue(f"max_missed {schedule.max_missed}: at most {MAX_MISSED}")
     check_seconds("jitter", schedule.jitter, error=InvalidValue)
     if schedule.task.cron is not None or schedule.task.interval is not None:
         raise InvalidTask(f"schedule {schedule.id}: its task must not repeat by itself")

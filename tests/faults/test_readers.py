@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,9 @@ async def test_readers_see_no_task_twice_and_no_impossible_state_while_workers_a
         )
         for _ in range(4):
             worker = start_worker(url)
+            # On a busy machine, all readings would be over before the first worker has run a task.
+            while not runs.exists():  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
             for _ in range(10):
                 counted = await storage.stats()
                 listed = await storage.list_tasks(limit=1000)

@@ -19,12 +19,14 @@ async def fail_once(ctx: TaskContext, folder: str) -> None:
         raise ConnectionError("once")
 
 
+@task
 async def snooze_once(ctx: TaskContext, folder: str) -> None:
     leave_trace(folder, "ran", "snooze_once")
     if ctx.fencing_token == 1:
         raise Snooze(DELAY)
 
 
+@task
 async def sleep_once(ctx: TaskContext, folder: str) -> None:
     leave_trace(folder, "ran", "sleep_once")
     await ctx.sleep(DELAY)

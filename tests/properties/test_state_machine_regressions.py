@@ -164,3 +164,27 @@ async def test_a_late_outcome_of_an_earlier_claim_does_not_change_the_current_cl
     assert await storage.record([Failed("a", first.token, TaskError("late"))]) == [False]
 
     assert await storage.reserve(2) == []
+
+
+async def test_a_claim_with_an_earlier_now_leaves_no_task_in_a_limit_that_has_room(
+    open_owner: Open, clock: ManualClock
+) -> None:
+    storage = await open_owner()
+    rate = Limit(key="two", rate=1, per=60.0)
+    await storage.enqueue_many([a_task("a", limits=ONE_AT_A_TIME), a_task("t", limits=(rate,))])
+    running, _ = await storage.reserve(2)
+    await storage.enqueue_many(
+        [
+            a_task("b", limits=(*ONE_AT_A_TIME, rate)),
+            a_task("c", limits=ONE_AT_A_TIME, eta=clock.now() + TEN_SECONDS),
+        ]
+    )
+    clock.advance(10)
+    assert await storage.reserve(2) == []
+    # Now b is ready. The claim parks it under the other limit, and c is not due then.
+    await storage.record(
+        [Succeeded("a", running.token, TaskResult(task_id="a", status=TaskStatus.SUCCESS))]
+    )
+    assert await storage.reserve(2, now=clock.now() - timedelta(seconds=5)) == []
+
+    assert ids(await storage.reserve(2)) == ["c"]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from omniq import AsyncTaskQueue, InvalidTask, InvalidValue, ScheduleNotFound, TaskQueue, task
@@ -135,6 +136,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"interval": 5, "missed": "often"}, "missed 'often'"),
     ({"interval": 5, "overlap": "maybe"}, "overlap 'maybe'"),
     ({"interval": 5, "max_missed": 0}, "max_missed"),
+    ({"interval": 5, "max_missed": 100_001}, "max_missed 100001: at most 100000"),
     ({"interval": 5, "jitter": -1}, "jitter"),
     ({"interval": 5, "expires": NOON}, "after a duration"),
     ({"interval": 5, "colour": "blue"}, "no option 'colour'"),
@@ -153,6 +155,23 @@ async def test_a_schedule_that_cannot_fire_is_refused_at_once(
         await queue.schedules.add("s", sample_tasks.report, **options)
 
     assert await queue.schedules.list() == []
+
+
+async def test_a_stored_schedule_with_a_larger_max_missed_still_fires(
+    queue: AsyncTaskQueue, clock: ManualClock
+) -> None:
+    await queue.schedules.add("s", sample_tasks.report, interval=60)
+    stored = await queue.schedules.get("s")
+    assert stored is not None
+    earlier = msgspec.structs.replace(stored, max_missed=10**9)
+    # Without the check of what is new, as earlier versions stored it.
+    await queue.storage._engine.put_schedule(earlier)
+    clock.advance(60)
+    await fire(queue)
+
+    (listed,) = await queue.schedules.list()
+    assert listed.max_missed == 100_000
+    assert len(await names(queue)) == 1
 
 
 async def test_an_invalid_schedule_id_is_refused(queue: AsyncTaskQueue) -> None:

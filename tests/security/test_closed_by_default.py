@@ -50,7 +50,8 @@ def is_path(text: str) -> bool:
 def loaded_paths() -> Iterator[str]:
     """Every name of every loaded module that has a callable, and the methods of its classes."""
     for module_name, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType):
+        # By type: other objects that are stored as modules may say that they are one.
+        if not issubclass(type(module), ModuleType):
             continue
         for name, value in list(object.__getattribute__(module, "__dict__").items()):
             if callable(value):

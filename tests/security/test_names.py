@@ -185,15 +185,17 @@ async def test_every_key_in_redis_begins_with_the_prefix_of_its_store(redis_url)
 
 
 @pytest.mark.security("S09")
-async def test_only_the_schema_of_the_store_is_touched_in_postgresql(postgres_url):
-    raw_store = raw_store_of(postgres_url)
+async def test_only_the_schema_of_the_store_is_touched_in_postgresql(postgres_database):
+    # Its own database: other tests create schemas in the shared one meanwhile.
+    url = f"{postgres_database}?schema=t_names"
+    raw_store = raw_store_of(url)
     assert isinstance(raw_store, RawPostgresStore)
     sql = (
         "SELECT count(*) FROM pg_tables WHERE schemaname NOT LIKE 't_%%' "
         "AND schemaname NOT IN ('pg_catalog', 'information_schema')"
     )
     before = raw_store._all(sql)
-    async with open_storage(postgres_url) as storage:
+    async with open_storage(url) as storage:
         await all_verbs_with(storage, "a", "'; CREATE TABLE public.owned (); --")
     after = raw_store._all(sql)
     raw_store.close()

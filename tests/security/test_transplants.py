@@ -7,6 +7,7 @@ A reader with the key then gets what was stored there before, or nothing.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,15 +89,13 @@ async def _state(storage: BaseStorage) -> dict[tuple[str, str], Any]:
     found: dict[tuple[str, str], Any] = {}
     for n in (1, 2):
         for name in (f"done-{n}", f"dead-{n}", f"again-{n}"):
-            task = await _read(lambda name=name: storage.get_task(name))
+            task = await _read(partial(storage.get_task, name))
             is_readable = task is not None and task.is_verified
             found["call", name] = task.args if is_readable else None
-            found["result", name] = await _read(lambda name=name: storage.get_result(name))
-            found["progress", name] = await _read(lambda name=name: storage.get_progress(name))
-            found["steps", name] = await _read(lambda name=name: _steps(storage, name))
-        found["schedule", str(n)] = await _read(
-            lambda n=n: storage.get_schedule(f"nightly-{n}")  # type: ignore[misc]
-        )
+            found["result", name] = await _read(partial(storage.get_result, name))
+            found["progress", name] = await _read(partial(storage.get_progress, name))
+            found["steps", name] = await _read(partial(_steps, storage, name))
+        found["schedule", str(n)] = await _read(partial(storage.get_schedule, f"nightly-{n}"))
     return found
 
 

@@ -381,6 +381,15 @@ async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monk
         await storage.open()
 
 
+async def test_a_worker_of_version_4_that_still_runs_can_claim_nothing(postgres_url):
+    """It would claim tasks, and then could not read the reply, which has fewer columns now."""
+    async with open_storage(postgres_url) as storage:
+        assert isinstance(storage, PostgresStorage)
+        call = "SELECT * FROM {schema}.record_and_claim($1, $2, $3, $4, $5, $6, $7, $8)"
+        with pytest.raises(StorageError, match=r"record_and_claim.* does not exist"):
+            await storage._backend.statements.fetch(call, *[None] * 8)
+
+
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
     assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 5\n", "")

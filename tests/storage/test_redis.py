@@ -12,7 +12,13 @@ import pytest
 from redis.asyncio import Redis
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.errors import QueueFull, SettingsError, StorageError, StorageRefused
+from omniq.errors import (
+    QueueFull,
+    SettingsError,
+    StorageCorrupt,
+    StorageError,
+    StorageRefused,
+)
 from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage, row_rules
@@ -722,6 +728,23 @@ async def test_the_end_of_a_task_is_notified_to_another_storage_that_awaits_it(t
     assert await admin.exists("{omniq}:2:awaited") == 0
 
 
+# Damage
+
+
+async def test_a_damaged_counter_is_reported_with_what_to_do(server, admin):
+    advice = "a counter of the store is damaged: restore the store from a backup"
+    async with RedisStorage(server.url) as storage:
+        await admin.set("{omniq}:2:sequence", "nan")
+        with pytest.raises(StorageCorrupt, match=advice):
+            await storage.enqueue(a_task("a"))
+        await admin.delete("{omniq}:2:sequence")
+        await admin.hset("{omniq}:2:counts", "default/p", "nan")
+        for call in (storage.enqueue_many(some_tasks("ab")), storage.stats()):
+            with pytest.raises(StorageCorrupt, match=advice):
+                await call
+        await admin.delete("{omniq}:2:counts")
+
+
 # Lost replies
 
 
@@ -767,6 +790,21 @@ async def test_a_claim_is_made_once_also_when_the_server_had_dropped_its_script(
     assert [task.id for task in claimed] == ["a"]
     waiting = await beside.get_task("b")
     assert (waiting and waiting.status) is TaskStatus.PENDING
+
+
+async def test_a_claim_whose_reply_was_lost_is_notified_of_more_tasks(cut_off, admin):
+    proxy, storage, beside = cut_off
+    # Loads the script, and begins the subscription.
+    assert await storage.reserve(1) == []
+    await storage.wait_for_work(1)
+    await beside.enqueue(a_task("a"))
+    proxy.cut("before_reply")
+
+    claimed = await storage.reserve(2)
+
+    assert proxy.cancel_cuts()
+    assert [task.id for task in claimed] == ["a"]
+    assert await admin.hexists("{omniq}:2:idle", storage._backend.channel)
 
 
 @pytest.mark.parametrize("where", ["before_request", "before_reply", "after_reply"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from omniq.models import BreakerRule, Limit
 from omniq.outcomes import Failed, Released, Retried, Snoozed, Succeeded
 from omniq.storage.redis import RedisStorage
-from omniq.testing.builders import a_result, a_task, an_error
+from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 
 CALLS = 60
@@ -34,11 +35,13 @@ SPANS = {f"rate:{limit.key}": int(limit.per * 1_000_000) for limit in LIMITS}
 class Game:
     """The same random calls on a store with the script and on one without."""
 
-    def __init__(self, seed: int, clock: ManualClock, pairs: list[tuple[RedisStorage, ...]]):
+    def __init__(
+        self, seed: int, clock: ManualClock, pairs: list[tuple[RedisStorage, RedisStorage]]
+    ):
         self.random = random.Random(seed)
         self.clock = clock
         self.pairs = pairs
-        self.held = [[] for _ in pairs]
+        self.held: list[list[Any]] = [[] for _ in pairs]
         self.number = 0
 
     async def play(self):
@@ -57,7 +60,7 @@ class Game:
             if self.random.random() < 0.3:
                 limits = self.random.sample(LIMITS, self.random.choice([0, 1, 1, 2]))
             self.number += 1
-            options = {}
+            options: dict[str, Any] = {}
             if self.random.random() < 0.05:
                 options["breakers"] = (BreakerRule(name="x", max_failures=2),)
             if self.random.random() < 0.1:
@@ -78,11 +81,12 @@ class Game:
             await storage.enqueue_many(tasks)
 
     async def claim(self):
-        outcomes = self.outcomes() if self.random.random() < 0.8 else (0, [])
-        await self.record_and_claim(*outcomes, self.random.randint(1, 6))
+        owner, outcomes = self.outcomes() if self.random.random() < 0.8 else (0, [])
+        await self.record_and_claim(owner, outcomes, self.random.randint(1, 6))
 
     async def record(self):
-        await self.record_and_claim(*self.outcomes(), 0)
+        owner, outcomes = self.outcomes()
+        await self.record_and_claim(owner, outcomes, 0)
 
     def outcomes(self):
         owner = self.random.randrange(len(self.pairs))
@@ -180,7 +184,7 @@ async def play(redis_url, seed):
     clock = ManualClock()
     async with AsyncExitStack() as stack:
 
-        async def opened(name, has_script):
+        async def opened(name: str, has_script: bool) -> RedisStorage:
             storage = RedisStorage(url, prefix=f"{prefix}-{name}", clock=clock)
             await stack.enter_async_context(storage)
             if not has_script:
@@ -200,3 +204,57 @@ async def test_the_script_applies_limits_as_the_rules_do(redis_url, seed):
 @pytest.mark.parametrize("seed", range(5, 105))
 async def test_the_script_applies_limits_as_the_rules_do_in_many_games(redis_url, seed):
     await play(redis_url, seed)
+
+
+async def test_a_damaged_task_leaves_the_limit_that_the_script_has_counted_it_in(redis_url):
+    async with open_redis(redis_url) as storage:
+        await storage.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
+        await damage(storage, "a", lambda state: {**state, "result_ttl": "x"})
+
+        assert await storage.reserve(2) == []
+        assert [task.id for task in await storage.reserve(2)] == ["b"]
+        assert [letter.task_id for letter in await storage.list_dead()] == ["a"]
+
+
+async def test_a_gate_that_no_engine_can_decode_admits_no_task(redis_url):
+    async with open_redis(redis_url) as storage:
+        await storage.enqueue_many(some_tasks("ab", limits=(Limit(key="k", max_running=1),)))
+        await damage(storage, "a", lambda state: {**state, "gates": [_with_size(state, 1e308)]})
+
+        assert [task.id for task in await storage.reserve(2)] == ["b"]
+        assert [letter.task_id for letter in await storage.list_dead()] == ["a"]
+
+
+async def test_a_damaged_task_that_is_the_first_of_a_rate_stops_no_claim(redis_url):
+    clock = ManualClock()
+    async with open_redis(redis_url, clock) as storage:
+        await storage.enqueue_many(some_tasks("abc", limits=(Limit(key="k", rate=1, per=5.0),)))
+        assert [task.id for task in await storage.reserve(3)] == ["a"]
+        await damage(storage, "b", lambda state: 0)
+        await storage.enqueue(a_task("plain"))
+        clock.advance(5)
+
+        claimed = await storage.reserve(3) + await storage.reserve(3)
+
+        assert sorted(task.id for task in claimed) == ["c", "plain"]
+        assert [letter.task_id for letter in await storage.list_dead()] == ["b"]
+
+
+def open_redis(redis_url, clock=None):
+    url, _, prefix = redis_url.partition("?prefix=")
+    return RedisStorage(url, prefix=prefix, clock=clock or ManualClock())
+
+
+async def damage(storage, task_id, change):
+    """Change the state in the record of a task that has not run."""
+    scripts = storage._backend.scripts
+    record = await scripts.command("HGET", scripts.key("tasks"), task_id)
+    created_at, size, rest = record.split(b"/", 2)
+    state, body = rest[: int(size)], rest[int(size) :]
+    changed = msgspec.msgpack.encode(change(msgspec.msgpack.decode(state)))
+    record = b"%s/%d/%s%s" % (created_at, len(changed), changed, body)
+    await scripts.command("HSET", scripts.key("tasks"), task_id, record)
+
+
+def _with_size(state, size):
+    return {**state["gates"][0], "size": size}

@@ -20,8 +20,8 @@ import pytest
 
 from omniq import failpoints
 from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
-from omniq.models import Task, TaskResult, TaskStatus
-from omniq.outcomes import Released, Succeeded
+from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.outcomes import Failed, Released, Succeeded
 from omniq.settings import Settings
 from omniq.storage.sqlite import (
     SQLiteStorage,
@@ -553,6 +553,26 @@ async def test_files_are_readable_only_by_their_user(tmp_path):
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+async def test_no_column_takes_a_value_of_another_type(storage, path):
+    await storage.enqueue_many(some(3))
+    finished, dead = await storage.reserve(2)
+    error = TaskError("failed", error_type="ValueError")
+    await storage.record_and_reserve([done(finished), Failed(dead.id, dead.token, error)], 0)
+    wrong = {"TEXT": (b"x",), "INTEGER": ("x", b"1", 1.5, 1e300), "BLOB": ("x", 1, 1.5)}
+
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("INSERT INTO omniq_fences VALUES ('worker', 1)")
+        names = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'omniq%'"
+        found = [name for (name,) in db.execute(names)]
+        for table in found:
+            for _, column, kind, *_ in db.execute(f"PRAGMA table_info({table})").fetchall():
+                for value in wrong[kind]:
+                    with pytest.raises(sqlite3.IntegrityError, match=r"CHECK|datatype mismatch"):
+                        db.execute(f'UPDATE {table} SET "{column}" = ?', (value,))
+
+    assert len(found) == 7
+
+
 @pytest.mark.fault("F93")
 async def test_a_schema_of_a_later_version_is_refused(path):
     future = sqlite3.connect(path)
@@ -590,6 +610,20 @@ async def test_a_deleted_file_raises_an_error(path, end):
     with pytest.raises(StorageError, match="has gone"):
         await storage.enqueue(Task(func_path="m.f"))
     await storage.close()
+
+
+async def test_a_file_that_was_deleted_before_the_first_write_is_not_created_again(path):
+    async with SQLiteStorage(path):
+        pass
+    async with SQLiteStorage(path) as storage:
+        os.unlink(path)
+
+        with pytest.raises(StorageError, match="has gone"):
+            await storage.enqueue(Task(func_path="m.f"))
+        with pytest.raises(StorageError, match="has gone"):
+            await storage.stats()
+
+    assert not path.exists()
 
 
 @pytest.mark.fault("F64")

@@ -80,12 +80,9 @@ async def test_a_success_whose_replies_are_lost_is_not_reported_as_a_failure(que
     emitted: list[Event] = []
     record = storage._engine.record_and_claim
 
-    async def record_without_reply(owner: str, entries: Any, claim: Any) -> Any:
-        reply = await record(owner, entries, claim)
-        if any(
-            isinstance(each.outcome, Succeeded) and each.outcome.task_id == mute.id
-            for each in entries
-        ):
+    async def record_without_reply(owner: str, outcomes: Any, claim: Any) -> Any:
+        reply = await record(owner, outcomes, claim)
+        if any(isinstance(each, Succeeded) and each.task_id == mute.id for each in outcomes):
             raise StorageError("the reply was lost")
         return reply
 

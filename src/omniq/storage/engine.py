@@ -28,6 +28,7 @@ from omniq.errors import (
 )
 from omniq.gate_rules import GateState
 from omniq.models import (
+    MAX_MISSED,
     DeadLetter,
     Progress,
     QueueStats,
@@ -904,7 +905,13 @@ class Engine:
     def _decoded_schedule(self, document: Document) -> Schedule:
         stored = self._open_schedule(document)
         task = unsealed(self._serializer).decode_task(stored.task)
-        schedule = msgspec.structs.replace(stored.schedule, task=task, version=stored.version)
+        schedule = msgspec.structs.replace(
+            stored.schedule,
+            task=task,
+            version=stored.version,
+            # Earlier versions had no maximum.
+            max_missed=min(stored.schedule.max_missed, MAX_MISSED),
+        )
         try:
             check_stored_schedule(schedule)
         except InvalidValue as error:

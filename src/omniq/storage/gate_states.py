@@ -146,20 +146,20 @@ class GateStates:
         `changed` has the ids of rows that this step has changed: the store still has those as they were
         before.
         """
-        if not self.refills:
-            return []
-        keys_by_limit: dict[int, list[str]] = {}
-        for key in sorted(self.refills):
-            if limit := self._rows_to_read(key):
-                keys_by_limit.setdefault(limit, []).append(key)
-        self.refills.clear()
         offered: list[Row] = []
-        for limit, keys in keys_by_limit.items():
-            parked: dict[str, list[Row]] = {key: [] for key in keys}
-            for row in await self._section.parked(keys, limit):
-                parked[row.parked or ""].append(row)
-            for key, rows in parked.items():
-                self._offer_from(key, rows, limit, changed, offered)
+        # Again if the first rows of a gate show that it has room for more of them.
+        while self.refills:
+            keys_by_limit: dict[int, list[str]] = {}
+            for key in sorted(self.refills):
+                if limit := self._rows_to_read(key):
+                    keys_by_limit.setdefault(limit, []).append(key)
+            self.refills.clear()
+            for limit, keys in keys_by_limit.items():
+                parked: dict[str, list[Row]] = {key: [] for key in keys}
+                for row in await self._section.parked(keys, limit):
+                    parked[row.parked or ""].append(row)
+                for key, rows in parked.items():
+                    self._offer_from(key, rows, limit, changed, offered)
         return offered
 
     def _rows_to_read(self, key: str) -> int:
@@ -194,28 +194,44 @@ class GateStates:
             state.has_parked = parks
             return
         gate = self._gates.get(key)
-        if gate is None:
-            gate = self._gates[key] = _gate_of(rows[0], key)
-        room = gate_rules.room(gate, state, self._now)
+        # Damaged rows have lost their gates, so that nothing blocks them.
+        room = FOREVER
+        if gate is not None:
+            room = gate_rules.room(gate, state, self._now)
+        elif (gate := _gate_of(rows, key)) is not None:
+            self._gates[key] = gate
+            room = gate_rules.room(gate, state, self._now)
+            if room > limit <= len(rows):
+                self.refills.add(key)
+                return
         due_by = FOREVER if self._due_by is None else self._due_by
         has_more, is_any_left, count = self._due_by is not None, False, len(offered)
+        asks_again = False
         readable = limit - self._offered.get(key, 0)
         for lot in _lots(rows):
             has_more = has_more or len(lot) == limit
             places = room
             for row in lot:
-                if row.visible > due_by or row.id in changed:
+                if row.id in changed:
                     continue
-                if places == 0:
+                if row.visible > due_by:
+                    # A caller's `now` lies behind. A claim that others make now may take the row.
+                    asks_again = True
+                    continue
+                if not row.gates:
+                    # Damaged. It does not enter, so that nothing would refill the gate.
+                    asks_again = True
+                elif places == 0:
                     is_any_left = True
                     break
-                places -= 1
+                else:
+                    places -= 1
                 row.parked = None
                 offered.append(row)
         self._offered[key] = self._offered.get(key, 0) + len(offered) - count
-        if room == 0:
+        if gate is not None and room == 0:
             state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
-        elif room > readable and has_more:
+        elif has_more and (room > readable or asks_again):
             state.wake_at = self._now
         else:
             # What was offered will enter, and then the gate has no room, or refill the gate.
@@ -263,5 +279,6 @@ def _lots(rows: list[Row]) -> Collection[list[Row]]:
     return lots.values()
 
 
-def _gate_of(row: Row, key: str) -> Gate:
-    return next(gate for gate in row.gates if gate.key == key)
+def _gate_of(rows: list[Row], key: str) -> Gate | None:
+    """The gate with this key, as the first row has it that is not damaged."""
+    return next((gate for row in rows for gate in row.gates if gate.key == key), None)

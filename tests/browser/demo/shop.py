@@ -46,12 +46,14 @@ async def _step(supplier: str, name: str) -> str:
     return f"{name} of {supplier}: 1,204 products"
 
 
+@task
 async def refresh_prices(region: str = "eu") -> int:
     """The task of the schedules."""
     await asyncio.sleep(0.05)
     return 1204
 
 
+@task
 async def say(text: str) -> str:
     """Returns the text, or fails with it if it starts with `fail`."""
     if text.startswith("fail"):

@@ -69,7 +69,7 @@ def _blank(rest: bytes, body: bytes) -> tuple[Row, bytes]:
 
 
 def claimed_rows(lines: Iterable[Sequence[Any]], owner: str, now: int) -> list[Row]:
-    """The rows that the SQL function `record_and_claim` has claimed, in claim order."""
+    """The rows that the SQL function `record_outcomes_and_claim` has claimed, in claim order."""
     rows: list[Row] = []
     for line in lines:
         # A tuple is divided several times faster than the driver's record.

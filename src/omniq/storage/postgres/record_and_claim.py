@@ -1,7 +1,7 @@
 """Record and claim: the fast path, one SQL function that does both in one round trip.
 
 The engine has planned what each outcome makes of its task, from the row as it was claimed. The function
-`record_and_claim` (`sql/functions/4_record_and_claim.sql`) writes that if the row has not changed, and
+`record_outcomes_and_claim` (`sql/functions/4_record_and_claim.sql`) writes that if the row has not changed, and
 claims plain tasks. What it cannot do is left to the engine.
 """
 
@@ -119,10 +119,10 @@ class PostgresFastPath:
         parameters = (owner, given_time(self._clock), *parameters)
         call = self._statements.call_once
         try:
-            return await call("record_and_claim", *parameters, is_repeat)
+            return await call("record_outcomes_and_claim", *parameters, is_repeat)
         except ReplyLost:
             # The token shows whether an outcome was recorded, the claim's name what was claimed.
-            return await call("record_and_claim", *parameters, True)
+            return await call("record_outcomes_and_claim", *parameters, True)
 
     def claim_ended(self, claim: Claim, count: int, next_due: int | None) -> None:
         """Note that a claim got that many tasks, also one by the rules."""

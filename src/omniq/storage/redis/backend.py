@@ -32,7 +32,7 @@ from omniq.storage.backend import (
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, letter_matches
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.redis import encoding, server_check, upgrade
-from omniq.storage.redis.connection import ServerConnection
+from omniq.storage.redis.connection import DAMAGED_COUNTER, ServerConnection
 from omniq.storage.redis.encoding import STATUS_LETTERS, STATUSES, instant_of, raw, stamp
 from omniq.storage.redis.scripts import Scripts
 from omniq.storage.redis.section import (
@@ -359,7 +359,7 @@ class RedisBackend(Backend):
             try:
                 number = int(count)
             except ValueError as error:
-                raise StorageCorrupt("a counter in Redis is damaged") from error
+                raise StorageCorrupt(f"Redis: {DAMAGED_COUNTER}") from error
             counts.by_status[STATUSES[letter]] += number
             counts.by_queue[queue] = counts.by_queue.get(queue, 0) + number
         for letter, count in zip("sfc", finished, strict=True):

@@ -19,9 +19,17 @@ import hiredis
 import msgspec
 
 from omniq._futures import finish
-from omniq.errors import OmniqError, StorageClosed, StorageError, StorageRefused
+from omniq.errors import (
+    OmniqError,
+    StorageClosed,
+    StorageCorrupt,
+    StorageError,
+    StorageRefused,
+)
 from omniq.masking import mask_url
 from omniq.storage.redis.address import Address, parse
+
+DAMAGED_COUNTER = "a counter of the store is damaged: restore the store from a backup"
 
 _CONNECT_SECONDS = 5.0
 _CONNECT_WAIT_SECONDS = 10.0
@@ -186,6 +194,8 @@ class ServerConnection:
             return UnknownScript(text)
         if code == "OOM":
             return OutOfMemory(f"{text}; give the server more memory, or store less")
+        if "value is not an integer" in text:
+            return StorageCorrupt(f"{text}; {DAMAGED_COUNTER}")
         return StorageError(text)
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from omniq.clock import to_micros
 from omniq.errors import SerializationError, StorageCorrupt
+from omniq.gate_rules import Gate
 from omniq.models import DeadLetter, TaskStatus
 from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
 from omniq.storage import row_rules
@@ -105,6 +106,13 @@ class _StoredDead(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _decode_dead = internal_decoder(_StoredDead)
 _decode_listed = lenient_decoder(_StoredDead, None)
+
+
+class _Gates(msgspec.Struct, frozen=True, gc=False):
+    gates: tuple[Gate, ...] = ()
+
+
+_decode_gates = lenient_decoder(_Gates, _Gates())
 
 
 def stamp(instant: int) -> str:
@@ -323,6 +331,8 @@ def read_row(task_id: str, place: bytes, record: bytes, state: bytes) -> Row:
         except SerializationError:
             # Not written by omniq. Without a body it cannot run; the owner that claims it records that.
             row, body = row_rules.copy_of(_without_order(start, end, b"")), b""
+            # It leaves the limits that a script has counted it in.
+            row.gates = _decode_gates(state or enqueued).gates
         turn, due = place[_TURN], place[_DUE]
         row.turn = row.due = _instant(turn)
         if due != turn:

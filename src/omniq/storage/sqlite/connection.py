@@ -41,7 +41,7 @@ _CACHE_KIB = 8_192
 """Memory of a writer, so that a claim of tasks with many keys does not read all of their pages again."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.004
-_MINIMUM_VERSION = (3, 37, 0)
+_MINIMUM_VERSION = (3, 35, 0)
 _INTERRUPT_PAUSE = 0.005
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=sqlite3.Connection)
@@ -206,7 +206,7 @@ class Database:
         """
         if sqlite3.sqlite_version_info < _MINIMUM_VERSION:
             raise StorageError(
-                f"SQLite {sqlite3.sqlite_version} is too old: omniq needs 3.37 or newer"
+                f"SQLite {sqlite3.sqlite_version} is too old: omniq needs 3.35 or newer"
             )
         try:
             make_store_folder(self.path.parent, self._rules)
@@ -227,6 +227,8 @@ class Database:
 
     def connect(self, kind: type[_C], *, writes: bool, any_thread: bool = False) -> _C:
         """Open a connection in autocommit mode that never runs a checkpoint automatically."""
+        # SQLite would create a file that has gone, and other users could read it.
+        self.check_unmoved()
         connection = sqlite3.connect(
             self.path,
             # A writer waits in `retry_while_busy` instead, which is quicker and fairer.

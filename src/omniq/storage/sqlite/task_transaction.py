@@ -166,7 +166,6 @@ class TaskTransactions(ConnectionThread):
         )
 
     def _begin(self) -> TaskConnection:
-        self._database.check_unmoved()
         connection = self._connect()
         assert isinstance(connection, TaskConnection)
         try:

@@ -212,6 +212,18 @@ class GateContract(ContractPart):
         assert ids(await storage.reserve(10)) == ["c", "d"]
 
     @promise("G3")
+    async def test_one_claim_takes_all_tasks_that_a_rate_admits_again(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        limits = (Limit(key="k", rate=20, per=10.0),)
+        await storage.enqueue_many([a_task(f"t{n:02}", limits=limits) for n in range(60)])
+        assert len(await storage.reserve(30)) == 20
+        assert await storage.reserve(30) == []
+        clock.advance(10)
+
+        assert ids(await storage.reserve(30)) == [f"t{n:02}" for n in range(20, 40)]
+
+    @promise("G3")
     async def test_the_rate_counts_every_start_regardless_of_its_outcome(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:

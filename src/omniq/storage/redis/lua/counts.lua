@@ -15,6 +15,8 @@ local function add_due(id)
   local place = redis.call('HGET', KEYS.places, id)
   if not place then return end
   local _, queue = split_place(place)
+  -- A damaged place costs the statistics nothing but that task.
+  if not queue then return end
   local due = string.sub(place, DUE_FIRST, DUE_LAST)
   if not first_due[queue] or due < first_due[queue] then first_due[queue] = due end
 end

@@ -252,7 +252,8 @@ local function claim()
   if due_by == '' then due_by = now_stamp end
   if is_repeat or wanted[8] == 1 then
     local known = held_by_claim(claim_id)
-    if #known > 0 then return known, NOTHING, '' end
+    -- A claim that the caller named has no more rows. Another may, and the first try no longer waits for them.
+    if #known > 0 then return known, (wanted[8] == 1 or #known == 4 * limit) and NOTHING or SOME, '' end
   end
   if #missed > 0 then return {}, BY_RULES, '' end
   local witness = request[10] ~= '' and redis.call('HGET', KEYS.places, request[10])

@@ -77,7 +77,7 @@ END $$;
 --               5 recorded; the witness has a lower token, so nothing was claimed
 --               6 recorded; the call before has claimed, or one step of the same claim
 --             then a line for each claimed task, or in state 1 the ids of the outcomes that did not match
-CREATE OR REPLACE FUNCTION {schema}.record_and_claim(
+CREATE OR REPLACE FUNCTION {schema}.record_outcomes_and_claim(
     p_owner text, p_now bigint, p_ended {schema}.endings, p_changed {schema}.task[],
     p_unique_keys text[], p_unique_ids text[], p_claim {schema}.claim, p_is_repeat boolean
 ) RETURNS TABLE (

@@ -8,8 +8,14 @@ local OFFERED, FIRST_OFFERED = 100, 4 -- rows of each lot that are read, as in g
 -- parks }. The fields of `state` are those of GateState, `rule` is a Gate.
 local gates = {}
 
+local function is_count(value)
+  return type(value) == 'number' and value >= 0 and value < FOREVER and value % 1 == 0
+end
+
+-- Whether the engine can decode the gate too: a row whose gates it does not know would not leave them.
 local function is_rule(value)
-  return type(value) == 'table' and type(value.key) == 'string' and type(value.size) == 'number' and type(value.span) == 'number'
+  return type(value) == 'table' and type(value.key) == 'string' and (value.kind == 'running' or value.kind == 'rate')
+    and is_count(value.size) and is_count(value.span)
 end
 
 -- The state of a gate; nil if it is damaged.
@@ -216,13 +222,18 @@ local function offer(offered)
     for _, rule in ipairs(rules_of(records[position] or '', states[position] or '') or {}) do
       if gate.name == 'gate/' .. rule.key then gate.rule = rule end
     end
+    gate.is_new = gate.rule
   end
+  local is_again = false
   for _, each in ipairs(found) do
     local gate, name, limit, first, last = unpack(each)
     local state, rule = gate.state, gate.rule
     local room, has_more, lot, count = rule and room_in(rule, state) or 0, false, nil, 0
     are_known = are_known and (rule or first > last)
-    for position = first, last do
+    -- Again if its first rows show that it has room for more of them.
+    gate.refills = gate.is_new and room > limit and limit <= last - first + 1
+    gate.is_new, is_again = nil, is_again or gate.refills
+    for position = first, gate.refills and 0 or last do
       local member, place = members[position], places[position] or ''
       -- Its place in the ready order ends like that of most others.
       place = string.sub(place, KIND, KIND) == 'p' and string.sub(place, -#name) == name and 'w' .. string.sub(place, STATUS, -#name - 1)
@@ -235,7 +246,9 @@ local function offer(offered)
         offered[ids[position]] = { lane = lane, place = place, parked = member, ready = string.sub(member, #name + 2) }
       end
     end
-    if first > last then
+    if gate.refills then
+      -- Its state follows from those rows.
+    elseif first > last then
       state.has_parked = false
     elseif room == 0 then
       state.wake_at = rule and ask_again_at(rule, state) or state.wake_at
@@ -246,6 +259,7 @@ local function offer(offered)
       state.wake_at, state.has_parked = FOREVER, has_more
     end
   end
+  if is_again then return offer(offered) and are_known end
   return are_known
 end
 

@@ -17,5 +17,7 @@ end
 
 -- Whether the place is that of a finished task whose `result_ttl` has passed.
 local function is_expired(place)
-  return is_finished(place) and tonumber(string.match(place, '(%d+)$')) <= now
+  -- nil if the place is damaged.
+  local expires_at = tonumber(string.match(place, '%d+$') or '')
+  return is_finished(place) and expires_at and expires_at <= now
 end
