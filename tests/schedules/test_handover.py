@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -43,6 +43,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return place
 
 
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
 class Beat:
     """One worker process that can be stopped and continued."""
 
@@ -55,6 +58,7 @@ class Beat:
             env={**os.environ, "OMNIQ_FAILPOINTS": failpoints},
         )
         self._lines = folder / f"{self._process.pid}.lines"
+        _STARTED.append(self._process)
 
     def lines(self, word: str) -> list[str]:
         """Return the rest of each logged line that starts with that word."""
@@ -99,10 +103,15 @@ def wait_until(is_true: Callable[[], object], seconds: float = PATIENCE) -> bool
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "lines"
     path.mkdir()
-    return path
+    yield path
+    # A test that failed has ended none of its workers.
+    while _STARTED:
+        process = _STARTED.pop()
+        process.kill()
+        process.wait()
 
 
 def add_beat(queue: TaskQueue, folder: Path) -> None:

@@ -57,7 +57,7 @@ async def through_worker(storage: MemoryStorage, modules: Modules) -> None:
     await asyncio.to_thread(run)
 
 
-async def _until_last_has_run(storage: BaseStorage) -> None:
+async def _until_last_has_run(storage: MemoryStorage) -> None:
     end = time.monotonic() + 30
     async with storage.another() as other:
         while (await other.list_tasks(func_path=LAST))[0].attempts == 0:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -524,7 +525,7 @@ class TestWithoutAllow:
             "import sys\nsys.modules['tests'].probe()\n"
             "from omniq import task\n@task\ndef f(): ...\n",
         )
-        tests = sys.modules["tests"]
+        tests: Any = sys.modules["tests"]
         tests.probe = lambda: cache.runnable
         try:
             importlib.import_module("shop_n")
@@ -535,7 +536,7 @@ class TestWithoutAllow:
 
     def test_what_is_marked_later_is_found_by_a_search(self, write_module):
         write_module("shop_o", "def f(): ...\n")
-        module = importlib.import_module("shop_o")
+        module: Any = importlib.import_module("shop_o")
         cache = FunctionCache(passed=PassedFunctions())
         module.g = task(module.f)
         module.f = module.g
@@ -545,7 +546,7 @@ class TestWithoutAllow:
 
     def test_a_module_that_is_loaded_lazily_is_not_loaded_by_the_search(self, write_module):
         write_module("shop_p", "raise LookupError('loaded')\n")
-        spec = importlib.util.find_spec("shop_p")
+        spec: Any = importlib.util.find_spec("shop_p")
         spec.loader = importlib.util.LazyLoader(spec.loader)
         module = importlib.util.module_from_spec(spec)
         sys.modules["shop_p"] = module
