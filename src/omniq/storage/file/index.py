@@ -116,16 +116,19 @@ class Index:
             found = parse(name)
             if found is not None:
                 is_known = isinstance(found, RowName) and found.key in before.rows
-                index._add(found, name, now, is_own=is_known)
+                index._add(found, name, now, is_own=is_known, is_listed=True)
         index._waiting = {key: row for key, row in index._waiting.items() if key in index.rows}
         return index
 
-    def _is_double(self, name: RowName | DocumentName) -> bool:
-        """Whether there is another current name, of which it is not a rename: that raises the version."""
+    def _is_double(self, name: RowName | DocumentName, is_listed: bool) -> bool:
+        """Whether there is another current name, of which it is not a rename: that raises the version.
+
+        One listing names both only if both are there, or the file was renamed meanwhile; `TaskFiles` asks.
+        """
         known = self.current(name.key)
         if known is None or known == name:
             return False
-        if isinstance(known, RowName) and isinstance(name, RowName):
+        if not is_listed and isinstance(known, RowName) and isinstance(name, RowName):
             return known.content != name.content or known.version >= name.version
         return True
 
@@ -136,11 +139,13 @@ class Index:
         self.discard(known)
         self._add(name, str(name), now)
 
-    def _add(self, name: AnyName, text: str, now: int, *, is_own: bool = False) -> None:
+    def _add(
+        self, name: AnyName, text: str, now: int, *, is_own: bool = False, is_listed: bool = False
+    ) -> None:
         if isinstance(name, WriteName):
             self._add_of_write(name, text)
             return
-        if self._is_double(name):
+        if self._is_double(name, is_listed):
             self.doubles.append(name)
             return
         if isinstance(name, DocumentName):
