@@ -417,7 +417,7 @@ def test_a_file_in_the_current_folder_does_not_take_the_place_of_a_package(start
     ran, worker = run_worker(tmp_path, "chores", start)
 
     assert ran == "found"
-    assert f"module chores from {tmp_path}/chores.py" in worker
+    assert f"runs=chores ({tmp_path}/chores.py)" in worker
     assert not (tmp_path / "imported").exists()
 
 

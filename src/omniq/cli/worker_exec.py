@@ -14,9 +14,8 @@ from typing import NoReturn
 import msgspec
 
 from omniq.errors import SettingsError
-from omniq.escaping import visible
 from omniq.settings import Settings
-from omniq.worker.import_path import origin_of, use_current_folder
+from omniq.worker.import_path import use_current_folder
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 
@@ -67,22 +66,17 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             listeners=self._listeners(),
         )
         if self.metrics_port is None:
-            code = runner.run(on_ready=self._print_modules)
+            code = runner.run()
         else:
             from omniq.integrations.endpoint import metrics_server
 
             host, names = self.metrics_host, self.metrics_names
             with metrics_server(runner, host, self.metrics_port, names) as port:
                 console.write(f"metrics on http://{self.metrics_host}:{port}/metrics\n")
-                code = runner.run(on_ready=self._print_modules)
+                code = runner.run()
         if runner.needs_restart:
             console.restart_process()
         console.exit_process(code, at_once=runner.was_cut_off)
-
-    def _print_modules(self) -> None:
-        """Say which files the modules come from: the current folder, or an installed package."""
-        for module in self.modules:
-            console.write(f"module {visible(module)} from {visible(origin_of(module))}\n")
 
     def _listeners(self) -> list[str]:
         """Paths of the listeners of each process, which imports them."""

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from types import ModuleType
 
 _MARK = "omniq modules of the command: "
@@ -39,17 +38,6 @@ def use_path(entries: list[str]) -> None:
     """Use the import path of the parent process."""
     sys.path[:] = entries
     _install()
-
-
-def origin_of(name: str) -> str:
-    """The file or folder that a module, or the package it is in, is imported from."""
-    try:
-        spec = find_spec(name.partition(".")[0])
-    except (ImportError, ValueError):
-        return ""
-    if spec is None:
-        return ""
-    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
 class _NamedModules:
