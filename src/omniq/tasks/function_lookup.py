@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
 from omniq.models import check_func_path
 
@@ -326,40 +327,61 @@ def main_name() -> str | None:
 
 # Marked functions
 
+_SEARCH_EVERY = 10.0
+
 
 class MarkedFunctions:
     """The paths of all functions with `@task` in the modules that the program has imported.
 
-    They are searched and not registered: `@task` changes nothing but its function.
+    They are searched and not registered: `@task` changes nothing but its function. All pools of a process
+    share one search, `MARKED`.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._paths: dict[str, list[str]] = {}
+        self._modules: dict[str, tuple[ModuleType, int, list[str]]] = {}
         self._count = -1
+        self._searched_at = -_SEARCH_EVERY
+        self._paths: frozenset[str] = frozenset()
 
     @property
     def is_stale(self) -> bool:
         """Whether modules may have been imported since the last search. Costs next to nothing."""
         return len(sys.modules) != self._count
 
+    def paths(self) -> frozenset[str]:
+        """The paths in the modules that were imported until now."""
+        return self.search() if self.is_stale else self._paths
+
     def search(self) -> frozenset[str]:
         """The paths now. A module that was searched before and has not grown is not searched again."""
         modules = list(sys.modules.items())
-        self._count = len(modules)
-        paths: set[str] = set()
+        count = len(modules)
+        found: dict[str, tuple[ModuleType, int, list[str]]] = {}
         for name, module in modules:
             if is_refused(name) or not issubclass(type(module), ModuleType):
                 continue
             if getattr(_contents(module).get("__spec__"), "_initializing", False):
                 # Its import has not ended: search again at the next opportunity.
-                self._count = -1
-            version = id(module), len(_contents(module))
-            if self._seen.get(name) != version:
-                self._paths[name] = _marked_in(name, module)
-                self._seen[name] = version
-            paths.update(self._paths[name])
-        return frozenset(paths)
+                count = -1
+            size = len(_contents(module))
+            known = self._modules.get(name)
+            if known is None or known[0] is not module or known[1] != size:
+                known = module, size, _marked_in(name, module)
+            found[name] = known
+        # Replaced, never changed: other threads may search, too.
+        self._modules, self._count, self._searched_at = found, count, SYSTEM_CLOCK.monotonic()
+        paths = frozenset(path for *_, marked in found.values() for path in marked)
+        if paths != self._paths:
+            self._paths = paths
+        return self._paths
+
+    def search_sometimes(self) -> frozenset[str]:
+        """The paths of a search that is at most ten seconds old: a search costs some milliseconds."""
+        is_old = SYSTEM_CLOCK.monotonic() - self._searched_at > _SEARCH_EVERY
+        return self.search() if is_old else self.paths()
+
+
+MARKED = MarkedFunctions()
 
 
 def _marked_in(module_name: str, module: ModuleType) -> list[str]:

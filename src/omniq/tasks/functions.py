@@ -25,9 +25,9 @@ from omniq.retry import Backoff
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.function_lookup import (
     MARK,
+    MARKED,
     NOT_IMPORTED,
     FoundFunction,
-    MarkedFunctions,
     attribute_of,
     check_path,
     file_of,
@@ -206,15 +206,16 @@ class FunctionCache:
             )
         self._allow = None if allow is None else tuple(allow)
         self._passed = passed
-        self._marked = MarkedFunctions()
+        self._marked = MARKED
         self._found: dict[str, Callable[..., Any]] = {}
         self._excluded: dict[str, str] = {}
         self._failed_imports: dict[str, str] | None = None
         self._lock = threading.Lock()
         self._seen = -1
+        self._seen_marked: frozenset[str] | None = None
         # Replaced, never changed: any thread may read it.
         self._runnable = Runnable()
-        self.refresh()
+        self._update(self._marked.paths())
 
     @property
     def is_open(self) -> bool:
@@ -231,12 +232,21 @@ class FunctionCache:
     @property
     def runnable(self) -> Runnable:
         """The functions to claim: all that may run, without what was found missing. From any thread."""
-        if self._allow is None and (self._marked.is_stale or len(self._passed) != self._seen):
-            self.refresh()
+        if self._allow is None:
+            marked = self._marked.paths()
+            if marked is not self._seen_marked or len(self._passed) != self._seen:
+                self._update(marked)
         return self._runnable
 
     def refresh(self) -> None:
         """Search again for marked functions, also in modules that have changed since their import."""
+        self._update(self._marked.search())
+
+    def refresh_sometimes(self) -> None:
+        """As `refresh`, but with a search that is at most ten seconds old."""
+        self._update(self._marked.search_sometimes())
+
+    def _update(self, marked: frozenset[str]) -> None:
         with self._lock:
             excluded = frozenset(self._excluded)
             if self._allow is not None:
@@ -245,8 +255,8 @@ class FunctionCache:
                     modules=self._allow, names=frozenset(self._allow), excluded=excluded
                 )
                 return
-            self._seen = len(self._passed)
-            names = self._marked.search().union(filter(_may_run, self._passed)) - excluded
+            self._seen, self._seen_marked = len(self._passed), marked
+            names = marked.union(filter(_may_run, self._passed)) - excluded
             if (names, excluded) != (self._runnable.names, self._runnable.excluded):
                 self._runnable = Runnable(names=names, excluded=excluded)
 

@@ -54,8 +54,8 @@ class UnknownFunctions:
         return self._functions.runnable
 
     def reported_runnable(self) -> Runnable:
-        """The same for the list of workers, searched anew. From any thread."""
-        self._functions.refresh()
+        """The same for the list of workers, searched anew every ten seconds. From any thread."""
+        self._functions.refresh_sometimes()
         return self._functions.runnable
 
     @property
