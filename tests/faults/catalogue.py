@@ -42,7 +42,7 @@ F21 | Renewals fail until the lease expires | The worker stops its run before an
 F22 | The reply to a renewal is lost | The worker repeats the renewal, with the same effect
 F23 | A worker's clock is an hour off | The storage's clock decides: no task is claimed early, retries and schedules are on time
 F24 | The wall clock jumps while workers run | Schedules fire each nominal time once, without a burst; leases are unaffected
-F25 | Many workers claim at once | Each task goes to one of them
+F25 | Many workers claim at the same time | Each task goes to one of them
 F26 | An invalid lease or interval | Refused at the start; the renewal interval follows from the lease
 F27 | A worker is killed while it recovers the tasks of another | The next worker completes the recovery; no lock outlives its owner
 F28 | Recovery and a late outcome coincide | One of them takes effect
@@ -68,7 +68,7 @@ F45 | PostgreSQL with bloated tables | The cost of a claim stays bounded
 F46 | NATS: consumers, streams and limits | Typed errors
 F47 | S3: conflicts and throttling | A task is claimed once
 F48 | The server is down for a long time | Workers reconnect with growing delays and report the outage once
-F49 | Two hundred workers reconnect at once | Their reconnections are spread over time
+F49 | Two hundred workers reconnect at the same time | Their reconnections are spread over time
 F50 | A server with an untrusted certificate | Refused before any data is sent
 """,
     "Files and disks": """
@@ -112,12 +112,12 @@ F83 | It enqueues itself endlessly | `max_pending` holds: the task is refused, o
 F84 | It prints much, or logs secrets | Its output passes through; omniq's log lines contain no arguments
 """,
     "Time, schedules and retries": """
-F85 | Two workers fire schedules at once, one of them late | Each nominal time is fired once
+F85 | Two workers fire schedules at the same time, one of them late | Each nominal time is fired once
 F86 | No worker fires schedules for an hour or a month | The policy of the schedule decides; the number of catch-up runs is bounded
 F87 | Daylight saving, leap days, impossible dates | The results match a brute-force calendar; no time is fired twice and no call hangs
 F88 | Naive, ancient and far-future times | Naive ones are refused; all others are exact to the microsecond
 F89 | Negative, infinite and absurd durations and counts | Refused before anything is written
-F90 | All tasks fail at once | Retries are spread over time; a breaker parks tasks without spending attempts
+F90 | All tasks fail together | Retries are spread over time; a breaker parks tasks without spending attempts
 F91 | A dependency alternates between up and down, a probe dies | One probe at a time; parked tasks are not lost
 F92 | Chains of tasks with missing links | -
 """,
@@ -127,7 +127,7 @@ F94 | Producers are faster than workers | A bound on waiting tasks, exact where 
 F95 | A flood of urgent tasks | -
 F96 | Very many waiting, delayed or finished tasks | A claim reads none of them
 F97 | Several event loops, nested loops, forks | They work, or raise an error that says what to do
-F98 | Workers start while the server is down, or initialize the same store at once | They wait; one of them initializes it
+F98 | Workers start while the server is down, or initialize the same store at the same time | They wait; one of them initializes it
 F99 | A day of work with faults | -
 F100 | Readers list tasks while workers are killed | They see no task twice and no impossible state, and block no worker
 """,

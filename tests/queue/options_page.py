@@ -17,7 +17,7 @@ HEAD = """# Task options
 Options decide how a task is enqueued and run. `@task(…)` sets options for a function, `queue.options(…)` for the calls that follow, and
 `queue.schedules.add(…)` for the tasks of a schedule; `omniq enqueue` and `omniq schedules add` have them as flags. An option
 of a call overrides `@task`, which overrides the settings. Durations are seconds or `timedelta`, and `30s`, `5m`, `2h` or `7d` on
-the command line. A wrong value raises `InvalidTask` at once.
+the command line. A wrong value raises `InvalidTask` before anything is stored.
 
 This page is generated from the table in `omniq.tasks.options` by `python -m tests.queue.options_page`; a test compares the two.
 

@@ -312,7 +312,7 @@ OPTIONS: Mapping[str, Option] = {
             "max_running",
             type="int",
             faces=_IN_PYTHON,
-            help="The number of tasks with the same limit key that may run at once.",
+            help="The number of tasks with the same limit key that may run at the same time.",
             check=partial(_integer, low=1),
         ),
         Option(
