@@ -22,11 +22,11 @@ import pytest
 
 import tests.security.shop_package as shop
 from omniq import AsyncTaskQueue, TaskStatus, UnmarkedFunctionWarning, events
-from omniq.errors import FunctionNotFound, InvalidTask
-from omniq.models import Runnable, check_func_path
+from omniq.errors import FunctionNotFound
+from omniq.models import Runnable
 from omniq.operations.explain import explain
 from omniq.storage.memory import MemoryStorage
-from omniq.tasks.function_lookup import MARK
+from omniq.tasks.function_lookup import MARK, is_path
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.passed_functions import PASSED, PassedFunctions
 from omniq.testing.builders import a_task
@@ -36,14 +36,6 @@ from tests.security.worker_entries import ALL, LAST, OPEN, plant, through_worker
 
 SHOP = shop.__name__
 FOLDER = Path(shop.__file__).parent
-
-
-def is_path(text: str) -> bool:
-    try:
-        check_func_path(text)
-    except InvalidTask:
-        return False
-    return True
 
 
 def loaded_paths() -> Iterator[str]:

@@ -419,7 +419,7 @@ class TestAllow:
 
     def test_a_named_module_is_imported_and_none_below_it(self, write_module):
         write_module("shop_i.__init__", "def f(): ...\n")
-        write_module("shop_i.below", "from omniq import task\n@task\ndef f(): ...\n")
+        write_module("shop_i.below", "from omniq import TaskQueue, task\n@task\ndef f(): ...\n")
         cache = FunctionCache(["shop_i"])
 
         assert cache.resolve("shop_i.f").__module__ == "shop_i"
@@ -591,6 +591,22 @@ class TestPassing:
         with pytest.warns(UnmarkedFunctionWarning, match=re.escape(sentence)) as caught:
             pass_to_queue(plain, f"{HERE}.plain", passed)
         assert [warning.filename for warning in caught] == [__file__]
+
+    def test_the_warning_of_the_synchronous_api_names_the_function_too(self):
+        def unmarked_below() -> None: ...
+
+        unmarked_below.__qualname__ = "unmarked_below"
+        unmarked_below.__module__ = __name__
+        globals()["unmarked_below"] = unmarked_below
+        try:
+            with TaskQueue("memory://") as queue, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                queue.enqueue(unmarked_below)
+        finally:
+            del globals()["unmarked_below"]
+
+        lines = [(warning.filename, warning.lineno) for warning in caught]
+        assert lines == [(__file__, unmarked_below.__code__.co_firstlineno)]
         pass_to_queue(plain, f"{HERE}.plain", passed)
 
     def test_a_path_warns_like_its_function(self):

@@ -153,7 +153,13 @@ def pass_to_queue(
     """
     if func_path not in passed:
         if warning := why_not_elsewhere(func, func_path):
-            warnings.warn(warning, UnmarkedFunctionWarning, stacklevel=_callers_level())
+            code = getattr(func, "__code__", None)
+            if code is None:
+                warnings.warn(warning, UnmarkedFunctionWarning, stacklevel=_callers_level())
+            else:
+                # The place to mend. The call may also be in another thread, that of the synchronous API.
+                place = code.co_filename, code.co_firstlineno
+                warnings.warn_explicit(warning, UnmarkedFunctionWarning, *place)
         passed.add(func_path)
 
 
