@@ -590,23 +590,9 @@ class TestPassing:
         sentence = "mark it with @task, or a worker in another process, or after a restart, will not run it"
         with pytest.warns(UnmarkedFunctionWarning, match=re.escape(sentence)) as caught:
             pass_to_queue(plain, f"{HERE}.plain", passed)
-        assert [warning.filename for warning in caught] == [__file__]
-
-    def test_the_warning_of_the_synchronous_api_names_the_function_too(self):
-        def unmarked_below() -> None: ...
-
-        unmarked_below.__qualname__ = "unmarked_below"
-        unmarked_below.__module__ = __name__
-        globals()["unmarked_below"] = unmarked_below
-        try:
-            with TaskQueue("memory://") as queue, warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                queue.enqueue(unmarked_below)
-        finally:
-            del globals()["unmarked_below"]
-
-        lines = [(warning.filename, warning.lineno) for warning in caught]
-        assert lines == [(__file__, unmarked_below.__code__.co_firstlineno)]
+        # The line of the function: the call may be in the thread of the synchronous API.
+        places = [(warning.filename, warning.lineno) for warning in caught]
+        assert places == [(__file__, plain.__code__.co_firstlineno)]
         pass_to_queue(plain, f"{HERE}.plain", passed)
 
     def test_a_path_warns_like_its_function(self):
