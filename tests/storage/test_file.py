@@ -28,7 +28,7 @@ from omniq.storage.file import FileStorage
 from omniq.storage.file.file_names import DocumentName
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.wakeups import FolderWatch
-from omniq.storage.file.writes import Write, Writes
+from omniq.storage.file.writes import Change, Write, Writes
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from tests.storage.drain_together import drain_together
@@ -353,6 +353,34 @@ async def test_an_older_name_of_a_task_that_is_put_back_beside_a_newer_one_is_re
     assert names(folder, "tasks") == []
 
 
+async def test_a_task_that_is_claimed_while_another_process_lists_the_folder_stays(
+    storage, another, folder, monkeypatch
+):
+    """Such a listing may have both names of the file, and the event of the new name follows it."""
+    await storage.enqueue(a_task(id="a"))
+    await another.reserve(0)
+    loop, list_names, claimed = asyncio.get_running_loop(), Disk.names, []
+
+    def names_before_and_after_the_claim(disk: Disk, of: str) -> list[str]:
+        found = list_names(disk, of)
+        if of == "tasks" and not claimed:
+            claimed.append("a")
+            asyncio.run_coroutine_threadsafe(claim(), loop).result(5)
+            found += list_names(disk, of)
+        return found
+
+    async def claim() -> None:
+        claimed[:] = await another.reserve(1)
+
+    monkeypatch.setattr(Disk, "names", names_before_and_after_the_claim)
+    storage._backend._store.files.distrust_index()
+    assert (await storage.stats()).by_status[TaskStatus.RUNNING] == 1
+
+    (task,) = claimed
+    assert await another.record([Succeeded("a", task.token, a_result(task))]) == [True]
+    assert names(folder, "results") == ["a.result"]
+
+
 def test_a_document_that_changes_often_and_is_due_late_takes_no_more_memory():
     """Such as the state of a rate limit with a long span, which each claim changes."""
     documents, in_memory = tables.Documents[DocumentName](), tables.Documents[Document]()
@@ -489,6 +517,39 @@ async def test_a_write_whose_process_is_suspended_is_undone_by_another_and_made_
     ended = await another.get_result("a")
     assert (ended and ended.status) is TaskStatus.CANCELLED
     assert [task.id for task in await another.reserve(5)] == ["b"]
+
+
+async def test_a_write_that_is_committed_while_another_process_ends_it_is_finished_completely(
+    storage, another, folder, monkeypatch
+):
+    """Else what is left of it has no marker any more, and a third process would undo it."""
+    await storage.enqueue_many(some_tasks("ab"))
+    claimed = await storage.reserve(2)
+    take, apply = Writes._take, Writes._apply
+    other = another._backend._store
+    results: list[list[str]] = []
+
+    def take_and_be_seen(self: Writes, write: Write, each: Change) -> None:
+        take(self, write, each)
+        if each.key == "a":
+            other.files.refresh()
+
+    def apply_too_late(self: Writes, changes: Iterable[Change]) -> None:
+        monkeypatch.undo()
+        (write,) = other.files.index.writes
+        other.writes._end(write)
+        results.append(names(folder, "results"))
+        apply(self, changes)
+
+    monkeypatch.setattr(Writes, "_take", take_and_be_seen)
+    monkeypatch.setattr(Writes, "_apply", apply_too_late)
+    recorded = await storage.record(
+        [Succeeded(task.id, task.token, a_result(task)) for task in claimed]
+    )
+
+    assert recorded == [True, True]
+    assert results == [["a.result", "b.result"]]
+    assert names(folder, "tasks") == names(folder, "parts") == []
 
 
 async def test_the_outcome_of_a_cancelled_run_does_not_requeue_the_task(storage, another):

@@ -138,6 +138,15 @@ async def test_the_settings_name_the_folder(tmp_path):
     assert list((tmp_path / "tasks" / "tasks").glob("a.*.task"))
 
 
+async def test_a_url_without_a_folder_is_the_base_folder(tmp_path):
+    settings = Settings(url="file:", base_dir=tmp_path / "base", durability="os")
+    async with open_storage(settings=settings) as storage:
+        assert isinstance(storage, FileStorage)
+        await storage.enqueue(a_task("a"))
+
+    assert list((tmp_path / "base" / "tasks").glob("a.*.task"))
+
+
 async def test_without_a_url_the_default_storage_is_in_the_base_folder(tmp_path):
     settings = Settings(base_dir=tmp_path / "base", durability="os")
     async with open_storage(settings=settings) as storage:

@@ -83,7 +83,7 @@ class FileBackend(Backend):
         """Run `work` in the store's thread; `on_cancel` too, afterwards, if the caller is cancelled."""
         store, thread = self._store, self._thread
         if store is None or thread is None:
-            raise StorageClosed("the file storage is not open; use it inside 'async with'")
+            raise StorageClosed("the file storage was closed during the call")
         future = thread.submit(work, store)
         try:
             return await asyncio.wrap_future(future)

@@ -22,7 +22,7 @@ import msgspec
 
 from omniq.errors import SerializationError
 from omniq.gate_rules import Gate
-from omniq.models import DeadLetter, TaskStatus, WorkerInfo
+from omniq.models import StoredLetter, TaskStatus, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import Document
 from omniq.storage.row_rules import FinishedRow, Row
@@ -70,7 +70,7 @@ class EndedTask(msgspec.Struct, omit_defaults=True):
     finished_at: int
     expires_at: int
     result: bytes
-    letter: DeadLetter | None = None
+    letter: StoredLetter | None = None
 
     @property
     def finished_row(self) -> FinishedRow:

@@ -22,8 +22,9 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import lru_cache
-from typing import NamedTuple
 from urllib.parse import quote
+
+import msgspec
 
 from omniq.models import TaskStatus
 from omniq.storage.file.encoding import NotARecord
@@ -46,7 +47,7 @@ _OF_WRITE = re.compile(rf"(?:(.+)\.)?({_WORD})\.(old|open|done)")
 _WHOLE_ID = re.compile(_ID)
 
 
-class RowName(NamedTuple):
+class RowName(msgspec.Struct, frozen=True, gc=False):
     """The name of a live task. What it says in addition to the record changes by a rename alone.
 
     `marks`: "a" if documents are attached, "c" after a cancellation was requested. `parked` is the
@@ -70,7 +71,7 @@ class RowName(NamedTuple):
         return f"{start}.{self.token}.{self.owner}.{self.started}.running"
 
 
-class DocumentName(NamedTuple):
+class DocumentName(msgspec.Struct, frozen=True, gc=False):
     """The name of a document; `key` is that of `document_key`."""
 
     key: str
@@ -86,7 +87,7 @@ class DocumentName(NamedTuple):
         return self.key.partition("~")[0]
 
 
-class DeadName(NamedTuple):
+class DeadName(msgspec.Struct, frozen=True, gc=False):
     """The name of a dead letter, which lies in `dead/` unless a write has taken it."""
 
     task_id: str
@@ -104,7 +105,7 @@ class DeadName(NamedTuple):
 Name = RowName | DocumentName | DeadName
 
 
-class WriteName(NamedTuple):
+class WriteName(msgspec.Struct, frozen=True, gc=False):
     """A name of a write that has not ended, or of the write itself.
 
     `ending` is "new" for a name that it is about to add, and "old" for one that it has taken; "done" if
@@ -244,8 +245,9 @@ def row_of(name: RowName, record: Row) -> Row:
 
 def name_of(row: Row, content: str, version: int = 0, marks: str = "") -> RowName:
     """The name of a row whose record is in that content."""
-    gates = [gate.key for gate in row.gates]
-    parked = None if row.parked is None else gates.index(row.parked)
+    parked = None
+    if row.parked is not None:
+        parked = [gate.key for gate in row.gates].index(row.parked)
     if row.owner is None:
         return RowName(row.id, content, version, marks, parked)
     return RowName(row.id, content, version, marks, parked, row.token, row.owner, row.started_at)

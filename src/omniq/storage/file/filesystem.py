@@ -32,6 +32,9 @@ _NETWORK_TYPES = frozenset(
         *("fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
     )
 )
+_NO_LIMIT = "tasks/gate~"
+"""What the names of files begin with that may be of any size: a rate limit has many starts."""
+
 _MAX_UNSYNCED = 64
 """Files that are written before the first of them is synced."""
 
@@ -51,13 +54,14 @@ _LONGEST_NAME = 180
 class Disk:
     """The store's folder. `is_durable`: whether `write` and `sync` wait for the disk.
 
-    `rules`: which owners and modes the folders may have.
+    `rules`: which owners and modes the folders may have. `largest`: bytes of a file that is read, at most.
     """
 
     def __init__(
-        self, root: Path, *, is_durable: bool, rules: PlaceRules, nonce_prefix: str
+        self, root: Path, *, is_durable: bool, rules: PlaceRules, nonce_prefix: str, largest: int
     ) -> None:
         self.root = root
+        self._largest = largest
         self.is_durable = is_durable
         self._rules = rules
         self.own_prefix = f"{nonce_prefix}-"
@@ -160,6 +164,10 @@ class Disk:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise NotARecord("not a regular file")
+            if facts.st_size > self._largest and not path.startswith(_NO_LIMIT):
+                raise NotARecord(
+                    f"{facts.st_size} bytes long, and at most {self._largest} are read"
+                )
             return _read_whole(fd, facts.st_size)
         finally:
             os.close(fd)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from omniq.errors import StorageError
-from omniq.models import DeadLetter, TaskStatus
+from omniq.models import StoredLetter, TaskStatus
 from omniq.storage.backend import FinishedQuery
 from omniq.storage.file import encoding
 from omniq.storage.file.encoding import EndedTask, NewerRecord, NotARecord
@@ -43,7 +43,7 @@ class FinishedTasks:
         self._files = files
         self._disk: Disk = files.disk
         self._known: dict[str, ResultSummary] = {}
-        self._letters: dict[str, tuple[int, DeadLetter]] = {}
+        self._letters: dict[str, tuple[int, StoredLetter]] = {}
         self._listed: list[str] = []
         self._listed_to = ""
         self._read_last: tuple[int, bytes] = (0, b"")
@@ -181,7 +181,7 @@ class FinishedTasks:
         ids = ((id_of(name, ".dead"), inode) for name, inode in self._disk.scan("dead"))
         return {task_id: inode for task_id, inode in ids if task_id is not None}
 
-    def read_letters(self, after: str) -> Iterator[DeadLetter]:
+    def read_letters(self, after: str) -> Iterator[StoredLetter]:
         """The letters in id order, behind that id; each file is read once by this process."""
         found = self.letters()
         self._letters = {key: known for key, known in self._letters.items() if key in found}

@@ -174,9 +174,9 @@ class Index:
 
     def _settle(self, name: RowName | DocumentName, text: str) -> None:
         """Remove the names from which this name was renamed."""
-        new = self.new.get(name.key, {}).get(f"{text}.new")
-        if new is not None:
-            self._remove(new, f"{text}.new")
+        new = self.new.get(name.key)
+        if new is not None and f"{text}.new" in new:
+            self._remove(new[f"{text}.new"], f"{text}.new")
         taken = self.taken.get(name.key)
         if taken is not None and taken.inner is not None and taken.inner.content == name.content:
             self._remove(taken, str(taken))

@@ -12,6 +12,8 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from omniq.errors import QueueFull, StorageError
 from omniq.failpoints import hit
 from omniq.storage import backend
@@ -224,7 +226,7 @@ class FileSection(backend.Section):
         planned += map(self._ended, changes.ended)
         for row in changes.checked:
             name, _ = self._sources[row.id]
-            planned.append(Change(row.id, name, name._replace(version=name.version + 1)))
+            planned.append(Change(row.id, name, replace(name, version=name.version + 1)))
         for row in changes.claimed:
             each = self._updated(row)
             each.is_claim = each.record is None
@@ -274,6 +276,9 @@ class FileSection(backend.Section):
         seqs = self._take_seqs(len(changes.inserted), self._files.clock.micros())
         for row, seq in zip(changes.inserted, seqs, strict=True):
             row.seq = seq
+            if row.turn == row.due:
+                # Its default, which is not stored.
+                row.turn = None
             yield Change(row.id, record=row)
 
     def _is_occupied(self, task_id: str, revived: set[str]) -> bool:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from omniq.clock import Clock, from_micros
 from omniq.errors import LeaseLost
@@ -15,7 +15,7 @@ from omniq.failpoints import hit
 from omniq.models import WorkerInfo
 from omniq.settings import Settings
 from omniq.storage import backend
-from omniq.storage.backend import Changes, DocumentChange, Moved, Work, complete
+from omniq.storage.backend import Changes, DocumentChange, Moved, Work, complete, largest_value
 from omniq.storage.file.file_names import RowName, document_key, path_of
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.finished import FinishedTasks
@@ -66,6 +66,7 @@ class Store:
             is_durable=settings.durability == "power",
             rules=store_rules(settings),
             nonce_prefix=boot_mark(clock) + clock.new_id()[-_NONCE_LENGTH:],
+            largest=largest_value(settings.max_payload),
         )
         self.files = TaskFiles(self.disk, clock, own_claims)
         self.writes = Writes(self.files, clock)
@@ -190,7 +191,7 @@ class Store:
         """The name that a claimed task has now. The index is asked only if it is none of the usual."""
         if self.disk.exists(path_of(known)):
             return known
-        cancelled = known._replace(version=known.version + 1, marks=f"{known.marks}c")
+        cancelled = replace(known, version=known.version + 1, marks=f"{known.marks}c")
         if self.disk.exists(path_of(cancelled)):
             return cancelled
         self.files.refresh()
@@ -232,7 +233,7 @@ class Store:
             id=owner, host="", pid=0, started_at=from_micros(0), last_heartbeat=from_micros(0)
         )
         paused = self.leases.is_paused(owner)
-        return msgspec.structs.replace(self.leases.info(owner) or unknown, paused=paused)
+        return replace(self.leases.info(owner) or unknown, paused=paused)
 
     def fence(self, owner: str, *, retires: bool) -> bool:
         """End a lease for good; False if it is valid."""

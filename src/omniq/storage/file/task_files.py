@@ -121,9 +121,13 @@ class TaskFiles:
         doubles, self.index.doubles = self.index.doubles, []
         for name in doubles:
             known = self.index.current(name.key)
-            if not self.disk.exists(path_of(name)):
+            # A listing that has both names of a rename is followed by the event of the new one.
+            if known == name or not self.disk.exists(path_of(name)):
                 continue
             if known is not None and self.disk.exists(path_of(known)):
+                # Asked again: if it is gone, it was renamed from this name to the known one meanwhile.
+                if not self.disk.exists(path_of(name)):
+                    continue
                 self.was_restored = True
                 older = min(known, name, key=self._age)
                 self.disk.remove_quietly(path_of(older))

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from omniq.clock import to_micros
 from omniq.gate_rules import GateState
@@ -25,7 +26,6 @@ from omniq.models import Progress, Schedule
 from omniq.serialization import encode_internal
 from omniq.storage.backend import Changes, DocumentChange, Moved, complete
 from omniq.storage.claim import PAUSED_QUEUE
-from omniq.storage.engine import SCHEDULE
 from omniq.storage.file import encoding
 from omniq.storage.file import file_names as names
 from omniq.storage.file.encoding import Codec, EndedTask, Kind, NewerRecord, NotARecord
@@ -33,6 +33,7 @@ from omniq.storage.file.file_names import RowName, document_key, id_of
 from omniq.storage.file.shared_file import unpack_one
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.row_rules import Row
+from omniq.storage.side_engine import SCHEDULE
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class _Upgrade:
             has_notes = any(index.document(document_key(kind, name.key)) for kind in kinds)
             marks = ("a" if has_notes or live.newest is not None else "") + name.marks
             content = self._contents.setdefault(inode, self._disk.nonce())
-            yield _Moving(path, name._replace(content=content, marks=marks), live)
+            yield _Moving(path, replace(name, content=content, marks=marks), live)
 
     def _move_rows(self, rows: Iterator[_Moving]) -> None:
         """Write the documents of some rows, then give the rows their new names."""
@@ -192,7 +193,7 @@ class _Upgrade:
             if found.clears_notes:
                 for name in self._disk.names(f"notes/{task_id}"):
                     self._remove(f"notes/{task_id}/{name}")
-            moved = names.name_of(found.row, "")._replace(parked=None)
+            moved = replace(names.name_of(found.row, ""), parked=None)
             facts = self._disk.stat(part)
             self._move_rows(self._moving(part, 0 if facts is None else facts.st_ino, moved))
         elif found is not None:

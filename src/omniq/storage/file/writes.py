@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import msgspec
+from msgspec.structs import replace
 
 from omniq.clock import Clock
 from omniq.failpoints import hit
@@ -68,7 +69,7 @@ _SLOWEST_SYNC = 60 * 10**9
 """Nanoseconds that a write may need for a file: as long, one that has taken no name is left alone."""
 
 
-class Change(msgspec.Struct):
+class Change(msgspec.Struct, gc=False):
     """A name that a write adds (it has no `source`), changes, or removes (it has no `target`).
 
     `record` is the new record; without one the name alone changes. An ended task has no `target`: its
@@ -187,9 +188,10 @@ class Writes:
 
     def _has_moved(self, each: Change) -> bool:
         index = self._files.index
-        if each.source is None and each.key in index.taken:
-            return True
-        return index.current(each.key) != each.source and not isinstance(each.source, DeadName)
+        current = index.current(each.key)
+        if each.source is None:
+            return current is not None or each.key in index.taken
+        return current != each.source and not isinstance(each.source, DeadName)
 
     def _raise_moved(self, key: str) -> None:
         """Wait until what has moved is settled, so that the next try can succeed."""
@@ -233,8 +235,9 @@ class Writes:
             return
         # A later announcement sees this one, so one of two notices the other.
         self._files.refresh()
+        announced = self._files.index.new
         for each in new:
-            for other in list(self._files.index.new.get(each.key, {}).values()):
+            for other in list(announced[each.key].values()) if each.key in announced else ():
                 if other.write != write.nonce and (
                     write.nonce > other.write or not self._abort(other)
                 ):
@@ -277,7 +280,7 @@ class Writes:
         assert isinstance(source, RowName)
         assert isinstance(target, RowName)
         self._unsynced.add("tasks")
-        return self._disk.move(each.held_at, path_of(source._replace(version=target.version + 1)))
+        return self._disk.move(each.held_at, path_of(replace(source, version=target.version + 1)))
 
     def _rename(self, path: str, target: RowName | DocumentName) -> str:
         """Give a name that the index does not read again; returns its path, or "" if it was too late."""
@@ -440,12 +443,15 @@ class Writes:
 
     def _end(self, write: str) -> None:
         """Finish a write that is committed, undo another."""
-        left = [*self._files.index.writes.get(write, {}).values()]
-        is_committed = any(each.ending == "done" for each in left)
+        index = self._files.index
+        is_committed = any(each.ending == "done" for each in index.writes.get(write, {}).values())
         if not is_committed:
             self._disk.remove(_marker(write))
             # If it is gone without a trace, it has ended meanwhile, and none of its names is left.
             is_committed = self._disk.exists(_marker(write, "done"))
+        # Read after that: a slow process may have taken more names, and committed the write, meanwhile.
+        self._files.refresh()
+        left = [*self._files.index.writes.get(write, {}).values()]
         self._unsynced.add("tasks")
         if is_committed:
             self._finish(write, left)
