@@ -16,7 +16,7 @@ import msgspec
 from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import LeaseLost, OmniqError, StorageCorrupt, StorageError
-from omniq.models import DeadLetter, Runnable, TaskStatus, WorkerInfo
+from omniq.models import Runnable, StoredLetter, TaskStatus, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import (
     POLLING_PAUSE,
@@ -91,8 +91,11 @@ class RedisBackend(Backend):
 
     gate_kinds = frozenset(("running", "rate"))
 
-    def __init__(self, url: str, prefix: str, clock: Clock, local_wakeups: LocalWakeups) -> None:
+    def __init__(
+        self, url: str, prefix: str, clock: Clock, local_wakeups: LocalWakeups, largest: int
+    ) -> None:
         self._url = url
+        self._largest = largest
         self._prefix = prefix
         self._clock = clock
         self._local_wakeups = local_wakeups
@@ -111,14 +114,16 @@ class RedisBackend(Backend):
         return Capabilities(name="redis", durability=self._durability, reach="fleet")
 
     def sibling(self) -> RedisBackend:
-        return RedisBackend(self._url, self._prefix, self._clock, self._local_wakeups)
+        return RedisBackend(
+            self._url, self._prefix, self._clock, self._local_wakeups, self._largest
+        )
 
     # Opening and closing
 
     @_checks_replies
     async def open(self) -> None:
         self._connection = ServerConnection(self._url, name=f"omniq-{os.getpid()}")
-        self.scripts = Scripts(self._connection, self._prefix, self.clock)
+        self.scripts = Scripts(self._connection, self._prefix, self.clock, self._largest)
         self.channel = self.scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self.channel, self.scripts.key("awaited")]
         self.wakeups = Wakeups(self._connection, channels, self._on_message)
@@ -318,8 +323,8 @@ class RedisBackend(Backend):
                 )
         return rows, cursor.decode() or None
 
-    async def _list_dead(self, query: DeadQuery) -> list[DeadLetter]:
-        letters: list[DeadLetter] = []
+    async def _list_dead(self, query: DeadQuery) -> list[StoredLetter]:
+        letters: list[StoredLetter] = []
         since = "-inf" if query.since is None else str(query.since)
         before = "+inf" if query.until is None else f"({query.until}"
         after = query.after

@@ -27,6 +27,7 @@ from omniq.errors import (
     StorageRefused,
 )
 from omniq.masking import mask_url
+from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.redis.address import Address, parse
 
 DAMAGED_COUNTER = "a counter of the store is damaged: restore the store from a backup"
@@ -184,7 +185,7 @@ class ServerConnection:
             # Some servers repeat a command that they did not understand.
             text = text.replace(self._address.password, "***")
         if not isinstance(error, hiredis.ReplyError):
-            return ConnectionLost(text, was_sent=was_sent)
+            return ConnectionLost(text + network_advice(error), was_sent=was_sent)
         code = _code(str(error))
         if code in _REFUSALS:
             return StorageRefused(f"{text}; {_REFUSALS[code]}")
@@ -205,8 +206,7 @@ async def _connect_timeout(address: Address) -> AsyncIterator[None]:
         async with asyncio.timeout(_CONNECT_SECONDS):
             yield
     except TimeoutError as error:
-        advice = "; does it speak TLS?" if address.tls else ""
-        raise TimeoutError(f"no connection within {_CONNECT_SECONDS:g} s{advice}") from error
+        raise connect_timeout(_CONNECT_SECONDS, tls=address.tls) from error
 
 
 async def _handshake(connection: _Connection, address: Address) -> None:

@@ -19,11 +19,11 @@ import msgspec
 from omniq.clock import to_micros
 from omniq.errors import SerializationError, StorageCorrupt
 from omniq.gate_rules import Gate
-from omniq.models import DeadLetter, TaskStatus
-from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
+from omniq.models import StoredLetter, TaskStatus
+from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage import row_rules
 from omniq.storage.backend import Ended, Record
-from omniq.storage.row_codec import RowCodec
+from omniq.storage.row_codec import RowCodec, damaged_letter
 from omniq.storage.row_rules import FinishedRow, Row
 
 _PARTS = {
@@ -99,13 +99,12 @@ _codec = RowCodec(
 class _StoredDead(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A dead letter, and the place and state that its task had."""
 
-    letter: DeadLetter
+    letter: StoredLetter
     place: str
     state: bytes
 
 
-_decode_dead = internal_decoder(_StoredDead)
-_decode_listed = lenient_decoder(_StoredDead, None)
+_decode_dead = lenient_decoder(_StoredDead, None)
 
 
 class _Gates(msgspec.Struct, frozen=True, gc=False):
@@ -422,14 +421,18 @@ def read_record(
     finished = read_finished(task_id, place, record, state) if place else None
     if dead:
         stored = _decode_dead(dead)
+        if stored is None or stored.letter.task_id != task_id:
+            row = _codec.without_columns(b"") if finished is None else finished.row
+            row.id = task_id
+            return Record(row, finished, damaged_letter(task_id, row.func_path))
         row = read_row(task_id, stored.place.encode(), record, stored.state)
         return Record(row, finished, stored.letter)
     return None if finished is None else Record(finished.row, finished)
 
 
-def read_letters(found: Iterable[bytes]) -> list[DeadLetter]:
+def read_letters(found: Iterable[bytes]) -> list[StoredLetter]:
     """Dead letters without their rows; one that cannot be decoded is left out."""
-    return [stored.letter for stored in map(_decode_listed, found) if stored is not None]
+    return [stored.letter for stored in map(_decode_dead, found) if stored is not None]
 
 
 def read_held(reply: list[bytes]) -> tuple[dict[str, int], frozenset[str]]:

@@ -53,12 +53,12 @@ class Script(msgspec.Struct, frozen=True):
 
 
 @cache
-def script(name: str) -> Script:
-    """The script of that name."""
-    return compose(_source(name))
+def script(name: str, largest: int = 1 << 21) -> Script:
+    """The script of that name. `largest`: bytes of a value that it returns, at most."""
+    return compose(_source(name), largest)
 
 
-def compose(main: str) -> Script:
+def compose(main: str, largest: int = 1 << 21) -> Script:
     """A script with all the parts it uses. Its keys and the parts of a place become plain numbers.
 
     A number costs nothing, whereas every local that functions share slows down each of their definitions,
@@ -67,7 +67,8 @@ def compose(main: str) -> Script:
     text = "\n".join([*(_source(f"lib/{part}") for part in uses(main)), main])
     names = tuple(dict.fromkeys(re.findall(r"\bKEYS\.(\w+)", text)))
     text = re.sub(r"\bKEYS\.(\w+)", lambda found: f"KEYS[{names.index(found[1]) + 1}]", text)
-    text = re.sub(r"\b[A-Z_]{3,}\b", lambda found: str(LUA_CONSTANTS.get(found[0], found[0])), text)
+    constants = {**LUA_CONSTANTS, "LARGEST_VALUE": largest}
+    text = re.sub(r"\b[A-Z_]{3,}\b", lambda found: str(constants.get(found[0], found[0])), text)
     return Script(text, names, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -84,8 +85,11 @@ def uses(source: str) -> list[str]:
 class Scripts:
     """Runs scripts on the keys of one store. They use the server's time, unless a test gave a clock."""
 
-    def __init__(self, connection: ServerConnection, prefix: str, clock: Clock) -> None:
+    def __init__(
+        self, connection: ServerConnection, prefix: str, clock: Clock, largest: int
+    ) -> None:
         self._connection = connection
+        self._largest = largest
         self._prefix = prefix
         self._clock = clock
         self._command_starts: dict[str, bytes] = {}
@@ -111,7 +115,7 @@ class Scripts:
         async def attempt() -> Any:
             nonlocal is_repeat
             try:
-                await self._connection.command("SCRIPT", "LOAD", script(name).text)
+                await self._connection.command("SCRIPT", "LOAD", script(name, self._largest).text)
                 return await self._connection.send(self._packed(name, is_repeat, arguments))
             except _TRANSIENT as error:
                 is_repeat = is_repeat or _was_sent(error)
@@ -135,7 +139,7 @@ class Scripts:
 
     def _command_start(self, name: str) -> bytes:
         """The beginning of the command, which is the same every time."""
-        known = script(name)
+        known = script(name, self._largest)
         keys = map(self.key, known.keys)
         return pack("EVALSHA", known.sha, len(known.keys), *keys, more=1)
 

@@ -27,10 +27,15 @@ from omniq.storage.redis import encoding
 from omniq.storage.redis.connection import OutOfMemory
 from omniq.storage.redis.encoding import instant_of, raw, stamp
 from omniq.storage.row_rules import Row
+from omniq.storage.side_engine import SCHEDULE
+from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
 from omniq.storage.types import Claim
 
 if TYPE_CHECKING:
     from omniq.storage.redis.backend import RedisBackend
+
+_BOUNDED = frozenset({CHECKPOINT, NEWEST, PROGRESS, SCHEDULE})
+"""The kinds of documents that have a largest size: see `largest_value`."""
 
 SHORT_TTL = 60_000_000
 """Microseconds of `result_ttl` below which a repeated enqueue may find no record of the first."""
@@ -168,7 +173,10 @@ class RedisSection(Section):
         unread = [name for name in names if name not in self._values]
         if unread:
             scripts = self._backend.scripts
-            values = await scripts.command("HMGET", scripts.key("documents"), *unread)
+            if kind in _BOUNDED:
+                values = await scripts.run("documents", unread)
+            else:
+                values = await scripts.command("HMGET", scripts.key("documents"), *unread)
             self._values.update(zip(unread, values, strict=True))
         return {
             key: read_document(name, value)
@@ -220,10 +228,10 @@ class RedisSection(Section):
             others or any(row.result_ttl < SHORT_TTL for row in changes.inserted)
         )
         plain, ended = self._split_endings(changes.ended)
-        parked = [row for row in changes.updated if self._is_parked(row)]
-        updated = changes.updated
-        if parked:
-            updated = [row for row in updated if not self._is_parked(row)]
+        parked, updated = [], changes.updated
+        if changes.moved:
+            parked = [row for row in updated if row.id in changes.moved and self._is_parked(row)]
+            updated = [row for row in updated if row.id not in changes.moved or not self._is_parked(row)]
         return (
             "" if is_recognized else self._backend.new_nonce(),
             self._owner,

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Unpack
 
 from omniq.errors import SettingsError
+from omniq.storage.backend import largest_value
 from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.redis import server_check
 from omniq.storage.redis.backend import RedisBackend
@@ -36,7 +37,8 @@ class RedisStorage(BaseStorage):
             raise SettingsError(
                 f"prefix {prefix!r}: expected 1 to 100 characters, no space or brace"
             )
-        self._use(RedisBackend(url, prefix, self._clock, self._local_wakeups))
+        largest = largest_value(self._settings.max_payload)
+        self._use(RedisBackend(url, prefix, self._clock, self._local_wakeups, largest))
 
     async def server_report(self) -> list[tuple[str, str, str]]:
         """The server's settings for `omniq doctor`, each as `(name, value, verdict)`."""

@@ -17,7 +17,7 @@ import msgspec
 from omniq.clock import to_micros
 from omniq.errors import SerializationError
 from omniq.gate_rules import Gate, GateState
-from omniq.models import Attempt, DeadLetter, Schedule
+from omniq.models import Attempt, Schedule, StoredLetter
 from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
 from omniq.storage.backend import ANY, DocumentChange, Ended
 from omniq.storage.incarnation import check_reader, decode_record, new_record
@@ -62,7 +62,7 @@ class _State(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _StoredDeadLetter(msgspec.Struct, array_like=True, frozen=True):
-    letter: DeadLetter
+    letter: StoredLetter
     place: str
     state: _State
 

@@ -1,5 +1,5 @@
 -- Reads documents in the order of their keys, or of their due times.
--- uses: request writes
+-- uses: request writes rows
 -- request   3 kind, 4 and 5 the range of names, or with 6 (due by, or '') of due times and names,
 --           7 how many
 -- returns   now, then name and value of each
@@ -15,7 +15,7 @@ local answer = { now_text }
 for position, value in ipairs(get_all(KEYS.documents, names)) do
   if value then
     answer[#answer + 1] = names[position]
-    answer[#answer + 1] = value
+    answer[#answer + 1] = kind == 'gate/' and value or fitting(value)
   end
 end
 return answer

@@ -58,7 +58,7 @@ local answer = { reached or (not is_complete and page[#page]) or '' }
 append_rows(answer, found, found_places, true)
 for position = 2, #answer, 4 do
   if is_finished(answer[position + 1]) then
-    answer[position + 3] = redis.call('HGET', KEYS.ended, answer[position]) or ''
+    answer[position + 3] = fitting(redis.call('HGET', KEYS.ended, answer[position]) or '')
   end
 end
 return answer

@@ -100,8 +100,9 @@ end
 
 local function is_claimable(place, due_by)
   if not place or string.sub(place, VISIBLE_FIRST, VISIBLE_LAST) > due_by then return false end
-  -- Most wait for their first run, and have none of the marks.
-  if string.sub(place, KIND, EXPIRING) == 'wp00000' then return true end
+  -- Most wait for their first run, and have none of the marks, or only gates.
+  local marks = string.sub(place, KIND, EXPIRING)
+  if marks == 'wp00000' or marks == 'wp00010' then return true end
   if string.sub(place, KIND, KIND) ~= 'w' or string.sub(place, SUSPECT, SUSPECT) == '1' then return false end
   if string.sub(place, EXPIRING, EXPIRING) == '0' then return true end
   local _, _, _, expires = split_place(place)

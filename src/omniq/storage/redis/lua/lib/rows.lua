@@ -8,6 +8,12 @@ local function without_body(record)
   return string.sub(record, 1, start + size - 1), start
 end
 
+-- A value, or nothing of one that is too large to be sent: see `largest_value`.
+local function fitting(value)
+  if #value > LARGEST_VALUE then return '' end
+  return value
+end
+
 -- Append the rows of these ids; one without a record is left out. `records`: if they have been read.
 local function append_rows(answer, row_ids, row_places, has_bodies, records)
   local row_states = get_all(KEYS.states, row_ids)
@@ -16,9 +22,10 @@ local function append_rows(answer, row_ids, row_places, has_bodies, records)
     local record, size = records[position], #answer
     if record and row_places[position] then
       answer[size + 1], answer[size + 2] = id, row_places[position]
-      if not has_bodies then record = without_body(record) end
+      local state = row_states[position] or ''
+      if not has_bodies or #record + #state > LARGEST_VALUE then record = without_body(record) end
       answer[size + 3] = record
-      answer[size + 4] = row_states[position] or ''
+      answer[size + 4] = fitting(state)
     end
   end
 end
