@@ -30,6 +30,11 @@ def crawl(user: int, _page: int) -> None:
     """One at a time for each user."""
 
 
+@task(unique=lambda visitor: f"visitor-{visitor['id']}")
+def visit(visitor: dict[str, int]) -> None:
+    """One at a time for each visitor."""
+
+
 @task(
     rate="100/m",
     max_running=3,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from omniq import AsyncTaskQueue, TaskStatus
 from omniq.errors import StorageError
 from omniq.events import ChoreFailed, Dispatcher, Event, ScheduleFired, ScheduleMissed
 from omniq.models import Schedule, Task
-from omniq.scheduling.due_times import task_at, task_id_at
+from omniq.scheduling.due_times import due, task_at, task_id_at
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.builders import a_result
 from omniq.testing.clock import ManualClock
@@ -192,6 +193,48 @@ async def test_a_month_of_missed_seconds_is_caught_up_in_one_step(
     assert [(clock.now() - at).total_seconds() for at in await fired(queue)] == [2, 1, 0]
 
 
+def test_very_many_missed_times_are_searched_once() -> None:
+    """A search for each of 30,000 times would take an hour."""
+    schedule = Schedule(
+        id="s",
+        task=Task(func_path="tests.f"),
+        cron="* * * * *",
+        missed="all",
+        max_missed=30_000,
+        next_at=NOON + MINUTE,
+    )
+    now, missed, nominal = NOON + MINUTE * 30_000, deque[datetime](), []
+    while (firing := due(schedule, now, missed)) is not None:
+        nominal.append(firing.nominal)
+        schedule = firing.advanced
+        if len(nominal) == 100:
+            # A time that becomes due meanwhile is not left out.
+            now += MINUTE
+
+    assert nominal == [NOON + MINUTE * step for step in range(1, 30_002)]
+
+
+async def test_a_schedule_that_changes_while_it_catches_up_has_its_new_times(
+    queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
+) -> None:
+    storage, read = queue.storage, queue.storage.get_schedule
+
+    async def change_and_read(schedule_id: str) -> Schedule | None:
+        storage.get_schedule = read  # type: ignore[method-assign]
+        stored = await read(schedule_id)
+        assert stored is not None
+        assert stored.next_at == NOON + HOUR * 2
+        await storage.put_schedule(replace(stored, cron="30 * * * *"))
+        return await read(schedule_id)
+
+    await queue.schedules.add("s", sample_tasks.report, cron="0 * * * *", missed="all")
+    clock.advance(HOUR * 3)
+    storage.get_schedule = change_and_read  # type: ignore[method-assign]
+    await scheduling.fire_due()
+
+    assert await fired(queue) == [NOON + HOUR, NOON + HOUR * 2.5]
+
+
 @pytest.mark.fault("F24")
 async def test_a_clock_that_is_set_back_enqueues_no_time_twice(
     queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
@@ -311,8 +354,8 @@ async def test_nothing_is_fired_before_the_start_or_after_the_end(
     queue: AsyncTaskQueue, clock: ManualClock, scheduling: ScheduleLoop
 ) -> None:
     limits = {"start": NOON + HOUR * 3, "end": NOON + HOUR * 5}
-    await queue.schedules.add("c", sample_tasks.report, cron="0 * * * *", **limits)  # type: ignore[arg-type]
-    await queue.schedules.add("i", sample_tasks.report, interval=HOUR, **limits)  # type: ignore[arg-type]
+    await queue.schedules.add("c", sample_tasks.report, cron="0 * * * *", **limits)  # type: ignore[call-overload]
+    await queue.schedules.add("i", sample_tasks.report, interval=HOUR, **limits)  # type: ignore[call-overload]
     for _ in range(8):
         clock.advance(HOUR)
         await scheduling.fire_due()

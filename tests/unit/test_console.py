@@ -12,6 +12,7 @@ from omniq import log
 from omniq.cli import main
 from omniq.errors import InvalidTask, ScheduleNotFound, SettingsError, StorageError, TaskNotFound
 from omniq.events import ChoreFailed
+from omniq.log.console import is_colourful
 from omniq.worker.process import console
 
 
@@ -49,7 +50,7 @@ def test_a_missing_object_has_a_separate_exit_code(capsys, error):
 
 
 def test_control_characters_in_log_lines_are_escaped(capsys):
-    console.start_logging("INFO")
+    console.start_logging(log.LogConfig())
     try:
         log.write(ChoreFailed(chore="recover", error="\x1b[2J {braces}\nforged <red>line</red>"))
         logger.info("two\nlines\x07")
@@ -60,7 +61,7 @@ def test_control_characters_in_log_lines_are_escaped(capsys):
 
     assert event.endswith(r"error=\x1b[2J {braces}\nforged <red>line</red>")
     assert first.endswith("two")
-    assert second == r"lines\x07"
+    assert second == r"    lines\x07"
 
 
 @pytest.mark.parametrize(("variable", "expected"), [("", True), ("1", False)])
@@ -70,7 +71,7 @@ def test_no_color_is_respected(monkeypatch, variable, expected):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("NO_COLOR", variable)
 
-    assert console.is_colourful() is expected
+    assert is_colourful() is expected
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,27 @@ from hypothesis import strategies as st
 from omniq import gate_rules
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState
 from omniq.models import BreakerRule, Limit
+from omniq.storage.gate_states import GateStates
+from omniq.storage.row_rules import Row
+from omniq.storage.tables import Tables, TablesSection
 from omniq.testing.builders import a_task
 
 RUNNING = Gate("running:k", "running", 2)
 RATE = Gate("rate:k", "rate", 3, 10)
 BREAKER = Gate("breaker:b", "breaker", 2, 100)
+
+
+def a_row(task_id: str, gates: tuple[Gate, ...]) -> Row:
+    return Row(
+        id=task_id,
+        queue="default",
+        priority=0,
+        func_path="tests.f",
+        due=0,
+        visible=0,
+        created_at=0,
+        gates=gates,
+    )
 
 
 def an_open_breaker(opened_at: int = 0) -> GateState:
@@ -171,16 +187,16 @@ def test_only_the_probe_changes_a_breaker_that_is_not_closed(effect):
     assert state.holders == [("probe", 1)]
 
 
-def test_the_first_gate_without_room_blocks_and_gets_a_wake_up_time():
-    states = {RUNNING.key: GateState(), RATE.key: GateState()}
-    gates = (RUNNING, RATE)
-    assert gate_rules.blocking(gates, states, 0) is None
-    for _ in range(RATE.size):
-        gate_rules.enter(RATE, states[RATE.key], "t", 1, 5)
+async def test_the_first_gate_without_room_blocks_and_gets_a_wake_up_time():
+    gates = GateStates(TablesSection(Tables(), now=6))
+    rows = [a_row(f"t{number}", gates=(RUNNING, RATE)) for number in range(2)]
+    rows += [a_row(f"r{number}", gates=(RATE,)) for number in range(2)]
+    late = [a_row("rate-is-full", gates=(RATE,)), a_row("both-are-full", gates=(RUNNING, RATE))]
+    await gates.load([*rows, *late])
 
-    assert gate_rules.blocking(gates, states, 6) is RATE
-    assert states[RATE.key].wake_at == 15
-    for token in (1, 2):
-        gate_rules.enter(RUNNING, states[RUNNING.key], "t", token, 5)
-    assert gate_rules.blocking(gates, states, 6) is RUNNING
-    assert states[RUNNING.key].wake_at == FOREVER
+    assert [gates.enter(row) for row in [*rows, *late]] == [True, True, True, False, False, False]
+
+    assert [row.parked for row in rows] == [None, None, None, RATE.key]
+    assert [row.parked for row in late] == [RATE.key, RUNNING.key]
+    due = {change.key: change.due for change in gates.changes()}
+    assert due == {RATE.key: 16, RUNNING.key: None}

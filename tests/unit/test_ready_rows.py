@@ -25,7 +25,7 @@ def numbers(ready: ReadyRows, wanted: Wanted = ALL, limit: int = 10_000) -> list
 
 
 def entries(ready: ReadyRows) -> int:
-    lanes = [*(ready._of_all_queues or {}).values(), *(ready._by_queue or {}).values()]
+    lanes = [lane for lanes in ready._ready.values() for lane in lanes.values()]
     return len(ready._delayed) + sum(
         len(lane._sorted) + len(lane._run) + len(lane._heap) for lane in lanes
     )

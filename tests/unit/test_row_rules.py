@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniq.clock import from_micros
-from omniq.models import LEGAL_TRANSITIONS, TaskStatus
+from omniq.models import LEGAL_TRANSITIONS, Limit, TaskStatus
 from omniq.outcomes import Rescheduled, Retried, Succeeded
 from omniq.storage import row_rules
 from omniq.storage.row_rules import MAX_HISTORY, Row
@@ -224,10 +224,13 @@ def test_a_retried_dead_row_has_no_failures_and_keeps_its_token():
     row = a_claimed_row()
     row_rules.settle(row, an_outcome("failed", as_task(row), LATER), NOW)
     before = copy.copy(row)
-    row_rules.retry_dead(row, NOW + 9, body=b"edited")
+    edited = a_row(priority=7, unique="key", limits=(Limit(key="few", max_running=1),))
+    edited.body = b"edited"
+    row_rules.retry_dead(row, NOW + 9, edited=edited)
 
     assert (row.status, row.attempts, row.history, row.settled) == (TaskStatus.PENDING, 0, (), 0)
     assert (row.token, row.seq, row.due, row.body) == (before.token, before.seq, NOW + 9, b"edited")
+    assert (row.priority, row.unique, row.gates) == (7, "key", edited.gates)
 
 
 def test_expiry_is_reached_at_its_instant():

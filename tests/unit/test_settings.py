@@ -44,6 +44,9 @@ def test_the_defaults_are_those_that_are_documented():
         "old_keys": None,
         "durability": "power",
         "log_level": "INFO",
+        "log_format": "text",
+        "log_tracebacks": True,
+        "log_error_messages": True,
         "base_dir": Path(".omniq"),
         "shutdown_timeout": 30.0,
         "max_payload": 1048576,
@@ -132,6 +135,9 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
         "old_keys": "older oldest",
         "durability": "os",
         "log_level": "debug",
+        "log_format": "JSON",
+        "log_tracebacks": "0",
+        "log_error_messages": "False",
         "base_dir": "elsewhere",
         "errors": "app.tasks.RULES",
         "root_opens_any_store": "True",
@@ -144,6 +150,8 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
     assert all(settings.sources[name] == f"OMNIQ_{name.upper()}" for name in NAMES)
     assert (settings.max_payload, settings.lease) == (17, 17.0)
     assert (settings.serializer, settings.log_level) == ("cloudpickle", "DEBUG")
+    assert settings.log_format == "json"
+    assert (settings.log_tracebacks, settings.log_error_messages) == (False, False)
     assert settings.base_dir == Path("elsewhere")
 
 

@@ -5,7 +5,7 @@
 - `dead_letters`: dead letters: read, retry, delete, export
 """
 
+from omniq.operations.handle import AsyncTaskHandle as AsyncTaskHandle
+from omniq.operations.handle import TaskHandle as TaskHandle
 from omniq.queue.async_queue import AsyncTaskQueue as AsyncTaskQueue
 from omniq.queue.blocking_queue import TaskQueue as TaskQueue
-from omniq.tasks.handle import AsyncTaskHandle as AsyncTaskHandle
-from omniq.tasks.handle import TaskHandle as TaskHandle

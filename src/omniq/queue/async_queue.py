@@ -13,6 +13,7 @@ from typing import (
     Self,
     TypedDict,
     TypeVar,
+    TypeVarTuple,
     Unpack,
     overload,
 )
@@ -31,6 +32,7 @@ from omniq.models import (
     TaskStatus,
     WorkerInfo,
 )
+from omniq.operations.handle import AsyncTaskHandle
 from omniq.operations.health import BreakerInfo, Health, breakers_of, health_of, live_workers
 from omniq.queue.dead_letters import AsyncDeadLetters
 from omniq.retry import Backoff
@@ -39,13 +41,20 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
 from omniq.tasks.context import TaskContext
-from omniq.tasks.handle import AsyncTaskHandle
-from omniq.tasks.task_builder import NO_OPTIONS, CallOptions, TaskBuilder, call_options
+from omniq.tasks.task_builder import (
+    NO_OPTIONS,
+    CallOptions,
+    TaskBuilder,
+    builder_for,
+    call_options,
+)
 from omniq.worker.maintenance import tasks_left
 from omniq.worker.pool import AsyncWorkerPool, PoolOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
+Ts = TypeVarTuple("Ts")
 
 Function = Callable[..., Any] | str
 Call = Sequence[Any]
@@ -142,7 +151,61 @@ class AsyncEnqueuer:
         """
         task = self._builder.build(func, args, kwargs, self._call)
         (task_id,) = await self._store([task])
-        return AsyncTaskHandle(self._storage, task_id)
+        return AsyncTaskHandle(self._storage, task_id, self._builder.types_of(func))
+
+    @overload
+    async def enqueue_many(
+        self,
+        calls: Callable[[TaskContext, Unpack[Ts]], Coroutine[Any, Any, R]],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self, calls: Callable[[TaskContext, A], Coroutine[Any, Any, R]], args: Iterable[A]
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self,
+        calls: Callable[[Unpack[Ts]], Coroutine[Any, Any, R]],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self, calls: Callable[[A], Coroutine[Any, Any, R]], args: Iterable[A]
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self,
+        calls: Callable[[TaskContext, Unpack[Ts]], R],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self, calls: Callable[[TaskContext, A], R], args: Iterable[A]
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self,
+        calls: Callable[[Unpack[Ts]], R],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(
+        self, calls: Callable[[A], R], args: Iterable[A]
+    ) -> list[AsyncTaskHandle[R]]: ...
+
+    @overload
+    async def enqueue_many(self, calls: str, args: Iterable[Any]) -> list[AsyncTaskHandle[Any]]: ...
+
+    @overload
+    async def enqueue_many(self, calls: Iterable[Call]) -> list[AsyncTaskHandle[Any]]: ...
 
     async def enqueue_many(
         self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
@@ -150,11 +213,16 @@ class AsyncEnqueuer:
         """Store many calls with few round trips and one durability barrier: all or none.
 
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
-        of each call: a tuple, or a single argument that is not a tuple.
+        of each call: a tuple, or a single argument that is not a tuple. Type checkers know the
+        arguments and the results of the second form.
         """
-        build, now = self._builder.build, self._storage.clock.now()
-        tasks = (build(*each, self._call, now) for each in _calls(calls, args))
-        return [AsyncTaskHandle(self._storage, task_id) for task_id in await self._store(tasks)]
+        storage, builder, now = self._storage, self._builder, self._storage.clock.now()
+        each_call = _calls(calls, args)
+        tasks = (builder.build(*each, self._call, now) for each in each_call)
+        return [
+            AsyncTaskHandle(storage, task_id, builder.types_of(func))
+            for task_id, (func, _, _) in zip(await self._store(tasks), each_call, strict=True)
+        ]
 
     async def _store(self, tasks: Iterable[Task]) -> list[str]:
         if self._wrapper is None:
@@ -184,7 +252,7 @@ class AsyncTaskQueue(AsyncEnqueuer):
             if isinstance(url, BaseStorage)
             else open_storage(url, settings=settings, serializer=serializer, clock=clock)
         )
-        super().__init__(storage, TaskBuilder(storage.settings, storage.clock), NO_OPTIONS)
+        super().__init__(storage, builder_for(storage), NO_OPTIONS)
         self.dead = AsyncDeadLetters(storage)
         self.schedules = AsyncSchedules(storage, self._builder)
 
@@ -301,9 +369,24 @@ class AsyncTaskQueue(AsyncEnqueuer):
         }
         return AsyncWorkerPool(self._storage, **merged)
 
-    def handle(self, task_id: str) -> AsyncTaskHandle[Any]:
-        """Return a handle for a task that was enqueued earlier or by another process."""
-        return AsyncTaskHandle(self._storage, task_id)
+    @overload
+    def handle(self, task_id: str) -> AsyncTaskHandle[Any]: ...
+
+    @overload
+    def handle(
+        self, task_id: str, func: Callable[..., Coroutine[Any, Any, R]]
+    ) -> AsyncTaskHandle[R]: ...
+
+    @overload
+    def handle(self, task_id: str, func: Callable[..., R]) -> AsyncTaskHandle[R]: ...
+
+    def handle(self, task_id: str, func: Callable[..., Any] | None = None) -> AsyncTaskHandle[Any]:
+        """Return a handle for a task that was enqueued earlier or by another process.
+
+        With the function of the task, the result has the type that the function declares.
+        """
+        types = None if func is None else self._builder.types_of(func)
+        return AsyncTaskHandle(self._storage, task_id, types)
 
 
 def _calls(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from omniq._blocking import BlockingFace, blocking
 from omniq._deprecation import filter_by_function, warn_renamed
@@ -18,13 +18,13 @@ from omniq._portal import Portal, run_here
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.durations import Duration
 from omniq.models import DeadLetter
+from omniq.operations.handle import TaskHandle
 from omniq.queue.async_queue import (
     AsyncEnqueuer,
     AsyncTaskQueue,
     Call,
     EnqueueOptions,
     EnqueueWrapper,
-    Function,
 )
 from omniq.queue.dead_letters import AsyncDeadLetters, JsonRecord
 from omniq.scheduling.schedules import Schedules
@@ -32,11 +32,12 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage
 from omniq.tasks.context import TaskContext
-from omniq.tasks.handle import TaskHandle
 from omniq.worker.pool import PoolOptions, WorkerPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
+Ts = TypeVarTuple("Ts")
 
 
 class DeadLetters(BlockingFace[AsyncDeadLetters]):
@@ -157,13 +158,64 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
         handle = self._run(self._async_face.enqueue(func, *args, **kwargs))
         return TaskHandle(self._portal, handle)
 
+    @overload
     def enqueue_many(
-        self, calls: Iterable[Call] | Function, args: Iterable[Any] | None = None
-    ) -> list[TaskHandle[Any]]:
+        self,
+        calls: Callable[[TaskContext, Unpack[Ts]], Coroutine[Any, Any, R]],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self, calls: Callable[[TaskContext, A], Coroutine[Any, Any, R]], args: Iterable[A]
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self,
+        calls: Callable[[Unpack[Ts]], Coroutine[Any, Any, R]],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self, calls: Callable[[A], Coroutine[Any, Any, R]], args: Iterable[A]
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self,
+        calls: Callable[[TaskContext, Unpack[Ts]], R],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self, calls: Callable[[TaskContext, A], R], args: Iterable[A]
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self,
+        calls: Callable[[Unpack[Ts]], R],
+        args: Iterable[tuple[*Ts]],
+    ) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(self, calls: Callable[[A], R], args: Iterable[A]) -> list[TaskHandle[R]]: ...
+
+    @overload
+    def enqueue_many(self, calls: str, args: Iterable[Any]) -> list[TaskHandle[Any]]: ...
+
+    @overload
+    def enqueue_many(self, calls: Iterable[Call]) -> list[TaskHandle[Any]]: ...
+
+    def enqueue_many(self, calls: Any, args: Any = None) -> list[TaskHandle[Any]]:
         """Store many calls with few round trips and one durability barrier: all or none.
 
         `enqueue_many([(func, args, kwargs), …])`, or `enqueue_many(func, args)` with the arguments
-        of each call: a tuple, or a single argument that is not a tuple.
+        of each call: a tuple, or a single argument that is not a tuple. Type checkers know the
+        arguments and the results of the second form.
         """
         handles = self._run(self._async_face.enqueue_many(calls, args))
         return [TaskHandle(self._portal, handle) for handle in handles]
@@ -257,6 +309,20 @@ class TaskQueue(Enqueuer):
         """
         return WorkerPool.on(self._portal, self._queue.worker(**options))
 
-    def handle(self, task_id: str) -> TaskHandle[Any]:
-        """Return a handle for a task that was enqueued earlier or by another process."""
-        return TaskHandle(self._portal, self._queue.handle(task_id))
+    @overload
+    def handle(self, task_id: str) -> TaskHandle[Any]: ...
+
+    @overload
+    def handle(
+        self, task_id: str, func: Callable[..., Coroutine[Any, Any, R]]
+    ) -> TaskHandle[R]: ...
+
+    @overload
+    def handle(self, task_id: str, func: Callable[..., R]) -> TaskHandle[R]: ...
+
+    def handle(self, task_id: str, func: Any = None) -> TaskHandle[Any]:
+        """Return a handle for a task that was enqueued earlier or by another process.
+
+        With the function of the task, the result has the type that the function declares.
+        """
+        return TaskHandle(self._portal, self._queue.handle(task_id, func))

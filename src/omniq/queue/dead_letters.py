@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from omniq import log
 from omniq._deprecation import filter_by_function
 from omniq.durations import Duration, instant_before
 from omniq.errors import DuplicateTask, InvalidValue
+from omniq.events import DeadLetterRetried
 from omniq.models import Attempt, DeadLetter, Task
 from omniq.storage import BaseStorage
 from omniq.to_json import plain
@@ -81,7 +83,13 @@ class AsyncDeadLetters:
             task = await self._edited(task_id, args, kwargs)
             if task is None:
                 return False
-        return await self._storage.retry_dead(task_id, task=task, from_start=from_start)
+        return await self._retry(task_id, task, from_start=from_start)
+
+    async def _retry(self, task_id: str, task: Task | None, *, from_start: bool) -> bool:
+        is_retried = await self._storage.retry_dead(task_id, task=task, from_start=from_start)
+        if is_retried and log.is_enabled():
+            log.write(DeadLetterRetried(id=task_id))
+        return is_retried
 
     async def retry_all(
         self,
@@ -102,7 +110,7 @@ class AsyncDeadLetters:
         count = 0
         async for letter in self._each(func_path, reason, since, until):
             try:
-                count += await self._storage.retry_dead(letter.task_id, from_start=from_start)
+                count += await self._retry(letter.task_id, None, from_start=from_start)
             except DuplicateTask:
                 continue
         return count
@@ -172,6 +180,8 @@ class AsyncDeadLetters:
             task,
             args=task.args if args is None else tuple(args),
             kwargs=task.kwargs if kwargs is None else kwargs,
+            # The storage looks at what is stored: see `BaseStorage.retry_dead`.
+            is_verified=True,
         )
 
 

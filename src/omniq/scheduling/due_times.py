@@ -40,22 +40,28 @@ class Firing(NamedTuple):
     passed: datetime
 
 
-def due(schedule: Schedule, now: datetime) -> Firing | None:
+def due(schedule: Schedule, now: datetime, missed: deque[datetime] | None = None) -> Firing | None:
     """Return the next step of a schedule at that instant; None while nothing is due.
 
     One step enqueues at most one task. With `missed="all"` several steps follow each other, the
     oldest time first; if more than `max_missed` times were missed, only the newest get a task.
+    `missed` is passed from step to step of one schedule: the due times that are left, because a
+    search for each of very many would take very long.
     """
     next_at = schedule.next_at
     if schedule.paused or next_at is None or next_at > now:
         return None
-    limit = schedule.max_missed if schedule.missed == "all" else 1
-    # After a change of the time zone's rules, `next_at` may be no nominal time any more.
-    times = _newest(schedule, next_at, now, limit) or [next_at]
-    nominal = times[0]
+    times = deque[datetime]() if missed is None else missed
+    # Also for the last one: more may have become due since the search.
+    if len(times) < 2 or times[0] != next_at:
+        limit = schedule.max_missed if schedule.missed == "all" else 1
+        times.clear()
+        # After a change of the time zone's rules, `next_at` may be no nominal time any more.
+        times.extend(_newest(schedule, next_at, now, limit) or [next_at])
+    nominal = times.popleft()
     if schedule.missed == "skip" and now - nominal > _GRACE:
         return Firing(None, replace(schedule, next_at=first_after(schedule, now)), nominal)
-    following = times[1] if len(times) > 1 else first_after(schedule, now)
+    following = times[0] if times else first_after(schedule, now)
     return Firing(nominal, replace(schedule, last_at=nominal, next_at=following), nominal)
 
 

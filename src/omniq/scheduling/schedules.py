@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from types import ModuleType
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVarTuple, Unpack, overload
 
 from msgspec.structs import replace
 
 from omniq._blocking import BlockingFace, blocking
 from omniq.durations import Duration, seconds_of
-from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, ScheduleNotFound
+from omniq.errors import (
+    DuplicateTask,
+    InvalidTask,
+    InvalidValue,
+    KeyNeeded,
+    ScheduleNotFound,
+    SerializationError,
+)
 from omniq.models import (
     BreakerRule,
     MissedPolicy,
@@ -24,6 +30,7 @@ from omniq.models import (
     check_int,
     check_schedule,
 )
+from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.retry import Backoff
 from omniq.scheduling.due_times import (
     TEMPLATE_EPOCH,
@@ -33,10 +40,14 @@ from omniq.scheduling.due_times import (
     task_now,
 )
 from omniq.storage.base import BaseStorage
+from omniq.tasks.context import TaskContext
+from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import declared_in, options_of, path_of
-from omniq.tasks.handle import AsyncTaskHandle, TaskHandle
-from omniq.tasks.signature import callee_of
 from omniq.tasks.task_builder import TaskBuilder, call_options
+
+Ts = TypeVarTuple("Ts")
+List = list[Any]
+"""The classes below have a method `list`."""
 
 _TIMING = ("cron", "tz", "interval", "at", "start", "end")
 _POLICIES = ("missed", "max_missed", "overlap", "jitter")
@@ -98,6 +109,47 @@ class AsyncSchedules:
         """Return one schedule; None if there is none."""
         return await self._storage.get_schedule(schedule_id)
 
+    @overload
+    async def add(
+        self,
+        schedule_id: str,
+        func: Callable[[TaskContext, Unpack[Ts]], Any],
+        *,
+        args: tuple[*Ts],
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    @overload
+    async def add(
+        self,
+        schedule_id: str,
+        func: Callable[[Unpack[Ts]], Any] | str,
+        *,
+        args: tuple[*Ts],
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    @overload
+    async def add(
+        self,
+        schedule_id: str,
+        func: Callable[..., Any] | str,
+        *,
+        args: Sequence[Any] = ...,
+        kwargs: Mapping[str, Any] | None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    @overload
+    async def add(
+        self,
+        schedule_id: str,
+        func: Callable[..., Any] | str,
+        *,
+        args: List = ...,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
     async def add(
         self,
         schedule_id: str,
@@ -125,7 +177,6 @@ class AsyncSchedules:
         was. Raises `InvalidValue` for a schedule that cannot fire, and `InvalidTask` for a wrong
         call or a wrong option of its task.
         """
-        check_call(func, args, kwargs or {})
         schedule = self._build(schedule_id, func, args, kwargs or {}, options)
         return await self._save(schedule)
 
@@ -212,6 +263,8 @@ class AsyncSchedules:
         found = [function for source in sources for function in declared_in(source)]
         declared = {path_of(func): func for func in found if _needs_no_arguments(func)}
         known = {schedule.id: schedule for schedule in await self._storage.list_schedules()}
+        # One of the same id that waits for a seal may be an edit at run time.
+        waiting = {older.id for older in await self._storage.older_documents(max_pages=0)}
         modules = {source.__name__ for source in sources if isinstance(source, ModuleType)}
         for schedule in known.values():
             is_removed = schedule.declared and schedule.id not in declared
@@ -220,7 +273,7 @@ class AsyncSchedules:
         return [
             await self._save(self._declared(path, func))
             for path, func in declared.items()
-            if path not in known or known[path].declared
+            if path not in waiting and (path not in known or known[path].declared)
         ]
 
     def _declared(self, path: str, func: Callable[..., Any]) -> Schedule:
@@ -249,7 +302,7 @@ class AsyncSchedules:
         """Store the schedule in place of the one with its id, if there is one."""
         now = self._clock.now()
         while True:
-            known = await self._storage.get_schedule(schedule.id)
+            known = await self._replaceable(schedule.id)
             updated = _with_next_time(schedule, known, now)
             if updated.next_at is None and (known is None or known.next_at is not None):
                 raise InvalidValue(f"schedule {schedule.id}: names no time in the future")
@@ -260,6 +313,15 @@ class AsyncSchedules:
                 return known
             if await self._storage.fire_schedule(known, updated, None):
                 return updated
+
+    async def _replaceable(self, schedule_id: str) -> Schedule | None:
+        """The schedule with that id; None also for one that cannot be read: it is replaced as a whole."""
+        try:
+            return await self._storage.get_schedule(schedule_id)
+        except KeyNeeded:
+            raise
+        except SerializationError:
+            return None
 
     def _build(
         self,
@@ -291,12 +353,7 @@ def check_call(
     """Raise `InvalidTask` for arguments that the function does not accept, before they are stored."""
     if isinstance(func, str):
         return
-    path_of(func)
-    context = (None,) if callee_of(func).takes_context else ()
-    try:
-        inspect.signature(func).bind(*context, *args, **kwargs)
-    except TypeError as error:
-        raise InvalidTask(f"{path_of(func)}: {error}") from error
+    FunctionTypes(func, path_of(func)).check(tuple(args), kwargs)
 
 
 def _needs_no_arguments(func: Callable[..., Any]) -> bool:
@@ -350,12 +407,69 @@ class Schedules(BlockingFace[AsyncSchedules]):
 
     list = blocking(AsyncSchedules.list)
     get = blocking(AsyncSchedules.get)
-    add = blocking(AsyncSchedules.add)
     pause = blocking(AsyncSchedules.pause)
     resume = blocking(AsyncSchedules.resume)
     delete = blocking(AsyncSchedules.delete)
     upcoming = blocking(AsyncSchedules.upcoming)
     declare = blocking(AsyncSchedules.declare)
+
+    @overload
+    def add(
+        self,
+        schedule_id: str,
+        func: Callable[[TaskContext, Unpack[Ts]], Any],
+        *,
+        args: tuple[*Ts],
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    @overload
+    def add(
+        self,
+        schedule_id: str,
+        func: Callable[[Unpack[Ts]], Any] | str,
+        *,
+        args: tuple[*Ts],
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    @overload
+    def add(
+        self,
+        schedule_id: str,
+        func: Callable[..., Any] | str,
+        *,
+        args: Sequence[Any] = ...,
+        kwargs: Mapping[str, Any] | None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    @overload
+    def add(
+        self,
+        schedule_id: str,
+        func: Callable[..., Any] | str,
+        *,
+        args: List = ...,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule: ...
+
+    def add(
+        self,
+        schedule_id: str,
+        func: Any,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Enqueue a call of the function at certain times from now on; replace a schedule of that id.
+
+        See `AsyncSchedules.add`.
+        """
+        return self._run(
+            self._async_face.add(schedule_id, func, args=args, kwargs=kwargs, **options)
+        )
 
     def trigger(self, schedule_id: str) -> TaskHandle[Any]:
         """Enqueue the schedule's task now, also while it is paused. Its times do not change."""

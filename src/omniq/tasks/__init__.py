@@ -5,7 +5,6 @@
 - `passed_functions`: what this process has passed to a queue
 - `options`: the table of options, and their checks
 - `task_builder`: from a call to the `Task` that is stored
-- `handle`: handles of enqueued tasks
 - `context`: `TaskContext`, what a running task can use
 - `steps`: the checkpoint of a run: finished steps, cursors, sleeps
 - `checkpoint`: `ctx.checkpoint` and `ctx.cursor`
@@ -13,5 +12,7 @@
 - `control`: `Retry`, `Snooze` and `Discard`
 - `error_rules`: whether a retry may help after an error
 - `signature`: how a worker calls a function
+- `function_types`: which arguments a function accepts, and their types
+- `annotations`, `converters`, `record_converters`: from types of annotations to plain data and back
 - `secret_parameters`: which arguments are hidden
 """

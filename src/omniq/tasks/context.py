@@ -14,7 +14,8 @@ from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
-from omniq.serialization import Serializer
+from omniq.running_task import CURRENT
+from omniq.serialization import Serializer, keeps_objects
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.control import Signal, Snooze
 from omniq.tasks.error_rules import FailedStep
@@ -38,7 +39,7 @@ T = TypeVar("T")
 _MAX_MESSAGE = 1000
 _MAX_WARNINGS = 100
 
-_current: ContextVar[TaskContext] = ContextVar("omniq_current_task")
+_current: ContextVar[TaskContext] = CURRENT
 
 
 class TaskContext:
@@ -84,6 +85,10 @@ class TaskContext:
     @property
     def task_id(self) -> str:
         return self._task.id
+
+    @property
+    def func_path(self) -> str:
+        return self._task.func_path
 
     @property
     def attempt(self) -> int:
@@ -291,10 +296,10 @@ class TaskContext:
     ) -> Any:
         stored = await self._use_checkpoint(lambda checkpoint: checkpoint.begin(name))
         if stored is not None:
-            return decode_value(self._services.serializer, stored)
+            return self._decode_result(name, func, stored)
         try:
             value = await self._call_step(name, func, call)
-            result = self._encode_result(name, value)
+            result = self._encode_result(name, func, value)
         except BaseException as error:
             # Also after a cancellation: the name is free for another try in the same run.
             done = self._checkpoint.fail(name) if self._checkpoint is not None else []
@@ -323,11 +328,29 @@ class TaskContext:
             raise InvalidTask(f"step {name!r}: an async function needs an async task")
         return value
 
-    def _encode_result(self, step: str, value: object) -> bytes:
+    def _encode_result(self, step: str, func: Callable[..., Any], value: object) -> bytes:
+        # Imported late: a program that only declares tasks does not need it.
+        from omniq.tasks.annotations import dump_result, result_converter
+
+        serializer, converter = self._services.serializer, result_converter(func)
         try:
-            return encode_value(self._services.serializer, value)
+            if converter is not None and not keeps_objects(serializer):
+                value = dump_result(converter, value)
+            return encode_value(serializer, value)
         except SerializationError as error:
             raise _not_stored(step, error) from error
+
+    def _decode_result(self, step: str, func: Callable[..., Any], stored: bytes) -> Any:
+        """The result of a step of an earlier run, as the function of the step declares it."""
+        from omniq.tasks.annotations import load_value, result_converter
+
+        value, converter = decode_value(self._services.serializer, stored), result_converter(func)
+        try:
+            return value if converter is None else load_value(converter, value, f"step {step!r}")
+        except SerializationError as error:
+            raise PermanentError(
+                f"the stored result does not fit: {error}", failed_step=step
+            ) from None
 
     def _warn(self, step: str, error: Exception) -> None:
         record = TaskError.from_exception(error)

@@ -26,13 +26,15 @@ class Retry(Signal):
 
 
 class Snooze(Signal):
-    """Not now: run the task again after `delay` seconds. It uses no attempt."""
+    """Not now: run the task again after `delay` seconds. It uses no attempt. The log has the `reason`."""
 
     delay: float = 0.0
+    reason: str = ""
 
-    def __init__(self, delay: Duration) -> None:
+    def __init__(self, delay: Duration, *, reason: str = "") -> None:
         self.delay = seconds_of("delay", delay)
-        super().__init__(f"come back in {self.delay:g} s")
+        self.reason = reason
+        super().__init__(reason or f"come back in {self.delay:g} s")
 
 
 class Discard(Signal):

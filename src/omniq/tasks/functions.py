@@ -6,6 +6,7 @@ chooses such paths, so `FunctionCache` decides which of them become calls.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import warnings
@@ -128,6 +129,8 @@ def path_of(func: Callable[..., Any] | str) -> str:
     if isinstance(func, str):
         check_func_path(func)
         return func
+    if not callable(func):
+        raise InvalidTask(not_a_function(func))
     if reason := why_unfit(func) or _why_unreachable(func):
         raise InvalidTask(f"{_name_of(func)} cannot be a task: {reason}")
     module = main_name() if is_main(func.__module__) else func.__module__
@@ -142,6 +145,19 @@ def path_of(func: Callable[..., Any] | str) -> str:
             "enqueue one of your functions that calls it"
         )
     return f"{module}.{func.__qualname__}"
+
+
+def not_a_function(value: object) -> str:
+    """Why this cannot be enqueued: most often, a function was called instead of passed."""
+    if inspect.iscoroutine(value):
+        name = value.__name__
+        # Python would warn that it was never awaited, which is not the mistake.
+        value.close()
+        return f"{name} was called: pass the function and its arguments, as in enqueue({name}, …)"
+    return (
+        f"it is not a function but {type(value).__name__}; was the function called? Pass it and its "
+        "arguments, as in enqueue(func, …)"
+    )
 
 
 def pass_to_queue(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -34,6 +35,30 @@ Hook = Callable[[Task, TaskError], Any]
 
 Face = Literal["@task", "options", "schedules.add", "omniq enqueue", "omniq schedules add"]
 """A place where an option can be given."""
+
+OTHER_WORDS: Mapping[str, str] = {
+    "age_limit": "expires",
+    "at": "eta",
+    "autoretry_for": "errors",
+    "countdown": "delay",
+    "defer_by": "delay",
+    "defer_until": "eta",
+    "job_id": "task_id",
+    "job_timeout": "timeout",
+    "max_tries": "max_retries",
+    "meta": "metadata",
+    "queue_name": "queue",
+    "queueing_lock": "unique",
+    "rate_limit": "rate",
+    "retries": "max_retries",
+    "retry_backoff": "retry",
+    "schedule_at": "eta",
+    "schedule_in": "delay",
+    "soft_time_limit": "timeout",
+    "throws": "errors",
+    "time_limit": "timeout",
+}
+"""Words of other task queues, without a leading underscore, and the options with that meaning."""
 
 _RATE = re.compile(r"([1-9]\d*)\s*/\s*([1-9]\d*)?\s*([smhd])")
 
@@ -77,16 +102,14 @@ class TaskOptions:
         }
 
 
-def check_options(**options: Any) -> TaskOptions:
+def check_options(face: Face = "@task", /, **options: Any) -> TaskOptions:
     """Return the options in the form that is stored. Raises `InvalidTask` for bad ones."""
     given = {
         name: value
         for name, value in options.items()
         if value is not None and not (name == "unique" and value is False)
     }
-    known = names_on("@task")
-    if unknown := sorted(given.keys() - known):
-        raise InvalidTask(f"@task: there is no option {unknown[0]!r}; known are {sorted(known)}")
+    refuse_unknown(face, given)
     checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
     _check_together(checked)
     return TaskOptions(**checked)
@@ -484,6 +507,29 @@ OPTIONS: Mapping[str, Option] = {
 def names_on(face: Face) -> set[str]:
     """Return the names of the options that can be given there."""
     return {option.name for option in OPTIONS.values() if face in option.faces}
+
+
+def refuse_unknown(face: Face, given: Iterable[str]) -> None:
+    """Raise `InvalidTask` for the first name that is no option there."""
+    known = names_on(face)
+    for name in given:
+        if name not in known:
+            raise InvalidTask(f"{_shown(face)}: {_why_unknown(name, face, known)}")
+
+
+def _shown(face: Face) -> str:
+    return f"{face}(…)" if face in ("options", "schedules.add") else face
+
+
+def _why_unknown(name: str, face: Face, known: set[str]) -> str:
+    if name in OPTIONS:
+        others = next(each for each in get_args(Face) if each in OPTIONS[name].faces)
+        return f"{name} is an option of {_shown(others)}, not of {_shown(face)}"
+    meant = OTHER_WORDS.get(name.lstrip("_"))
+    near = [meant] if meant in known else get_close_matches(name, known, n=1)
+    if near:
+        return f"there is no option {name!r}; did you mean {near[0]}?"
+    return f"there is no option {name!r}; the options are {', '.join(sorted(known))}"
 
 
 def option_help(name: str) -> str:

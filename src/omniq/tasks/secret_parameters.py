@@ -2,6 +2,9 @@
 
     def charge(customer: str, card: Secret[str]) -> None: ...
 
+The types `SecretStr` and `SecretBytes` of pydantic are marks as well. A parameter of a class with such
+a field is hidden as a whole, unless the name of the field hides it.
+
 A task stores which they are, so that a process that displays it needs no access to the function.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -28,23 +32,51 @@ def secret_parameters(func: Callable[..., Any]) -> tuple[int | str, ...]:
     >>> secret_parameters(send)
     (1, 'password', 2, 'card')
     """
+    # Imported late: a program that only declares tasks does not need it.
+    from omniq.tasks.annotations import resolve_annotations
+
+    names = getattr(inspect.unwrap(func), "__globals__", {})
     parameters = list(inspect.signature(func).parameters.values())
-    if parameters and _text(parameters[0].annotation).rpartition(".")[2] == "TaskContext":
+    hints = resolve_annotations({each.name: each.annotation for each in parameters}, names)
+    if parameters and _is_context(parameters[0].annotation, hints[parameters[0].name]):
         # The worker passes the context, not the caller.
         del parameters[0]
     found: list[int | str] = []
     for position, parameter in enumerate(parameters):
-        if is_secret_name(parameter.name) or _is_marked(parameter.annotation):
-            found += [position, parameter.name]
+        name, annotation = parameter.name, parameter.annotation
+        if is_secret_name(name) or _is_marked(annotation) or _has_secret(hints[name], set()):
+            found += [position, name]
     return tuple(found)
 
 
 def _is_marked(annotation: Any) -> bool:
     # Text is not evaluated: its names may exist for type checkers only.
     if isinstance(annotation, str):
-        return re.search(r"\bSecret\[", annotation) is not None
-    return _MARK in getattr(annotation, "__metadata__", ())
+        return re.search(r"\bSecret(\[|Str\b|Bytes\b)", annotation) is not None
+    return re.search(rf"\bSecret(Str|Bytes)\b|{_MARK}", str(annotation)) is not None
 
 
-def _text(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+def _has_secret(annotation: Any, seen: set[type]) -> bool:
+    """Whether values of this type have a secret that would be displayed."""
+    from omniq.tasks.annotations import class_annotations
+
+    if _is_marked(annotation) or any(
+        _has_secret(each, seen) for each in typing.get_args(annotation)
+    ):
+        return True
+    kind = typing.get_origin(annotation) or annotation
+    if not isinstance(kind, type) or kind in seen or kind.__module__ == "builtins":
+        return False
+    seen.add(kind)
+    # A tuple has no names when it is displayed; in a dictionary, the name of a secret hides it.
+    has_names = not issubclass(kind, tuple)
+    return any(
+        not has_names if is_secret_name(name) else _has_secret(hint, seen)
+        for name, hint in class_annotations(kind).items()
+    )
+
+
+def _is_context(annotation: Any, hint: Any) -> bool:
+    # The text, if it names what exists for type checkers only.
+    text = annotation if isinstance(annotation, str) else ""
+    return "TaskContext" in (getattr(hint, "__name__", ""), text.rpartition(".")[2])

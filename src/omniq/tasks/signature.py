@@ -1,16 +1,18 @@
-"""How a worker calls a function: which executor, and whether it takes a context."""
+"""How a worker calls a function: which executor, the context, and the types of its arguments."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from omniq.tasks.context import TaskContext
+from omniq.errors import SerializationError
+from omniq.models import PermanentError
 from omniq.tasks.error_rules import ErrorRules
+from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import options_of
 from omniq.tasks.options import Executor
 
@@ -18,27 +20,49 @@ from omniq.tasks.options import Executor
 class Callee(msgspec.Struct, frozen=True):
     """A function and what a worker must know to call it.
 
-    `is_coroutine`: it is an `async def`. `is_chosen`: `@task` names the executor, which also awaits
-    an awaitable that the function returns; otherwise the event loop awaits it. `rules` are the
-    `errors` of `@task`.
+    `func` takes the arguments as they are stored, and converts them first if the function's
+    annotations ask for that. `is_coroutine`: it is an `async def`. `is_chosen`: `@task` names the
+    executor, which also awaits an awaitable that the function returns; otherwise the event loop
+    awaits it. `rules` are the `errors` of `@task`.
     """
 
     func: Callable[..., Any]
     place: Executor
     takes_context: bool
+    types: FunctionTypes
     is_coroutine: bool
     is_chosen: bool
     rules: tuple[ErrorRules, ...] = ()
 
 
-def callee_of(func: Callable[..., Any]) -> Callee:
-    """Return what a worker must know to call the function."""
+def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
+    """Return what a worker must know to call the function at that path."""
     options = options_of(func)
     chosen = options.executor
     is_coroutine = inspect.iscoroutinefunction(func)
     place: Executor = chosen or ("async" if is_coroutine else "thread")
     rules = () if options.errors is None else (options.errors,)
-    return Callee(func, place, _takes_context(func), is_coroutine, chosen is not None, rules)
+    types = FunctionTypes(func, func_path)
+    call = _converting(func, types) if types.converts_arguments else func
+    is_chosen = chosen is not None
+    return Callee(call, place, types.takes_context, types, is_coroutine, is_chosen, rules)
+
+
+def _converting(func: Callable[..., Any], types: FunctionTypes) -> Callable[..., Any]:
+    """The function, for arguments as they are stored."""
+    context = 1 if types.takes_context else 0
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            converted, kwargs = types.load(args[context:], kwargs)
+        except SerializationError as error:
+            # A retry does not help. Without its cause, which may quote the arguments.
+            message = str(error)
+            raise PermanentError(message, error_type=type(error).__name__) from None
+        return func(*args[:context], *converted, **kwargs)
+
+    return call
 
 
 def as_raised(error: BaseException) -> BaseException:
@@ -50,17 +74,3 @@ def as_raised(error: BaseException) -> BaseException:
     if type(error) is RuntimeError and isinstance(cause, StopIteration):
         return cause if error.args == ("coroutine raised StopIteration",) else error
     return error
-
-
-def _takes_context(func: Callable[..., Any]) -> bool:
-    parameters = list(inspect.signature(func).parameters.values())
-    if not parameters:
-        return False
-    annotation = parameters[0].annotation
-    if isinstance(annotation, str):
-        try:
-            annotation = typing.get_type_hints(func).get(parameters[0].name)
-        except Exception:
-            # Hints may name what exists for type checkers only; then the text decides.
-            return str(parameters[0].annotation).rpartition(".")[2] == TaskContext.__name__
-    return annotation is TaskContext

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from omniq.clock import Clock
-from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
+from omniq.errors import InvalidTask, NotSealed, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskResult, TaskStatus
 from omniq.serialization import Serializer, encode_internal, internal_decoder
-from omniq.signing import CHECKPOINT, open_document, seal_document, unsealed
+from omniq.signing import (
+    CHECKPOINT,
+    has_seal,
+    is_sealed,
+    open_document,
+    seal_document,
+    unsealed,
+)
+from omniq.tasks.control import Snooze
 
 if TYPE_CHECKING:
     from omniq.tasks.context import TaskContext
@@ -28,6 +36,8 @@ _T = TypeVar("_T")
 _FORMAT = 1
 _MOST_NAMES = 20
 _NO_ID = "step"
+_UNTIL_SEALED = 60.0
+"""Seconds after which a task whose checkpoint waits to be sealed looks at it again."""
 
 
 class WorkerServices(Protocol):
@@ -121,12 +131,54 @@ def read_checkpoint(serializer: Serializer, task: TaskKey, stored: bytes | None)
     """
     if stored is None:
         return CheckpointData()
-    data = _decode(open_document(serializer, CHECKPOINT, stored, *task))
+    try:
+        return _decoded(open_document(serializer, CHECKPOINT, stored, *task))
+    except SerializationError:
+        if older_checkpoint(serializer, task, stored) is None:
+            raise
+        raise NotSealed(f"the checkpoint of task {task[0]}") from None
+
+
+def _decoded(document: bytes) -> CheckpointData:
+    data = _decode(document)
     if data.format != _FORMAT:
         raise SerializationError(
             f"a checkpoint of format {data.format}; this omniq reads {_FORMAT}"
         )
     return data
+
+
+def older_checkpoint(serializer: Serializer, task: TaskKey, stored: bytes) -> CheckpointData | None:
+    """Decode a checkpoint in which an older omniq has sealed each value, and not the names.
+
+    None for other bytes, and for one with values of other tasks.
+    """
+    if has_seal(stored) or not is_sealed(serializer):
+        return None
+    try:
+        data = _decoded(stored)
+        data.steps = {
+            name: _from_older(serializer, value, {task[0]}) for name, value in data.steps.items()
+        }
+        # The place of a cursor was sealed under its name, or under the task's id in a child process.
+        data.marks = {
+            name: msgspec.structs.replace(
+                mark, last=_from_older(serializer, mark.last, {task[0], name})
+            )
+            if mark.last
+            else mark
+            for name, mark in data.marks.items()
+        }
+    except SerializationError:
+        return None
+    return data
+
+
+def _from_older(serializer: Serializer, value: bytes, owners: set[str]) -> bytes:
+    result = serializer.decode_result(value)
+    if result.task_id not in owners:
+        raise SerializationError(f"the value of a step belongs to {result.task_id}")
+    return encode_value(serializer, result.result)
 
 
 def encode_checkpoint(serializer: Serializer, task: TaskKey, data: CheckpointData) -> bytes:
@@ -272,9 +324,12 @@ class RunCheckpoint:
         return encode_checkpoint(self._services.serializer, task_key(self._task), self.data)
 
     async def _read(self) -> CheckpointData:
-        stored = await self._services.load_checkpoint(self._task.id)
         try:
+            stored = await self._services.load_checkpoint(self._task.id)
             return read_checkpoint(self._services.serializer, task_key(self._task), stored)
+        except NotSealed as error:
+            # No run of it can do anything else, but an operator can; a failure would be for good.
+            raise Snooze(_UNTIL_SEALED, reason=str(error)) from error
         except SerializationError as error:
             raise PermanentError(
                 f"the checkpoint of the task cannot be read: {error}",

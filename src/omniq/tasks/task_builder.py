@@ -6,18 +6,24 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omniq.clock import Clock
 from omniq.cron import next_run
 from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import Limit, Task, check_id, check_instant, check_key
-from omniq.serialization import MsgspecSerializer
+from omniq.serialization import MsgspecSerializer, keeps_objects
 from omniq.settings import Settings
-from omniq.tasks.functions import options_of, pass_to_queue, path_of
+from omniq.tasks.function_types import FunctionTypes
+from omniq.tasks.functions import not_a_function, options_of, pass_to_queue, path_of
 from omniq.tasks.options import TaskOptions, check_options
 from omniq.tasks.secret_parameters import secret_parameters
+
+if TYPE_CHECKING:
+    from omniq.storage.base import BaseStorage
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -33,8 +39,11 @@ class CallOptions:
     expires_at: datetime | None = None
 
 
-_FunctionFacts = tuple[str, Mapping[str, Any], tuple[int | str, ...]]
-"""The path, the given options of `@task`, and the parameters that hold secrets."""
+_FunctionFacts = tuple[str, Mapping[str, Any], tuple[int | str, ...], FunctionTypes | None]
+"""The path, the given options of `@task`, the parameters that hold secrets, and the types.
+
+Of a function that is given by its path, only that path is known.
+"""
 
 NO_OPTIONS = CallOptions(options=TaskOptions())
 
@@ -57,7 +66,7 @@ def call_options(
     check_instant("expires", expires_at)
     lifetime = None if isinstance(expires, datetime) else expires
     return CallOptions(
-        options=check_options(expires=lifetime, **shared),
+        options=check_options("options", expires=lifetime, **shared),
         task_id=task_id,
         eta=eta,
         delay=None if delay is None else seconds_of("delay", delay),
@@ -65,12 +74,20 @@ def call_options(
     )
 
 
+def builder_for(storage: BaseStorage) -> TaskBuilder:
+    """Return a builder of tasks for this storage."""
+    return TaskBuilder(
+        storage.settings, storage.clock, keeps_objects=keeps_objects(storage.serializer)
+    )
+
+
 class TaskBuilder:
     """Builds the tasks of one queue. What does not depend on the arguments is computed once."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, *, keeps_objects: bool = False) -> None:
         self._settings = settings
         self._clock = clock
+        self._keeps_objects = keeps_objects
         self._known: dict[Callable[..., Any] | str, _FunctionFacts] = {}
         self._codec = MsgspecSerializer(max_payload=settings.max_payload)
 
@@ -84,10 +101,17 @@ class TaskBuilder:
     ) -> Task:
         """Return the task of this call. The storage checks it again before it stores it.
 
-        Calls that are enqueued together have the same creation time, `now`.
+        Calls that are enqueued together have the same creation time, `now`. Raises `InvalidTask` for
+        arguments that the function does not accept.
         """
-        path, given, secrets = self._look_up(func)
+        path, given, secrets, types = self._look_up(func)
         now = now or self._clock.now()
+        passed = args, kwargs
+        if types is not None:
+            if not types.accepts(args, kwargs):
+                types.check(args, kwargs)
+            if types.converts_arguments and not self._keeps_objects:
+                args, kwargs = types.dump(args, kwargs)
         if call is not NO_OPTIONS:
             given = {**given, **call.options.given()}
         elif not given and not secrets:
@@ -99,33 +123,43 @@ class TaskBuilder:
                 max_retries=self._settings.default_max_retries,
                 created_at=now,
             )
-        return self._with_options(path, args, kwargs, call, {**given, "secrets": secrets}, now)
+        given = {**given, "secrets": secrets}
+        return self._with_options(path, (args, kwargs), passed, call, given, now)
+
+    def types_of(self, func: Callable[..., Any] | str) -> FunctionTypes | None:
+        """Return the types of a function; None of one that is given by its path."""
+        known = self._known.get(func)
+        if known is not None:
+            return known[3]
+        return None if isinstance(func, str) else FunctionTypes(func, path_of(func))
 
     def _look_up(self, func: Callable[..., Any] | str) -> _FunctionFacts:
-        """Return the function's path, its options, and which parameters hold secrets."""
+        """Return what does not depend on the arguments."""
         try:
             known = self._known.get(func)
         except TypeError as error:
-            raise InvalidTask("cannot be a task: not a function, and not a dotted path") from error
+            raise InvalidTask(not_a_function(func)) from error
         if known is None:
             path = path_of(func)
             pass_to_queue(func, path)
             if isinstance(func, str):
-                known = path, {}, ()
+                known = path, {}, (), None
             else:
-                known = path, options_of(func).given(), secret_parameters(func)
+                types = FunctionTypes(func, path)
+                known = path, options_of(func).given(), secret_parameters(func), types
             self._known[func] = known
         return known
 
     def _with_options(
         self,
         path: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        stored: _Call,
+        passed: _Call,
         call: CallOptions,
         given: Mapping[str, Any],
         now: datetime,
     ) -> Task:
+        """Keys are made of the arguments as they were passed, not as they are stored."""
         cron, interval, tz = given.get("cron"), given.get("interval"), given.get("tz")
         eta = call.eta if call.delay is None else now + timedelta(seconds=call.delay)
         if cron is not None and eta is None:
@@ -136,8 +170,8 @@ class TaskBuilder:
         return Task(
             id=call.task_id or self._clock.new_id(),
             func_path=path,
-            args=args,
-            kwargs=kwargs,
+            args=stored[0],
+            kwargs=stored[1],
             queue=given.get("queue", "default"),
             priority=given.get("priority", 0),
             eta=eta,
@@ -148,24 +182,23 @@ class TaskBuilder:
             max_crashes=given.get("max_crashes"),
             retry=given.get("retry"),
             timeout=given.get("timeout"),
-            unique=self._unique_key(path, args, kwargs, given.get("unique")),
+            unique=self._unique_key(path, stored, passed, given.get("unique")),
             expires=expires_at,
             result_ttl=given.get("result_ttl"),
-            limits=_limits(path, args, kwargs, given),
+            limits=_limits(path, passed, given),
             breakers=given.get("breaker", ()),
             metadata=dict(given.get("metadata", {})),
             secrets=given["secrets"],
             created_at=now,
         )
 
-    def _unique_key(
-        self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], unique: Any
-    ) -> str | None:
+    def _unique_key(self, path: str, stored: _Call, passed: _Call, unique: Any) -> str | None:
         if unique is None or isinstance(unique, str):
             return unique
         if callable(unique):
-            return _make_key("unique", unique, args, kwargs)
+            return _make_key("unique", unique, passed)
         # Equal calls have equal bytes, in any order of their keyword arguments.
+        args, kwargs = stored
         canonical = Task(
             id="0",
             func_path=path,
@@ -176,15 +209,13 @@ class TaskBuilder:
         return f"{path}:{hashlib.sha256(self._codec.encode_task(canonical)).hexdigest()}"
 
 
-def _limits(
-    path: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Mapping[str, Any]
-) -> tuple[Limit, ...]:
+def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, ...]:
     rate, max_running = given.get("rate"), given.get("max_running")
     if rate is None and max_running is None:
         return ()
     key = given.get("limit_key", path)
     if callable(key):
-        key = _make_key("limit_key", key, args, kwargs)
+        key = _make_key("limit_key", key, passed)
     limits = []
     if max_running is not None:
         limits.append(Limit(key=key, max_running=max_running))
@@ -193,9 +224,8 @@ def _limits(
     return tuple(limits)
 
 
-def _make_key(
-    name: str, make: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str:
+def _make_key(name: str, make: Callable[..., str], passed: _Call) -> str:
+    args, kwargs = passed
     try:
         key = make(*args, **kwargs)
     except Exception as error:

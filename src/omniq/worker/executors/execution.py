@@ -20,10 +20,11 @@ from omniq.errors import FunctionNotFound
 from omniq.models import ErrorCategory, PermanentError, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
 from omniq.retry import ExponentialBackoff, may_retry, next_delay
-from omniq.serialization import Serializer
+from omniq.serialization import Serializer, keeps_objects
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Discard, Retry, Signal, Snooze
 from omniq.tasks.error_rules import ErrorRules, explain, failed_step_of
+from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.worker.executors.process_executor import ProcessExecutor
@@ -96,6 +97,7 @@ class Execution:
         self._functions = functions
         self._clock = clock
         self._serializer = serializer
+        self._keeps_objects = keeps_objects(serializer)
         self._backoff = ExponentialBackoff(base=base_retry_delay)
         self._rules = () if errors is None else (errors,)
         self._threads = threads
@@ -107,7 +109,8 @@ class Execution:
         callee = self._callees.get(func_path)
         if callee is None:
             try:
-                callee = self._callees[func_path] = callee_of(self._functions.resolve(func_path))
+                func = self._functions.resolve(func_path)
+                callee = self._callees[func_path] = callee_of(func, func_path)
             except FunctionNotFound:
                 raise
             except BaseException as error:
@@ -136,7 +139,9 @@ class Execution:
             return self._failure(run, error, callee.rules)
         if run.stop_reason == "cancelled" or task_context.has_seen_stop:
             return self.failure_of(run)
-        return self._success(task, value, task_context.warnings)
+        # A child process has converted its result already.
+        types = None if callee.place == "process" else callee.types
+        return self._success(task, value, task_context.warnings, types)
 
     def failure_of(self, run: Run) -> Outcome:
         """The outcome of a run that was stopped and never started, or does not end."""
@@ -154,7 +159,8 @@ class Execution:
 
         Raises `PermanentError` when its result cannot be stored.
         """
-        outcome = self._success(task, task_context.result, task_context.warnings)
+        types = self.find(task.func_path).types
+        outcome = self._success(task, task_context.result, task_context.warnings, types)
         if isinstance(outcome, Succeeded):
             return outcome
         assert isinstance(outcome, Failed)
@@ -178,21 +184,25 @@ class Execution:
         # A plain function may return a coroutine; it belongs on the event loop.
         return await value if inspect.isawaitable(value) else value
 
-    def _success(self, task: Task, value: Any, warnings: tuple[str, ...]) -> Outcome:
+    def _success(
+        self, task: Task, value: Any, warnings: tuple[str, ...], types: FunctionTypes | None
+    ) -> Outcome:
         now = self._clock.now()
-        result = TaskResult(
-            task_id=task.id,
-            status=TaskStatus.SUCCESS,
-            result=value,
-            attempts=task.attempts + task.crashes + 1,
-            started_at=task.started_at,
-            finished_at=now,
-            warnings=warnings,
-        )
         try:
+            if types is not None and types.result is not None and not self._keeps_objects:
+                value = types.dump_result(value)
+            result = TaskResult(
+                task_id=task.id,
+                status=TaskStatus.SUCCESS,
+                result=value,
+                attempts=task.attempts + task.crashes + 1,
+                started_at=task.started_at,
+                finished_at=now,
+                warnings=warnings,
+            )
             encoded = self._serializer.encode_result(result)
         except BaseException as error:
-            # Also SystemExit: pickling runs the methods of the value. The work is done; running it
+            # Also SystemExit: encoding runs the methods of the value. The work is done; running it
             # again would only do it twice.
             return Failed(task.id, task.token, self._record_of(error), "unserialisable")
         try:
@@ -248,7 +258,7 @@ class Execution:
     def _signalled(self, task: Task, signal: Signal) -> Outcome:
         if isinstance(signal, Snooze):
             later = self._clock.now() + timedelta(seconds=signal.delay)
-            return Snoozed(task.id, task.token, later)
+            return Snoozed(task.id, task.token, later, str(signal.reason)[:_MAX_REASON])
         if isinstance(signal, Discard):
             reason = TaskError.from_exception(signal).message
             return Cancelled(task.id, task.token, reason[:_MAX_REASON])

@@ -15,10 +15,18 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
+from omniq import log
 from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.errors import InvalidTask, SerializationError, StaleClaim, StorageClosed, StorageError
+from omniq.errors import (
+    InvalidTask,
+    NotSealed,
+    SerializationError,
+    StaleClaim,
+    StorageClosed,
+    StorageError,
+)
 from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
-from omniq.serialization import Serializer, encode_internal
+from omniq.serialization import Serializer, encode_internal, keeps_objects
 from omniq.storage.store_clock import StoreClock
 from omniq.tasks import context
 from omniq.tasks.context import TaskContext
@@ -121,7 +129,10 @@ class ChildServices:
         )
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
-        return self._ask(CheckpointRequest()).checkpoint
+        reply = self._ask(CheckpointRequest())
+        if reply.is_not_sealed:
+            raise NotSealed(f"the checkpoint of task {task_id}")
+        return reply.checkpoint
 
     async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
         if self._ask(CheckpointRequest(checkpoint)).is_stale:
@@ -170,24 +181,28 @@ class TaskServer:
             rules = (*callee.rules, *self._rules)
             claim = (task.id, task.token)
             return Reply(error=explain(as_raised(error), rules, clock.now(), claim))
-        result = TaskResult(
-            task_id=task.id,
-            status=TaskStatus.SUCCESS,
-            result=value,
-            warnings=task_context.warnings,
-        )
         try:
+            if not keeps_objects(self._codec):
+                value = callee.types.dump_result(value)
+            result = TaskResult(
+                task_id=task.id,
+                status=TaskStatus.SUCCESS,
+                result=value,
+                warnings=task_context.warnings,
+            )
             return Reply(result=self._codec.encode_result(result))
         except BaseException as error:
-            # Pickling runs the methods of the value.
+            # Encoding runs the methods of the value.
             return Reply(unserialisable=_record_of(error, clock))
 
     def _find(self, func_path: str) -> Callee:
         callee = self._callees.get(func_path)
         if callee is None:
             # The worker has decided that the function may run; its module may not be imported here yet.
-            callee = callee_of(resolve(func_path))
+            callee = callee_of(resolve(func_path), func_path)
             self._callees[func_path] = callee
+            # Now the application has set up `logging`, or has not.
+            log.take_stdlib()
         return callee
 
 
@@ -233,6 +248,8 @@ def _serve_all(parent: Parent) -> None:
         return
     config = decode_config(message)
     use_path(config.path)
+    if config.log is not None:
+        log.open_console(config.log)
     codec = config.codec()
     rules = () if config.rules is None else (config.rules.rules(),)
     server = TaskServer(ChildServices(parent, codec), codec, rules)

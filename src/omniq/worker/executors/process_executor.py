@@ -19,9 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from omniq import log
 from omniq._futures import set_result
 from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.errors import OmniqError, SerializationError, StaleClaim
+from omniq.errors import NotSealed, OmniqError, SerializationError, StaleClaim
 from omniq.models import Task, TaskError
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
@@ -82,6 +83,8 @@ class ProcessExecutor:
             # For this pool alone: a task must not get the key of the storage.
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,
             rules=None if errors is None else EncodedRules.of(errors),
+            # In a program of the user, the child's lines belong to that program.
+            log=None if log.current_console() is None else log.child_config(),
         )
         # A child must not know whether and how the storage signs its records.
         self._codec = config.codec()
@@ -165,6 +168,8 @@ class ProcessExecutor:
             return CheckpointReply()
         except StaleClaim:
             return CheckpointReply(is_stale=True)
+        except NotSealed:
+            return CheckpointReply(is_not_sealed=True)
         except OmniqError as error:
             is_unfit = isinstance(error, SerializationError)
             return CheckpointReply(error=str(error), is_unfit=is_unfit)

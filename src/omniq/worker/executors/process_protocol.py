@@ -7,6 +7,7 @@ import struct
 import msgspec
 
 from omniq.errors import OmniqError
+from omniq.log import LogConfig
 from omniq.models import Progress, TaskError
 from omniq.serialization import (
     CloudpickleSerializer,
@@ -71,6 +72,7 @@ class ChildConfig(msgspec.Struct, frozen=True):
     max_payload: int
     pickle_key: str | None
     rules: EncodedRules | None = None
+    log: LogConfig | None = None
 
     def codec(self) -> Serializer:
         """The codec of tasks and results. Its limit is above that of the storage: a claimed task is
@@ -104,7 +106,7 @@ class SignalRecord(msgspec.Struct, frozen=True):
         reason = TaskError.from_exception(raised).message[:_MAX_REASON]
         match raised:
             case Snooze():
-                return cls("snooze", float(raised.delay), reason)
+                return cls("snooze", float(raised.delay), str(raised.reason)[:_MAX_REASON])
             case Discard():
                 return cls("discard", None, reason)
             case _:
@@ -114,7 +116,7 @@ class SignalRecord(msgspec.Struct, frozen=True):
     def to_signal(self) -> Signal:
         match self.kind:
             case "snooze":
-                return Snooze(self.delay or 0)
+                return Snooze(self.delay or 0, reason=self.reason)
             case "discard":
                 return Discard(self.reason)
             case _:
@@ -130,13 +132,15 @@ class CheckpointRequest(msgspec.Struct, frozen=True):
 class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The reply to a `CheckpointRequest`: the checkpoint, that the claim has ended, or an error.
 
-    `is_unfit`: the error is that the checkpoint cannot be stored, or read.
+    `is_unfit`: the error is that the checkpoint cannot be stored, or read. `is_not_sealed`: it waits
+    to be sealed.
     """
 
     checkpoint: bytes | None = None
     is_stale: bool = False
     error: str | None = None
     is_unfit: bool = False
+    is_not_sealed: bool = False
 
 
 class Skipped(msgspec.Struct, frozen=True):
