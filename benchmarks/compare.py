@@ -42,8 +42,10 @@ def url_of(store: Store) -> str:
     }.get(store.kind, store.url)
 
 
-def measure(what: str, source: Path, store: Store, count: int) -> dict[str, float]:
-    """What one task costs with the omniq of `source`, on an empty store."""
+def measure(
+    what: str, source: Path, store: Store, count: int, **variables: str
+) -> dict[str, float]:
+    """What one task costs with the omniq of `source` and these variables, on an empty store."""
     with store.fresh():
         report = store.folder / "report.json"
         environment = {
@@ -51,6 +53,7 @@ def measure(what: str, source: Path, store: Store, count: int) -> dict[str, floa
             "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
             "COMPARE_TASKS": str(count),
             "COMPARE_REPORT": str(report),
+            **variables,
         }
         url = url_of(store)
         log = store.folder / "log"

@@ -1,7 +1,8 @@
 """What happens to tasks and workers, as frozen values that subscribers receive.
 
 The core emits events; `log` writes them as log lines, `metrics` counts them, the dashboard streams
-them. An event has ids, names and numbers, never the arguments or the result of a task.
+them. An event has ids, names and numbers, never the arguments or the result of a task; that of a failure
+has the text of the exception as well, which `log` masks and may hide.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 from loguru import logger
 
 from omniq._deprecation import warn_renamed
 from omniq.errors import OmniqError
+
+if TYPE_CHECKING:
+    from omniq.models import Task
 
 # A library is silent by default: `omniq.log.enable()` switches its log lines on.
 logger.disable("omniq")
@@ -58,19 +62,38 @@ class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskStarted(TaskEvent, frozen=True, kw_only=True):
-    """Emitted just before the function is called."""
+    """Emitted just before the function is called. `owner` is the worker."""
 
     name: ClassVar[str] = "task.started"
+    owner: str = ""
 
 
 class TaskSucceeded(TaskEvent, frozen=True, kw_only=True):
     """Emitted when the function has returned and its result is recorded.
 
-    `seconds` is how long the function ran.
+    `seconds` is how long the function ran, `owner` the worker.
     """
 
     name: ClassVar[str] = "task.succeeded"
+    owner: str = ""
     seconds: float
+
+
+class AttemptFailed(TaskEvent, frozen=True, kw_only=True):
+    """Emitted for every failed run, once that is recorded, before `TaskRetried` or `TaskFailure`.
+
+    `error` is the type of the exception, `error_message` its text and `traceback` its whole traceback.
+    The task runs again in `retry_in` seconds; with None it failed for good, for that `reason`.
+    """
+
+    name: ClassVar[str] = "attempt.failed"
+    owner: str = ""
+    seconds: float
+    error: str
+    error_message: str = ""
+    traceback: str = ""
+    retry_in: float | None = None
+    reason: str = ""
 
 
 class TaskRetried(TaskEvent, frozen=True, kw_only=True):
@@ -82,10 +105,17 @@ class TaskRetried(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskFailure(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the last failed run is recorded: the task runs no more. `error` is the error's type."""
+    """Emitted when the last failed run is recorded: the task runs no more.
+
+    `error` is the type of the exception and `error_message` its text. `owner` is the worker, and
+    `seconds` how long the function ran.
+    """
 
     name: ClassVar[str] = "task.failed"
+    owner: str = ""
+    seconds: float = 0.0
     error: str
+    error_message: str = ""
 
 
 class TaskDead(TaskEvent, frozen=True, kw_only=True):
@@ -114,6 +144,7 @@ class TaskSnoozed(TaskEvent, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "task.snoozed"
     until: datetime
+    reason: str = ""
 
 
 class TaskStuck(TaskEvent, frozen=True, kw_only=True):
@@ -139,12 +170,21 @@ class StepSkipped(TaskEvent, frozen=True, kw_only=True):
 class HookFailed(TaskEvent, frozen=True, kw_only=True):
     """Emitted when a task's `on_failure` or `on_dead` has raised or timed out.
 
-    This has no other consequence.
+    This has no other consequence. `error` is the type of the exception, `error_message` its text.
     """
 
     name: ClassVar[str] = "hook.failed"
     hook: str
     error: str
+    error_message: str = ""
+    traceback: str = ""
+
+
+class DeadLetterRetried(Event, frozen=True, kw_only=True):
+    """Emitted when a dead letter was enqueued again, under the same `id`."""
+
+    name: ClassVar[str] = "dead.retried"
+    id: str
 
 
 class StaleRefused(Event, frozen=True, kw_only=True):
@@ -205,14 +245,30 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
     """Emitted when a worker starts to claim tasks.
 
     `records` says how records are protected: "open", "signed" or "encrypted"; `runs` which functions
-    it runs, and from which files.
+    it runs, and from which files. `storage` is the address of the storage, without passwords, and
+    `max_pending` its bound. `omniq worker` also names its functions and the schedules in the storage,
+    and says how to `stop` it.
     """
 
     name: ClassVar[str] = "worker.started"
     owner: str
     concurrency: int
+    version: str = ""
+    storage: str = ""
     records: str = "open"
+    queues: str = ""
+    max_pending: int | None = None
     runs: str = ""
+    functions: str = ""
+    schedules: str = ""
+    stop: str = ""
+
+
+class WorkerAdvice(Event, frozen=True, kw_only=True):
+    """Emitted when a worker starts with what is probably a mistake; `advice` says what to do."""
+
+    name: ClassVar[str] = "worker.advice"
+    advice: str
 
 
 class WorkerStopping(Event, frozen=True, kw_only=True):
@@ -223,14 +279,19 @@ class WorkerStopping(Event, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "worker.stopping"
     timeout: float | None
+    owner: str = ""
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
-    """Emitted when a worker has ended; it returned `released` tasks unfinished."""
+    """Emitted when a worker has ended; it returned `released` tasks unfinished.
+
+    `timed_out`: tasks still ran at the end of the shutdown timeout.
+    """
 
     name: ClassVar[str] = "worker.stopped"
     owner: str
     released: int = 0
+    timed_out: bool = False
 
 
 class ProcessStarted(Event, frozen=True, kw_only=True):
@@ -303,7 +364,8 @@ class WorkerStalled(Event, frozen=True, kw_only=True):
     """Emitted when another worker has a valid lease but makes no progress.
 
     Its loop is blocked, or its heartbeat is late. Every worker that sees it emits this once, and
-    again only after the worker has recovered in between. `owner` is the stalled worker.
+    again only after the worker has recovered in between. `owner` is the stalled worker, whose last
+    heartbeat is `elapsed` seconds old.
     """
 
     name: ClassVar[str] = "worker.stalled"
@@ -312,6 +374,7 @@ class WorkerStalled(Event, frozen=True, kw_only=True):
     pid: int
     last_heartbeat: datetime
     running: int
+    elapsed: float = 0.0
 
 
 class FunctionMissing(Event, frozen=True, kw_only=True):
@@ -468,6 +531,16 @@ def facts(event: Event) -> dict[str, Any]:
     }
 
 
+class TaskLines(Protocol):
+    """Writes the two log lines that every task has, without events: a worker writes many of them."""
+
+    def started(self, task: Task) -> None:
+        """Write that a run of the task starts."""
+
+    def succeeded(self, task: Task, seconds: float) -> None:
+        """Write that a run has succeeded after that many seconds, and that this is recorded."""
+
+
 class Dispatcher:
     """Passes each event to every subscriber, in the emitter's thread, in order of subscription.
 
@@ -479,6 +552,8 @@ class Dispatcher:
         # Replaced as a whole, never changed in place: `emit` iterates over it without the lock.
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._kinds: frozenset[type[Event]] | None = frozenset()
+        self.task_lines: TaskLines | None = None
+        """What writes the log lines of each task in place of a subscriber, if anything does."""
 
     @property
     def active(self) -> bool:

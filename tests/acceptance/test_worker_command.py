@@ -150,6 +150,9 @@ def test_the_worker_process_does_not_import_the_command_line_parser(
         ("missing", None, "there is no module missing", "1"),
         ("missing", None, "there is no module missing", "2"),
         ("tasks.py", None, "give the name of a module, such as tasks", "1"),
+        ("./tasks.py", None, "give the name of a module, such as tasks", "1"),
+        ("taks", None, "there is no module taks; did you mean tasks?", "1"),
+        ("nowhere", None, "start the worker in the folder of your code", "2"),
         ("broken", "import nowhere_to_be_found", "nowhere_to_be_found", "1"),
         ("wrong", "def f(:", "line 1", "1"),
         ("leaving", "raise SystemExit(0)", "SystemExit", "2"),
@@ -508,7 +511,8 @@ def test_every_start_is_a_new_worker(run_worker, queue):
 
 
 def test_the_log_names_events_and_never_arguments(run_worker, queue):
-    worker = run_worker("--log-level", "INFO")
+    # `tasks.fail` raises its argument: without the texts of exceptions, nothing of it may be there.
+    worker = run_worker("--log-level", "INFO", OMNIQ_LOG_ERROR_MESSAGES="0")
     good = queue.enqueue("tasks.add", "sesame", "open")
     bad = queue.options(max_retries=0).enqueue("tasks.fail", "sesame")
     good.result(PATIENCE)

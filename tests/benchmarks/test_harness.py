@@ -45,3 +45,20 @@ def test_a_task_that_ran_twice_fails_the_run():
 
         with pytest.raises(Failed, match="1 of 10 tasks ran more than once"):
             Bench("omniq", Path(sys.executable), store, Scale(10, 1)).check(10)
+
+
+def test_omniq_is_measured_by_the_command_that_users_run_with_its_default_log(monkeypatch):
+    from benchmarks.peers import omniq as peer
+
+    commands: list[tuple[object, ...]] = []
+    monkeypatch.setattr(peer, "exec_module", lambda *command: commands.append(command))
+    peer.work()
+
+    assert commands[0][:2] == ("omniq", "worker")
+    assert not [word for word in commands[0] if "log" in str(word)]
+    assert "OMNIQ_LOG_LEVEL" not in open_store_environment()
+
+
+def open_store_environment() -> dict[str, str]:
+    with open_store("sqlite-os") as store:
+        return store.environment()

@@ -22,6 +22,12 @@ async def ask(number: int) -> int:
     return number
 
 
+@task(breaker=BreakerRule(name="service", max_failures=3, reset_timeout=30), max_retries=50)
+async def ask_with_long_pauses(number: int) -> int:
+    """As `ask`, with a breaker whose opening every poll can see before its first probe."""
+    return await ask(number)
+
+
 @task(max_running=3, limit_key="three")
 async def one_of_three(number: int) -> int:
     generation = RECORDER.enter("one of three")

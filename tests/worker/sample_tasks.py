@@ -98,6 +98,11 @@ async def fail(message: str = "boom") -> None:
 
 
 @task
+async def fail_without_a_word_of(secret: str) -> None:
+    raise ValueError("boom")
+
+
+@task
 def fail_in_thread(message: str = "boom") -> None:
     raise ValueError(message)
 

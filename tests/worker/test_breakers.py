@@ -125,7 +125,7 @@ async def test_a_pool_reports_when_a_breaker_of_its_tasks_opens_and_closes(recor
     async with AsyncTaskQueue(MemoryStorage(clock=clock)) as queue:
         pool = queue.worker(concurrency=3, base_retry_delay=0)
         emitted = breaker_events(pool)
-        await queue.enqueue_many(guarded_tasks.ask, range(5))
+        await queue.enqueue_many(guarded_tasks.ask_with_long_pauses, range(5))
         async with pool:
             await advance_until(clock, lambda: emitted)
             opened = list(emitted)

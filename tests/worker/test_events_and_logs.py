@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -50,7 +51,13 @@ async def test_start_stop_and_the_events_of_a_task_are_logged_as_info(
         await (await queue.enqueue(sample_tasks.add, 1)).result(30)
 
     info = [event for level, event in lines() if level == "INFO"]
-    assert info == ["worker.started", "task.started", "task.succeeded", "worker.stopped"]
+    assert info == [
+        "worker.started",
+        "task.started",
+        "task.succeeded",
+        "worker.stopping",
+        "worker.stopped",
+    ]
 
 
 async def test_a_final_failure_is_info_and_the_dead_letter_an_error(
@@ -107,7 +114,7 @@ async def test_arguments_and_results_are_never_logged(
     queue: AsyncTaskQueue, records: list[Any]
 ) -> None:
     await queue.enqueue(sample_tasks.secret_argument, "hunter2")
-    await queue.options(max_retries=1).enqueue(sample_tasks.fail, "hunter2")
+    await queue.options(max_retries=1).enqueue(sample_tasks.fail_without_a_word_of, "hunter2")
     await queue.worker(base_retry_delay=0).run_until_empty()
 
     assert len(records) > 6
@@ -273,13 +280,39 @@ def test_nothing_is_printed_unless_logging_is_enabled():
     assert (done.stdout, done.stderr) == ("", "")
 
 
-async def test_the_log_of_a_failure_has_the_type_of_the_error_and_not_its_text(
+async def test_without_error_messages_a_failure_has_the_type_of_the_error_and_not_its_text(
     queue: AsyncTaskQueue, records: list[Any]
 ) -> None:
     """The message of an exception often contains arguments of the task."""
+    log.enable("DEBUG", error_messages=False)
     handle = await queue.options(max_retries=0).enqueue(sample_tasks.fail, "a private matter")
     async with queue.worker():
         with pytest.raises(TaskFailed):
             await handle.result(30)
 
-    assert not [record for record in records if "private" in record["message"]]
+    (failed,) = [record for record in records if record["extra"]["event"] == "attempt.failed"]
+    assert "ValueError" in failed["message"]
+    assert "in fail" in failed["message"]
+    assert not [record for record in records if "private" in str(record)]
+
+
+async def test_every_failed_run_is_a_warning_with_its_error_its_place_and_the_next_time(
+    queue: AsyncTaskQueue, records: list[Any]
+) -> None:
+    handle = await queue.options(max_retries=1).enqueue(sample_tasks.fail, "the disk is full")
+    await queue.worker(base_retry_delay=0).run_until_empty()
+
+    first, last = [record for record in records if record["extra"]["event"] == "attempt.failed"]
+    facts = first["extra"]
+    assert {record["level"].name for record in (first, last)} == {"WARNING"}
+    assert (facts["id"], facts["attempt"], facts["error"]) == (handle.id, 1, "ValueError")
+    assert facts["error_message"] == "the disk is full"
+    assert facts["where"].startswith("tests/worker/sample_tasks.py:")
+    assert facts["where"].endswith(" in fail")
+    assert facts["owner"]
+    assert facts["seconds"] > 0
+    assert ": ValueError: the disk is full (tests/worker/sample_tasks.py:" in first["message"]
+    assert re.search(r"\), again in 0(\.\d\d?)? s$", first["message"].splitlines()[0])
+    assert last["message"].splitlines()[0].endswith("), failed for good (exhausted)")
+    assert 'sample_tasks.py", line' in facts["traceback"]
+    assert "/src/omniq/" not in facts["traceback"]

@@ -129,6 +129,17 @@ async def test_monitor_detects_stalls_and_reports_each_once(alerts, worker, emit
     assert [type(event) for event in emitted] == [WorkerStalled, WorkerStalled]
 
 
+async def test_a_stalled_worker_is_reported_with_the_age_of_its_heartbeat(
+    alerts, worker, emitted, clock
+):
+    clock.advance(OVERDUE * 2)
+    await alerts.check_workers()
+
+    (event,) = emitted
+    assert event.elapsed == (OVERDUE * 2).total_seconds()
+    assert clock.now() - event.last_heartbeat == timedelta(seconds=event.elapsed)
+
+
 async def test_a_worker_whose_wall_clock_differs_by_more_than_a_lease_is_reported_once(
     alerts, queue, worker, emitted, clock
 ):

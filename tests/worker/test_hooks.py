@@ -41,9 +41,10 @@ async def test_an_exception_of_a_hook_is_reported_and_changes_nothing(queue, rec
         await until(lambda: len(emitted) == 2)
         assert await (await queue.enqueue(guarded_tasks.add, 1)).result(30) == 1
 
-    facts = {event.hook: event.error for event in emitted if isinstance(event, HookFailed)}
-    assert "the hook is broken" in facts["on_failure"]
-    assert "SystemExit" in facts["on_dead"]
+    facts = {event.hook: event for event in emitted if isinstance(event, HookFailed)}
+    assert facts["on_failure"].error_message == "the hook is broken"
+    assert "the hook is broken" in facts["on_failure"].traceback
+    assert facts["on_dead"].error == "SystemExit"
     letter = await queue.dead.get(handle.id)
     assert (letter.failure_reason, letter.attempt_count) == ("permanent", 1)
 

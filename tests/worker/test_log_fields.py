@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
+import omniq
 from omniq import (
     AsyncTaskQueue,
     AsyncWorkerPool,
@@ -51,6 +52,21 @@ async def test_the_start_is_logged_with_the_worker_and_its_slots(
     level, fields = find("worker.started")
     assert level == "INFO"
     assert (fields["owner"], fields["concurrency"]) == (owner, 3)
+    assert fields["version"] == omniq.__version__
+    assert fields["storage"] == queue.storage.capabilities.name
+    assert fields["queues"] == "all"
+    assert "max_pending" not in fields
+
+
+async def test_the_start_is_logged_with_the_bound_of_the_queue(find: Find) -> None:
+    async with (
+        AsyncTaskQueue("memory://?max_pending=100") as queue,
+        queue.worker(queues=["mail", "bulk"]),
+    ):
+        pass
+
+    _, fields = find("worker.started")
+    assert (fields["max_pending"], fields["queues"]) == (100, "mail, bulk")
 
 
 async def test_a_stop_in_time_is_logged_with_the_worker_and_nothing_released(
@@ -61,9 +77,11 @@ async def test_a_stop_in_time_is_logged_with_the_worker_and_nothing_released(
         owner = queue.storage.owner
         await handle.result(30)
 
+    level, fields = find("worker.stopping")
+    assert (level, fields["owner"]) == ("INFO", owner)
     level, fields = find("worker.stopped")
     assert level == "INFO"
-    assert (fields["owner"], fields["released"]) == (owner, 0)
+    assert (fields["owner"], fields["released"], fields["timed_out"]) == (owner, 0, False)
 
 
 async def test_a_stop_that_times_out_raises_and_logs_how_many_tasks_it_released(
@@ -77,9 +95,11 @@ async def test_a_stop_that_times_out_raises_and_logs_how_many_tasks_it_released(
     with pytest.raises(ShutdownTimeout, match="worker pool shutdown timeout"):
         await pool.stop(timeout=0.05)
 
+    level, fields = find("worker.stopping")
+    assert (level, fields["owner"], fields["timeout"]) == ("INFO", owner, 0.05)
     level, fields = find("worker.stopped")
-    assert level == "INFO"
-    assert (fields["owner"], fields["released"]) == (owner, 2)
+    assert level == "WARNING"
+    assert (fields["owner"], fields["released"], fields["timed_out"]) == (owner, 2, True)
     assert [await handle.status() for handle in handles] == [TaskStatus.PENDING] * 2
 
 
@@ -103,8 +123,7 @@ async def test_each_run_is_logged_before_it_starts_with_its_task_and_its_worker(
         "attempt": 1,
     }.items():
         assert claim[name] == fields[name] == value
-    # The claim names the worker; its token connects the two lines.
-    assert claim["owner"] == owner
+    assert claim["owner"] == fields["owner"] == owner
     assert claim["token"] == fields["token"] == 1
 
 
@@ -115,6 +134,7 @@ async def test_a_failure_is_logged_with_its_task_attempt_and_type_of_error(
     pool = queue.worker(base_retry_delay=0)
     await pool.run_until_empty()
 
+    _, started = find("worker.started")
     level, failed = find("task.failed")
     dead_level, dead = find("task.dead")
     assert (level, dead_level) == ("INFO", "ERROR")
@@ -122,6 +142,8 @@ async def test_a_failure_is_logged_with_its_task_attempt_and_type_of_error(
         assert (fields["id"], fields["attempt"]) == (handle.id, 2)
         assert fields["func_path"] == "tests.worker.sample_tasks.fail"
     assert (failed["error"], dead["reason"]) == ("ValueError", "exhausted")
+    assert (failed["owner"], failed["error_message"]) == (started["owner"], "boom")
+    assert 0 < failed["seconds"] < 5
     assert pool.stats().failed_tasks == 1
 
 
@@ -139,8 +161,21 @@ async def test_a_success_is_logged_with_its_task_and_its_duration(
     level, fields = find("task.succeeded")
     assert level == "INFO"
     assert (fields["id"], fields["attempt"]) == (handle.id, 1)
+    assert fields["owner"] == find("worker.started")[1]["owner"]
     assert fields["func_path"] == "tests.worker.sample_tasks.hold"
     assert 0.1 <= fields["seconds"] < 5
+
+
+async def test_the_retry_of_a_dead_letter_is_logged_with_its_task(
+    queue: AsyncTaskQueue, find: Find
+) -> None:
+    handle = await queue.options(max_retries=0).enqueue(sample_tasks.fail)
+    await queue.worker().run_until_empty()
+    assert await queue.dead.retry(handle.id)
+    assert not await queue.dead.retry(handle.id)
+
+    level, fields = find("dead.retried")
+    assert (level, fields["id"]) == ("INFO", handle.id)
 
 
 # Beyond the log: what else a pool shows about its tasks

@@ -120,7 +120,7 @@ async def test_a_claimed_task_that_may_run_once_and_has_not_begun_is_released(
         start(runs, task)
         runs.stop_all("shutdown")
         assert pool._runtime is not None
-        pool._runtime._stop_requested.set_result(None)
+        pool._runtime.stop_requested.set_result(None)
         stops.append(task.id)
 
     monkeypatch.setattr(RunningTasks, "start", start_and_stop)

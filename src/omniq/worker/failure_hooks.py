@@ -78,6 +78,7 @@ class FailureHooks:
                     await _in_thread(hook, task, error)
         except BaseException as raised:
             # The user's code, in the background: it may raise anything.
+            record = TaskError.from_exception(raised)
             self._events.emit(
                 HookFailed(
                     id=task.id,
@@ -85,7 +86,9 @@ class FailureHooks:
                     queue=task.queue,
                     attempt=task.attempts,
                     hook=name,
-                    error=TaskError.from_exception(raised).traceback or repr(raised),
+                    error=record.error_type,
+                    error_message=record.message,
+                    traceback=record.traceback,
                 )
             )
 

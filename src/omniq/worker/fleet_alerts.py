@@ -62,6 +62,7 @@ class FleetAlerts:
                         pid=worker.pid,
                         last_heartbeat=worker.last_heartbeat,
                         running=len(worker.running),
+                        elapsed=(self._clock.now() - worker.last_heartbeat).total_seconds(),
                     )
                 )
         self._stalled = {worker.id for worker in workers if worker.stalled}

@@ -104,15 +104,22 @@ class Maintenance:
                 reason="crashed",
             )
         )
-        if task.is_verified:
-            self._hooks.died(task, await self._why_lost(task_id))
+        error = await self._why_lost(task_id) if task.is_verified else None
+        if error is not None:
+            self._hooks.died(task, error)
 
-    async def _why_lost(self, task_id: str) -> TaskError:
-        """Why the task's last worker was lost. The history is not signed, so hooks get it only without a key."""
-        history = (
-            [] if is_sealed(self._storage.serializer) else await self._storage.history(task_id)
-        )
-        error = history[-1].error if history else None
+    async def _why_lost(self, task_id: str) -> TaskError | None:
+        """Why the task's last worker was lost; None if its dead letter is not verified.
+
+        The history is not signed, so with a key hooks do not get it.
+        """
+        error = None
+        if is_sealed(self._storage.serializer):
+            letter = await self._storage.get_dead(task_id)
+            if letter is None or not letter.is_verified:
+                return None
+        elif history := await self._storage.history(task_id):
+            error = history[-1].error
         return error or TaskError("its worker was lost", error_type="WorkerLost")
 
     async def purge(self) -> None:

@@ -10,18 +10,19 @@ from typing import Any, Self, TypedDict, TypeVar
 
 from omniq import events
 from omniq._blocking import BlockingFace, blocking
+from omniq._futures import finish
 from omniq._portal import Portal
 from omniq.errors import InvalidValue, PoolStopped, ShutdownTimeout, StorageError
 from omniq.events import Dispatcher
-from omniq.models import check_int, check_name, check_seconds
+from omniq.models import check_int, check_name, check_names, check_seconds
 from omniq.storage.base import BaseStorage
 from omniq.tasks.error_rules import ErrorRules, rules_at
-from omniq.tasks.task_builder import TaskBuilder
+from omniq.tasks.task_builder import builder_for
 from omniq.worker.loop_watchdog import PATIENCE
 from omniq.worker.pool_runtime import PoolConfig, PoolRuntime
 from omniq.worker.pool_stats import PoolStats
 from omniq.worker.stats_recorder import StatsRecorder, event_fields
-from omniq.worker.storage_session import StorageSession
+from omniq.worker.storage_session import StartReport, StorageSession
 
 _R = TypeVar("_R")
 
@@ -78,8 +79,7 @@ class AsyncWorkerPool:
         if max_leaked_threads is not None:
             check_int("max_leaked_threads", max_leaked_threads, low=1, error=InvalidValue)
         check_seconds("loop_patience", loop_patience, above_zero=True, error=InvalidValue)
-        for queue in queues or ():
-            check_name("queue", queue, error=InvalidValue)
+        _check_all_names(queues, allow)
         self._storage = storage
         self._config = PoolConfig(
             concurrency=concurrency,
@@ -87,12 +87,12 @@ class AsyncWorkerPool:
             base_retry_delay=base_retry_delay,
             queues=None if queues is None else tuple(queues),
             lease=storage.settings.lease if lease is None else lease,
-            allow=_module_names(allow),
+            allow=None if allow is None else list(allow),
             errors=_rules(errors, storage),
             max_leaked_threads=max_leaked_threads or concurrency,
             loop_patience=loop_patience,
         )
-        self._builder = TaskBuilder(storage.settings, storage.clock)
+        self._builder = builder_for(storage)
         self.events = Dispatcher()
         self._stats = StatsRecorder(self.events)
         self._session = StorageSession(storage, self.events)
@@ -101,11 +101,17 @@ class AsyncWorkerPool:
         """Whether the store could not be reached when the pool was to start: see `lease_watch`."""
         self.deaths: dict[int, str] = {}
         """How processes of this machine died that were workers: stored with the tasks they ran."""
+        self.is_supervised = False
+        """Whether `omniq worker` runs the pool, and reports that it stops."""
 
     @property
     def running(self) -> bool:
         """Whether the pool claims tasks."""
         return self._runtime is not None and self._runtime.running
+
+    def tell(self, report: StartReport) -> None:
+        """Give the pool what it does not know, for the event of its start."""
+        self._session.start_report = report
 
     @property
     def recycle_requested(self) -> bool:
@@ -159,10 +165,18 @@ class AsyncWorkerPool:
         if runtime is None:
             await self._session.close()
             return
+        if runtime.running and not self.is_supervised:
+            stopping = events.WorkerStopping(owner=self._storage.owner, timeout=timeout)
+            self.events.emit(stopping)
         in_time = await runtime.stop(timeout, cancel_in_flight)
         runtime.raise_error()
         if not in_time:
             raise ShutdownTimeout
+
+    def stop_claiming(self) -> None:
+        """Claim nothing from now on; `stop` has to follow. For the process that supervises the pool."""
+        if self._runtime is not None:
+            finish(self._runtime.stop_requested)
 
     async def wait(self) -> None:
         """Return when the pool has ended; raises the error if one ended it."""
@@ -342,10 +356,11 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
                     self._portal = Portal()
 
 
-def _module_names(allow: Sequence[str] | None) -> list[str] | None:
-    if isinstance(allow, str):
-        raise InvalidValue(f"allow={allow!r}: expected a list of modules, such as [{allow!r}]")
-    return None if allow is None else list(allow)
+def _check_all_names(queues: Sequence[str] | None, modules: Sequence[str] | None) -> None:
+    check_names("queues", queues)
+    check_names("allow", modules)
+    for queue in queues or ():
+        check_name("queue", queue, error=InvalidValue)
 
 
 def _rules(errors: ErrorRules | None, storage: BaseStorage) -> ErrorRules | None:

@@ -32,7 +32,7 @@ from omniq.worker.maintenance import Maintenance
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
 from omniq.worker.schedule_loop import ScheduleLoop
 from omniq.worker.stats_recorder import StatsRecorder
-from omniq.worker.storage_session import StorageSession, worker_started
+from omniq.worker.storage_session import StorageSession
 from omniq.worker.task_services import TaskServices
 from omniq.worker.unknown_functions import UnknownFunctions
 
@@ -87,13 +87,13 @@ class PoolRuntime:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._stop_requested: asyncio.Future[None] = self._loop.create_future()
+        self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
         self._running: RunningTasks | None = None
         self._claim_loop: ClaimLoop | None = None
         self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval)
         self._threads: ThreadExecutor | None = None
-        self._has_reported_recycling = False
+        self._has_reported_recycling = self._was_forced = False
         self._watch = LeaseWatch(storage.clock, config.lease, self._has_outcomes, deaths)
         if had_to_wait:
             self._watch.had_to_wait()
@@ -105,12 +105,12 @@ class PoolRuntime:
     def running(self) -> bool:
         """Whether it claims tasks."""
         has_started = self._started.done() and self._started.exception() is None
-        return has_started and not self._stop_requested.done()
+        return has_started and not self.stop_requested.done()
 
     @property
     def is_stopping(self) -> bool:
         """Whether it was stopped, or has ended by itself."""
-        return self._stop_requested.done()
+        return self.stop_requested.done()
 
     @property
     def has_ended(self) -> bool:
@@ -139,14 +139,14 @@ class PoolRuntime:
             # Closed before the caller sees the error: it may start the pool again immediately.
             await asyncio.wait((self._main,))
         self._started.result()
-        if self._stop_requested.done():
+        if self.stop_requested.done():
             raise PoolStopped("the pool was stopped before it had started")
 
     async def stop(self, timeout: float | None, cancel_in_flight: bool) -> bool:
         """Stop, and wait for the end; returns whether it ended by itself within `timeout`."""
         if self.has_ended:
             return True
-        finish(self._stop_requested)
+        finish(self.stop_requested)
         self._wake.set()
         if cancel_in_flight and self._running is not None:
             self._running.stop_all("shutdown")
@@ -187,6 +187,7 @@ class PoolRuntime:
 
     async def _force(self) -> None:
         """End it by force: its time is up, and the storage may not answer."""
+        self._was_forced = True
         if self._running is not None:
             self._running.stop_all("shutdown", SHORT_GRACE)
         for patience in _FORCE:
@@ -261,7 +262,7 @@ class PoolRuntime:
                 )
             # Marks the error as retrieved: the caller of `start` may have given up waiting for it.
             self._started.exception()
-            finish(self._stop_requested)
+            finish(self.stop_requested)
 
     async def _run_claim_loop(self, claim_loop: ClaimLoop) -> None:
         try:
@@ -271,7 +272,7 @@ class PoolRuntime:
             self._error = error
             self._report_failure("pool", error)
         finally:
-            finish(self._stop_requested)
+            finish(self.stop_requested)
 
     async def _set_up(self, stack: AsyncExitStack) -> ClaimLoop:
         """Open everything. What is open is on the stack, to be closed in reverse order."""
@@ -315,7 +316,7 @@ class PoolRuntime:
         )
         if (pause := unknown.pause) is not None:
             self._start_side_loops(stack, unknown=lambda: claim_loop.end_unknown_forever(pause))
-        self._events.emit(worker_started(storage, config.concurrency, functions.description))
+        self._session.report_start(config.concurrency, config.queues, functions.description)
         return claim_loop
 
     async def _take_lease(self, unknown: UnknownFunctions) -> None:
@@ -381,7 +382,7 @@ class PoolRuntime:
             poll_interval=self._config.poll_interval,
             queues=self._config.queues,
             wake=self._wake,
-            stop_requested=self._stop_requested,
+            stop_requested=self.stop_requested,
         )
 
     def _start_heartbeat(
@@ -438,7 +439,7 @@ class PoolRuntime:
 
     def _report_stopped(self, owner: str, released_before: int) -> None:
         released = self._stats.released - released_before
-        self._events.emit(events.WorkerStopped(owner=owner, released=released))
+        self._session.report_stop(owner, released, timed_out=self._was_forced)
 
     def _report_failure(self, chore: str, error: Exception) -> None:
         self._events.emit(events.ChoreFailed.of(chore, error))

@@ -7,7 +7,11 @@ and the nominal time, so that a step whose reply was lost can be repeated.
 
 from __future__ import annotations
 
+from collections import deque
+from datetime import datetime
+
 from omniq._backoff import backoff
+from omniq.errors import NotSealed
 from omniq.events import ChoreFailed, Dispatcher, ScheduleFired, ScheduleMissed
 from omniq.failpoints import hit
 from omniq.models import Schedule
@@ -33,6 +37,7 @@ class ScheduleLoop:
 
     async def run(self) -> None:
         """Fire what is due, again and again, until cancelled."""
+        await self._report_older()
         while True:
             with self._storage.listen_for_schedules() as changed:
                 began = self._clock.monotonic()
@@ -40,6 +45,16 @@ class ScheduleLoop:
                 rest = min((self._clock.monotonic() - began) * _SHARE, self._poll_interval)
                 await self._clock.sleep(rest)
                 await self._clock.wait(changed, max(0.0, pause - rest))
+
+    async def _report_older(self) -> None:
+        """Report the schedules that an older omniq has stored: none of them fires until it is sealed."""
+        try:
+            older = await self._storage.older_documents(max_pages=0)
+        except Exception as error:
+            self._events.emit(ChoreFailed.of("schedules", error))
+            return
+        for each in older:
+            self._events.emit(ChoreFailed.of(f"schedule {each.id}", NotSealed(each.id)))
 
     async def fire_due(self) -> float:
         """Fire all that is due; returns in how many seconds to check again. Never raises."""
@@ -62,11 +77,18 @@ class ScheduleLoop:
         schedule_id, version = schedule.id, schedule.version
         try:
             current: Schedule | None = schedule
-            while current is not None and (firing := due(current, self._clock.now())) is not None:
+            missed: deque[datetime] = deque()
+            while current is not None:
+                firing = due(current, self._clock.now(), missed)
+                if firing is None:
+                    break
                 before = current.version
                 is_fired = await self._step(current, firing)
                 # Advanced by this worker, or by another one that was faster.
                 current = await self._storage.get_schedule(schedule_id)
+                if current is None or current.version != before + 1:
+                    # Changed in another way: its times may be others.
+                    missed.clear()
                 if not is_fired and current is not None and current.version == before:
                     # Not due by the store's clock, which is behind this worker's: later.
                     return self._poll_interval

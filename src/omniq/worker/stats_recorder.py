@@ -22,6 +22,9 @@ from omniq.worker.failure_hooks import FailureHooks
 
 _DURATIONS = 100
 
+UNKNOWN_FUNCTION = "unknown function"
+"""Why a task did not start whose function cannot run here."""
+
 
 class StatsRecorder:
     """Counts recorded outcomes, holds the newest durations, and emits the events of tasks.
@@ -57,12 +60,16 @@ class StatsRecorder:
             for task in tasks:
                 self._events.emit(events.TaskClaimed(**event_fields(task), owner=task.owner or ""))
         if self._events.active:
-            self.breakers.update(rule.name for task in tasks for rule in task.breakers)
+            for task in tasks:
+                if task.breakers:
+                    self.breakers.update(rule.name for rule in task.breakers)
 
     def started(self, task: Task) -> None:
         """Report a run that starts."""
+        if (lines := self._events.task_lines) is not None:
+            lines.started(task)
         if self._events.wants(events.TaskStarted):
-            self._events.emit(events.TaskStarted(**event_fields(task)))
+            self._events.emit(events.TaskStarted(**event_fields(task), owner=task.owner or ""))
 
     def ran(self, task: Task, seconds: float, stop_reason: str) -> None:
         """Note how long a run took. Its outcome is reported once it is recorded."""
@@ -73,7 +80,7 @@ class StatsRecorder:
     def not_started(self, task: Task) -> None:
         """Note a task that did not start, since its function cannot run here."""
         if self._events.active:
-            self._unreported[task.id, task.token] = (task, 0.0, "unknown function")
+            self._unreported[task.id, task.token] = (task, 0.0, UNKNOWN_FUNCTION)
 
     def recorded(self, outcomes: Sequence[Outcome], recorded: Sequence[bool]) -> None:
         """Count the outcomes that the storage has recorded, and those that it refused."""
@@ -107,26 +114,68 @@ class StatsRecorder:
         task, seconds, stop_reason = self._unreported.pop(claim, (None, 0.0, ""))
         if task is None or not was_recorded:
             return
-        if type(outcome) is Succeeded and not self._events.wants(events.TaskSucceeded):
-            return
+        if type(outcome) is Succeeded:
+            if (lines := self._events.task_lines) is not None:
+                lines.succeeded(task, seconds)
+            if not self._events.wants(events.TaskSucceeded):
+                return
         self._call_hooks(task, outcome)
-        fields = event_fields(task)
+        self._report_failed_run(task, outcome, seconds, stop_reason)
+        fields, owner = event_fields(task), task.owner or ""
         match outcome:
             case Succeeded():
-                self._events.emit(events.TaskSucceeded(**fields, seconds=seconds))
+                self._events.emit(events.TaskSucceeded(**fields, owner=owner, seconds=seconds))
             case Retried(error=error, eta=eta) if eta is not None:
                 self._events.emit(
                     events.TaskRetried(**fields, error=error.error_type, retry_at=eta)
                 )
             case Failed(error=error, reason=reason):
-                self._events.emit(events.TaskFailure(**fields, error=error.error_type))
+                self._events.emit(
+                    events.TaskFailure(
+                        **fields,
+                        owner=owner,
+                        seconds=seconds,
+                        error=error.error_type,
+                        error_message=error.message,
+                    )
+                )
                 self._events.emit(events.TaskDead(**fields, reason=reason))
             case Cancelled(reason=reason):
                 self._events.emit(events.TaskCancellation(**fields, reason=reason))
-            case Snoozed(eta=eta):
-                self._events.emit(events.TaskSnoozed(**fields, until=eta))
+            case Snoozed(eta=eta, reason=reason):
+                self._events.emit(events.TaskSnoozed(**fields, until=eta, reason=reason))
             case _:
                 self._events.emit(events.TaskReleased(**fields, reason=stop_reason))
+
+    def _report_failed_run(
+        self, task: Task, outcome: Outcome, seconds: float, stop_reason: str
+    ) -> None:
+        if not self._events.wants(events.AttemptFailed):
+            return
+        retry_in, reason = None, ""
+        match outcome:
+            case Retried(error=error, eta=eta):
+                # From the time of the failure: the outcome may have waited since.
+                if eta is not None and error.timestamp is not None:
+                    retry_in = max(0.0, (eta - error.timestamp).total_seconds())
+            case Failed(error=error, reason=reason):
+                if stop_reason == UNKNOWN_FUNCTION:
+                    # No run of it has failed.
+                    return
+            case _:
+                return
+        self._events.emit(
+            events.AttemptFailed(
+                **event_fields(task),
+                owner=task.owner or "",
+                seconds=seconds,
+                error=error.error_type,
+                error_message=error.message,
+                traceback=error.traceback,
+                retry_in=retry_in,
+                reason=reason,
+            )
+        )
 
     def _call_hooks(self, task: Task, outcome: Outcome) -> None:
         if self.hooks is None or not isinstance(outcome, Retried | Failed):

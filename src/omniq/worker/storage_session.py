@@ -1,13 +1,29 @@
-"""Opens the storage of a pool when it is needed, and closes it only if the pool opened it."""
+"""Opens the storage of a pool when it is needed, and closes it only if the pool opened it.
+
+It also reports what the pool says of itself when it starts and when it has ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from omniq.events import Dispatcher, WorkerStarted
+import msgspec
+
+from omniq._version import __version__
+from omniq.events import Dispatcher, WorkerStarted, WorkerStopped
 from omniq.signing import protection
 from omniq.storage.base import BaseStorage
 from omniq.worker.maintenance import tasks_left
+
+
+class StartReport(msgspec.Struct, frozen=True):
+    """What `omniq worker` knows of its worker, and other pools do not, for the event of its start."""
+
+    storage: str = ""
+    functions: str = ""
+    schedules: str = ""
+    stop: str = ""
 
 
 class StorageSession:
@@ -19,6 +35,8 @@ class StorageSession:
         self._lock = asyncio.Lock()
         self.is_owner = False
         """Whether the pool has opened the storage, and has to close it."""
+        self.start_report = StartReport()
+        """What is not known here, for the event of the start."""
 
     async def open(self) -> None:
         """Open the storage, unless it is open."""
@@ -39,8 +57,25 @@ class StorageSession:
                 self._events.emit(left)
             await self._storage.close()
 
+    def report_start(self, concurrency: int, queues: Sequence[str] | None, runs: str) -> None:
+        """Emit the event of a worker that starts to claim tasks of the storage."""
+        storage, report = self._storage, self.start_report
+        self._events.emit(
+            WorkerStarted(
+                owner=storage.owner,
+                concurrency=concurrency,
+                version=__version__,
+                storage=report.storage or storage.capabilities.name,
+                records=protection(storage.serializer),
+                queues="all" if queues is None else ", ".join(queues),
+                max_pending=storage.max_pending,
+                runs=runs,
+                functions=report.functions,
+                schedules=report.schedules,
+                stop=report.stop,
+            )
+        )
 
-def worker_started(storage: BaseStorage, concurrency: int, runs: str) -> WorkerStarted:
-    """The event of a worker that starts to claim tasks of the storage."""
-    records = protection(storage.serializer)
-    return WorkerStarted(owner=storage.owner, concurrency=concurrency, records=records, runs=runs)
+    def report_stop(self, owner: str, released: int, *, timed_out: bool) -> None:
+        """Emit the event of a worker that has ended."""
+        self._events.emit(WorkerStopped(owner=owner, released=released, timed_out=timed_out))

@@ -2,6 +2,7 @@
 
 - `supervisor`: `Worker`, which handles signals and exit codes.
 - `pool_process`: the pool in this process, for `--processes 1`.
+- `start_report`: what a worker says when it starts.
 - `task_modules`: which modules of a package have tasks, by their source.
 - `worker_children`: several worker processes, started and replaced by the supervisor.
 - `worker_child`: the program of one of them.

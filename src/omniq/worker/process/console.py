@@ -10,70 +10,70 @@ import io
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, NoReturn
-
-from loguru import logger
+import warnings
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 from omniq import log
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, SettingsError, TaskNotFound
 from omniq.escaping import visible
-
-if TYPE_CHECKING:
-    from loguru import Record
+from omniq.log import LogConfig
+from omniq.log.stderr import write_stderr
 
 FAILURE = 1
 BAD_USAGE = 2
 NOT_FOUND = 3
 
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+_show_warning = warnings.showwarning
+
 _EXIT_SECONDS = 5.0
 """Seconds the interpreter has to exit; it does not wait longer for threads of the application."""
 
-_FORMAT = (
-    "<dim>{time:YYYY-MM-DD HH:mm:ss.SSS}</dim> <level>{level: <7}</level> <dim>{process}</dim> "
-    "{extra[shown]}\n{exception}"
-)
 
-
-def start_logging(level: str) -> None:
-    """Write log lines of `level` and above to stderr, of the application and of omniq."""
-    log.enable(level)
-    logger.remove()
-    # Not `diagnose`: it prints the values of variables, and a task's arguments are private.
-    logger.add(
-        write,
-        level=level.upper(),
-        format=_line,
-        colorize=is_colourful(),
-        backtrace=False,
-        diagnose=False,
-    )
-
-
-def _line(record: Record) -> str:
-    # An event of omniq is one line, whatever is in the error of its task; messages of the
-    # application may have several.
-    keep = "" if "event" in record["extra"] else "\n\t"
-    record["extra"]["shown"] = visible(record["message"], keep=keep)
-    return _FORMAT
-
-
-def is_colourful() -> bool:
-    """Whether stderr is a terminal and NO_COLOR is not set."""
-    try:
-        return not os.environ.get("NO_COLOR") and sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        return False
+def start_logging(config: LogConfig) -> None:
+    """Write log lines to stderr, of the application and of omniq, and warnings among them."""
+    log.open_console(config)
+    warnings.showwarning = show_warning
 
 
 def write(text: str) -> None:
-    """Write to stderr; does nothing when there is none or when it is closed."""
-    # EPIPE, EIO of a closed terminal, a closed descriptor, no stream at all: in each case the line
-    # cannot be read, and the work continues.
-    try:
-        sys.stderr.write(str(text))
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
+    """Write to stderr, after the log lines before it; does nothing when there is none."""
+    console = log.current_console()
+    if console is None:
+        write_stderr(text)
+    else:
+        console.write(text)
+
+
+def note(text: str, level: str = "INFO") -> None:
+    """Write a line for people: a line of the log, if there is one."""
+    console = log.current_console()
+    if console is None:
+        write(f"omniq: {visible(text)}\n")
+    else:
+        console.note(text, level)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning as a line of the log, in the place of `warnings.showwarning`.
+
+    A warning about the settings is written without the place in omniq that gives it.
+    """
+    if category is UserWarning and filename.startswith(_PACKAGE):
+        note(str(message), "WARNING")
+    elif file is None and log.current_console() is not None:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        note(text.rstrip("\n"), "WARNING")
+    else:
+        _show_warning(message, category, filename, lineno, file, line)
 
 
 def report_error(error: OmniqError | str) -> int:
@@ -112,7 +112,9 @@ def restart_process() -> NoReturn:
 
 
 def flush() -> None:
-    """Flush both streams. A closed pipe must not become the exit code of a clean stop."""
+    """Flush the log and both streams. A closed pipe must not become the exit code of a clean stop."""
+    if (console := log.current_console()) is not None:
+        console.finish()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

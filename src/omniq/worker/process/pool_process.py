@@ -29,13 +29,29 @@ from omniq.errors import (
     StorageError,
     StorageRefused,
 )
-from omniq.events import ChoreFailed, Dispatcher, Event, WorkerRecycling, WorkerStuck
+from omniq.events import (
+    ChoreFailed,
+    Dispatcher,
+    Event,
+    WorkerAdvice,
+    WorkerRecycling,
+    WorkerStuck,
+)
 from omniq.outcomes import Outcome, Released
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.storage import BaseStorage
-from omniq.tasks.task_builder import TaskBuilder
+from omniq.tasks.task_builder import builder_for
 from omniq.worker import AsyncWorkerPool
 from omniq.worker.interruption import interruption
+from omniq.worker.process.start_report import (
+    functions_of,
+    how_to_stop,
+    module_advice,
+    queue_advice,
+    queues_of,
+    summary,
+)
+from omniq.worker.storage_session import StartReport
 
 _GRACE = 0.6
 _FIRST_PAUSE = 0.1
@@ -115,8 +131,13 @@ class PoolProcess:
         config: WorkerConfig,
         notify: Callable[[Notice], None],
         deaths: dict[int, str],
+        address: str = "",
     ) -> None:
-        """`deaths`: how other workers of this machine died; the caller adds to it."""
+        """`deaths`: how other workers of this machine died; the caller adds to it.
+
+        `address`: where the storage is, for people.
+        """
+        self._address = address
         self._storage = storage
         self._clock = storage.clock
         self._config = config
@@ -131,6 +152,7 @@ class PoolProcess:
             allow=config.modules,
         )
         self._pool.deaths = deaths
+        self._pool.is_supervised = True
         self._pool.events.subscribe(self._on_event, kinds=(WorkerRecycling, WorkerStuck))
         for path in config.listeners:
             self._pool.events.subscribe(_listener_at(path))
@@ -195,8 +217,6 @@ class PoolProcess:
 
     async def _work(self) -> None:
         """Wait until the running pool has ended, by request or by itself."""
-        self._notify(Ready())
-        self._is_working = True
         if self._stopping.is_set():
             self._begin_stop()
         try:
@@ -206,9 +226,10 @@ class PoolProcess:
                 await self._end
 
     def _begin_stop(self) -> None:
-        # The pool stops in the next iteration of its loop, before it can claim anything more.
         self._stopping.set()
         if self._is_working and self._end is None:
+            # Not only in the new task: a run that ends before that starts must not make room for another.
+            self._pool.stop_claiming()
             self._end = asyncio.create_task(self._stop_pool())
 
     async def _begin(self) -> None:
@@ -219,7 +240,13 @@ class PoolProcess:
                 if not self._storage.is_open:
                     await self._storage.open()
                 await self._declare_schedules()
+                advice = await self._prepare_report()
                 await self._pool.start()
+                # Before anything else: the pool may have claimed a task already, which a stop waits for.
+                self._is_working = True
+                self._notify(Ready())
+                for sentence in advice:
+                    self._events.emit(WorkerAdvice(advice=sentence))
                 return
             except StorageError as error:
                 is_server = self._storage.capabilities.reach == "fleet"
@@ -242,8 +269,28 @@ class PoolProcess:
             for name, module in sorted(sys.modules.items())
             if name in self._config.modules or name.startswith(prefixes)
         ]
-        builder = TaskBuilder(self._storage.settings, self._storage.clock)
+        builder = builder_for(self._storage)
         await AsyncSchedules(self._storage, builder).declare(*modules)
+
+    async def _prepare_report(self) -> list[str]:
+        """Tell the pool what it says when it starts; returns advice on what is probably a mistake."""
+        storage, config = self._storage, self._config
+        functions = functions_of(config.modules)
+        paths = sorted({path for found in functions.values() for path in found})
+        schedules = await storage.list_schedules()
+        self._pool.tell(
+            StartReport(
+                storage=self._address,
+                functions=summary(paths),
+                schedules=summary([schedule.id for schedule in schedules]),
+                stop=how_to_stop(config.shutdown_timeout),
+            )
+        )
+        filled = queues_of(paths, config.modules) | {each.task.queue for each in schedules}
+        return [
+            *module_advice(functions),
+            *await queue_advice(storage, config.queues, filled),
+        ]
 
     async def _stop_pool(self) -> None:
         try:

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
@@ -26,9 +27,10 @@ import msgspec
 from omniq import log
 from omniq.errors import InvalidValue, OmniqError, SettingsError, ShutdownTimeout
 from omniq.events import ChoreFailed, Dispatcher, WorkerStopping
-from omniq.models import check_int, check_name, check_seconds
+from omniq.models import check_int, check_name, check_names, check_seconds
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
+from omniq.storage.urls import storage_url
 from omniq.worker.process.inbox import Inbox
 from omniq.worker.process.pool_process import (
     Ended,
@@ -39,6 +41,7 @@ from omniq.worker.process.pool_process import (
     Recycle,
     WorkerConfig,
 )
+from omniq.worker.process.start_report import address
 from omniq.worker.process.task_modules import modules_with_tasks
 from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildren
 
@@ -83,6 +86,8 @@ class Worker:
         listeners: Sequence[str] = (),
     ) -> None:
         check_int("processes", processes, low=1, error=InvalidValue)
+        for name, value in (("modules", modules), ("queues", queues), ("listeners", listeners)):
+            check_names(name, value)
         if isinstance(storage, BaseStorage):
             self._url, self.storage = None, storage
         else:
@@ -206,7 +211,7 @@ class Worker:
                 url=self._url,
                 settings=_as_data(self._settings),
                 path=sys.path,
-                log_level=log.enabled_level(),
+                log=log.child_config(),
             )
             return WorkerChildren(self.processes, config, self._inbox.put, self._clock)
         self._is_starting = True
@@ -216,7 +221,14 @@ class Worker:
             self._import_below()
         finally:
             self._is_starting = False
-        return PoolProcess(self.storage, self.config, self._inbox.put, self.deaths)
+        # Now the application has set up `logging`, or has not.
+        log.take_stdlib()
+        return PoolProcess(self.storage, self.config, self._inbox.put, self.deaths, self._address())
+
+    def _address(self) -> str:
+        if self._has_storage_object:
+            return self.storage.capabilities.name
+        return address(storage_url(self._settings, self._url))
 
     def _import_below(self) -> None:
         """Import the modules with tasks below the packages: nothing is imported later for a task."""
@@ -273,7 +285,9 @@ class Worker:
         """Stop the runner; returns the earlier of the old deadline and the new one."""
         self.is_ready = False
         runner.stop(timeout)
-        self._events.emit(WorkerStopping(timeout=timeout))
+        if deadline == _NEVER:
+            # Not once more for a thread that is found to run on while the worker stops.
+            self._events.emit(WorkerStopping(timeout=timeout))
         if timeout is None:
             return deadline
         return min(deadline, self._clock.monotonic() + timeout + runner.grace)
@@ -361,19 +375,30 @@ def _as_data(settings: Settings) -> dict[str, Any]:
 
 def _import(name: str) -> None:
     """Import a module of the user; raises `SettingsError` with the reason in one line."""
+    if name.startswith("."):
+        # A path such as ./tasks.py; Python would take it for a relative import.
+        raise _no_module(name)
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _cannot_import(name, error) from error
-        hint = ""
-        if name.endswith(".py") or "/" in name:
-            module = name.removesuffix(".py").strip("./").replace("/", ".")
-            hint = f"; give the name of a module, such as {module}"
-        raise SettingsError(f"there is no module {name}{hint}") from error
+        raise _no_module(name) from error
     except (Exception, SystemExit) as error:
         # The top of a user's module is the user's code: it may raise anything.
         raise _cannot_import(name, error) from error
+
+
+def _no_module(name: str) -> OmniqError:
+    if name.endswith(".py") or "/" in name:
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        hint = f"give the name of a module, such as {module}"
+    else:
+        here = [path.stem for path in Path().glob("*.py")]
+        near = get_close_matches(name, here, n=1)
+        place = f"start the worker in the folder of your code; this is {Path.cwd()}"
+        hint = f"did you mean {near[0]}?" if near else place
+    return SettingsError(f"there is no module {name}; {hint}")
 
 
 def _cannot_import(name: str, error: BaseException) -> OmniqError:

@@ -43,8 +43,8 @@ def main() -> None:
     commands = sock.makefile("rb")
     config = msgspec.json.decode(commands.readline(), type=WorkerChildConfig)
     use_path(config.path)
-    if config.log_level is not None:
-        console.start_logging(config.log_level)
+    if config.log is not None:
+        console.start_logging(config.log)
     _run(config, sock, commands)
 
 

@@ -25,6 +25,7 @@ from omniq import log
 from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.events import Dispatcher, ProcessEnded, ProcessStarted
+from omniq.log import LogConfig
 from omniq.worker.process.pool_process import Ended, Notice, Ready, WorkerConfig
 
 READY = b"r"
@@ -57,7 +58,7 @@ class WorkerChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None
     settings: dict[str, Any]
     path: list[str]
-    log_level: str | None
+    log: LogConfig | None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

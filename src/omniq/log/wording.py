@@ -1,0 +1,215 @@
+"""The words of the log: the level of each event, its fields and its line, safe for every sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from omniq.errors import SettingsError
+from omniq.escaping import visible
+from omniq.events import (
+    AttemptFailed,
+    BreakerOpened,
+    ChoreFailed,
+    ClockDiffers,
+    Event,
+    FunctionMissing,
+    HookFailed,
+    LeaseLoss,
+    LeaseRenewed,
+    LoopBlocked,
+    PollEmpty,
+    ProcessEnded,
+    RecordQuarantined,
+    ScheduleFired,
+    ScheduleMissed,
+    StaleRefused,
+    StepSkipped,
+    StoreRestored,
+    TaskCancellation,
+    TaskClaimed,
+    TaskDead,
+    TaskEnqueued,
+    TaskFailure,
+    TaskRetried,
+    TasksGivenBack,
+    TasksLeft,
+    TaskSnoozed,
+    TaskStuck,
+    WorkerAdvice,
+    WorkerRecycling,
+    WorkerStalled,
+    WorkerStopped,
+    WorkerStuck,
+    facts,
+)
+from omniq.log.config import LogConfig
+from omniq.log.user_frames import user_frames, where
+from omniq.masking import mask_text
+
+if TYPE_CHECKING:
+    from loguru import Level
+
+MAX_MESSAGE = 500
+"""How many characters of an exception's text a line has."""
+
+LEVELS: dict[type[Event], str] = {
+    TaskEnqueued: "DEBUG",
+    TaskClaimed: "DEBUG",
+    TaskRetried: "DEBUG",
+    LeaseRenewed: "DEBUG",
+    PollEmpty: "DEBUG",
+    ScheduleFired: "DEBUG",
+    ScheduleMissed: "WARNING",
+    AttemptFailed: "WARNING",
+    StaleRefused: "WARNING",
+    StepSkipped: "WARNING",
+    TasksGivenBack: "WARNING",
+    TasksLeft: "WARNING",
+    FunctionMissing: "WARNING",
+    LeaseLoss: "WARNING",
+    LoopBlocked: "WARNING",
+    WorkerAdvice: "WARNING",
+    WorkerRecycling: "WARNING",
+    BreakerOpened: "WARNING",
+    ClockDiffers: "ERROR",
+    WorkerStalled: "ERROR",
+    WorkerStuck: "ERROR",
+    TaskStuck: "ERROR",
+    HookFailed: "ERROR",
+    ProcessEnded: "WARNING",
+    RecordQuarantined: "ERROR",
+    StoreRestored: "ERROR",
+    TaskDead: "ERROR",
+    ChoreFailed: "ERROR",
+}
+"""Events that are not INFO: DEBUG is routine, WARNING was repaired, ERROR needs a person."""
+
+_USERS_TEXTS: dict[type[Event], str] = {
+    TaskCancellation: "reason",
+    TaskSnoozed: "reason",
+    TaskFailure: "error_message",
+    AttemptFailed: "error_message",
+    HookFailed: "error_message",
+}
+"""Fields with the text of an exception of the user's code. It may contain anything."""
+
+
+def level_of(event: Event) -> str:
+    """The level of the event's line."""
+    if type(event) is WorkerStopped and event.timed_out:
+        return "WARNING"
+    return LEVELS.get(type(event), "INFO")
+
+
+def level_named(name: str) -> Level:
+    """The level of that name. Raises `SettingsError`."""
+    try:
+        return logger.level(name.upper())
+    except ValueError:
+        raise SettingsError(
+            f"log level {name!r}: expected TRACE, DEBUG, INFO, WARNING, ERROR or CRITICAL"
+        ) from None
+
+
+def kinds_from(level: str) -> set[type[Event]]:
+    """The event classes that have lines of that level or above."""
+    threshold = level_named(level).no
+    return {kind for kind in _kinds(Event) if level_named(_highest(kind)).no >= threshold}
+
+
+def _highest(kind: type[Event]) -> str:
+    """The level that an event of the class may have; `level_of` has the exception."""
+    return "WARNING" if kind is WorkerStopped else LEVELS.get(kind, "INFO")
+
+
+def _kinds(kind: type[Event]) -> Iterator[type[Event]]:
+    yield kind
+    for special in kind.__subclasses__():
+        yield from _kinds(special)
+
+
+def fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
+    """The fields of the event's line, escaped for every sink.
+
+    Callers that enqueue a task choose its function, its queue and its errors. A traceback has several
+    lines, each of them escaped.
+    """
+    fields = facts(event)
+    key = _USERS_TEXTS.get(type(event))
+    if key in fields:
+        if config.error_messages:
+            fields[key] = shown_message(fields[key])
+        else:
+            del fields[key]
+    traceback = fields.pop("traceback", "")
+    for name, value in fields.items():
+        if isinstance(value, str):
+            fields[name] = visible(value)
+    if traceback:
+        place = where(traceback, first_only=not config.error_messages)
+        if place:
+            fields["where"] = visible(place)
+        if config.tracebacks:
+            shown = shown_message if config.error_messages else None
+            lines = user_frames(traceback, shown)
+            fields["traceback"] = "\n".join(map(visible, lines))
+    return fields
+
+
+def text_of(event: Event, fields: dict[str, Any]) -> str:
+    """The line of the event, and below it the traceback if it has one."""
+    if isinstance(event, AttemptFailed | HookFailed):
+        return _failure(event, fields)
+    if isinstance(event, WorkerAdvice):
+        return f"{event.name}: {fields['advice']}"
+    return event.name + _pairs(fields)
+
+
+def _failure(event: AttemptFailed | HookFailed, fields: dict[str, Any]) -> str:
+    said = ("error", "error_message", "where", "traceback", "retry_in", "reason")
+    head = event.name + _pairs({key: fields[key] for key in fields if key not in said})
+    text = f"{head}: {fields['error']}"
+    if "error_message" in fields:
+        text += f": {fields['error_message']}"
+    if "where" in fields:
+        text += f" ({fields['where']})"
+    if "retry_in" in fields:
+        text += f", again in {_short(fields['retry_in'])} s"
+    elif "reason" in fields:
+        text += f", failed for good ({fields['reason']})"
+    if "traceback" in fields:
+        text += "\n" + indented(fields["traceback"])
+    return text
+
+
+def _short(seconds: float) -> str:
+    """
+    >>> _short(2.0), _short(0.126), _short(86400)
+    ('2', '0.13', '86400')
+    """
+    return f"{seconds:.2f}".rstrip("0").rstrip(".")
+
+
+def _pairs(fields: dict[str, Any]) -> str:
+    return "".join(
+        f" {key}={value:.6f}" if key == "seconds" else f" {key}={value}"
+        for key, value in fields.items()
+    )
+
+
+def shown_message(text: str) -> str:
+    """The text of an exception as one line: without passwords, escaped, and not too long.
+
+    >>> shown_message("GET https://me:secret@host/\\nforged line")
+    'GET https://me:***@host/\\\\nforged line'
+    """
+    shown = visible(mask_text(text))
+    return shown if len(shown) <= MAX_MESSAGE else shown[: MAX_MESSAGE - 1] + "…"
+
+
+def indented(text: str) -> str:
+    """The text as lines that cannot be mistaken for lines of the log."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
