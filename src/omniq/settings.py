@@ -5,10 +5,11 @@ the first of these that has a value wins:
 
     an argument, OMNIQ_<NAME>, omniq.toml, [tool.omniq] in pyproject.toml, the default
 
-Both files are those of the current folder; a file that OMNIQ_CONFIG names takes the place of both.
-A file of the current folder is refused if another user could have written it: settings choose what
-a worker runs. An empty environment variable counts as unset, but that of a key is an error: it
-would turn off what the key is for.
+Both files are those of the project's folder: the current folder, or the first above it that has one
+of them or `.git`. Paths in them are relative to that folder, as is the default `base_dir`. A file
+that OMNIQ_CONFIG names takes the place of both. A file that was found and not named is refused if
+another user could have written it: settings choose what a worker runs. An empty environment variable
+counts as unset, but that of a key is an error: it would turn off what the key is for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 from omniq.errors import SettingsError
 from omniq.masking import mask_url
@@ -32,11 +34,23 @@ from omniq.places import PlaceRules
 
 CONFIG_VARIABLE = "OMNIQ_CONFIG"
 
+DEFAULT_FOLDER = ".omniq"
+
 _DEFAULT = "default"
 _ARGUMENT = "argument"
+_FILES = ("pyproject.toml", "omniq.toml")
+_OTHER_VARIABLES = re.compile(
+    r"OMNIQ_(CONFIG|FAILPOINTS|CHROMIUM|WORKER_COMMAND|TEST_.*|DASHBOARD_(OPERATOR|VIEWER)"
+    # Kubernetes sets these for a service whose name begins with "omniq".
+    r"|(.+_)?(PORT(_.*)?|SERVICE_(HOST|PORT.*)))"
+)
+"""The variables that are not settings."""
 _LONGEST = 100 * 366 * 86_400
 _LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:.*", re.IGNORECASE | re.DOTALL)
+_RELATIVE_URL = re.compile(
+    r"(sqlite|file):(?:(?<=sqlite:)///)?([^/?].*)", re.IGNORECASE | re.DOTALL
+)
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -50,6 +64,10 @@ class Settings:
     that workers apply. With a `signing_key` every record is signed, with an `encryption_key`
     encrypted; `old_keys`, separated by spaces, are for reading older records. With `require_key`,
     settings without a key are an error.
+
+    `log_level` and `log_format` are for the log of `omniq worker`. A failed run is logged with its
+    traceback, unless `log_tracebacks` is off, and with the text of the exception, unless
+    `log_error_messages` is off: that text may contain arguments of the task.
 
     A task whose function no live worker has waits for one. With an `unknown_function_timeout` it is a
     dead letter once it has been due for so long.
@@ -73,7 +91,10 @@ class Settings:
     old_keys: str | None = None
     durability: Literal["power", "os"] = "power"
     log_level: str = "INFO"
-    base_dir: Path = Path(".omniq")
+    log_format: Literal["text", "json"] = "text"
+    log_tracebacks: bool = True
+    log_error_messages: bool = True
+    base_dir: Path = Path(DEFAULT_FOLDER)
     shutdown_timeout: float = 30.0
     max_payload: int = 1024 * 1024
     errors: str | None = None
@@ -125,8 +146,9 @@ class Settings:
             for name, value in arguments.items()
             if value is not None or _accepts_none(name)
         }
+        folder = _project_folder()
         layers: list[tuple[str, Mapping[str, object]]] = [
-            *_read_files(),
+            *_read_files(folder),
             ("environment", _read_environment()),
             (_ARGUMENT, given),
         ]
@@ -136,6 +158,8 @@ class Settings:
             for name, value in layer.items():
                 values[name] = _checked(name, value, source)
                 sources[name] = _variable(name) if source == "environment" else source
+        if sources["base_dir"] == _DEFAULT:
+            values["base_dir"] = folder / DEFAULT_FOLDER
         settings = cls(**values)
         object.__setattr__(settings, "sources", sources)
         return settings
@@ -264,7 +288,8 @@ class _Switch:
     expected: str = "expected true or false"
 
     def from_text(self, text: str) -> object:
-        return {"true": True, "false": False}.get(text.strip().lower(), text)
+        words = {"true": True, "1": True, "false": False, "0": False}
+        return words.get(text.strip().lower(), text)
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, bool)
@@ -324,6 +349,9 @@ _RULES: dict[str, _Rule] = {
     "old_keys": _SECRET,
     "durability": _Choice(("power", "os")),
     "log_level": _Choice(_LOG_LEVELS),
+    "log_format": _Choice(("text", "json")),
+    "log_tracebacks": _Switch(),
+    "log_error_messages": _Switch(),
     "base_dir": _Folder(),
     "shutdown_timeout": _Seconds(zero=True),
     "max_payload": _Count(1),
@@ -395,17 +423,70 @@ def _read_environment() -> dict[str, object]:
                 f"{_variable(name)} is set and empty, which would turn the keys off; set it to a "
                 f"secret, or run unset {_variable(name)}"
             )
+    _warn_of_unknown_variables()
     return {name: text for name, text in found.items() if text.strip()}
 
 
-def _read_files() -> list[tuple[str, Mapping[str, object]]]:
+def _project_folder() -> Path:
+    """The current folder, or the first above it with settings or `.git`; relative if it is the first.
+
+    Folders above the home folder are not looked at, nor are those of another user or that others
+    may write to: a file that another user put there would be refused, in every folder below it.
+    """
+    try:
+        current = Path.cwd()
+    except OSError:  # It was deleted, or may not be read.
+        return Path()
+    home = Path(os.path.expanduser("~"))
+    for folder in (current, *current.parents):
+        if folder != current and not _is_own(folder):
+            break
+        if any(os.path.lexists(folder / name) for name in (*_FILES, ".git")):
+            return Path() if folder == current else folder
+        if folder == home:
+            break
+    return Path()
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        facts = folder.stat()
+    except OSError:
+        return False
+    return facts.st_uid == os.geteuid() and not facts.st_mode & stat.S_IWOTH
+
+
+def _read_files(folder: Path) -> list[tuple[str, Mapping[str, object]]]:
     """The settings of each file, with its name."""
     named = os.environ.get(CONFIG_VARIABLE, "")
     if named.strip():
         return [(named, _read_file(Path(named), is_named=True))]
-    return [
-        (name, _read_file(Path(name), is_named=False)) for name in ("pyproject.toml", "omniq.toml")
-    ]
+    paths = [folder / name for name in _FILES]
+    return [(str(path), _relative_to(folder, _read_file(path, is_named=False))) for path in paths]
+
+
+def _relative_to(folder: Path, table: Mapping[str, object]) -> Mapping[str, object]:
+    """The settings of a file in this folder, with paths that are right in the current folder."""
+    base_dir, url = table.get("base_dir"), table.get("url")
+    changed: dict[str, object] = {}
+    if isinstance(base_dir, str):
+        changed["base_dir"] = str(folder / base_dir)
+    if isinstance(url, str) and folder != Path():
+        changed["url"] = _absolute_url(url, folder)
+    return {**table, **changed}
+
+
+def _absolute_url(url: str, folder: Path) -> str:
+    """The URL of a file or folder; if its path is relative, with this folder in front of it.
+
+    >>> _absolute_url("sqlite:///tasks.db", Path("/srv/app"))
+    'sqlite:////srv/app/tasks.db'
+    """
+    found = _RELATIVE_URL.fullmatch(url)
+    if found is None:
+        return url
+    start = "file://" if found[1].lower() == "file" else "sqlite:///"
+    return f"{start}{quote(str(folder))}/{found[2]}"
 
 
 def _read_file(path: Path, *, is_named: bool) -> Mapping[str, object]:
@@ -469,6 +550,18 @@ def _check_place(path: Path, facts: os.stat_result) -> None:
 def _holds_secrets(table: Mapping[str, object]) -> bool:
     url = str(table.get("url", ""))
     return mask_url(url) != url or any(_RULES[name] is _SECRET for name in table)
+
+
+def _warn_of_unknown_variables() -> None:
+    known = {_variable(name) for name in _RULES}
+    for variable in os.environ:
+        if not variable.startswith("OMNIQ_") or variable in known:
+            continue
+        if _OTHER_VARIABLES.fullmatch(variable):
+            continue
+        near = get_close_matches(variable, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see the reference of settings"
+        warnings.warn(f"{variable} is not a setting of omniq and is ignored; {hint}", stacklevel=4)
 
 
 def _refuse_unknown(values: Mapping[str, object], source: str) -> None:

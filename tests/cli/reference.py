@@ -22,11 +22,14 @@ HEAD = """# Command line
 `omniq COMMAND`, or `python -m omniq COMMAND`. `omniq --version` prints the version.
 
 Every command that uses a storage takes `--url`; without it, `OMNIQ_URL`, then `omniq.toml` or `[tool.omniq]` in
-`pyproject.toml`, then `.omniq/omniq.db` in the current folder. A command that only reads does not create a missing storage.
+`pyproject.toml`, then `.omniq/omniq.db` in the project's folder. A command that only reads does not create a missing storage.
 `--json` prints one document, or one line for each item of a list; the changelog lists every change of its keys. Tables are
 for people: colours appear only on a terminal and without `NO_COLOR`, and in a pipe no line is cut. Control characters in text
 from the storage are escaped. Progress bars and questions go to stderr. A command that cannot be undone asks for
 confirmation; `--yes` confirms, and is required without a terminal.
+
+A group without a command lists: `omniq tasks --status failed` is `omniq tasks list --status failed`. The beginning of an id, from
+six characters on, stands for the id if no other task begins with it.
 
 Durations are seconds or `30s`, `5m`, `2h`, `7d`; instants have a time zone: `2026-01-31T12:00Z`.
 

@@ -41,6 +41,18 @@ def test_a_dead_letter_is_shown_completely(omniq, dead_task):
     assert omniq("dead", "show", dead, "--json").json["dead"]["task_id"] == dead
 
 
+def test_a_dead_letter_that_is_not_verified_is_shown_as_such(omniq, dead_task, monkeypatch):
+    dead = dead_task("no route")
+    monkeypatch.setenv("OMNIQ_SIGNING_KEY", "the key of another day")
+    edited = omniq("dead", "retry", dead, "--args", "[1]")
+
+    assert "not verified: no route" in omniq("dead", "list").out
+    assert "not verified: it was stored without the key" in omniq("dead", "show", dead).out
+    assert edited.code != 0
+    assert "enqueue a new task instead" in edited.err
+    assert not omniq("dead", "show", dead, "--json").json["dead"]["is_verified"]
+
+
 @pytest.mark.parametrize("command", ["show", "delete --yes", "retry --args []"])
 def test_a_missing_dead_letter_is_not_found(omniq, queue, command):
     name, *rest = command.split()

@@ -27,6 +27,7 @@ def test_the_module_need_not_be_importable(omniq, queue):
     completed = omniq("enqueue", "not_here.at.all", "1")
 
     assert queue.get_task(completed.out.strip()).func_path == "not_here.at.all"
+    assert completed.err.startswith("not_here.at.all: its module is not here; enqueued unchecked")
 
 
 def test_a_module_whose_import_fails_is_reported_and_the_task_is_enqueued(omniq, queue, folder):

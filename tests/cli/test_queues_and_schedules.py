@@ -11,13 +11,16 @@ from omniq.outcomes import Failed
 def test_a_paused_queue_is_listed_and_resumed(omniq, queue):
     queue.options(queue="mail").enqueue("clitasks.add", 1)
 
-    assert omniq("queues", "pause", "mail", "web").out == "paused: mail\npaused: web\n"
+    paused = omniq("queues", "pause", "mail", "web")
+    assert paused.out == "paused: mail\npaused: web\n"
+    assert paused.err == "web: no task and no worker names this queue now\n"
     mail, web = omniq("queues", "list", "--json").lines
     assert (mail["name"], mail["waiting"], mail["paused"]) == ("mail", 1, True)
     assert (web["waiting"], web["paused"]) == (0, True)
     assert "paused" in omniq("queues", "list").out
 
-    omniq("queues", "resume", "mail", "web")
+    resumed = omniq("queues", "resume", "mail", "web", "mial")
+    assert resumed.err == "mial: this queue was not paused\n"
     assert [line["paused"] for line in omniq("queues", "list", "--json").lines] == [False]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omniq.storage.row_rules import first_token
 
 
@@ -24,8 +26,24 @@ def test_doctor_says_that_the_store_was_restored(omniq, queue):
     assert "the store went back" in shown
 
 
-def test_only_postgres_has_tables_to_upgrade(omniq, queue):
-    completed = omniq("schema", "upgrade")
+@pytest.mark.parametrize("command", ["install", "check", "sql"])
+def test_only_postgres_has_tables(omniq, queue, command):
+    completed = omniq("schema", command)
 
     assert completed.code != 0
     assert "only postgresql:// has a schema" in completed.err
+
+
+def test_an_upgrade_says_that_no_key_is_set(omniq, queue):
+    completed = omniq("schema", "upgrade")
+
+    assert (completed.code, completed.err) == (0, "")
+    assert "no key is set" in completed.out
+
+
+def test_an_upgrade_does_not_create_a_storage(omniq, folder):
+    completed = omniq("schema", "upgrade")
+
+    assert completed.code != 0
+    assert "there is no storage" in completed.err
+    assert not (folder / "tasks.db").exists()

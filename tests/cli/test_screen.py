@@ -116,16 +116,36 @@ def test_a_pipe_gets_whole_lines_without_colours(omniq, queue):
     assert "priority" in completed.out
 
 
-@pytest.mark.parametrize(("columns", "has_queue"), [(200, True), (80, True), (56, False)])
+@pytest.mark.parametrize(("columns", "has_queue"), [(200, True), (80, True), (36, False)])
 def test_a_narrow_terminal_omits_the_last_columns(terminal, queue, columns, has_queue):
     handle = queue.enqueue("clitasks.add", 1)
     shown = terminal("tasks", "list", columns=columns)
 
     assert shown.ends() == 0
-    shown.wait_for(handle.id)
+    shown.wait_for(handle.id if columns == 200 else handle.id[:12])
     assert max(len(line) for line in shown.text.splitlines()) <= columns
     assert ("queue" in shown.text) == has_queue
     assert "clitasks.add" in shown.text
+
+
+def test_80_columns_show_the_error_of_a_dead_letter(terminal, dead_task):
+    dead = dead_task()
+    shown = terminal("dead", columns=80)
+
+    assert shown.ends() == 0
+    shown.wait_for("error")
+    assert dead[:12] in shown.text
+    assert "boom" in shown.text
+
+
+def test_short_ids_differ(terminal, queue):
+    ids = [f"report-of-the-year-{year}-{number}" for year in (2025, 2026) for number in (1, 2)]
+    for task_id in ids:
+        queue.options(task_id=task_id).enqueue("clitasks.add", 1)
+    shown = terminal("tasks", columns=80)
+
+    assert shown.ends() == 0
+    assert all(task_id in shown.text for task_id in ids)
 
 
 def test_a_very_narrow_terminal_stacks_everything(terminal, queue):

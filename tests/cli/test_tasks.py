@@ -36,6 +36,43 @@ def test_filters_select_tasks(omniq, queue, dead_task):
     assert chosen("--status", "running") == []
 
 
+@pytest.mark.parametrize("group", ["tasks", "dead", "queues", "schedules", "workers"])
+def test_a_group_without_a_command_lists(omniq, queue, dead_task, group):
+    dead_task()
+    queue.enqueue("clitasks.add", 1)
+
+    alone, listed = omniq(group, "--json"), omniq(group, "list", "--json")
+    assert alone.code == 0
+    assert [line.keys() for line in alone.lines] == [line.keys() for line in listed.lines]
+    assert omniq(group).code == 0
+    assert "Usage:" in omniq(group, "--help").out
+
+
+def test_options_without_a_command_are_those_of_the_list(omniq, queue, dead_task):
+    dead = dead_task()
+    queue.enqueue("clitasks.add", 1)
+    assert [record["id"] for record in omniq("tasks", "-s", "failed", "--json").lines] == [dead]
+
+
+def test_the_beginning_of_an_id_stands_for_the_id(omniq, queue, dead_task):
+    dead = dead_task()
+    first = queue.options(task_id="report-2026-01").enqueue("clitasks.add", 1).id
+    second = queue.options(task_id="report-2026-02").enqueue("clitasks.add", 1).id
+
+    assert omniq("tasks", "show", f"{first[:-1]}1", "--json").json["task"]["id"] == first
+    assert omniq("explain", dead[:-2], "--json").json["task_id"] == dead
+    assert omniq("dead", "show", dead[:-2]).code == 0
+    assert omniq("tasks", "cancel", "report-2026-01").code == 0
+    assert queue.get_task(second).status is TaskStatus.PENDING
+
+    several = omniq("tasks", "cancel", "report-2026")
+    assert several.code != 0
+    assert "the beginning of several ids, such as report-2026-01 and report-2026-02" in several.err
+    assert queue.get_task(second).status is TaskStatus.PENDING
+    assert omniq("tasks", "show", "repor").code == 3
+    assert omniq("dead", "retry", dead[:-2]).code == 0
+
+
 def test_a_page_continues_after_the_previous_one(omniq, queue):
     ids = [queue.enqueue("clitasks.add", number).id for number in range(5)]
     page = omniq("tasks", "list", "--json", "--after", ids[1], "--limit", "2").lines

@@ -127,6 +127,9 @@ for task_id in ids:
         framework.task_backends["default"].get_result(task_id)
     except backend._exceptions.TaskResultDoesNotExist:
         print("unknown")
+# The class of a stored error, which Django imports when it is asked for.
+names = ["antigravity.geohash", "planted.Error", "ValueError", "json.decoder.JSONDecodeError", "Own"]
+print([backend._exception_path(name) for name in names])
 print([name for name in ("unittest.__main__", "antigravity", "planted") if name in sys.modules])
 queue.close()
 """
@@ -144,3 +147,7 @@ def test_django_imports_no_module_that_a_row_names(start: Start, tmp_path: Path)
 
     script.wait_for(r"\[\]")
     assert script.output[:5] == ["unknown\n"] * 5
+    assert eval(script.output[5]) == [
+        *("builtins.Exception", "builtins.Exception"),
+        *("builtins.ValueError", "json.decoder.JSONDecodeError", "Own"),
+    ]

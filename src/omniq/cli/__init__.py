@@ -31,6 +31,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, given = _take_debug(given)
     console.escape_unencodable_output()
+    if arguments is None:
+        warnings.showwarning = console.show_warning
     try:
         config, given = _take_config(given)
         if config is not None:

@@ -52,7 +52,7 @@ def options(
         typer.Option(
             "--config",
             metavar="FILE",
-            help="Settings file, instead of omniq.toml and pyproject.toml in the current folder; "
+            help="Settings file, instead of omniq.toml and pyproject.toml of the project; "
             "default: OMNIQ_CONFIG. Accepted anywhere on the line.",
             show_default=False,
         ),
@@ -69,9 +69,8 @@ app.command("worker")(worker.worker)
 app.command("enqueue", context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
 app.command("stats")(stats.stats)
 app.command("explain")(explain.explain)
-for group in (tasks.app, dead.app, queues.app, schedules.app):
-    app.add_typer(group, no_args_is_help=True)
-app.add_typer(queues.workers)
+for group in (tasks.app, dead.app, queues.app, schedules.app, queues.workers):
+    app.add_typer(group)
 app.command("breakers")(queues.breakers)
 app.command("purge")(purge.purge)
 app.command("dashboard")(dashboard.dashboard)

@@ -9,6 +9,7 @@ import typer
 from omniq.cli import output
 from omniq.cli.options import Url
 from omniq.cli.queue_session import CommandFailed, with_queue
+from omniq.log import LogConfig
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
 from omniq.worker.process import console
@@ -67,7 +68,7 @@ def dashboard(
         hosts=hosts, read_only=read_only, trusted_proxies=tuple(proxies or ()), https=https
     )
     check_host(host, access)
-    console.start_logging(Settings.load(url=url).log_level)
+    console.start_logging(LogConfig.of(Settings.load(url=url)))
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         await serve(task_queue, host, port, access, _print_link)

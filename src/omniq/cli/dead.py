@@ -12,22 +12,24 @@ from typing import Annotated, Any, TextIO, TypedDict
 import typer
 
 from omniq.cli import output
+from omniq.cli.groups import list_group
 from omniq.cli.options import Json, Limit, Url, Yes
-from omniq.cli.parsing import count_of, error_line, parse_duration, parse_json_value, relative_time
+from omniq.cli.parsing import count_of, letter_line, parse_duration, parse_json_value, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.cli.tasks import check_choice, retry_dead_letters, task_page
 from omniq.errors import InvalidTask
 from omniq.operations import bulk_actions
+from omniq.operations.find_tasks import full_id, full_ids
 from omniq.operations.newest import newest_dead
 from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.process import console
 
-app = typer.Typer(
-    name="dead", help="List dead letters: tasks that failed for good. Retry or delete them."
-)
+app = list_group("dead", "List dead letters: tasks that failed for good. Retry or delete them.")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters, or their beginnings.")
+]
 Every = Annotated[
     bool, typer.Option("--all", help="All dead letters, or those that match the filters.")
 ]
@@ -84,33 +86,36 @@ def list_(
         rows = [
             (
                 letter.task_id,
-                output.text(letter.failure_reason, "red"),
                 letter.func_path,
                 relative_time(letter.last_failure, now),
-                error_line(letter.error_details),
+                letter_line(letter),
+                output.text(letter.failure_reason, "red"),
                 letter.attempt_count,
                 letter.queue,
             )
             for letter in found
         ]
-        columns = ("id", "reason", "function", "failed", "error", ">runs", "queue")
-        output.print_rich(output.Listing(columns, rows))
+        columns = ("id", "function", "failed", "error", "reason", ">runs", "queue")
+        output.print_rich(output.Listing(columns, rows, has_task_ids=True))
 
     with_queue(url, work)
 
 
 @app.command()
 def show(
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the dead letter.")],
+    task_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the dead letter, or its beginning.")
+    ],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Show one dead letter with its call, every failed run and its traceback."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        if await task_queue.dead.get(task_id) is None:
+        letter_id = await full_id(task_queue.storage, task_id)
+        if await task_queue.dead.get(letter_id) is None:
             raise CommandFailed(f"{task_id}: no such dead letter", console.NOT_FOUND)
-        detail = await task_detail(task_queue.storage, task_id)
+        detail = await task_detail(task_queue.storage, letter_id)
         if as_json:
             output.print_json(detail)
         else:
@@ -152,14 +157,15 @@ def retry(
     )
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        if ids and (other_args is not None or other_kwargs is not None):
+        chosen = await full_ids(task_queue.storage, ids)
+        if chosen and (other_args is not None or other_kwargs is not None):
             if not await task_queue.dead.retry(
-                ids[0], args=other_args, kwargs=other_kwargs, from_start=from_start
+                chosen[0], args=other_args, kwargs=other_kwargs, from_start=from_start
             ):
-                raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
+                raise CommandFailed(f"{chosen[0]}: no such dead letter", console.NOT_FOUND)
             output.print_report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
             return
-        chosen = ids or await bulk_actions.dead_ids(
+        chosen = chosen or await bulk_actions.dead_ids(
             task_queue.storage, **_filters(task_queue, func_path, reason, since, until)
         )
         if every:
@@ -171,7 +177,9 @@ def retry(
 
 @app.command()
 def delete(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of dead letters.")],
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID", help="Ids of dead letters, or their beginnings.")
+    ],
     url: Url = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -179,11 +187,12 @@ def delete(
     """Delete dead letters."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        if len(ids) == 1 and await task_queue.dead.get(ids[0]) is None:
-            raise CommandFailed(f"{ids[0]}: no such dead letter", console.NOT_FOUND)
-        output.confirm(f"Delete {count_of(len(ids), 'dead letter')} for good?", yes)
+        chosen = await full_ids(task_queue.storage, ids)
+        if len(chosen) == 1 and await task_queue.dead.get(chosen[0]) is None:
+            raise CommandFailed(f"{chosen[0]}: no such dead letter", console.NOT_FOUND)
+        output.confirm(f"Delete {count_of(len(chosen), 'dead letter')} for good?", yes)
         with output.progress_bar("deleting") as progress:
-            done = await bulk_actions.delete_dead(task_queue.storage, ids, on_progress=progress)
+            done = await bulk_actions.delete_dead(task_queue.storage, chosen, on_progress=progress)
         output.print_report(done, "deleted", as_json)
 
     with_queue(url, work)

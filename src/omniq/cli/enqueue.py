@@ -138,8 +138,8 @@ def function_at(path: str) -> Callable[..., Any] | str:
         ):
             # The module is importable here and does not have the function.
             raise InvalidTask(str(error)) from error
-        if not error.elsewhere:
-            output.print_note(f"{error}; the task is enqueued without the options of @task")
+        why = "its module is not here" if error.elsewhere else str(error)
+        output.print_note(f"{path}: {why}; enqueued unchecked, without the options of its @task")
         return path
 
 

@@ -13,6 +13,7 @@ from omniq.cli.parsing import format_instant, relative_time
 from omniq.cli.queue_session import with_queue
 from omniq.operations.explain import Explanation, Reason
 from omniq.operations.explain import explain as explain_task
+from omniq.operations.find_tasks import full_id
 from omniq.queue.async_queue import AsyncTaskQueue
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def explain(
     """Say why a task does not run, which worker runs it, or how it ended."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        explanation = await explain_task(task_queue.storage, task_id)
+        storage = task_queue.storage
+        explanation = await explain_task(storage, await full_id(storage, task_id))
         if as_json:
             output.print_json(explanation)
         else:

@@ -11,7 +11,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         help="URL of the storage, such as sqlite:///tasks.db; default: OMNIQ_URL, then omniq.toml "
-        "or pyproject.toml, then .omniq/omniq.db in the current folder.",
+        "or pyproject.toml, then .omniq/omniq.db in the project's folder.",
         show_default=False,
     ),
 ]

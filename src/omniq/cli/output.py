@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from omniq.cli.queue_session import CommandFailed
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 10_000
 _GAP = 2
+_SHORT_ID = 12
 _MIN_COLUMNS = 3
 _MIN_LAST_WIDTH = 20
 _MAX_CELL = 120
@@ -95,36 +97,53 @@ class Listing:
     """Rows under named columns, the more important ones first.
 
     A narrow screen omits the last columns; if not even three fit, each row is printed as a list of
-    all its cells. The first column identifies the row and is never cut. A column called `>name` is
-    aligned right.
+    all its cells. The first column identifies the row. It is not cut, except for ids of tasks, which
+    a narrow screen shows up to where they differ: commands accept the beginning of an id. A column
+    called `>name` is aligned right.
     """
 
-    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    def __init__(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, has_task_ids: bool = False
+    ) -> None:
         from rich.text import Text
 
         self._columns = columns
+        self._has_task_ids = has_task_ids
         self._rows = [
             [cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows
         ]
 
     def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
-        for count in range(len(self._columns), 0, -1):
-            if self._needed(count) <= options.max_width:
-                break
+        rows, width = self._rows, options.max_width
+        if self._has_task_ids and self._fitting(rows, width) < len(self._columns):
+            rows = self._with_short_ids()
+        count = self._fitting(rows, width)
         if count >= min(_MIN_COLUMNS, len(self._columns)):
-            yield self._table(count)
+            yield self._table(rows, count)
         else:
             yield from self._stacked()
 
-    def _needed(self, count: int) -> int:
+    def _with_short_ids(self) -> list[list[Text]]:
+        ids = sorted({row[0].plain for row in self._rows})
+        length = _SHORT_ID
+        while any(one[: length - 1] == other[: length - 1] for one, other in pairwise(ids)):
+            length += 1
+        return [[first[:length], *rest] for first, *rest in self._rows]
+
+    def _fitting(self, rows: list[list[Text]], width: int) -> int:
+        """How many of the columns fit, at least one."""
+        counts = range(len(self._columns), 1, -1)
+        return next((count for count in counts if self._needed(rows, count) <= width), 1)
+
+    def _needed(self, rows: list[list[Text]], count: int) -> int:
         """The width of the first `count` columns, the last of them at its narrowest."""
         widths = [
-            max([len(name.lstrip(">")), *(row[number].cell_len for row in self._rows)])
+            max([len(name.lstrip(">")), *(row[number].cell_len for row in rows)])
             for number, name in enumerate(self._columns[:count])
         ]
         return sum(widths[:-1]) + min(widths[-1], _MIN_LAST_WIDTH) + _GAP * (count - 1)
 
-    def _table(self, count: int) -> RenderableType:
+    def _table(self, rows: list[list[Text]], count: int) -> RenderableType:
         from rich.table import Table
 
         made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -135,7 +154,7 @@ class Listing:
                 no_wrap=number < count - 1,
                 overflow="fold",
             )
-        for row in self._rows:
+        for row in rows:
             made.add_row(*row[:count])
         return made
 

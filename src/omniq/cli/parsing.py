@@ -12,17 +12,17 @@ from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
 from omniq.operations.formatting import (
     count_of,
-    error_line,
     format_duration,
     format_instant,
+    letter_line,
     relative_time,
 )
 
 __all__ = [
     "count_of",
-    "error_line",
     "format_duration",
     "format_instant",
+    "letter_line",
     "parse_duration",
     "parse_instant",
     "parse_json_value",

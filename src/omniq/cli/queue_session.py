@@ -36,7 +36,7 @@ def with_queue(
     """
     settings = Settings.load(url=url)
     chosen = storage_url(settings)
-    _check_exists(chosen, creates)
+    check_exists(chosen, creates)
 
     async def session() -> T:
         async with AsyncTaskQueue(chosen, settings=settings) as queue:
@@ -49,7 +49,8 @@ def with_queue(
         raise typer.Exit(0) from None
 
 
-def _check_exists(url: str, creates: bool) -> None:
+def check_exists(url: str, creates: bool = False) -> None:
+    """Raise `CommandFailed` for a missing storage, unless the command creates it."""
     if url.lower().startswith("memory:"):
         raise SettingsError(
             "memory:// exists only within one process, so no command can see its tasks; "

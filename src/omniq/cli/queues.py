@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from omniq.cli import output
+from omniq.cli.groups import list_group
 from omniq.cli.options import Json, Url
 from omniq.cli.parsing import relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
@@ -16,7 +17,7 @@ from omniq.operations.overview import queue_summaries
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.process import console
 
-app = typer.Typer(name="queues", help="List, pause and resume queues.")
+app = list_group("queues", "List, pause and resume queues.")
 
 Names = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Names of queues.")]
 
@@ -55,9 +56,12 @@ def pause(names: Names, url: Url = None) -> None:
     """Pause queues: workers claim no tasks from them. Running tasks continue, and tasks can be enqueued."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
+        known = {line.name for line in await queue_summaries(task_queue.storage)}
         for name in names:
             await task_queue.storage.pause_queue(name)
             output.print_line(f"paused: {name}")
+            if name not in known:
+                output.print_note(f"{name}: no task and no worker names this queue now")
 
     with_queue(url, work, creates=True)
 
@@ -67,23 +71,24 @@ def resume(names: Names, url: Url = None) -> None:
     """Resume queues: workers claim tasks from them again."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
+        paused = await task_queue.storage.paused_queues()
         for name in names:
             await task_queue.storage.resume_queue(name)
             output.print_line(f"resumed: {name}")
+            if name not in paused:
+                output.print_note(f"{name}: this queue was not paused")
 
     with_queue(url, work, creates=True)
 
 
-workers = typer.Typer(name="workers", help="List, pause and resume workers.")
+workers = list_group("workers", "List, pause and resume workers.")
 
 Workers = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of workers.")]
 
 
-@workers.callback(invoke_without_command=True)
-def list_workers(context: typer.Context, url: Url = None, as_json: Json = False) -> None:
-    """List the live workers and how many tasks each runs; pause and resume them."""
-    if context.invoked_subcommand is not None:
-        return
+@workers.command("list")
+def list_workers(url: Url = None, as_json: Json = False) -> None:
+    """List the live workers and how many tasks each runs."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await live_workers(task_queue.storage)

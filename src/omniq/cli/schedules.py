@@ -8,6 +8,7 @@ import typer
 
 from omniq.cli import output
 from omniq.cli.enqueue import function_at
+from omniq.cli.groups import list_group
 from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import (
     count_of,
@@ -23,13 +24,14 @@ from omniq.models import MissedPolicy, OverlapPolicy, Schedule
 from omniq.operations.redaction import without_secrets
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.scheduling.schedules import ScheduleOptions
+from omniq.storage.sealed_documents import OlderDocument
 from omniq.tasks.options import option_help
 from omniq.worker.process import console
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-app = typer.Typer(name="schedules", help="List, add, pause and trigger schedules.")
+app = list_group("schedules", "List, add, pause and trigger schedules.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule.")]
 
@@ -40,14 +42,21 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await task_queue.schedules.list()
+        older = await task_queue.storage.older_documents(max_pages=0)
         if as_json:
             for schedule in found:
                 output.print_json(schedule)
-        elif found:
+        elif found or older:
             now = task_queue.storage.clock.now()
-            output.print_rich(output.Listing(_COLUMNS, [_row(each, now) for each in found]))
+            rows = [_row(each, now) for each in found] + [_older_row(each) for each in older]
+            output.print_rich(output.Listing(_COLUMNS, rows))
         else:
             output.print_note("no schedules")
+        if older:
+            output.print_note(
+                f"{count_of(len(older), 'schedule')} of an older omniq: not signed as a whole, and so not "
+                "fired; to see and sign them, run: omniq schema upgrade"
+            )
 
     with_queue(url, work)
 
@@ -68,6 +77,11 @@ def _row(schedule: Schedule, now: datetime) -> tuple[output.Cell, ...]:
         schedule.missed,
         schedule.overlap,
     )
+
+
+def _older_row(older: OlderDocument) -> tuple[output.Cell, ...]:
+    when = "" if older.schedule is None else timing(older.schedule)
+    return (older.id, when, "", older.func_path, output.text("unsigned", "red"), "", "", "")
 
 
 def timing(schedule: Schedule) -> str:

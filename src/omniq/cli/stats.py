@@ -11,7 +11,7 @@ import typer
 from omniq.cli import output
 from omniq.cli.keyboard import quit_key
 from omniq.cli.options import Json, Url
-from omniq.cli.parsing import error_line, format_duration, format_instant, relative_time
+from omniq.cli.parsing import format_duration, format_instant, letter_line, relative_time
 from omniq.cli.queue_session import with_queue
 from omniq.errors import StorageError
 from omniq.models import TaskStatus
@@ -192,7 +192,7 @@ def _failures(overview: Overview) -> RenderableType:
             letter.func_path,
             letter.failure_reason,
             relative_time(letter.last_failure, overview.at),
-            error_line(letter.error_details),
+            letter_line(letter),
         )
         for letter in overview.failures
     ]

@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniq.cli import output
+from omniq.cli.groups import list_group
 from omniq.cli.options import Json, Limit, Url, Yes
 from omniq.cli.parsing import count_of, format_duration, format_instant, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.models import Attempt, Task, TaskStatus
+from omniq.models import Attempt, DeadLetter, Task, TaskStatus
 from omniq.operations import bulk_actions
+from omniq.operations.find_tasks import full_id, full_ids
 from omniq.operations.formatting import as_argument
 from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import without_secrets
-from omniq.operations.task_detail import UNVERIFIED, TaskDetail, task_detail
+from omniq.operations.task_detail import UNVERIFIED, UNVERIFIED_LETTER, TaskDetail, task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.process import console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer(name="tasks", help="List, show, cancel, delete and retry tasks.")
+app = list_group("tasks", "List, show, cancel, delete and retry tasks.")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of tasks.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Ids of tasks, or their beginnings.")
+]
 Status = Annotated[
     TaskStatus | None,
     typer.Option("--status", "-s", help="Only with this status: pending, running, …"),
@@ -110,19 +114,20 @@ def _table(tasks: list[Task], now: datetime) -> RenderableType:
         for task in tasks
     ]
     columns = ("id", "status", "function", "queue", "enqueued", "due", ">failed", ">priority")
-    return output.Listing(columns, rows)
+    return output.Listing(columns, rows, has_task_ids=True)
 
 
 @app.command()
 def show(
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the task.")],
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the task, or its beginning.")],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Show one task with its arguments, result, failed runs and timeline."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        detail = await task_detail(task_queue.storage, task_id)
+        storage = task_queue.storage
+        detail = await task_detail(storage, await full_id(storage, task_id))
         if as_json:
             output.print_json(detail)
         else:
@@ -134,7 +139,7 @@ def show(
 def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     """Everything about a task, for people."""
     task, result = detail.task, detail.result
-    page = [output.key_values([*_identity(task, now), *_running(detail)])]
+    page = [output.key_values([*_identity(task, detail.dead, now), *_running(detail)])]
     if task.status is TaskStatus.SUCCESS and result is not None:
         page += ["", output.key_values([("result", output.value_text(result.result))])]
         if result.warnings:
@@ -155,7 +160,9 @@ def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
     return page
 
 
-def _identity(task: Task, now: datetime) -> list[tuple[str, output.Cell]]:
+def _identity(
+    task: Task, letter: DeadLetter | None, now: datetime
+) -> list[tuple[str, output.Cell]]:
     safe = without_secrets(task)
     return [
         ("id", task.id),
@@ -164,6 +171,7 @@ def _identity(task: Task, now: datetime) -> list[tuple[str, output.Cell]]:
         ("queue", task.queue),
         ("priority", task.priority),
         ("call", "" if task.is_verified else UNVERIFIED),
+        ("dead letter", "" if letter is None or letter.is_verified else UNVERIFIED_LETTER),
         ("arguments", output.value_text(safe.args) if task.args else ""),
         ("keywords", output.value_text(safe.kwargs) if task.kwargs else ""),
         ("metadata", output.value_text(task.metadata) if task.metadata else ""),
@@ -228,7 +236,8 @@ def cancel(
     check_choice(ids, every, any((status, queue, func)))
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = ids or await _ids(task_queue, status, queue, func, ended=False)
+        chosen = await full_ids(task_queue.storage, ids)
+        chosen = chosen or await _ids(task_queue, status, queue, func, ended=False)
         if every:
             output.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
         elif len(chosen) == 1 and await task_queue.get_task(chosen[0]) is None:
@@ -274,7 +283,8 @@ def delete(
     check_choice(ids, every, any((status, queue, func)))
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = ids or await _ids(task_queue, status, queue, func, ended=True)
+        chosen = await full_ids(task_queue.storage, ids)
+        chosen = chosen or await _ids(task_queue, status, queue, func, ended=True)
         if every:
             output.confirm(f"Delete {count_of(len(chosen), 'task')} for good?", yes)
         with output.progress_bar("deleting") as progress:
@@ -294,7 +304,12 @@ def retry(
     as_json: Json = False,
 ) -> None:
     """Run failed tasks again under their ids, as `omniq dead retry` does."""
-    with_queue(url, lambda task_queue: retry_dead_letters(task_queue, ids, from_start, as_json))
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        chosen = await full_ids(task_queue.storage, ids)
+        await retry_dead_letters(task_queue, chosen, from_start, as_json)
+
+    with_queue(url, work)
 
 
 async def retry_dead_letters(

@@ -84,6 +84,12 @@ def worker(
             "--log-level", metavar="LEVEL", help="Lowest level to log: DEBUG, INFO, WARNING, …"
         ),
     ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--log-format", metavar="text|json", help="Lines for people, or one JSON object each."
+        ),
+    ] = None,
 ) -> WorkerCommand:
     """Run the tasks of these modules until stopped.
 
@@ -108,4 +114,5 @@ def worker(
         metrics_names=metrics_names or [],
         otel=otel,
         log_level=log_level,
+        log_format=log_format,
     )

@@ -8,12 +8,14 @@ the same process id, the same parent and the same command line.
 from __future__ import annotations
 
 import os
+import warnings
 from importlib.util import find_spec
 from typing import NoReturn
 
 import msgspec
 
 from omniq.errors import SettingsError
+from omniq.log import LogConfig
 from omniq.settings import Settings
 from omniq.worker.import_path import use_current_folder
 from omniq.worker.process import console
@@ -38,6 +40,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     metrics_names: list[str] = []
     otel: bool = False
     log_level: str | None = None
+    log_format: str | None = None
 
     def settings(self) -> Settings:
         """The settings, overridden by these options."""
@@ -48,13 +51,17 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             lease=self.lease,
             shutdown_timeout=self.shutdown_timeout,
             log_level=self.log_level,
+            log_format=self.log_format,
         )
 
     def run(self) -> NoReturn:
         """Run the worker in this process, and exit with its exit code."""
-        settings = self.settings()
+        with warnings.catch_warnings(record=True) as found:
+            settings = self.settings()
         use_current_folder(self.modules)
-        console.start_logging(settings.log_level)
+        console.start_logging(LogConfig.of(settings))
+        for warning in found:
+            console.note(str(warning.message), "WARNING")
         # A lease from the command line overrides one in the URL.
         runner = Worker(
             settings.url,
@@ -72,7 +79,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
 
             host, names = self.metrics_host, self.metrics_names
             with metrics_server(runner, host, self.metrics_port, names) as port:
-                console.write(f"metrics on http://{self.metrics_host}:{port}/metrics\n")
+                console.note(f"metrics on http://{self.metrics_host}:{port}/metrics")
                 code = runner.run()
         if runner.needs_restart:
             console.restart_process()
@@ -92,7 +99,9 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
 def exec_worker(command: WorkerCommand) -> NoReturn:
     """Replace this process by a new one that runs the command, on systems that can do that."""
     # Fails here if the settings are wrong, before the process is replaced.
-    command.settings()
+    with warnings.catch_warnings(action="ignore"):
+        # The new process shows them.
+        command.settings()
     if os.name == "posix":
         os.environ[_VARIABLE] = msgspec.json.encode(command).decode()
         console.restart_process()

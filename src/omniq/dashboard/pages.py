@@ -26,7 +26,7 @@ from omniq.operations.explain import explain
 from omniq.operations.formatting import count_of
 from omniq.operations.health import describe_unrunnable
 from omniq.operations.redaction import redacted, without_secrets
-from omniq.operations.task_detail import UNVERIFIED, TaskDetail, task_detail
+from omniq.operations.task_detail import UNVERIFIED, UNVERIFIED_LETTER, TaskDetail, task_detail
 from omniq.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
@@ -196,12 +196,17 @@ async def task(request: Request) -> Response:
         result=None if detail.result is None else redacted(detail.result.result),
         editable=_editable(detail),
         unverified=None if detail.task.is_verified else UNVERIFIED,
+        unverified_letter=_unverified_letter(detail),
     )
+
+
+def _unverified_letter(detail: TaskDetail) -> str | None:
+    return None if detail.dead is None or detail.dead.is_verified else UNVERIFIED_LETTER
 
 
 def _editable(detail: TaskDetail) -> tuple[str, str] | None:
     """The arguments as JSON to edit; None if they are not known, or JSON cannot represent them exactly."""
-    if not detail.task.is_verified:
+    if not detail.task.is_verified or (detail.dead is not None and not detail.dead.is_verified):
         return None
     parts = (list(detail.task.args), detail.task.kwargs)
     safe = without_secrets(detail.task)
@@ -249,7 +254,8 @@ async def schedules(request: Request) -> Response:
     """The schedules with their next times and last runs."""
     state = state_of(request)
     await state.sampler.current()
-    return page(request, "schedules.html", views=await queries.list_schedules(state))
+    older = await state.storage.older_documents(max_pages=0)
+    return page(request, "schedules.html", views=await queries.list_schedules(state), older=older)
 
 
 async def queues(request: Request) -> Response:

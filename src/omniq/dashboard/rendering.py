@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -14,14 +15,15 @@ from starlette.responses import HTMLResponse
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.cookies import delete_notice, read_notice
 from omniq.dashboard.middleware import User
-from omniq.operations.formatting import count_of, error_line, format_duration, relative_time
+from omniq.operations.formatting import count_of, format_duration, letter_line, relative_time
 from omniq.to_json import plain
 
 _MAX_VALUE_LENGTH = 20_000
 
 
+@functools.cache
 def environment() -> Environment:
-    """The templates, with their filters and functions."""
+    """The templates, with their filters and functions. All applications of a process share them."""
     templates = Environment(
         loader=PackageLoader("omniq.dashboard"),
         autoescape=True,
@@ -35,7 +37,7 @@ def environment() -> Environment:
         rate=rate,
         value=value_text,
         brief=brief,
-        error=lambda details: brief(error_line(details)),
+        error=lambda letter: brief(letter_line(letter)),
         percent=lambda fraction: f"{fraction:.0%}",
     )
     templates.globals.update(ago=ago, at=at, count_of=count_of)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar, Unpack
 
 from omniq.errors import ShutdownTimeout
+from omniq.models import check_names
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.pool import AsyncWorkerPool, PoolOptions
 
@@ -38,6 +39,7 @@ def lifespan(
     seconds; unfinished ones are released without using an attempt. `inner` is another lifespan,
     which is entered when the queue is open.
     """
+    check_names("worker", worker)
 
     @asynccontextmanager
     async def open_queue(app: A) -> AsyncIterator[dict[str, Any]]:

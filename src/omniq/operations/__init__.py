@@ -1,7 +1,9 @@
-"""What an operator reads and changes, over any storage; the command line and the dashboard share it.
+"""What callers and operators read and change, over any storage; queues, the command line and the
+dashboard share it.
 
 Plain data and plain functions, without any layout:
 
+- `handle`: an enqueued task: its status, result, progress, and cancelling it.
 - `health`: stalled workers, stuck tasks, open breakers, functions that no worker has.
 - `overview`: counts, rates, latencies, queues, workers and failures.
 - `background_count`: counts a large storage in the background.

@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from omniq.models import DeadLetter
-from omniq.operations.formatting import error_line
+from omniq.operations.formatting import letter_line
 from omniq.storage.base import BaseStorage
 
 _PAGE = 1_000
@@ -58,7 +58,7 @@ def _add(group: DeadGroup | None, letter: DeadLetter) -> DeadGroup:
             count=1,
             first_failure=letter.first_failure,
             last_failure=letter.last_failure,
-            error=error_line(letter.error_details),
+            error=letter_line(letter),
         )
     is_newer = letter.last_failure >= group.last_failure
     return msgspec.structs.replace(
@@ -66,5 +66,5 @@ def _add(group: DeadGroup | None, letter: DeadLetter) -> DeadGroup:
         count=group.count + 1,
         first_failure=min(group.first_failure, letter.first_failure),
         last_failure=max(group.last_failure, letter.last_failure),
-        error=error_line(letter.error_details) if is_newer else group.error,
+        error=letter_line(letter) if is_newer else group.error,
     )

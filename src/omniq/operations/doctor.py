@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK, from_micros
+from omniq.operations.formatting import count_of
 from omniq.operations.health import clock_differences
 from omniq.storage.base import BaseStorage
 from omniq.storage.store_clock import StoreClock
@@ -50,6 +51,7 @@ class HasServerReport(Protocol):
 async def check_storage(storage: BaseStorage) -> list[Finding]:
     """The guarantees of the storage, then the checks of its server, if it has one."""
     findings = [*_guarantees(storage), await _incarnation(storage), await _clock(storage)]
+    findings += await _older_documents(storage)
     if isinstance(storage, HasServerReport):
         findings += [Finding(*line) for line in await storage.server_report()]
     return findings
@@ -79,6 +81,17 @@ async def _incarnation(storage: BaseStorage) -> Finding:
     is_new = storage.clock.now() - since < timedelta(days=1)
     verdict = "warn: the store went back to an earlier state, or was restored" if is_new else "ok"
     return Finding("epoch", f"{record.epoch}, since {since:%F %T} UTC", verdict)
+
+
+async def _older_documents(storage: BaseStorage) -> list[Finding]:
+    """What an older omniq has stored without a seal, if there is any; of checkpoints among the first."""
+    older = await storage.older_documents(max_pages=1)
+    if not older:
+        return []
+    schedules = sum(each.kind == "schedule" for each in older)
+    count = f"{count_of(schedules, 'schedule')}, {count_of(len(older) - schedules, 'checkpoint')}"
+    verdict = "warn: they wait, because they are not signed as a whole; run omniq schema upgrade"
+    return [Finding("of an older omniq", count, verdict)]
 
 
 async def _clock(storage: BaseStorage) -> Finding:

@@ -14,12 +14,14 @@ from typing import Any, Literal
 import msgspec
 
 from omniq.clock import from_micros, to_micros
+from omniq.errors import NotSealed, SerializationError
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState, ask_again_at, gates_of, room
 from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo
 from omniq.operations.formatting import as_argument, count_of
 from omniq.operations.health import live_workers
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.storage.base import BaseStorage
+from omniq.tasks.steps import read_checkpoint, task_key
 
 _MAX_COUNTED = 1_000
 _MAX_IDS = 5
@@ -210,6 +212,7 @@ async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     paused = await storage.paused_queues()
     workers = await storage.workers()
     reasons = [
+        *await _checkpoint_reasons(storage, task),
         *_time_reasons(task, now),
         *_pause_reasons(task, paused),
         *_gate_reasons(task, await storage.gates(), to_micros(now)),
@@ -226,6 +229,28 @@ async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
             since=task.eta,
         )
     ]
+
+
+async def _checkpoint_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
+    """A task that has run may have a checkpoint; one of an older omniq waits for an operator."""
+    if not task.token:
+        return []
+    try:
+        stored = await storage.load_checkpoint(task.id)
+        read_checkpoint(storage.serializer, task_key(task), stored)
+    except NotSealed:
+        return [
+            Reason(
+                code="unsealed_checkpoint",
+                text="An older omniq stored the task's checkpoint, and it is not signed as a whole: the "
+                "task waits before its first step",
+                hint="omniq schema upgrade shows what the checkpoint has, and signs it",
+            )
+        ]
+    except SerializationError:
+        # The next run says so, and ends.
+        return []
+    return []
 
 
 def _time_reasons(task: Task, now: datetime) -> Iterator[Reason]:

@@ -5,17 +5,20 @@ A storage filters by status, queue, function and time; metadata and id prefix ar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import takewhile
 
 import msgspec
 
+from omniq.errors import InvalidValue
 from omniq.models import Task, TaskStatus
 from omniq.storage.base import BaseStorage
 
 _CHUNK = 250
 _MAX_CHUNKS = 6
 _MAX_SCANS = 3
+_SHORTEST_PREFIX = 6
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +79,30 @@ async def find_tasks(
         if cursor is None:
             break
     return TaskPage(tuple(found), cursor, cursor is not None)
+
+
+async def full_id(storage: BaseStorage, text: str) -> str:
+    """The id that begins with the text, if there is exactly one; else the text itself.
+
+    Raises `InvalidValue` when several tasks have that beginning. Less than six characters are too
+    little for a beginning: a slip of the keyboard would choose a task.
+    """
+    if len(text) < _SHORTEST_PREFIX or await storage.get_task(text) is not None:
+        return text
+    listed = {task.id for task in await storage.list_tasks(limit=2, after=text)}
+    # A dead letter may be stored for longer than its task.
+    listed |= {letter.task_id for letter in await storage.list_dead(limit=2, after=text)}
+    found = sorted(task_id for task_id in listed if task_id.startswith(text))
+    if len(found) > 1:
+        raise InvalidValue(
+            f"{text}: the beginning of several ids, such as {found[0]} and {found[1]}"
+        )
+    return found[0] if found else text
+
+
+async def full_ids(storage: BaseStorage, texts: Iterable[str] | None) -> list[str]:
+    """The ids that these texts begin."""
+    return [await full_id(storage, text) for text in texts or ()]
 
 
 async def _by_prefix(

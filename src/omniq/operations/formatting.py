@@ -6,6 +6,8 @@ import re
 import shlex
 from datetime import UTC, datetime
 
+from omniq.models import DeadLetter
+
 _ERROR_NAME = re.compile(r"[\w.]+: ")
 _UNITS = ((604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "m"))
 
@@ -69,6 +71,12 @@ def error_line(details: str) -> str:
     lines = details.strip().splitlines()
     named = [line for line in lines if _ERROR_NAME.match(line)]
     return (named or lines or [""])[-1]
+
+
+def letter_line(letter: DeadLetter) -> str:
+    """The line that names the error of a dead letter, and whether anyone may have written it."""
+    line = error_line(letter.error_details)
+    return line if letter.is_verified else f"not verified: {line}"
 
 
 def count_of(number: int, one: str, many: str = "") -> str:

@@ -13,51 +13,16 @@ from typing import Any
 
 import msgspec
 
-from omniq.masking import is_secret_name, mask_text
 from omniq.models import Task
+from omniq.to_json import REDACTED, redacted
 
-REDACTED = "[redacted]"
-
-
-def redacted(value: Any) -> Any:
-    """The value, with `[redacted]` for every item whose key looks like the name of a secret.
-
-    >>> redacted({"user": "ada", "password": "x", "headers": [{"Authorization": "Bearer y"}]})
-    {'user': 'ada', 'password': '[redacted]', 'headers': [{'Authorization': '[redacted]'}]}
-    """
-    match value:
-        case Mapping():
-            return {
-                key: REDACTED if is_secret_name(str(key)) else redacted(item)
-                for key, item in value.items()
-            }
-        case list() | tuple():
-            return [redacted(item) for item in value]
-        case set() | frozenset():
-            return type(value)(map(redacted, value))
-        case str():
-            return mask_text(value)
-        case bytes() | bytearray():
-            text = value.decode("utf-8", "surrogateescape")
-            masked = mask_text(text)
-            return value if masked == text else masked.encode("utf-8", "surrogateescape")
-        case _:
-            return value
+__all__ = ["REDACTED", "redacted", "restored", "without_secrets"]
 
 
 def without_secrets(task: Task) -> Task:
     """The task with its secrets replaced by `[redacted]`, to be shown."""
-    args = [
-        REDACTED if position in task.secrets else redacted(value)
-        for position, value in enumerate(task.args)
-    ]
-    kwargs = {
-        name: REDACTED if name in task.secrets else value
-        for name, value in redacted(task.kwargs).items()
-    }
-    return msgspec.structs.replace(
-        task, args=tuple(args), kwargs=kwargs, metadata=redacted(task.metadata)
-    )
+    args, kwargs, metadata = task.shown_arguments()
+    return msgspec.structs.replace(task, args=args, kwargs=kwargs, metadata=metadata)
 
 
 def restored(edited: Any, original: Any) -> Any:

@@ -33,6 +33,10 @@ UNVERIFIED = "not verified: it cannot be read, or its signature is wrong; it nev
 """What is shown of a task that is not `is_verified`, in place of its arguments."""
 
 
+UNVERIFIED_LETTER = "not verified: it was stored without the key, or was changed"
+"""What is shown of a dead letter that is not `is_verified`."""
+
+
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
     """A task with its result and its history. `attempts` are those that failed."""
 

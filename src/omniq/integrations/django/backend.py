@@ -9,7 +9,6 @@ tasks must be stored in that database.
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 import threading
@@ -195,9 +194,17 @@ def _aware(instant: datetime) -> datetime:
 
 def _error(attempt: Attempt) -> Any:
     assert attempt.error is not None
-    name = attempt.error.error_type
-    path = f"builtins.{name}" if hasattr(builtins, name) else name
+    path = _exception_path(attempt.error.error_type)
     return base.TaskError(exception_class_path=path, traceback=attempt.error.traceback or "")
+
+
+def _exception_path(name: str) -> str:
+    """The path of an exception for Django, which imports it: stored text must name one that is loaded."""
+    module, _, attribute = (name if "." in name else f"builtins.{name}").rpartition(".")
+    found = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
+    if isinstance(found, type) and issubclass(found, BaseException):
+        return f"{module}.{attribute}"
+    return name if "." not in name else "builtins.Exception"
 
 
 def _workers(task: Task, history: list[Attempt]) -> list[str]:

@@ -8,6 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from omniq.errors import OmniqError
 from omniq.integrations.django import backend as tasks
+from omniq.log import LogConfig
 from omniq.settings import Settings
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
@@ -29,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the worker until it stops."""
         settings = Settings.load()
-        console.start_logging(settings.log_level)
+        console.start_logging(LogConfig.of(settings))
         queues = options["queues"]
         try:
             worker = Worker(

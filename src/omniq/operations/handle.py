@@ -1,0 +1,117 @@
+"""Handles of enqueued tasks: status, result, cancel and progress, for async and blocking code."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from omniq._blocking import BlockingFace, blocking
+from omniq._portal import Portal
+from omniq.durations import Duration, seconds_of
+from omniq.errors import (
+    OmniqError,
+    RemoteTraceback,
+    ResultTimeout,
+    TaskCancelled,
+    TaskFailed,
+    TaskNotFound,
+)
+from omniq.models import Progress, TaskStatus
+from omniq.tasks.function_types import FunctionTypes
+
+if TYPE_CHECKING:
+    from omniq.storage.base import BaseStorage
+
+R = TypeVar("R")
+
+_EXPLAIN_SECONDS = 2.0
+
+
+class AsyncTaskHandle(Generic[R]):
+    """An enqueued task. It holds no connection.
+
+    With the `types` of its function, the result has the type that the function declares.
+    """
+
+    def __init__(
+        self, storage: BaseStorage, task_id: str, types: FunctionTypes | None = None
+    ) -> None:
+        self._storage = storage
+        self._types = types
+        self.id = task_id
+
+    async def status(self) -> TaskStatus:
+        """Return the task's status. Raises `TaskNotFound` when the storage has no record of it."""
+        task = await self._storage.get_task(self.id)
+        if task is None:
+            raise TaskNotFound(self.id)
+        return task.status
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """Wait for the function's return value; without `timeout`, wait without limit.
+
+        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when the storage
+        has no record of the task. Raises `SerializationError` when the stored value does not fit
+        the type that the function declares here.
+        """
+        seconds = seconds_of("timeout", timeout)
+        result = await self._storage.wait_for_result(self.id, seconds)
+        if result is None:
+            if seconds is not None and await self._storage.get_task(self.id) is not None:
+                raise ResultTimeout(self.id, seconds, await self._first_reason())
+            raise TaskNotFound(self.id)
+        if result.status is TaskStatus.FAILED:
+            error = result.error
+            cause = RemoteTraceback(error.traceback) if error and error.traceback else None
+            raise TaskFailed(self.id, error) from cause
+        if result.status is TaskStatus.CANCELLED:
+            raise TaskCancelled(self.id, result.reason or "")
+        value = result.result if self._types is None else self._types.load_result(result.result)
+        return cast(R, value)
+
+    async def _first_reason(self) -> str:
+        """Why the task has no result yet; empty when that cannot be found out."""
+        # Imported late: it needs many modules that a program without such an error does not.
+        from omniq.operations.explain import explain
+
+        with suppress(OmniqError, TimeoutError):
+            async with asyncio.timeout(_EXPLAIN_SECONDS):
+                first = (await explain(self._storage, self.id)).reasons[0]
+            return f"{first.text}; {first.hint}" if first.hint else first.text
+        return ""
+
+    async def cancel(self) -> bool:
+        """Cancel a waiting task, or ask a running one to stop; False when it has ended."""
+        return await self._storage.cancel(self.id)
+
+    async def progress(self) -> Progress | None:
+        """Return what the running task last reported; None when it reported nothing."""
+        return await self._storage.get_progress(self.id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
+
+
+class TaskHandle(BlockingFace[AsyncTaskHandle[R]]):
+    """An enqueued task. The blocking form of `AsyncTaskHandle`."""
+
+    def __init__(self, portal: Portal, handle: AsyncTaskHandle[R]) -> None:
+        super().__init__(portal, handle)
+        self.id = handle.id
+
+    status = blocking(AsyncTaskHandle.status)
+    cancel = blocking(AsyncTaskHandle.cancel)
+    progress = blocking(AsyncTaskHandle.progress)
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """Wait for the function's return value; without `timeout`, wait without limit.
+
+        Raises `TaskFailed`, `TaskCancelled`, `ResultTimeout`, or `TaskNotFound` when the storage
+        has no record of the task. Raises `SerializationError` when the stored value does not fit
+        the type that the function declares here.
+        """
+        return self._run(self._async_face.result(timeout))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
