@@ -4,6 +4,8 @@ OmniqError
 ├── InvalidValue           an argument was refused before anything was written
 │   └── InvalidTask            … of a task, of a call, or of an option of a task
 │       └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
+│           ├── NotSealed              … because an older omniq stored them, without a seal
+│           └── KeyNeeded              … because they are sealed, and there is no key here
 ├── SettingsError          a setting is wrong; names the setting and where it came from
 ├── DuplicateTask          the task id is taken
 ├── QueueFull              the storage holds `max_pending` waiting tasks
@@ -54,6 +56,26 @@ class SerializationError(InvalidTask):
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(f"{path}: {message}" if path else message)
         self.path = path
+
+
+class NotSealed(SerializationError):
+    """An older omniq stored it with a key, and without a seal of its kind. It waits for `schema upgrade`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: an older omniq stored it, and it is not signed as a whole; to see what it has "
+            "and to sign it, run 'omniq schema upgrade' with the key"
+        )
+
+
+class KeyNeeded(SerializationError):
+    """It is signed or encrypted, and this process has no key: it can be neither verified nor changed here."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: it is signed or encrypted, and can only be read and changed with the key; set OMNIQ_SIGNING_KEY "
+            "or OMNIQ_ENCRYPTION_KEY as the workers have it"
+        )
 
 
 class SettingsError(OmniqError, ValueError):
@@ -188,6 +210,16 @@ class TaskFailed(ResultError):
         self.error = error
 
 
+class RemoteTraceback(Exception):
+    """The traceback of a failed run, where it ran. It is the cause of a `TaskFailed`."""
+
+    def __init__(self, traceback: str) -> None:
+        super().__init__(traceback)
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
 class TaskCancelled(ResultError):
     """The task ended as CANCELLED."""
 
@@ -198,12 +230,17 @@ class TaskCancelled(ResultError):
 
 
 class ResultTimeout(ResultError, TimeoutError):
-    """No final result within the given time. The task is not affected."""
+    """No final result within the given time. The task is not affected.
 
-    def __init__(self, task_id: str, timeout: float) -> None:
-        super().__init__(f"task {task_id}: no result within {timeout:g} s; it may still finish")
+    `reason` says why it has none yet, as `omniq explain` does.
+    """
+
+    def __init__(self, task_id: str, timeout: float, reason: str = "") -> None:
+        why = f": {reason}" if reason else "; it may still finish"
+        super().__init__(f"task {task_id}: no result within {timeout:g} s{why}")
         self.task_id = task_id
         self.timeout = timeout
+        self.reason = reason
 
 
 class CircuitOpen(OmniqError):

@@ -183,13 +183,3 @@ def _drop_holder(state: GateState, task_id: str, token: int) -> bool:
     except ValueError:
         return False
     return True
-
-
-def blocking(gates: tuple[Gate, ...], states: dict[str, GateState], now: int) -> Gate | None:
-    """Set `wake_at` of the first gate without room and return the gate; None if all have room."""
-    for gate in gates:
-        state = states[gate.key]
-        if room(gate, state, now) == 0:
-            state.wake_at = ask_again_at(gate, state, now)
-            return gate
-    return None

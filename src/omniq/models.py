@@ -8,6 +8,8 @@ import traceback as traceback_module
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -17,6 +19,7 @@ from omniq.clock import SYSTEM_CLOCK
 from omniq.cron import check_cron
 from omniq.errors import InvalidTask, InvalidValue
 from omniq.retry import Backoff
+from omniq.to_json import REDACTED, JsonRecord, plain, redacted
 
 MAX_TEXT = 8_192
 """Longest stored message of an error; a task may raise an exception with a gigabyte of text."""
@@ -29,6 +32,7 @@ _MAX_INT = 2**63 - 1
 _MIN_INTERVAL = 0.01
 MAX_MISSED = 100_000
 _MAX_SHOWN = 8
+_OWN_FOLDER = f"{Path(__file__).parent}/"
 
 
 class TaskStatus(StrEnum):
@@ -181,7 +185,7 @@ class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reset_timeout: float = 30.0
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored call of a function. `Task(func_path="m.f")` is due immediately.
 
     `eta=None` means due immediately; the storage fills in the time of enqueue. `attempts` is the
@@ -232,8 +236,27 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether it may not run again once a run has begun and its end is unknown."""
         return self.max_crashes is not None and self.max_crashes <= 1
 
+    def shown_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+        """Return args, kwargs and metadata, with `[redacted]` for what is or may be a secret."""
+        args = [
+            REDACTED if position in self.secrets else redacted(value)
+            for position, value in enumerate(self.args)
+        ]
+        kwargs = {
+            name: REDACTED if name in self.secrets else value
+            for name, value in redacted(self.kwargs).items()
+        }
+        return tuple(args), kwargs, redacted(self.metadata)
 
-class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields as values for JSON, without the secrets among the arguments."""
+        args, kwargs, metadata = self.shown_arguments()
+        shown = msgspec.structs.replace(self, args=args, kwargs=kwargs, metadata=metadata)
+        fields: dict[str, Any] = plain(shown)
+        return fields
+
+
+class TaskResult(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of a run. `attempts` counts runs, this one included."""
 
     task_id: str
@@ -247,7 +270,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Attempt(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run that did not succeed: when it ran, on which worker, and why it ended."""
 
     number: int
@@ -259,7 +282,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: TaskError | None = None
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeadLetter(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A task that failed for good, stored until it is retried or deleted."""
 
     task_id: str
@@ -272,6 +295,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_details: str
     queue: str = "default"
     checkpoint: bytes | None = None
+    is_verified: bool = True
+    """False if the storage has a key, and this dead letter has no seal that was made with it: it may be forged,
+    that of a call that could not be verified, or older than these seals. Without the key, False if it has a seal."""
 
     @property
     def task_type(self) -> str:
@@ -280,7 +306,13 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.func_path
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredLetter(DeadLetter, frozen=True, kw_only=True, omit_defaults=True):
+    """A dead letter as a backend stores it, with the seal of its facts. Private to storages."""
+
+    seal: bytes = b""
+
+
+class Progress(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The progress that a running task reports: `fraction` in [0, 1]."""
 
     task_id: str
@@ -333,7 +365,7 @@ def _shortened(names: list[str]) -> str:
     return f"{shown} and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else shown
 
 
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker with a lease. `running` are the ids of the tasks it holds.
 
     `paused`: an operator has paused it, and it claims no tasks. `runnable`: the functions that it
@@ -357,7 +389,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.runnable is None or self.runnable.accepts(func_path)
 
 
-class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+class QueueStats(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """Counts of the tasks in a storage. `by_queue` counts tasks that have not ended.
 
     `oldest_due_age` is for how many seconds the longest-waiting due task has been due;
@@ -527,6 +559,12 @@ def check_name(field: str, name: object, *, error: type[InvalidValue] = InvalidT
         )
 
 
+def check_names(field: str, names: object) -> None:
+    """Refuse a text where several names are expected: it would be taken letter by letter."""
+    if isinstance(names, str):
+        raise InvalidValue(f"{field}={names!r}: expected a list, such as [{names!r}]")
+
+
 def check_func_path(path: object) -> None:
     """Refuse a value that is not a dotted path to a function."""
     if type(path) is not str or len(path) > 512 or not _FUNC_PATH.fullmatch(path):
@@ -647,10 +685,19 @@ def _text_of(error: BaseException) -> str:
 
 def _format_traceback(error: BaseException) -> str:
     try:
-        return "".join(traceback_module.format_exception(error, chain=True))
+        frames = _first_user_frame(error.__traceback__)
+        return "".join(traceback_module.format_exception(type(error), error, frames))
     except BaseException:
         # format_exception calls the user's __str__, and may run out of stack.
         return ""
+
+
+def _first_user_frame(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of omniq that called the task; all of it if it has no others."""
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        first = first.tb_next
+    return first or frames
 
 
 def _bounded(text: str, limit: int) -> str:

@@ -64,6 +64,7 @@ class Snoozed(msgspec.Struct, frozen=True):
     task_id: str
     token: int
     eta: datetime
+    reason: str = ""
 
 
 class Released(msgspec.Struct, frozen=True):

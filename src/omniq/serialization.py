@@ -1,16 +1,19 @@
 """Tasks and results to bytes and back.
 
 `MsgspecSerializer`, the default, encodes data only: reading a record never runs code. A decoded
-value equals the original and has the same type; other values are refused when the task is enqueued,
-with the path of the bad value. `CloudpickleSerializer` encodes anything that Python can pickle. It
-must be chosen explicitly, and signs every record, because unpickling foreign bytes runs foreign
-code. With a key in the settings, the records of `MsgspecSerializer` are signed or encrypted too.
+value equals the original and has the same type, or, for a subclass of a plain type, that plain type;
+other values are refused when the task is enqueued, with the path of the bad value.
+`CloudpickleSerializer` encodes anything that Python can pickle. It must be chosen explicitly, and
+signs every record, because unpickling foreign bytes runs foreign code. With a key in the settings,
+the records of `MsgspecSerializer` are signed or encrypted too.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -22,7 +25,7 @@ import msgspec
 from omniq.errors import SerializationError, SettingsError
 from omniq.models import Task, TaskError, TaskResult
 from omniq.settings import Settings
-from omniq.signing import Seal, SealedSerializer
+from omniq.signing import Seal, SealedSerializer, unsealed
 
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 DEFAULT_MAX_DEPTH = 64
@@ -55,8 +58,9 @@ class MsgspecSerializer:
     """MessagePack, data only, bounded in size and depth.
 
     Preserved exactly: None, bool, int of any size, float, str, bytes, list, tuple, dict, set,
-    frozenset, aware and naive datetime, date, time, timedelta, UUID, Decimal. Anything else is
-    refused: pass an id or a plain dictionary instead of the object.
+    frozenset, aware and naive datetime, date, time, timedelta, UUID, Decimal. A subclass of one of
+    them (an `IntEnum`, an `OrderedDict`, a row of a driver) becomes the plain type, and so does a
+    scalar of numpy. Anything else is refused.
     """
 
     def __init__(
@@ -81,6 +85,10 @@ class MsgspecSerializer:
 
     def decode_task(self, data: bytes) -> Task:
         task = self._decode(self._task_decoder.decode, data)
+        if self._values.has_decoded_ext():
+            msgspec.structs.force_setattr(task, "args", tuple(map(unwrapped, task.args)))
+            unwrapped(task.kwargs)
+            unwrapped(task.metadata)
         if task.args:
             self._values.check_depth(task.args, "args")
         if task.kwargs:
@@ -97,6 +105,8 @@ class MsgspecSerializer:
 
     def decode_result(self, data: bytes) -> TaskResult:
         result = self._decode(self._result_decoder.decode, data)
+        if self._values.has_decoded_ext():
+            msgspec.structs.force_setattr(result, "result", unwrapped(result.result))
         self._values.check_depth(result.result, "result")
         return result
 
@@ -152,6 +162,8 @@ class CloudpickleSerializer(SealedSerializer):
 
 class _PickleSerializer:
     """Pickles inside the records of plain data. Only a seal makes them safe to read."""
+
+    keeps_objects = True
 
     def __init__(self, max_payload: int) -> None:
         try:
@@ -242,18 +254,21 @@ class _ValueCodec:
             return self.encode_dict(value, path, depth)
         code = _CONTAINER_CODES.get(kind)
         if code is not None:
-            items = self.encode_items(list(value), path, depth)
-            return msgspec.msgpack.Ext(code, self._encoder.encode(items))
-        return _encode_scalar(value, path)
+            items = list(value) if kind is tuple else distinct(value, path)
+            encoded_items = self.encode_items(items, path, depth)
+            return msgspec.msgpack.Ext(code, self._encoder.encode(encoded_items))
+        encoded = _encode_scalar(value)
+        if encoded is not None:
+            return encoded
+        return self.encode(_plain_value(value, path), path, depth)
 
     def encode_dict(self, value: dict[Any, Any], path: str, depth: int = 0) -> dict[Any, Any]:
         changed = False
         encoded: dict[Any, Any] = {}
         for key, item in value.items():
-            if type(key) not in (str, int, bool, bytes, float, type(None)):
-                raise SerializationError(
-                    f"dictionary key of type {_type_name(key)}; use text or numbers", path=path
-                )
+            if type(key) not in _KEYS:
+                key = _plain_key(key, path)
+                changed = True
             where = f"{path}[{key!r:.60}]"
             new_key = self.encode(key, where, depth)
             if type(key) is float and math.isnan(key):
@@ -293,10 +308,18 @@ class _ValueCodec:
         if depth >= self._max_depth:
             raise ValueError(f"nested more than {self._max_depth} levels deep")
         self._nesting.depth = depth + 1
+        self._nesting.has_ext = True
         try:
-            return _EXT_MAKERS[code](self._decoder.decode(data))
+            return _Decoded(_EXT_MAKERS[code](unwrapped(self._decoder.decode(data))))
         finally:
             self._nesting.depth = depth
+
+    def has_decoded_ext(self) -> bool:
+        """Whether the record that was decoded last in this thread has extension types."""
+        has_ext: bool = getattr(self._nesting, "has_ext", False)
+        if has_ext:
+            self._nesting.has_ext = False
+        return has_ext
 
     def check_depth(self, value: Any, path: str) -> None:
         """Refuse a value that is nested too deeply: user code would recurse into it."""
@@ -309,6 +332,57 @@ class _ValueCodec:
                     f"nested more than {self._max_depth} levels deep", path=path
                 )
             level = [inner for container in level for inner in _nested_in(container)]
+
+
+class _Decoded:
+    """A value of an extension type, until its record is decoded. No key of a dictionary can be one.
+
+    Only text and small numbers are keys; others can be chosen so that all of them have the same hash.
+    """
+
+    __slots__ = ("value",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def unwrapped(value: Any) -> Any:
+    """The value with those of extension types in the places where they were decoded."""
+    if type(value) is _Decoded:
+        return value.value
+    left = [value]
+    while left:
+        container = left.pop()
+        if type(container) is list:
+            items: Any = enumerate(container)
+        elif type(container) is dict:
+            items = container.items()
+        else:
+            continue
+        for key, item in items:
+            if type(item) is _Decoded:
+                container[key] = item.value
+            elif type(item) is list or type(item) is dict:
+                left.append(item)
+    return value
+
+
+_MAX_EQUAL_HASHES = 100
+
+
+def distinct(items: Any, path: str = "") -> list[Any]:
+    """The items of a set, or the keys of a dictionary, unless many have the same hash.
+
+    A set of such items takes quadratic time.
+    """
+    if len(items) > _MAX_EQUAL_HASHES:
+        ((_, most),) = Counter(map(hash, items)).most_common(1)
+        if most > _MAX_EQUAL_HASHES:
+            raise SerializationError(
+                f"{most} items of a set, or keys, have the same hash; use a list", path=path
+            )
+    return list(items)
 
 
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
@@ -330,8 +404,8 @@ def _make_datetime(parts: list[Any]) -> datetime:
 
 _EXT_MAKERS: dict[int, Callable[[Any], Any]] = {
     _EXT_TUPLE: tuple,
-    _EXT_SET: set,
-    _EXT_FROZENSET: frozenset,
+    _EXT_SET: lambda items: set(distinct(items)),
+    _EXT_FROZENSET: lambda items: frozenset(distinct(items)),
     _EXT_INT: lambda data: int.from_bytes(data, signed=True),
     _EXT_DATETIME: _make_datetime,
     _EXT_DATE: date.fromisoformat,
@@ -342,8 +416,8 @@ _EXT_MAKERS: dict[int, Callable[[Any], Any]] = {
 }
 
 
-def _encode_scalar(value: Any, path: str) -> Any:
-    """Encode a value that is neither a container nor a type of MessagePack, or refuse it."""
+def _encode_scalar(value: Any) -> msgspec.msgpack.Ext | None:
+    """Encode a value of a plain type that MessagePack does not have; None for other values."""
     kind = type(value)
     if kind is datetime:
         # Preserves the instant and the offset, not a named zone: its rules may differ elsewhere.
@@ -358,10 +432,59 @@ def _encode_scalar(value: Any, path: str) -> Any:
         return _ext(_EXT_UUID, value.bytes)
     if kind is Decimal:
         return _ext(_EXT_DECIMAL, str(value))
+    return None
+
+
+_BASES: dict[type, Callable[[Any], Any]] = {
+    # Called on the base: a subclass may have other methods of these names.
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    bytes: lambda value: bytes(memoryview(value)),
+    dict: lambda value: dict(dict.items(value)),
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    datetime: lambda value: datetime.combine(
+        date(value.year, value.month, value.day), datetime.timetz(value)
+    ),
+    date: lambda value: date(value.year, value.month, value.day),
+    time: lambda value: time(
+        value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold
+    ),
+    timedelta: lambda value: timedelta(value.days, value.seconds, value.microseconds),
+    UUID: lambda value: UUID(bytes=value.bytes),
+    Decimal: lambda value: Decimal(Decimal.__str__(value)),
+}
+
+
+def _plain_value(value: Any, path: str) -> Any:
+    """The value of a subclass of a plain type as that type; refuses all others."""
+    kind = type(value)
+    for base, plain in _BASES.items():
+        if issubclass(kind, base) and kind is not base:
+            return plain(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.generic):
+        item = value.item()
+        if type(item) in _PLAIN or type(item) is int:
+            return item
     raise SerializationError(
-        f"a value of type {_type_name(value)} cannot be encoded; pass plain data (numbers, text, bytes, lists, "
-        "dictionaries, dates) such as an id, or choose the cloudpickle serializer",
+        f"a value of type {_type_name(value)} cannot be encoded; name its class in the annotation of "
+        "the function (a dataclass, a model, an enum), or pass plain data such as an id",
         path=path,
+    )
+
+
+_KEYS = frozenset({str, int, bool, bytes, float, type(None)})
+
+
+def _plain_key(key: Any, path: str) -> Any:
+    if isinstance(key, str | int | float | bytes):
+        return _plain_value(key, path)
+    raise SerializationError(
+        f"dictionary key of type {_type_name(key)}; use text or numbers", path=path
     )
 
 
@@ -460,6 +583,11 @@ def lenient_decoder(kind: type[_T], otherwise: _D) -> Callable[[bytes], _T | _D]
 
 
 _INTERNAL_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_error)
+
+
+def keeps_objects(serializer: Serializer) -> bool:
+    """Whether a decoded value has its own class, so that nothing has to become plain data before."""
+    return getattr(unsealed(serializer), "keeps_objects", False) is True
 
 
 def serializer_for(settings: Settings) -> Serializer:

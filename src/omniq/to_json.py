@@ -1,17 +1,22 @@
-"""Tasks and all other stored values as plain data for JSON. The keys are stable."""
+"""Tasks and all other stored values as plain data for JSON. The keys are stable.
+
+`JsonRecord` is the base of the models that web frameworks can return as they are.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
 import msgspec
 
-from omniq.models import TaskError
+from omniq.masking import is_secret_name, mask_text
+
+REDACTED = "[redacted]"
 
 _MAX_REPR = 1000
 _MAX_DEPTH = 64
@@ -47,7 +52,7 @@ def plain(value: Any, depth: int = 0) -> Any:
             return base64.b64encode(value).decode()
         case _ if depth > _MAX_DEPTH:
             return _bounded_repr(value)
-        case TaskError():
+        case Exception() if hasattr(value, "to_record"):
             return plain(value.to_record(), depth + 1)
         case msgspec.Struct():
             names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
@@ -60,6 +65,61 @@ def plain(value: Any, depth: int = 0) -> Any:
             return sorted((plain(item, depth + 1) for item in value), key=repr)
         case _:
             return _bounded_repr(value)
+
+
+def redacted(value: Any) -> Any:
+    """The value, with `[redacted]` for every item whose key looks like the name of a secret.
+
+    >>> redacted({"user": "ada", "password": "x", "headers": [{"Authorization": "Bearer y"}]})
+    {'user': 'ada', 'password': '[redacted]', 'headers': [{'Authorization': '[redacted]'}]}
+    """
+    match value:
+        case Mapping():
+            return {
+                key: REDACTED if is_secret_name(str(key)) else redacted(item)
+                for key, item in value.items()
+            }
+        case list() | tuple():
+            return [redacted(item) for item in value]
+        case set() | frozenset():
+            return type(value)(map(redacted, value))
+        case str():
+            return mask_text(value)
+        case bytes() | bytearray():
+            text = value.decode("utf-8", "surrogateescape")
+            masked = mask_text(text)
+            return value if masked == text else masked.encode("utf-8", "surrogateescape")
+        case _:
+            return value
+
+
+class JsonRecord:
+    """A record that is JSON for a web framework: FastAPI, pydantic and `dict()` can read it."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields as values for JSON."""
+        fields: dict[str, Any] = plain(self)
+        return fields
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """The items of `as_dict`, so that `dict(record)` works, as it does with models of pydantic."""
+        return iter(self.as_dict().items())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        # Called by pydantic alone, which brings this module.
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(
+            cls.as_dict, return_schema=core_schema.dict_schema()
+        )
+        return core_schema.is_instance_schema(cls, serialization=written)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"type": "object", "title": cls.__name__}
 
 
 def _key(key: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from omniq import Secret, TaskContext, task
+from omniq import Secret, Task, TaskContext, TaskError, task
 
 
 @task
@@ -66,3 +66,16 @@ def raise_what_cannot_be_pickled() -> None:
 @task(executor="process")
 def return_bytes() -> bytes:
     return b"\x80\x05cos\nsystem\n."
+
+
+died: list[str] = []
+"""The ids of the tasks for which `on_dead` was called."""
+
+
+def _note_death(task: Task, error: TaskError) -> None:
+    died.append(task.id)
+
+
+@task(on_dead=_note_death)
+def noted() -> None:
+    """Never run; only its hook is called."""

@@ -7,6 +7,7 @@ packages and of the standard library, and those that a package would have if it 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,14 @@ from omniq.tasks.passed_functions import PASSED, PassedFunctions
 from omniq.testing.builders import a_task
 from omniq.worker import AsyncWorkerPool
 from tests.security import sample_tasks
-from tests.security.worker_entries import ALL, LAST, OPEN, plant, through_worker
+from tests.security.worker_entries import (
+    ALL,
+    LAST,
+    OPEN,
+    plant,
+    through_async_pool,
+    through_worker,
+)
 
 SHOP = shop.__name__
 FOLDER = Path(shop.__file__).parent
@@ -88,6 +97,12 @@ def read_installed_paths() -> Iterator[tuple[str, str]]:
                 yield module, f"{module}.{name}"
 
 
+@cache
+def every_path() -> list[str]:
+    """The paths of functions that are loaded and of those that are installed, as of the first call."""
+    return sorted(path for path in {*loaded_paths(), *unloaded_paths()} if is_path(path))
+
+
 def below(path: str, modules: list[str]) -> bool:
     return any(path.startswith(f"{module}.") for module in modules)
 
@@ -134,7 +149,7 @@ def test_no_function_of_a_package_that_is_not_imported_is_looked_up():
 @pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.__name__)
 async def test_planted_tasks_of_installed_functions_wait_untouched(entry):
     """Through every entry: the pools, the worker, the lifespan of a web application."""
-    every = sorted(path for path in {*loaded_paths(), *unloaded_paths()} if is_path(path))
+    every = every_path()
     named, marked = ["tests.security.sample_tasks"], marked_paths()
     paths = [
         path
@@ -201,10 +216,23 @@ def shop_paths() -> list[str]:
     return [name for name in names if is_path(name)]
 
 
+def entry_with_modules(entry: Any, modules: tuple[str, ...]) -> Any:
+    """In `make test` all of `ALLOWED` through a pool and a worker, and two through the other entries."""
+    is_short = entry in (through_async_pool, through_worker) or modules in ((), (SHOP,))
+    return pytest.param(
+        entry,
+        modules,
+        id=f"{entry.__name__}-{','.join(modules) or 'none'}",
+        marks=() if is_short else pytest.mark.deep,
+    )
+
+
 @pytest.mark.security("S32")
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.__name__)
-@pytest.mark.parametrize("modules", ALLOWED, ids=lambda modules: ",".join(modules) or "none")
+@pytest.mark.parametrize(
+    ("entry", "modules"),
+    list(itertools.starmap(entry_with_modules, itertools.product(ALL, ALLOWED))),
+)
 async def test_only_tasks_and_public_functions_of_the_named_modules_run(entry, modules):
     is_of_modules = all(name in sys.modules for name in modules)
     if entry not in OPEN and not (modules and is_of_modules):
@@ -403,8 +431,15 @@ def folder(tmp_path):
 @pytest.mark.slow
 @pytest.mark.security("S35")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("command", [[OMNIQ], [sys.executable, "-P", "-m", "omniq"]])
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [
+        ([OMNIQ], "1"),
+        pytest.param([OMNIQ], "2", marks=pytest.mark.deep),
+        pytest.param([sys.executable, "-P", "-m", "omniq"], "1", marks=pytest.mark.deep),
+        ([sys.executable, "-P", "-m", "omniq"], "2"),
+    ],
+)
 def test_a_file_in_the_current_folder_does_not_replace_an_installed_package(
     folder, command, processes
 ):

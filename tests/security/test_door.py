@@ -61,9 +61,20 @@ def asynchronous(answer: Any) -> Any:
     return authorize
 
 
+def synchronous(answer: Any) -> Any:
+    return lambda scope: answer
+
+
 @pytest.mark.security("S51")
-@pytest.mark.parametrize("wrap", [lambda answer: lambda scope: answer, asynchronous])
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    ("wrap", "answer"),
+    [
+        *((synchronous, answer) for answer in ANSWERS),
+        *((asynchronous, answer) for answer in (None, True, "operator")),
+        *(pytest.param(asynchronous, answer, marks=pytest.mark.deep) for answer in ANSWERS),
+    ],
+    ids=lambda each: getattr(each, "__name__", type(each).__name__),
+)
 async def test_only_a_role_lets_a_request_in(queue, answer, wrap):
     async with dashboard_client(queue, Access(authorize=wrap(answer))) as client:
         for method, path in routes_of(queue):
@@ -75,7 +86,7 @@ async def test_only_a_role_lets_a_request_in(queue, answer, wrap):
 
 @pytest.mark.security("S51")
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("wrap", [lambda answer: lambda scope: answer, asynchronous])
+@pytest.mark.parametrize("wrap", [synchronous, asynchronous])
 async def test_a_role_is_admitted_from_functions_and_coroutines(queue, role, wrap):
     async with dashboard_client(queue, Access(authorize=wrap(role))) as client:
         read = await client.get("/queues")

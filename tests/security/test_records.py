@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import resource
@@ -12,6 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -229,6 +231,24 @@ async def test_a_damaged_task_becomes_a_dead_letter_and_blocks_no_other_task(sto
         assert letter.failure_reason == "undecodable"
 
 
+@pytest.mark.deep_on("file", "sqlite", "postgres")
+@pytest.mark.security("S04")
+@pytest.mark.timeout(60)
+async def test_a_verb_ends_when_a_value_of_its_task_is_empty(store_url):
+    """It answers or refuses. It must not read and write again and again, as after a race."""
+    async with open_storage(store_url) as storage:
+        await fill(storage)
+    raw_store = raw_store_of(store_url)
+    restore = raw_store.save()
+    for address in raw_store.addresses():
+        raw_store.write(address, b"")
+        with suppress(OmniqError):
+            async with open_storage(store_url) as storage, asyncio.timeout(20):
+                await use(storage)
+        restore()
+    raw_store.close()
+
+
 @pytest.mark.fault("F58", "F73")
 async def test_a_task_whose_history_is_damaged_blocks_no_other_task(store_url):
     async with open_storage(store_url) as storage:
@@ -315,6 +335,68 @@ def test_colliding_keys_take_linear_time():
 
     assert len(decoded.kwargs["k"]) == 20_000
     assert cpu_seconds() - seconds < 2
+
+
+_PRIME = 2**61 - 1
+"""Numbers that are equal modulo this have the same hash."""
+
+_COLLIDING: dict[str, Callable[[int], Any]] = {
+    "UUIDs": lambda n: UUID(int=n * _PRIME),
+    "decimals": lambda n: Decimal(n * _PRIME),
+    "integers": lambda n: 2**64 * _PRIME + n * _PRIME,
+    "tuples": lambda n: (1, 2**64 * _PRIME + n * _PRIME),
+    "sets": lambda n: frozenset({2**64 * _PRIME + n * _PRIME}),
+}
+
+
+@pytest.mark.security("S05")
+@pytest.mark.parametrize("place", ["set", "frozenset", "keys", "nested keys"])
+@pytest.mark.parametrize("kind", _COLLIDING)
+def test_values_with_equal_hashes_are_refused_in_linear_time(kind, place):
+    serializer = MsgspecSerializer()
+    items = [_COLLIDING[kind](n + 1) for n in range(15_000)]
+    assert len(set(map(hash, items))) == 1
+    (encoded,) = msgspec.msgpack.decode(
+        serializer.encode_task(a_task("a", args=(items,))), type=_Encoded
+    ).args
+    head = struct.pack(">BI", 0xDF, len(encoded))
+    if place.endswith("keys"):
+        # Each item as a key, with the value None.
+        data = head + b"".join(msgspec.msgpack.encode(item) + b"\xc0" for item in encoded)
+        data = data if place == "keys" else b"\x91" * 20 + data
+    else:
+        code = 2 if place == "set" else 3
+        data = msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(encoded)))
+    task = msgspec.msgpack.encode({"id": "a", "func_path": "m.f", "args": [msgspec.Raw(data)]})
+    result = {"task_id": "a", "status": "success", "result": msgspec.Raw(data)}
+    assert len(task) < 2**20
+    seconds = cpu_seconds()
+
+    with pytest.raises(SerializationError):
+        serializer.decode_task(task)
+    with pytest.raises(SerializationError):
+        serializer.decode_result(msgspec.msgpack.encode(result))
+    assert cpu_seconds() - seconds < 2
+
+
+class _Encoded(msgspec.Struct):
+    args: tuple[list[Any], ...]
+
+
+@pytest.mark.security("S05")
+def test_a_set_whose_items_have_equal_hashes_is_refused_when_it_is_enqueued():
+    items = {_COLLIDING["integers"](n) for n in range(200)}
+
+    with pytest.raises(SerializationError, match="200 items of a set have the same hash"):
+        MsgspecSerializer().encode_task(a_task("a", args=(items,)))
+
+
+def test_values_with_equal_hashes_in_a_list_are_values_like_others():
+    items = [_COLLIDING[kind](n) for kind in _COLLIDING for n in range(200)]
+    serializer = MsgspecSerializer()
+    task = a_task("a", args=(items, {"k": items}), kwargs={"k": [(items,)]})
+
+    assert serializer.decode_task(serializer.encode_task(task)) == task
 
 
 @pytest.mark.security("S05")

@@ -8,7 +8,14 @@ import pytest
 
 from omniq.settings import Settings
 from omniq.storage.memory import MemoryStorage
-from omniq.testing.contract import StorageContract, opener
+from omniq.storage.sqlite import SQLiteStorage
+from omniq.testing.contract import (
+    ClaimContract,
+    DeadLetterContract,
+    EnqueueContract,
+    StorageContract,
+    opener,
+)
 
 KEY = "the key of this store"
 
@@ -21,6 +28,20 @@ class TestEncrypted(StorageContract):
         def make(settings: Settings | None = None, **options):
             chosen = replace(settings or Settings(), encryption_key=KEY)
             return first.another(settings=chosen, **options)
+
+        async with opener(make) as open_another:
+            yield open_another
+
+
+class TestKeyReplaced(EnqueueContract, ClaimContract, DeadLetterContract):
+    """While a key is replaced, every unique key has several names."""
+
+    @pytest.fixture
+    async def open_another(self, clock, tmp_path):
+        def make(settings: Settings | None = None, **options):
+            old_keys = "the-key-of-last-year the-key-of-next-year"
+            chosen = replace(settings or Settings(), encryption_key=KEY, old_keys=old_keys)
+            return SQLiteStorage(tmp_path / "store.db", clock=clock, settings=chosen, **options)
 
         async with opener(make) as open_another:
             yield open_another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from omniq.errors import SerializationError, SettingsError
 from omniq.models import TaskStatus
 from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, serializer_for
 from omniq.settings import Settings
-from omniq.signing import RESULT, TASK, Seal, SealedSerializer
+from omniq.signing import CHECKPOINT, RESULT, TASK, Seal, SealedSerializer
 from omniq.storage import open_storage
 from omniq.testing.builders import a_result, a_task
 from tests.security import sample_tasks
@@ -70,6 +71,15 @@ def test_a_task_is_not_taken_for_a_result_nor_a_result_for_a_task(kind):
     for made, asked in ((TASK, RESULT), (RESULT, TASK)):
         with pytest.raises(SerializationError):
             seal.open(asked, seal.close(made, b"record"))
+
+
+def test_a_signature_is_the_hmac_of_header_kind_places_and_record():
+    """As the standard library computes it."""
+    data = Seal(KEY).close(CHECKPOINT, b"record", "a", "tasks.work")
+    key = hmac.digest(KEY.encode(), b"omniq sign", "sha256")
+    places = b"\0\0\0\1a" + b"\0\0\0\x0atasks.work"
+
+    assert data[10:42] == hmac.digest(key, data[:10] + b"C" + places + b"record", "sha256")
 
 
 @pytest.mark.security("S22")

@@ -32,6 +32,7 @@ from tests.security.conftest import raw_store_of
 from tests.security.raw_stores import Address, RawStore
 
 KEY = "the key of this store"
+KINDS = {b"T", b"R", b"C", b"P", b"S", b"D"}
 
 
 class _RecordingSeal(Seal):
@@ -95,6 +96,9 @@ async def _state(storage: BaseStorage) -> dict[tuple[str, str], Any]:
             found["result", name] = await _read(partial(storage.get_result, name))
             found["progress", name] = await _read(partial(storage.get_progress, name))
             found["steps", name] = await _read(partial(_steps, storage, name))
+            letter = await _read(partial(storage.get_dead, name))
+            is_verified = letter is not None and letter.is_verified
+            found["letter", name] = letter.error_details if is_verified else None
         found["schedule", str(n)] = await _read(partial(storage.get_schedule, f"nightly-{n}"))
     return found
 
@@ -135,22 +139,43 @@ def _length(data: bytes) -> bytes:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("method", ["signing_key", "encryption_key"])
 async def test_sealed_bytes_are_refused_in_every_other_place(store_url, method):
+    """Each place gets the bytes of another record of its kind, and those of one other kind."""
+    refused, places = await transplant(store_url, method, others=2)
+
+    assert refused >= places
+
+
+@pytest.mark.deep
+@pytest.mark.security("S37")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", ["signing_key", "encryption_key"])
+async def test_sealed_bytes_of_every_kind_are_refused_in_every_other_place(store_url, method):
+    refused, places = await transplant(store_url, method, others=len(KINDS))
+
+    assert refused >= places
+
+
+async def transplant(store_url: str, method: str, others: int) -> tuple[int, int]:
+    """Write sealed bytes of this number of kinds, from other places, to every place.
+
+    Returns how many of them were refused, and the number of places.
+    """
     seal = _RecordingSeal(**{method: KEY})
     async with open_storage(store_url, serializer=_serializer(seal)) as storage:
         await _fill(storage)
     raw = raw_store_of(store_url)
     places = _sealed_in(raw, seal.made)
     restore = raw.save()
-    kinds = {kind for kind, _ in places.values()}
     reader = _serializer(Seal(**{method: KEY}))
 
     async with open_storage(store_url, serializer=reader) as storage:
         expected = await _state(storage)
     assert None not in (expected["call", "done-1"], expected["steps", "dead-2"])
-    assert kinds == {b"T", b"R", b"C", b"P", b"S"}
+    assert expected["letter", "dead-1"] is not None
+    assert {kind for kind, _ in places.values()} == KINDS
     refused = 0
-    for address, (_, sealed) in places.items():
-        for _, other in _one_of_each(places, address):
+    for number, (address, (_, sealed)) in enumerate(places.items()):
+        for _, other in _one_of_each(places, address, first=number)[:others]:
             raw.write(address, _replaced(raw.read(address), sealed, other))
             async with open_storage(store_url, serializer=reader) as storage:
                 found = await _state(storage)
@@ -159,15 +184,22 @@ async def test_sealed_bytes_are_refused_in_every_other_place(store_url, method):
             refused += bool(changed)
             restore()
     raw.close()
-    assert refused >= len(places)
+    return refused, len(places)
 
 
 def _one_of_each(
-    places: dict[Address, tuple[Kind, bytes]], own: Address
+    places: dict[Address, tuple[Kind, bytes]], own: Address, first: int
 ) -> list[tuple[Kind, bytes]]:
-    """Sealed bytes of each kind from other places; of the own kind those of another record."""
+    """Sealed bytes of each kind from other places; of the own kind those of another record.
+
+    Those of the own kind are the first, and `first` chooses the kind that follows.
+    """
+    own_kind, _ = places[own]
     chosen = {kind: (kind, sealed) for at, (kind, sealed) in places.items() if at != own}
-    return [each for each in chosen.values() if each != places[own]]
+    other_kinds = sorted(chosen.keys() - {own_kind})
+    start = first % len(other_kinds)
+    kinds = [own_kind, *other_kinds[start:], *other_kinds[:start]]
+    return [chosen[kind] for kind in kinds if kind in chosen and chosen[kind] != places[own]]
 
 
 @pytest.mark.security("S38")

@@ -23,7 +23,7 @@ def test_a_fleet_keeps_its_promises(seeds):
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("seeds", batches(SEEDS, DEEP_SEEDS - SEEDS), ids=str)
 def test_many_fleets_keep_their_promises(seeds):
     assert list(filter(None, map(failure_of, seeds))) == []
@@ -32,8 +32,12 @@ def test_many_fleets_keep_their_promises(seeds):
 @pytest.mark.timeout(120)
 def test_the_seeds_cover_every_kind_of_fault():
     """A simulation without faults would prove nothing."""
+    wanted = {"kill", "stop", "term", "cut", "stale", "zombie", "dead", "unknown"}
     met: set[str] = set()
-    for seed in range(30):
+    # Only about one seed in sixteen has an enqueue whose reply is lost and that the store has made.
+    for seed in range(100):
+        if met >= wanted:
+            break
         verdict = Fleet(seed).run()
         met |= set(verdict.faults)
         met |= {"stale"} if verdict.stale_refused else set()
@@ -41,4 +45,4 @@ def test_the_seeds_cover_every_kind_of_fault():
         met |= {"dead"} if verdict.dead else set()
         met |= {"unknown"} if verdict.unknown_resolved else set()
 
-    assert met >= {"kill", "stop", "term", "cut", "stale", "zombie", "dead", "unknown"}
+    assert met >= wanted

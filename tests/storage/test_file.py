@@ -23,10 +23,18 @@ from omniq.models import BreakerRule, Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage import open_storage, row_rules, tables
-from omniq.storage.backend import Changes, Document, DocumentQuery, Wanted, complete
+from omniq.storage.backend import (
+    Changes,
+    Document,
+    DocumentChange,
+    DocumentQuery,
+    Wanted,
+    complete,
+)
 from omniq.storage.file import FileStorage
 from omniq.storage.file.file_names import DocumentName
 from omniq.storage.file.filesystem import Disk
+from omniq.storage.file.section import FileSection
 from omniq.storage.file.wakeups import FolderWatch
 from omniq.storage.file.writes import Change, Write, Writes
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -359,18 +367,15 @@ async def test_a_task_that_is_claimed_while_another_process_lists_the_folder_sta
     """Such a listing may have both names of the file, and the event of the new name follows it."""
     await storage.enqueue(a_task(id="a"))
     await another.reserve(0)
-    loop, list_names, claimed = asyncio.get_running_loop(), Disk.names, []
+    loop, list_names, claimed = asyncio.get_running_loop(), Disk.names, list[Task]()
 
     def names_before_and_after_the_claim(disk: Disk, of: str) -> list[str]:
         found = list_names(disk, of)
-        if of == "tasks" and not claimed:
-            claimed.append("a")
-            asyncio.run_coroutine_threadsafe(claim(), loop).result(5)
+        if of == "tasks":
+            monkeypatch.undo()
+            claimed.extend(asyncio.run_coroutine_threadsafe(another.reserve(1), loop).result(5))
             found += list_names(disk, of)
         return found
-
-    async def claim() -> None:
-        claimed[:] = await another.reserve(1)
 
     monkeypatch.setattr(Disk, "names", names_before_and_after_the_claim)
     storage._backend._store.files.distrust_index()
@@ -550,6 +555,196 @@ async def test_a_write_that_is_committed_while_another_process_ends_it_is_finish
     assert recorded == [True, True]
     assert results == [["a.result", "b.result"]]
     assert names(folder, "tasks") == names(folder, "parts") == []
+
+
+async def test_a_dead_task_that_ends_again_before_its_retry_returns_keeps_the_new_result(
+    storage, another, clock, folder, monkeypatch
+):
+    """The retry removes the record of the failure after its commit, when others may run the task."""
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    await storage.record([Failed("a", task.token, an_error())])
+    clock.advance(1)
+    loop, apply = asyncio.get_running_loop(), Writes._apply
+
+    async def run_again() -> None:
+        (task,) = await another.reserve(1)
+        assert await another.record([Succeeded("a", task.token, a_result(task, "new"))]) == [True]
+
+    def apply_and_be_slow(self: Writes, changes: Iterable[Change]) -> None:
+        monkeypatch.undo()
+        apply(self, changes)
+        asyncio.run_coroutine_threadsafe(run_again(), loop).result(5)
+
+    monkeypatch.setattr(Writes, "_apply", apply_and_be_slow)
+    assert await storage.retry_dead("a")
+
+    assert (await storage.get_result("a")).result == "new"
+    assert names(folder, "dead") == names(folder, "tmp") == []
+
+
+async def test_a_late_retry_of_a_task_that_was_retried_and_died_again_reads_the_new_letter(
+    storage, another, monkeypatch
+):
+    """With the row of the first letter, the next claim would have the token of an earlier one."""
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    await storage.record([Failed("a", task.token, an_error())])
+    loop, prepare = asyncio.get_running_loop(), Writes._prepare
+
+    async def retry_and_fail() -> None:
+        assert await another.retry_dead("a")
+        (task,) = await another.reserve(1)
+        assert await another.record([Failed("a", task.token, an_error())]) == [True]
+
+    def prepare_late(self: Writes, write: Write) -> None:
+        monkeypatch.undo()
+        asyncio.run_coroutine_threadsafe(retry_and_fail(), loop).result(5)
+        prepare(self, write)
+
+    monkeypatch.setattr(Writes, "_prepare", prepare_late)
+    assert await storage.retry_dead("a")
+
+    assert [task.token for task in await storage.reserve(1)] == [3]
+
+
+async def test_a_purge_that_has_read_an_old_letter_keeps_the_new_one_of_the_same_task(
+    storage, another, clock, folder, monkeypatch
+):
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    await storage.record([Failed("a", task.token, an_error())])
+    clock.advance(60)
+    older_than = clock.now()
+    loop, write = asyncio.get_running_loop(), FileSection.write
+
+    async def retry_and_fail() -> None:
+        assert await another.retry_dead("a")
+        (task,) = await another.reserve(1)
+        assert await another.record([Failed("a", task.token, an_error("again"))]) == [True]
+
+    async def write_late(self: FileSection, changes: Changes) -> frozenset[str]:
+        monkeypatch.undo()
+        asyncio.run_coroutine_threadsafe(retry_and_fail(), loop).result(5)
+        return await write(self, changes)
+
+    monkeypatch.setattr(FileSection, "write", write_late)
+    await storage.purge_dead(older_than)
+
+    assert names(folder, "dead") == ["a.dead"]
+    assert names(folder, "tmp") == []
+
+
+@pytest.mark.parametrize("checked", [[], ["a"]])
+async def test_a_large_rate_limit_whose_process_died_after_the_commit_is_finished_by_another(
+    storage, another, folder, checked, no_failpoints
+):
+    """It has more bytes than other files may have; with a task beside it, so has the marker of the write."""
+    await storage.enqueue(a_task("a"))
+    store, other = storage._backend._store, another._backend._store
+    before, after = b"1" * 5_000_000, b"2" * 5_000_000
+    added = DocumentChange("gate", "rate:x", None, before)
+    complete(store.section().write(Changes(documents=[added])))
+    store.writes.flush()
+
+    section = store.section()
+    rows = [record.row for record in complete(section.load(checked)).values()]
+    changed = DocumentChange("gate", "rate:x", before, after)
+    failpoints.configure("file.record.after_commit=raise:EIO@1")
+    with pytest.raises(OSError, match="failpoint"):
+        complete(section.write(Changes(documents=[changed], checked=rows)))
+    found = complete(other.section().documents("gate", ["rate:x"]))
+
+    assert found["rate:x"].data == after
+    assert names(folder, "corrupt") == []
+    assert [name.split(".")[2] for name in names(folder, "tasks") if name.endswith(".task")] == [
+        str(len(checked))
+    ]
+
+
+async def test_a_retry_that_is_undone_keeps_the_letter_beside_a_task_whose_id_is_its_name(
+    storage, folder, monkeypatch
+):
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    await storage.record([Failed("a", task.token, an_error())])
+    await storage.enqueue(a_task("a.dead"))
+    decide = Writes._decide
+
+    def decide_too_late(self: Writes, write: Write) -> None:
+        monkeypatch.undo()
+        os.remove(folder / "tasks" / f"{write.nonce}.open")
+        decide(self, write)
+
+    monkeypatch.setattr(Writes, "_decide", decide_too_late)
+
+    assert await storage.retry_dead("a")
+    assert {task.id for task in await storage.reserve(2)} == {"a", "a.dead"}
+
+
+async def test_a_long_write_is_not_undone_while_it_makes_progress(storage, another, monkeypatch):
+    """Else a worker that records thousands of outcomes beside a reader would begin again, for ever."""
+    ids = [f"{number:03}" for number in range(100)]
+    await storage.enqueue_many(some_tasks(ids))
+    claimed = await storage.reserve(100)
+    take, undo, taken, undone = Writes._take, Writes._undo, [], []
+
+    def take_slowly(self: Writes, write: Write, each: Change) -> None:
+        take(self, write, each)
+        taken.append(each.key)
+        time.sleep(0.003)
+
+    def count(self: Writes, write: str, changes: Iterable[Change]) -> None:
+        undone.append(write)
+        undo(self, write, changes)
+
+    monkeypatch.setattr(Writes, "_take", take_slowly)
+    monkeypatch.setattr(Writes, "_undo", count)
+    outcomes = [Succeeded(task.id, task.token, a_result(task)) for task in claimed]
+    recording = asyncio.create_task(storage.record(outcomes))
+    await until(lambda: taken != [])
+    assert (await another.get_task(ids[0])).status is TaskStatus.SUCCESS
+
+    assert all(await recording)
+    assert undone == []
+
+
+async def test_a_part_stays_while_a_suspended_process_may_still_commit_it(
+    storage, another, folder, monkeypatch
+):
+    """Else a process that is resumed after hours records the outcome, and the result is lost."""
+    await storage.enqueue(a_task("a"))
+    (task,) = await storage.reserve(1)
+    take, other = Writes._take, another._backend._store
+
+    def take_hours_later(self: Writes, write: Write, each: Change) -> None:
+        make_parts_old(folder)
+        other.files.refresh()
+        other.finished.remove_leftovers()
+        take(self, write, each)
+
+    monkeypatch.setattr(Writes, "_take", take_hours_later)
+    assert await storage.record([Succeeded("a", task.token, a_result(task))]) == [True]
+
+    assert names(folder, "results") == ["a.result"]
+
+
+async def test_an_old_part_that_no_write_needs_is_removed(storage, folder):
+    await storage.enqueue(a_task("a"))
+    write = storage._backend._store.disk.nonce()
+    (folder / "parts" / f"gone.{write}.part").touch()
+    (folder / "parts" / "a.0000earlier-1.part").touch()
+    (folder / "parts" / f"a.{write}.part").touch()
+    make_parts_old(folder)
+    await storage.purge_expired()
+
+    assert names(folder, "parts") == [f"a.{write}.part"]
+
+
+def make_parts_old(folder: Path) -> None:
+    """Make the parts as old as those of a process that was suspended for two hours."""
+    for part in (folder / "parts").iterdir():
+        os.utime(part, (time.time() - 7200,) * 2)
 
 
 async def test_the_outcome_of_a_cancelled_run_does_not_requeue_the_task(storage, another):

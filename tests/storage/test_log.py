@@ -8,9 +8,10 @@ import pytest
 
 from omniq.testing.contract import StorageContract, opener
 from tests.storage.memory_log import Records, log_storage
+from tests.storage.rate_wakeups import RateWakeupTests
 
 
-class TestLog(StorageContract):
+class TestLog(RateWakeupTests, StorageContract):
     @pytest.fixture
     async def open_another(self, clock):
         async with opener(partial(log_storage, Records(), clock)) as open_another:

@@ -8,9 +8,10 @@ import pytest
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.contract import StorageContract, opener
 from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
+from tests.storage.rate_wakeups import RateWakeupTests
 
 
-class TestMemory(OrphanedCheckpointTests, StorageContract):
+class TestMemory(RateWakeupTests, OrphanedCheckpointTests, StorageContract):
     @pytest.fixture
     def copy_checkpoint(self, storage):
         async def copy(source, target):

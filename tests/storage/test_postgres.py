@@ -26,10 +26,18 @@ from omniq.models import (
 )
 from omniq.outcomes import Released, Retried, Succeeded
 from omniq.serialization import MsgspecSerializer, encode_internal
+from omniq.settings import Settings
 from omniq.storage import open_storage, row_rules
 from omniq.storage.backend import Changes, DocumentQuery, Section, Wanted, Work
 from omniq.storage.inspection import TaskQuery
-from omniq.storage.postgres import PostgresStorage, migrations, statements, vacuum
+from omniq.storage.postgres import (
+    PostgresStorage,
+    encoding,
+    migrations,
+    statements,
+    vacuum,
+    wakeups,
+)
 from omniq.storage.postgres.enqueue import PART_SIZE
 from omniq.storage.postgres.section import PostgresSection
 from omniq.storage.types import Claim
@@ -172,6 +180,44 @@ async def test_functions_that_others_have_created_in_public_are_not_called(
     with pytest.raises(asyncpg.RaiseError, match="planted"):
         await administrator.fetchval("SELECT hashtextextended('a', 0)")
     await administrator.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(signing_key="the-key-of-this-store"),
+        Settings(encryption_key="the-key-of-this-store"),
+    ],
+    ids=["plain", "signed", "encrypted"],
+)
+async def test_a_unique_key_is_held_in_a_transaction_of_the_caller_too(postgres_database, settings):
+    """With a key, a holder must be verified, so that its body is read on the caller's connection."""
+    connection = await asyncpg.connect(postgres_database)
+    async with PostgresStorage(postgres_database, settings=settings) as storage:
+        await storage.enqueue(a_task("a", unique="u"))
+        async with connection.transaction():
+            tasks = [a_task("b", unique="u"), a_task("c", unique="v")]
+            assert await storage.enqueue_within(connection, tasks) == ["a", "c"]
+        assert ids(await storage.reserve(5)) == ["a", "c"]
+    await connection.close()
+
+
+async def test_a_transaction_that_cannot_see_the_holder_of_a_unique_key_is_refused(
+    postgres_database,
+):
+    connection = await asyncpg.connect(postgres_database)
+    async with PostgresStorage(postgres_database) as storage:
+        transaction = connection.transaction(isolation="repeatable_read")
+        await transaction.start()
+        await connection.fetchval("SELECT count(*) FROM pg_class")
+        await storage.enqueue(a_task("a", unique="u"))
+        with pytest.raises(StorageError, match="roll it back, and begin it again"):
+            await storage.enqueue_within(connection, [a_task("b", unique="u")])
+        await transaction.rollback()
+        async with connection.transaction(isolation="repeatable_read"):
+            assert await storage.enqueue_within(connection, [a_task("b", unique="u")]) == ["a"]
+    await connection.close()
 
 
 async def test_the_printed_sql_sets_up_what_opening_sets_up(postgres_database):
@@ -377,7 +423,7 @@ async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monk
         assert isinstance(storage, PostgresStorage)
     monkeypatch.setattr(migrations, "NEWEST", 3)
 
-    with pytest.raises(StorageRefused, match=r"version 5.*use a newer omniq"):
+    with pytest.raises(StorageRefused, match=r"version 6.*use a newer omniq"):
         await storage.open()
 
 
@@ -390,11 +436,32 @@ async def test_a_worker_of_version_4_that_still_runs_can_claim_nothing(postgres_
             await storage._backend.statements.fetch(call, *[None] * 8)
 
 
+@pytest.mark.parametrize("given", [[], ["a"], ["a", "b"], ["NULL", ""], ['a "b', "\\", "{c,d}"]])
+async def test_ids_arrive_as_they_were_sent(schema, given):
+    async with schema.new_storage() as storage:
+        sql = "SELECT {schema}.ids_of($1)"
+        ((found,),) = await storage._backend.statements.fetch(sql, encoding.id_array(given))
+
+        assert found == given
+
+
+async def test_ids_that_a_worker_of_version_5_sends_are_understood(schema):
+    async with schema.new_storage() as storage:
+        sql = "SELECT {schema}.ids_of($1)"
+        ((found,),) = await storage._backend.statements.fetch(sql, ["a", "b"])
+
+        assert found == ["a", "b"]
+
+
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 5\n", "")
-    assert _omniq("schema", "upgrade", url=postgres_url) == (0, "is at version 5\n", "")
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 5\n", "")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 6\n", "")
+    assert _omniq("schema", "upgrade", url=postgres_url) == (
+        0,
+        "is at version 6\nno key is set: schedules and checkpoints are stored without a seal\n",
+        "",
+    )
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 6\n", "")
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")
@@ -514,6 +581,10 @@ async def _sequential_scans(storage):
 # Wake-ups
 
 
+async def channel_of(connection, schema):
+    return await connection.fetchval(f'SELECT name FROM "{schema.name}".channel')
+
+
 class Listener:
     """Records all notifications of a store."""
 
@@ -523,7 +594,7 @@ class Listener:
 
     async def __aenter__(self):
         self.connection = await asyncpg.connect(self.schema.url)
-        channel = statements.channel(self.schema.name)
+        channel = await channel_of(self.connection, self.schema)
         await self.connection.add_listener(
             channel, lambda *received: self.messages.append(received[3])
         )
@@ -636,6 +707,18 @@ async def test_the_end_of_a_task_is_notified_to_a_storage_that_waits_for_its_res
         assert await listener.received() == ["ra"]
 
 
+async def test_after_many_waits_for_results_one_task_releases_their_lock(schema, monkeypatch):
+    monkeypatch.setattr(wakeups, "_RESULTS_LOCK_SECONDS", 0.05)
+    async with schema.new_storage() as storage:
+        waits = storage._backend.wakeups
+        for _ in range(5):
+            async with waits.awaiting_result("a") as is_notified:
+                assert is_notified
+
+        assert len(waits._background) == 1
+        await until_awaited(storage, "results", is_awaited=False)
+
+
 async def test_a_cancellation_reaches_a_worker_that_listens(schema):
     async with schema.new_storage() as worker, schema.new_storage() as storage:
         await storage.enqueue(a_task("a"))
@@ -647,6 +730,104 @@ async def test_a_cancellation_reaches_a_worker_that_listens(schema):
         await storage.cancel("a")
 
         assert await asyncio.wait_for(cancelled, PATIENCE) == "a"
+        waiter.cancel()
+
+
+@pytest.mark.security("S40")
+async def test_a_notification_of_a_cancellation_is_looked_up_before_it_is_believed(schema):
+    async with schema.new_storage() as worker, schema.new_storage() as storage:
+        await storage.enqueue_many(some_tasks("abc"))
+        assert len(await worker.reserve(4)) == 3
+        cancelled: list[str] = []
+        last: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        worker.on_cancel(cancelled.append)
+        worker.on_cancel(lambda task_id: last.set_result(None) if task_id == "c" else None)
+        waiter = asyncio.create_task(worker.wait_for_work(3600))
+        await until_awaited(storage)
+        connection = await asyncpg.connect(schema.url)
+        channel = await channel_of(connection, schema)
+        for message in (
+            "ca",
+            "cb",
+            "c",
+            "w",
+            "wx",
+            f"w{'9' * 5_000}",
+            "w-1",
+            "r",
+            "?",
+            "c" * 7_000,
+        ):
+            await connection.execute("SELECT pg_notify($1, $2)", channel, message)
+        await connection.close()
+        await storage.cancel("c")
+        await asyncio.wait_for(last, PATIENCE)
+
+        assert cancelled == ["c"]
+        assert not waiter.done()
+        waiter.cancel()
+
+
+@pytest.mark.security("S40")
+async def test_a_flood_of_notifications_costs_few_lookups(schema):
+    async with schema.new_storage() as worker, schema.new_storage() as storage:
+        await storage.enqueue(a_task("a"))
+        assert ids(await worker.reserve(2)) == ["a"]
+        cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        worker.on_cancel(cancelled.set_result)
+        waiter = asyncio.create_task(worker.wait_for_work(3600))
+        await until_awaited(storage)
+        wakeups, lookups, has_begun = worker._backend.wakeups, [], asyncio.Event()
+        fetch_row = wakeups._fetch_row
+
+        async def counted(sql, *parameters):
+            if "cancel_requested" in sql:
+                lookups.append(parameters[0])
+                has_begun.set()
+            return await fetch_row(sql, *parameters)
+
+        wakeups._fetch_row = counted
+        connection = await asyncpg.connect(schema.url)
+        channel = await channel_of(connection, schema)
+        sql = "SELECT pg_notify($1, 'c' || n) FROM generate_series(1, 20000) AS n"
+        await connection.execute(sql, channel)
+        await connection.close()
+        async with asyncio.timeout(PATIENCE):
+            await has_begun.wait()
+            await wakeups._lookup
+        await storage.cancel("a")
+        await asyncio.wait_for(cancelled, PATIENCE)
+
+        assert len(lookups) < 20
+        assert max(map(len, lookups)) <= 1_000
+        waiter.cancel()
+
+
+@pytest.mark.security("S40")
+async def test_a_user_without_rights_on_the_schema_does_not_learn_the_channel(schema):
+    async with schema.new_storage() as worker:
+        waiter = asyncio.create_task(worker.wait_for_work(3600))
+        await until_awaited(worker)
+        owner = await asyncpg.connect(schema.url)
+        channel = await channel_of(owner, schema)
+        role = f"{schema.name}_stranger"
+        await owner.execute(f"CREATE ROLE {role}; SET ROLE {role}")
+        try:
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await channel_of(owner, schema)
+            sources = await owner.fetch("SELECT prosrc FROM pg_proc")
+            queries = await owner.fetch(
+                "SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            )
+            comments = await owner.fetch("SELECT description FROM pg_description")
+            defaults = await owner.fetch("SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef")
+            shown = [text for (text,) in (*sources, *queries, *comments, *defaults) if text]
+        finally:
+            await owner.execute(f"RESET ROLE; DROP ROLE {role}")
+            await owner.close()
+
+        assert len(channel) > 30
+        assert not [text for text in shown if channel in text]
         waiter.cancel()
 
 
@@ -978,6 +1159,20 @@ async def test_a_failure_is_stored_also_if_the_task_expires_in_the_same_step(sch
         ended = await storage.get_task("a")
         assert ended is not None
         assert (ended.status, ended.attempts) == (TaskStatus.CANCELLED, 1)
+        assert [attempt.outcome for attempt in await storage.history("a")] == ["failed"]
+
+
+async def test_a_failure_is_stored_also_if_the_task_succeeds_in_the_same_step(schema):
+    async with schema.new_storage() as storage:
+        await storage.enqueue(a_task("a"))
+        a = await claim_one(storage)
+        failure = Retried("a", a.token, an_error(), eta=None)
+
+        assert await storage.record([failure, success(a)]) == [True, True]
+
+        ended = await storage.get_task("a")
+        assert ended is not None
+        assert (ended.status, ended.attempts) == (TaskStatus.SUCCESS, 1)
         assert [attempt.outcome for attempt in await storage.history("a")] == ["failed"]
 
 

@@ -19,6 +19,7 @@ from tests.storage.postgres_users import (
     SQLAlchemy,
     SQLAlchemySession,
 )
+from tests.storage.rate_wakeups import RateWakeupTests
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ class OnPostgres:
         await user.close()
 
 
-class TestPostgres(OnPostgres, OrphanedCheckpointTests, StorageContract):
+class TestPostgres(OnPostgres, OrphanedCheckpointTests, RateWakeupTests, StorageContract):
     """With asyncpg for the user's own connection."""
 
     @pytest.fixture

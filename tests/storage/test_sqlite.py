@@ -87,6 +87,7 @@ def plan(db, sql):
     arrays = ("queues", "seqs", "ids", "lanes", "places", "ranges", "owners", "keys", "claims")
     names = re.findall(r":(\w+)", sql)
     parameters = {name: "[]" if name in arrays else 1 for name in names}
+    db.create_function("omniq_largest", 0, int)
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
 
 

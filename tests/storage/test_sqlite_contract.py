@@ -19,6 +19,7 @@ from omniq.testing.contract import (
     opener,
 )
 from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
+from tests.storage.rate_wakeups import RateWakeupTests
 
 
 class UserConnection:
@@ -66,7 +67,7 @@ class UserConnection:
             connection.close()
 
 
-class TestSQLite(OrphanedCheckpointTests, StorageContract):
+class TestSQLite(RateWakeupTests, OrphanedCheckpointTests, StorageContract):
     @pytest.fixture
     def copy_checkpoint(self, tmp_path):
         async def copy(source, target):

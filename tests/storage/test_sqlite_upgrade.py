@@ -223,3 +223,39 @@ async def test_an_owner_stops_when_others_use_another_lease_file(tmp_path, make,
 
         with pytest.raises(StorageError, match="with other leases"):
             await storage.renew()
+
+
+@pytest.mark.security("S39")
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("omniq_dead", "status", "absurd"),
+        ("omniq_live", "token", b"\xff"),
+        ("omniq_finished", "finished_at", 1.5),
+        ("omniq_checkpoints", "saved_at", "absurd"),
+        ("omniq_schedules", "schedule", -1),
+        ("omniq_tasks", "priority", "absurd"),
+    ],
+)
+async def test_a_value_that_omniq_never_wrote_does_not_stop_the_upgrade(
+    tmp_path, make, table, column, value
+):
+    path = tmp_path / "tasks.db"
+    restore(path, 2)
+    with closing(sqlite3.connect(path)) as db:
+        ((key, *_), *_) = [
+            each[1:] for each in db.execute(f"PRAGMA table_info({table})") if each[5]
+        ]
+        first = f"{key} = (SELECT min({key}) FROM {table})"
+        db.execute(f"UPDATE {table} SET {column} = ? WHERE {first}", (value,))
+        db.commit()
+
+    async with make() as storage:
+        tasks = await storage.list_tasks(limit=100)
+        await storage.list_dead()
+        await storage.list_schedules()
+        await storage.stats()
+        claimed = await storage.reserve(50)
+
+    assert len(tasks) >= 15
+    assert claimed

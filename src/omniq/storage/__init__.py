@@ -13,6 +13,8 @@
 | `step` | one atomic step: the rows it has read, and what becomes of them |
 | `claim` | which rows an owner gets, and in which order |
 | `gate_states` | limits and breakers in one step: who enters, who is parked, who is offered room |
+| `sealed_documents` | how schedules and checkpoints are stored, and those of an older omniq, which wait for a seal |
+| `row_seals` | what a key protects of a row beside its body: dead letters, unique keys, how it may run |
 | `known_rows` | the rows that a storage object has claimed: plans their outcomes for fast paths |
 | `backend` | the port: what a backend implements |
 | `row_codec` | a row as columns and a rest, for backends that store it so |

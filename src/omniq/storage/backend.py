@@ -27,7 +27,7 @@ import msgspec
 
 from omniq.clock import Clock
 from omniq.errors import StorageError
-from omniq.models import DeadLetter, Runnable, TaskStatus, WorkerInfo
+from omniq.models import Runnable, StoredLetter, TaskStatus, WorkerInfo
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
 from omniq.storage.row_rules import FinishedRow, Row
 from omniq.storage.types import Capabilities, Claim, Holder, Identity, LeaseReply
@@ -43,6 +43,15 @@ POLLING_PAUSE = 0.1
 
 Order = tuple[int, int, int]
 """A key that sorts rows in the order in which they are claimed: `Row.order`."""
+
+
+def largest_value(max_payload: int) -> int:
+    """Bytes of a stored value that is read, at most; of a larger one, only its size is.
+
+    A body, a result, a checkpoint, a schedule or a report of progress that is larger is read as empty,
+    and so is refused when it is decoded. Four payloads: a value may have a body, a result and errors.
+    """
+    return 4 * max(max_payload, 1 << 20)
 
 
 def place_of(row: Row, now: int) -> int:
@@ -76,7 +85,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     row: Row
     finished: FinishedRow | None = None
-    letter: DeadLetter | None = None
+    letter: StoredLetter | None = None
 
     @property
     def is_live(self) -> bool:
@@ -139,7 +148,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     """A row that ends. Its record is stored if it has a `result_ttl`, the dead letter if there is one."""
 
     finished: FinishedRow
-    letter: DeadLetter | None = None
+    letter: StoredLetter | None = None
 
     @property
     def row(self) -> Row:
@@ -311,6 +320,10 @@ class Section(ABC):
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         """Return what is stored under these ids; a record past its `expires_at` is not."""
 
+    async def record(self, task_id: str, *, bodies: bool = False) -> Record | None:
+        """Return what is stored under this id."""
+        return (await self.load([task_id], bodies=bodies)).get(task_id)
+
     async def live_token(self, task_id: str) -> int | None:
         """Return the token of a live row, or None. Needed only where there is no fast path."""
         return None
@@ -337,6 +350,10 @@ class Section(ABC):
     @abstractmethod
     async def documents(self, kind: str, keys: Iterable[str]) -> dict[str, Document]:
         """Return the documents with these keys."""
+
+    async def document(self, kind: str, key: str) -> Document | None:
+        """Return the document with this key."""
+        return (await self.documents(kind, [key])).get(key)
 
     @abstractmethod
     async def find_documents(self, query: DocumentQuery) -> list[Document]:
@@ -408,7 +425,7 @@ class Backend(ABC):
     @overload
     async def page(self, query: ScanQuery) -> Scan: ...
     @overload
-    async def page(self, query: DeadQuery) -> list[DeadLetter]: ...
+    async def page(self, query: DeadQuery) -> list[StoredLetter]: ...
     @overload
     async def page(self, query: FinishedQuery) -> list[str]: ...
     @abstractmethod

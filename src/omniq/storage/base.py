@@ -43,6 +43,7 @@ from omniq.models import (
     check_instant,
     check_int,
     check_name,
+    check_names,
 )
 from omniq.outcomes import (
     Cancelled,
@@ -61,7 +62,8 @@ from omniq.storage.claim_register import ClaimRegister
 from omniq.storage.engine import Engine
 from omniq.storage.enqueue_batcher import EnqueueBatcher
 from omniq.storage.incarnation import StoreRecord
-from omniq.storage.row_rules import Finish, Row, task_of
+from omniq.storage.row_rules import Finish, Row, check_body, task_of
+from omniq.storage.row_seals import row_seals
 from omniq.storage.side_data import SideData, check_now
 from omniq.storage.store_clock import is_rough, is_stale
 from omniq.storage.types import Claim, GivenBack, Identity, Renewal
@@ -103,6 +105,8 @@ class BaseStorage(SideData):
         self._settings = settings or Settings()
         self._default_ttl = seconds_to_micros(self._settings.result_ttl)
         self._serializer = serializer or serializer_for(self._settings)
+        self._seals = row_seals(self._serializer)
+        self._check_row = check_body if self._seals is None else self._seals.check_row
         self._clock = clock
         self._max_pending = max_pending
         self._local_wakeups = LocalWakeups()
@@ -160,6 +164,11 @@ class BaseStorage(SideData):
     def serializer(self) -> Serializer:
         """The serializer of this storage's tasks and results."""
         return self._serializer
+
+    @property
+    def max_pending(self) -> int | None:
+        """How many tasks may wait; None when there is no bound."""
+        return self._max_pending
 
     @property
     def settings(self) -> Settings:
@@ -407,7 +416,7 @@ class BaseStorage(SideData):
             if claim is None or owner != self.owner:
                 # A sibling was fenced meanwhile: what was claimed has been given back with the rest.
                 return recorded, []
-            return recorded, await self._remember(claimed.rows, claim.claim_id)
+            return recorded, await self._remember(claimed.rows, claim)
 
     # Record
 
@@ -518,9 +527,7 @@ class BaseStorage(SideData):
             ) as connection:
                 yield connection
             hit("transaction.after")
-        self._local_wakeups.notify_results((task_id,))
-        if _runs_again(outcomes[-1]):
-            self._local_wakeups.notify_work()
+        self._notify_recorded(outcomes[-1:])
 
     # Cancel
 
@@ -733,9 +740,7 @@ class BaseStorage(SideData):
         return outcome
 
     def _encode_finish(self, finish: Finish) -> bytes:
-        """The encoded result of a task that has ended."""
-        if finish.encoded is not None:
-            return finish.encoded
+        """Encode the result of a task that has ended."""
         try:
             return self._serializer.encode_result(finish.result)
         except SerializationError:
@@ -758,6 +763,7 @@ class BaseStorage(SideData):
     ) -> Claim | None:
         check_int("limit", limit, low=0, error=InvalidValue)
         check_instant("now", now)
+        check_names("queues", queues)
         for queue in queues or ():
             check_name("queue", queue, error=InvalidValue)
         if limit == 0:
@@ -796,35 +802,53 @@ class BaseStorage(SideData):
     def _change_owner(self, fenced: str) -> None:
         self._identity.replace(fenced, self._clock.new_id(), self._clock.micros())
 
-    async def _remember(self, rows: list[Row], claim_id: str) -> list[Task]:
+    async def _remember(self, rows: list[Row], claim: Claim) -> list[Task]:
         tasks: list[Task] = []
-        undecodable: list[Outcome] = []
+        refused: list[Outcome] = []
+        seals = self._seals
         for row in rows:
             try:
-                task = task_of(row, self._decoded(row))
+                enqueued = self._decoded(row)
+                task = task_of(row, enqueued)
             except SerializationError as error:
                 record = TaskError.from_exception(error, timestamp=self._clock.now())
-                undecodable.append(Failed(row.id, row.token, record, "undecodable"))
+                refused.append(Failed(row.id, row.token, record, "undecodable"))
+                continue
+            if seals is not None and seals.is_early(row, enqueued, claim.now):
+                refused.append(Released(row.id, row.token, eta=enqueued.eta))
                 continue
             tasks.append(task)
-        if undecodable:
+        if refused:
             # If that fails, the other claims are valid all the same; this one is released as unknown.
             with suppress(StorageError):
-                await self.record(undecodable)
+                await self.record(refused)
         # Last: a caller that is cancelled before this gets no task, so all of them are unknown here.
-        self._register.add(tasks, claim_id)
+        self._register.add(tasks, claim.claim_id)
         return tasks
 
     def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
+        # Lists, which are made in half the time that generators take.
         self._register.drop(
-            (outcome.task_id, outcome.token)
-            for outcome, was_recorded in zip(outcomes, recorded, strict=True)
-            if not (isinstance(outcome, Retried) and outcome.eta is None and was_recorded)
+            [
+                (outcome.task_id, outcome.token)
+                for outcome, was_recorded in zip(outcomes, recorded, strict=True)
+                if not (isinstance(outcome, Retried) and outcome.eta is None and was_recorded)
+            ]
         )
         if outcomes:
-            self._local_wakeups.notify_results(outcome.task_id for outcome in outcomes)
-            if any(map(_runs_again, outcomes)):
-                self._local_wakeups.notify_work()
+            self._notify_recorded(outcomes)
+
+    def _notify_recorded(self, outcomes: Sequence[Outcome]) -> None:
+        self._local_wakeups.notify_results([outcome.task_id for outcome in outcomes])
+        ended = [
+            outcome
+            for outcome in outcomes
+            if (isinstance(outcome, Succeeded) and outcome.next_eta is None)
+            or isinstance(outcome, Failed | Cancelled)
+        ]
+        if len(ended) < len(outcomes):
+            # The others will run again.
+            self._local_wakeups.notify_work()
 
     def _is_completed(self, outcome: Outcome) -> bool:
         return self._register.is_completed(outcome.task_id, outcome.token)
@@ -846,9 +870,3 @@ class BaseStorage(SideData):
 _FIRST_PAUSE = 0.002
 _READINGS = 3
 """How often the store's clock is read at most, until its time is known well."""
-
-
-def _runs_again(outcome: Outcome) -> bool:
-    if isinstance(outcome, Succeeded):
-        return outcome.next_eta is not None
-    return not isinstance(outcome, Failed | Cancelled)

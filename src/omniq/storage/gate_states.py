@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
 
+import msgspec
+
 from omniq import gate_rules
 from omniq.gate_rules import FOREVER, Gate, GateState
 from omniq.serialization import encode_internal, lenient_decoder
@@ -36,88 +38,125 @@ _ALL = 10_000
 decode_gate = lenient_decoder(GateState, None)
 
 
+class _KnownGate(msgspec.Struct, gc=False):
+    """A gate in one step: its state, as it was stored before and as the step changes it.
+
+    `gate`: what it admits, once a row has said it. `parks`: the step has parked rows under it, which the
+    store does not have yet. `offered`: the number of rows that the step has taken out of it. `is_over`:
+    its time has come and nothing is parked, so that its starts say nothing any more.
+    """
+
+    key: str
+    stored: Document | None
+    state: GateState
+    gate: Gate | None = None
+    parks: bool = False
+    offered: int = 0
+    is_over: bool = False
+
+    def change(self) -> DocumentChange | None:
+        """The change of its document, if there is one."""
+        before, read_due = None, None
+        if self.stored is not None:
+            before, read_due = self.stored.data, self.stored.due
+        due, after = None, None
+        if not self._says_nothing():
+            due, after = self._due(read_due), encode_internal(self.state)
+        if after == before and (after is None or due == read_due):
+            return None
+        return DocumentChange(KIND, self.key, before, after, due)
+
+    def _due(self, read_due: int | None) -> int | None:
+        state = self.state
+        if state.has_parked:
+            return state.wake_at if state.wake_at < FOREVER else None
+        if not state.starts:
+            return None
+        # Nothing is parked, so nothing happens then but that the state is forgotten.
+        return read_due if self.gate is None else state.starts[-1] + self.gate.span
+
+    def _says_nothing(self) -> bool:
+        state = self.state
+        if state.holders or state.has_parked or self.key.startswith("breaker:"):
+            # There are few breakers, and operators want to see those that are closed.
+            return False
+        return not state.starts or self.is_over
+
+
 class GateStates:
     """The gates that one step reads and changes."""
 
     def __init__(self, section: Section) -> None:
         self._section = section
         self._now = section.now
-        self._read: dict[str, Document] = {}
-        self._states: dict[str, GateState] = {}
-        self._gates: dict[str, Gate] = {}
+        self._known: dict[str, _KnownGate] = {}
         self.refills: set[str] = set()
         """The gates that `offer` has to fill."""
-        self._parked: set[str] = set()
-        self._offered: dict[str, int] = {}
         self._due_by: int | None = None
-        self._passed: set[str] = set()
 
     async def load(self, rows: Iterable[Row]) -> None:
         """Read the gates of these rows."""
-        keys = {gate.key for row in rows if row.gates for gate in row.gates} - self._states.keys()
+        keys = {gate.key for row in rows if row.gates for gate in row.gates} - self._known.keys()
         if keys:
             found = await self._section.documents(KIND, sorted(keys))
             for key in keys:
                 self._add(key, found.get(key))
 
     def _add(self, key: str, document: Document | None) -> None:
-        state = None
-        if document is not None:
-            self._read[key] = document
-            state = decode_gate(document.data)
-        self._states[key] = state or GateState()
+        state = None if document is None else decode_gate(document.data)
+        self._known[key] = _KnownGate(key, document, state or GateState())
 
     # Claims and outcomes
 
     def enter(self, row: Row) -> bool:
         """Enter all gates of a row that is about to be claimed, or park it under the first that blocks."""
-        gates, states, now = row.gates, self._states, self._now
-        blocking: Gate | None = gates[0]
-        # A gate that has blocked a row blocks the next ones too: nothing leaves it while a step claims.
-        if gates[0].key not in self._parked:
-            blocking = gate_rules.blocking(gates, states, now)
-        if blocking is not None:
-            # If a caller's `now` is ahead, a parked row could take room before it is due.
-            if row.visible <= now:
-                self._park(row, blocking)
-            return False
+        now = self._now
+        for gate in row.gates:
+            known = self._known[gate.key]
+            # A gate that has blocked a row blocks the next ones too: nothing leaves it while a step claims.
+            if known.parks or gate_rules.room(gate, known.state, now) == 0:
+                # If a caller's `now` is ahead, a parked row could take room before it is due.
+                if row.visible <= now:
+                    self._park(row, gate, known)
+                return False
         token = row_rules.next_token(row, self._section.epoch)
-        for gate in gates:
-            key, state = gate.key, states[gate.key]
-            self._gates[key] = gate
+        for gate in row.gates:
+            known = self._known[gate.key]
+            state = known.state
             gate_rules.enter(gate, state, row.id, token, now)
-            self._passed.discard(key)
+            known.gate, known.is_over = gate, False
             if state.has_parked and gate_rules.room(gate, state, now) == 0:
                 state.wake_at = gate_rules.ask_again_at(gate, state, now)
         return True
 
-    def _park(self, row: Row, blocking: Gate) -> None:
-        key = row.parked = blocking.key
-        if key not in self._parked:
+    def _park(self, row: Row, gate: Gate, known: _KnownGate) -> None:
+        row.parked = gate.key
+        if not known.parks:
             # Always a change of the state: another step that is about to write that nothing is parked,
             # or has written it since the state was read, and this one must not both succeed.
-            state = self._states[key]
+            state = known.state
             state.parks += 1
             state.has_parked = True
-            self._gates[key] = blocking
-            self._parked.add(key)
+            state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
+            known.gate, known.parks = gate, True
         if len(row.gates) > 1:
             self.refill(row)
-            self.refills.discard(key)
+            self.refills.discard(gate.key)
 
     def leave(self, row: Row, token: int, settled: Settled) -> None:
         """Take the claim with that token out of its gates."""
         effect, reason = settled.effect, settled.reason
         for gate in row.gates:
-            state = self._states[gate.key]
+            state = self._known[gate.key].state
             gate_rules.leave(gate, state, row.id, token, effect, self._now, reason)
         self.refill(row)
 
     def refill(self, row: Row) -> None:
         """Have `offer` fill the room that this row leaves to others in its gates."""
         for gate in row.gates:
-            self._gates[gate.key] = gate
-            if self._states[gate.key].has_parked:
+            known = self._known[gate.key]
+            known.gate = gate
+            if known.state.has_parked:
                 self.refills.add(gate.key)
 
     # Parked rows
@@ -132,12 +171,13 @@ class GateStates:
             query = DocumentQuery(kind=KIND, limit=_ALL)
         due = await self._section.find_documents(query)
         for document in due:
-            if document.key not in self._states:
+            if document.key not in self._known:
                 self._add(document.key, document)
-            if self._states[document.key].has_parked:
+            known = self._known[document.key]
+            if known.state.has_parked:
                 self.refills.add(document.key)
             elif document.due is not None and document.due <= self._now:
-                self._passed.add(document.key)
+                known.is_over = True
         return len(due) == DUE_GATES
 
     async def offer(self, changed: Container[str]) -> list[Row]:
@@ -151,7 +191,7 @@ class GateStates:
         while self.refills:
             keys_by_limit: dict[int, list[str]] = {}
             for key in sorted(self.refills):
-                if limit := self._rows_to_read(key):
+                if limit := self._rows_to_read(self._known[key]):
                     keys_by_limit.setdefault(limit, []).append(key)
             self.refills.clear()
             for limit, keys in keys_by_limit.items():
@@ -159,10 +199,10 @@ class GateStates:
                 for row in await self._section.parked(keys, limit):
                     parked[row.parked or ""].append(row)
                 for key, rows in parked.items():
-                    self._offer_from(key, rows, limit, changed, offered)
+                    offered += self._offer_from(self._known[key], rows, limit, changed)
         return offered
 
-    def _rows_to_read(self, key: str) -> int:
+    def _rows_to_read(self, known: _KnownGate) -> int:
         """How many rows of each lot to read: as many as there is room for.
 
         And one more, to see if more wait, where no event will ask again before the gate's time comes. The
@@ -170,44 +210,33 @@ class GateStates:
         """
         if self._due_by is not None:
             return _ALL
-        gate, offered = self._gates.get(key), self._offered.get(key, 0)
+        gate = known.gate
         if gate is None:
-            return _FIRST_OFFERED + offered
-        room = gate_rules.room(gate, self._states[key], self._now)
+            return _FIRST_OFFERED + known.offered
+        room = gate_rules.room(gate, known.state, self._now)
         if room == 0:
             return 0
-        return min(room + (gate.kind != "running"), _OFFERED) + offered
+        return min(room + (gate.kind != "running"), _OFFERED) + known.offered
 
     def _offer_from(
-        self,
-        key: str,
-        rows: list[Row],
-        limit: int,
-        changed: Container[str],
-        offered: list[Row],
-    ) -> None:
-        """Add the first rows of each lot, as many as there is room for, to `offered`."""
-        state = self._states[key]
-        # The store does not have the rows yet that this step parks.
-        parks = key in self._parked
+        self, known: _KnownGate, rows: list[Row], limit: int, changed: Container[str]
+    ) -> list[Row]:
+        """Offer the first rows of each lot, as many as there is room for."""
+        state = known.state
         if not rows:
-            state.has_parked = parks
-            return
-        gate = self._gates.get(key)
+            state.has_parked = known.parks
+            return []
+        is_first_look = known.gate is None
+        gate = known.gate = known.gate or _gate_of(rows, known.key)
         # Damaged rows have lost their gates, so that nothing blocks them.
-        room = FOREVER
-        if gate is not None:
-            room = gate_rules.room(gate, state, self._now)
-        elif (gate := _gate_of(rows, key)) is not None:
-            self._gates[key] = gate
-            room = gate_rules.room(gate, state, self._now)
-            if room > limit <= len(rows):
-                self.refills.add(key)
-                return
+        room = FOREVER if gate is None else gate_rules.room(gate, state, self._now)
+        if is_first_look and gate is not None and room > limit <= len(rows):
+            self.refills.add(known.key)
+            return []
         due_by = FOREVER if self._due_by is None else self._due_by
-        has_more, is_any_left, count = self._due_by is not None, False, len(offered)
-        asks_again = False
-        readable = limit - self._offered.get(key, 0)
+        has_more, is_any_left, asks_again = self._due_by is not None, False, False
+        readable = limit - known.offered
+        offered: list[Row] = []
         for lot in _lots(rows):
             has_more = has_more or len(lot) == limit
             places = room
@@ -228,7 +257,7 @@ class GateStates:
                     places -= 1
                 row.parked = None
                 offered.append(row)
-        self._offered[key] = self._offered.get(key, 0) + len(offered) - count
+        known.offered += len(offered)
         if gate is not None and room == 0:
             state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
         elif has_more and (room > readable or asks_again):
@@ -236,37 +265,15 @@ class GateStates:
         else:
             # What was offered will enter, and then the gate has no room, or refill the gate.
             state.wake_at = FOREVER
-            state.has_parked = parks or has_more or is_any_left
+            state.has_parked = known.parks or has_more or is_any_left
+        return offered
 
     # Writing
 
     def changes(self) -> list[DocumentChange]:
         """The documents that have changed."""
-        changed: list[DocumentChange] = []
-        for key, state in self._states.items():
-            stored = self._read.get(key)
-            before, read_due = (None, None) if stored is None else (stored.data, stored.due)
-            due, after = None, None
-            if not self._says_nothing(key, state):
-                due, after = self._due(key, state, read_due), encode_internal(state)
-            if after != before or (after is not None and due != read_due):
-                changed.append(DocumentChange(KIND, key, before, after, due))
-        return changed
-
-    def _due(self, key: str, state: GateState, read_due: int | None) -> int | None:
-        if state.has_parked:
-            return state.wake_at if state.wake_at < FOREVER else None
-        if not state.starts:
-            return None
-        # Nothing is parked, so nothing happens then but that the state is forgotten.
-        gate = self._gates.get(key)
-        return read_due if gate is None else state.starts[-1] + gate.span
-
-    def _says_nothing(self, key: str, state: GateState) -> bool:
-        if state.holders or state.has_parked or key.startswith("breaker:"):
-            # There are few breakers, and operators want to see those that are closed.
-            return False
-        return not state.starts or key in self._passed
+        changes = [known.change() for known in self._known.values()]
+        return [change for change in changes if change is not None]
 
 
 def _lots(rows: list[Row]) -> Collection[list[Row]]:

@@ -107,8 +107,9 @@ class GivenTokens:
         is_new = self._newer.keys().isdisjoint(ids) and self._older.keys().isdisjoint(ids)
         is_below = not is_new and any(map(self._is_below, rows))
         newer = self._newer
-        for row in rows:
-            newer[row.id] = (row.token, row.started_at, row.seq, row.stored_at, row.nonce)
+        newer.update(
+            {row.id: (row.token, row.started_at, row.seq, row.stored_at, row.nonce) for row in rows}
+        )
         if rows:
             self._newest = rows[-1]
         if len(newer) > _REMEMBERED:

@@ -5,6 +5,7 @@ No method here changes stored data, and claiming and recording need none of them
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from omniq.models import (
     Progress,
     QueueStats,
     Schedule,
+    StoredLetter,
     Task,
     TaskResult,
     TaskStatus,
@@ -30,7 +32,8 @@ from omniq.models import (
     check_int,
 )
 from omniq.serialization import Serializer
-from omniq.storage.row_rules import Row, check_body, retrying_result, task_of
+from omniq.storage.row_rules import Row, retrying_result, task_of
+from omniq.storage.row_seals import RowSeals, letter_without_key
 from omniq.storage.types import Capabilities
 
 if TYPE_CHECKING:
@@ -149,6 +152,8 @@ class Inspection:
     """
 
     _serializer: Serializer
+    _seals: RowSeals | None
+    _check_row: Callable[[Row, Task], None]
     _backend: Backend
     _engine: Engine
     _is_open: bool
@@ -168,7 +173,8 @@ class Inspection:
     def _check_open(self) -> None:
         if not self._is_open:
             raise StorageClosed(
-                f"the {self.capabilities.name} storage is not open; use it inside 'async with'"
+                f"the {self.capabilities.name} storage is not open; write 'with TaskQueue(…) as queue:' or "
+                "'async with AsyncTaskQueue(…) as queue:', or call open() first"
             )
         if self._pid != PROCESS_ID.number:
             raise StorageError(
@@ -278,7 +284,7 @@ class Inspection:
             since=None if since is None else to_micros(since),
             until=None if until is None else to_micros(until),
         )
-        return await self._opened.page(query)
+        return [self._letter(letter) for letter in await self._opened.page(query)]
 
     async def get_dead_task(self, task_id: str) -> Task | None:
         """Return a dead letter's task as it would be retried, even if its result was purged."""
@@ -304,7 +310,8 @@ class Inspection:
 
     async def get_dead(self, task_id: str) -> DeadLetter | None:
         """Return the task's dead letter, with its checkpoint."""
-        return await self._opened.get_dead(task_id)
+        found = await self._opened.get_dead(task_id)
+        return None if found is None else self._letter(*found)
 
     async def get_progress(self, task_id: str) -> Progress | None:
         """Return the last progress that the running task reported."""
@@ -340,8 +347,13 @@ class Inspection:
     def _decoded(self, row: Row) -> Task:
         """Return the task as enqueued; `SerializationError` if the body does not match the row."""
         task = self._serializer.decode_task(row.body)
-        check_body(row, task)
+        self._check_row(row, task)
         return task
+
+    def _letter(self, stored: StoredLetter, row: Row | None = None) -> DeadLetter:
+        if self._seals is None:
+            return letter_without_key(stored)
+        return self._seals.opened_letter(stored, row)
 
     def _result(self, task_id: str, encoded: bytes) -> TaskResult:
         result = self._serializer.decode_result(encoded)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from omniq.outcomes import Outcome
 from omniq.storage import row_rules
-from omniq.storage.backend import Changes, DocumentChange, Ended
+from omniq.storage.backend import Changes, Ended
 from omniq.storage.row_rules import Row
-from omniq.storage.step import UNIQUE, EncodeFinish
+from omniq.storage.step import EncodeFinish, release_unique_key
 
 
 class KnownRows:
@@ -29,7 +29,7 @@ class KnownRows:
         return [
             row
             for outcome in outcomes
-            if (row := known.get(outcome.task_id)) is not None and _is_unchanged(row, outcome)
+            if (row := known.get(outcome.task_id)) is not None and row.token == outcome.token
         ]
 
     def plan(
@@ -51,7 +51,7 @@ class KnownRows:
             return None
         for outcome in outcomes:
             row = known.get(outcome.task_id)
-            if row is None or not _is_unchanged(row, outcome):
+            if row is None or row.token != outcome.token:
                 return None
             if row.gates and not all(gate.kind in gate_kinds for gate in row.gates):
                 return None
@@ -64,14 +64,11 @@ class KnownRows:
             if finish is None:
                 changes.updated.append(row)
             else:
-                encoded = encode_finish(finish)
+                encoded = finish.encoded or encode_finish(finish)
                 finished = row_rules.finished_row(row, finish, encoded, now)
                 changes.ended.append(Ended(finished))
                 if row.unique:
-                    holder = row.id.encode()
-                    changes.documents.append(
-                        DocumentChange(UNIQUE, row.unique, holder, None, if_equal=True)
-                    )
+                    changes.documents += release_unique_key(row)
         return changes
 
     def update(self, owner: str, outcomes: Iterable[Outcome], claimed: Iterable[Row]) -> None:
@@ -85,8 +82,5 @@ class KnownRows:
             # A concurrent call may have claimed the task again before this one returned.
             if row is not None and row.token == outcome.token:
                 del rows[outcome.task_id]
-        rows.update({row.id: row for row in claimed})
-
-
-def _is_unchanged(row: Row, outcome: Outcome) -> bool:
-    return row.token == outcome.token and not (row.attached or row.workflow)
+        # The outcomes of all others are decided by what is stored beside their rows.
+        rows.update({row.id: row for row in claimed if not (row.attached or row.workflow)})

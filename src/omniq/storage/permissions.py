@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omniq.errors import StorageRefused
 from omniq.places import PlaceRules
-from omniq.settings import Settings
+from omniq.settings import DEFAULT_FOLDER, Settings
 
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
 """What SQLite reads beside a database. A log that another user has written replaces its contents."""
@@ -37,6 +37,9 @@ def make_store_folder(folder: Path, rules: PlaceRules) -> None:
     rules.check_folder(folder)
     for missing in [each for each in (*reversed(folder.parents), folder) if not each.exists()]:
         missing.mkdir(mode=0o700, exist_ok=True)
+        if missing.name == DEFAULT_FOLDER:
+            # As ruff, mypy and pytest do: a store must not be committed by accident.
+            (missing / ".gitignore").write_text("*\n")
     rules.check_folder(folder)
 
 

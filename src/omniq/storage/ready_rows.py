@@ -58,6 +58,8 @@ class _Lane:
         position = self._start
         if after is not None:
             position = bisect_right(self._sorted, after, self._start, key=_order_in)
+        elif limit == 1 and position < len(self._sorted):
+            return [self._sorted[position]]
         found: list[_Entry] = []
         while True:
             end = position + limit - len(found)
@@ -122,10 +124,9 @@ class ReadyRows:
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
         self._entries: _Entries = {}
-        # By function for claims from all queues, and by queue and function for the others. Each is
+        # By queue and function (True), and by function alone for claims from all queues (False). Each is
         # built by the first claim that needs it.
-        self._of_all_queues: _Lanes | None = None
-        self._by_queue: _Lanes | None = None
+        self._ready: dict[bool, _Lanes] = {}
         self._delayed: list[_Entry] = []
         self._parked: dict[str, _Lanes] = {}
         self._stale = 0
@@ -150,10 +151,8 @@ class ReadyRows:
                     lanes = self._parked[row.parked] = {}
                 _push(lanes, row, row.queue, entry)
             else:
-                if self._of_all_queues is not None:
-                    _push(self._of_all_queues, row, "", entry)
-                if self._by_queue is not None:
-                    _push(self._by_queue, row, row.queue, entry)
+                for by_queue, lanes in self._ready.items():
+                    _push(lanes, row, row.queue if by_queue else "", entry)
         self._entries[row.id] = entry
 
     def discard(self, task_id: str) -> None:
@@ -172,8 +171,7 @@ class ReadyRows:
         self._stale = 0
         self._delayed = [each for each in self._delayed if self._entries.get(each[3]) is each]
         heapq.heapify(self._delayed)
-        ready = [lanes for lanes in (self._of_all_queues, self._by_queue) if lanes is not None]
-        for lanes in (*ready, *self._parked.values()):
+        for lanes in (*self._ready.values(), *self._parked.values()):
             for key in [key for key, lane in lanes.items() if not lane.drop_stale(self._entries)]:
                 del lanes[key]
         self._parked = {key: lanes for key, lanes in self._parked.items() if lanes}
@@ -215,7 +213,7 @@ class ReadyRows:
         return list(islice(due, limit))
 
     def _wanted_lanes(self, wanted: Wanted) -> Iterator[_Lane]:
-        lanes = self._ready_lanes(of_all_queues=wanted.queues is None and not wanted.paused)
+        lanes = self._ready_lanes(by_queue=wanted.queues is not None or bool(wanted.paused))
         runnable = wanted.runnable
         for (queue, func_path, is_suspect), lane in lanes.items():
             if (
@@ -226,20 +224,14 @@ class ReadyRows:
             ):
                 yield lane
 
-    def _ready_lanes(self, *, of_all_queues: bool) -> _Lanes:
-        lanes = self._of_all_queues if of_all_queues else self._by_queue
-        if lanes is None:
-            lanes = {}
+    def _ready_lanes(self, *, by_queue: bool) -> _Lanes:
+        if by_queue not in self._ready:
+            lanes = self._ready[by_queue] = {}
             delayed = {each[3] for each in self._delayed if self._entries.get(each[3]) is each}
             for row in self.rows.values():
                 if row.parked is None and row.id not in delayed:
-                    queue = "" if of_all_queues else row.queue
-                    _push(lanes, row, queue, self._entries[row.id])
-            if of_all_queues:
-                self._of_all_queues = lanes
-            else:
-                self._by_queue = lanes
-        return lanes
+                    _push(lanes, row, row.queue if by_queue else "", self._entries[row.id])
+        return self._ready[by_queue]
 
     def parked(self, keys: Iterable[str], limit: int) -> Iterator[Row]:
         """The first rows of each gate, queue and function."""

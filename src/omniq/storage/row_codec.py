@@ -12,8 +12,12 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from omniq.serialization import encode_internal, internal_decoder
+from omniq.clock import from_micros
+from omniq.models import StoredLetter
+from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
 from omniq.storage.row_rules import Row, copy_of
+
+_decode_letter = lenient_decoder(StoredLetter, None)
 
 _KNOWN_RESTS = 500
 
@@ -86,6 +90,28 @@ class RowCodec:
                 if value is not default:
                     setattr(row, name, value)
         return row
+
+
+def letter_of(data: bytes, task_id: str, func_path: str) -> StoredLetter:
+    """The stored dead letter of that task; one that cannot be decoded is shown as damaged, alone."""
+    letter = _decode_letter(data)
+    if letter is None or letter.task_id != task_id:
+        return damaged_letter(task_id, func_path)
+    return letter
+
+
+def damaged_letter(task_id: str, func_path: str) -> StoredLetter:
+    """A dead letter of which nothing else can be read. It can be retried and deleted like any other."""
+    return StoredLetter(
+        task_id=task_id,
+        func_path=func_path,
+        failure_reason="damaged",
+        attempt_count=0,
+        first_failure=from_micros(0),
+        last_failure=from_micros(0),
+        error_details="the stored dead letter cannot be read",
+        is_verified=False,
+    )
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:

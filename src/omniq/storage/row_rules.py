@@ -16,7 +16,7 @@ from omniq.errors import SerializationError
 from omniq.gate_rules import Effect, Gate, gates_of
 from omniq.models import (
     Attempt,
-    DeadLetter,
+    StoredLetter,
     Task,
     TaskError,
     TaskResult,
@@ -82,7 +82,8 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     it is `due`, unless another rule gives the task another place in line. `settled` is the token of the last claim
     that its owner ended by an outcome, which distinguishes a repeated outcome from a late one.
     `attached`: whether it may have a checkpoint, progress or newest result, to be deleted with it.
-    `stored_at` is the store's time at the enqueue, and `format` the version of the record.
+    `stored_at` is the store's time at the enqueue, and `format` the version of the record. `unique` is the
+    name under which the task holds its unique key, `unique_aliases` are more of them: see `Seal.unique_names`.
     """
 
     id: str
@@ -117,6 +118,12 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     max_crashes: int | None = None
     workflow: Workflow | None = None
     format: int = FORMAT
+    unique_aliases: tuple[str, ...] = ()
+
+    @property
+    def unique_names(self) -> tuple[str, ...]:
+        """All names under which the task holds its unique key; none if it has no such key."""
+        return () if self.unique is None else (self.unique, *self.unique_aliases)
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -146,7 +153,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
     status: TaskStatus
     result: TaskResult
-    dead: DeadLetter | None = None
+    dead: StoredLetter | None = None
     encoded: bytes | None = None
 
 
@@ -291,7 +298,7 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
         return Settled(finish=finish_cancelled(row, now, "cancelled while running", by_owner=True))
     match outcome:
         case Succeeded():
-            return _settle_success(row, outcome, now)
+            return _settle_success(row, outcome)
         case Retried():
             failure = _effect_of_failure(row)
             if row.status is _RUNNING:
@@ -339,7 +346,7 @@ def _effect_of_failure(row: Row) -> Effect:
     return "failure" if row.status is _RUNNING else "neither"
 
 
-def _settle_success(row: Row, outcome: Succeeded, now: int) -> Settled:
+def _settle_success(row: Row, outcome: Succeeded) -> Settled:
     if outcome.next_eta is None or row.cancel_requested:
         row.settled = row.token
         finish = Finish(_SUCCESS, outcome.result, None, outcome.encoded)
@@ -396,7 +403,7 @@ def _finish_failed(
         finished_at=from_micros(now),
         reason=reason,
     )
-    letter = DeadLetter(
+    letter = StoredLetter(
         task_id=row.id,
         func_path=row.func_path,
         failure_reason=reason,
@@ -497,8 +504,11 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reaso
     return Settled()
 
 
-def retry_dead(row: Row, now: int, *, body: bytes | None = None) -> None:
-    """Set a dead letter's row back to PENDING, without failures; the token keeps counting up."""
+def retry_dead(row: Row, now: int, *, edited: Row | None = None) -> None:
+    """Set a dead letter's row back to PENDING, without failures; the token keeps counting up.
+
+    `edited` is the row of the same task with another call: what a body and its row must agree in is as there.
+    """
     row.status = _PENDING
     row.owner = None
     row.attempts = row.crashes = row.releases = row.settled = row.started_at = 0
@@ -507,8 +517,10 @@ def retry_dead(row: Row, now: int, *, body: bytes | None = None) -> None:
     row.parked = None
     row.due = row.turn = now
     row.visible = 0
-    if body is not None:
-        row.body = body
+    if edited is not None:
+        row.body, row.priority, row.expires = edited.body, edited.priority, edited.expires
+        row.gates, row.max_crashes = edited.gates, edited.max_crashes
+        row.unique, row.unique_aliases = edited.unique, edited.unique_aliases
 
 
 def finished_row(row: Row, finish: Finish, result: bytes, now: int) -> FinishedRow:

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 
 import msgspec
 
 from omniq.clock import Clock, to_micros
 from omniq.cron import check_cron
-from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, SerializationError, StaleClaim
+from omniq.errors import (
+    DuplicateTask,
+    InvalidTask,
+    InvalidValue,
+    KeyNeeded,
+    SerializationError,
+    StaleClaim,
+)
 from omniq.models import (
     Progress,
     Schedule,
+    StoredLetter,
     Task,
     check_id,
     check_instant,
@@ -28,9 +36,10 @@ from omniq.models import (
     check_task,
 )
 from omniq.settings import Settings
-from omniq.signing import is_sealed
+from omniq.signing import has_seal
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
+from omniq.storage.sealed_documents import OlderDocument, older_document
 from omniq.storage.types import Identity
 from omniq.storage.wakeups import LocalWakeups
 
@@ -80,40 +89,51 @@ class SideData(Inspection):
     ) -> bool:
         """Put a dead letter's task back in the queue; returns False when there is no such dead letter.
 
-        `task` is the same call with other arguments. `from_start` deletes its checkpoint.
+        `task` is the same call with other arguments or limits. `from_start` deletes its checkpoint. A task that
+        was signed or encrypted can be changed only with the key (`KeyNeeded`), and only if it and its dead
+        letter are verified.
 
         D1. The same id, PENDING, due now, attempts 0; the dead letter and the old result are gone.
         D2. One atomic step: of two concurrent calls, one returns True.
         D3. When it cannot be enqueued (queue full, unique key taken), the dead letter stays.
         """
         check_id(task_id)
-        body = None
+        edited = None
         if task is not None:
             self._check_task(task)
-            stored = await self.get_dead_task(task_id)
-            if stored is None:
+            record = await self._opened.record(task_id)
+            if record is None or record.letter is None:
                 return False
-            if not stored.is_verified and is_sealed(self._serializer):
-                # To encode it again would sign what the store says, which anyone may have written.
-                raise SerializationError(
-                    f"task {task_id}: its stored call cannot be read, so that other arguments cannot be "
-                    "given to it; enqueue a new task instead"
-                )
-            if (task.id, task.func_path, task.queue) != (
-                task_id,
-                stored.func_path,
-                stored.queue,
-            ):
+            stored = record.row
+            if (task.id, task.func_path, task.queue) != (task_id, stored.func_path, stored.queue):
                 # The fields that a storage filters and counts by must stay those of the task.
                 raise InvalidTask(
                     f"task {task.id} of {task.func_path}: cannot replace task {task_id} "
                     f"of {stored.func_path}; change its arguments only"
                 )
-            body = self._serializer.encode_task(task)
-        is_retried = await self._opened.retry_dead(task_id, body, from_start=from_start)
+            self._check_may_edit(stored, record.letter)
+            # It is due now: see D1.
+            (edited,) = self._rows_for((msgspec.structs.replace(task, eta=None),), None)
+            if not self._task(stored).is_verified:
+                # Its call cannot be read, so that only its row has these.
+                edited.gates, edited.max_crashes = stored.gates, stored.max_crashes
+                edited.unique, edited.unique_aliases = stored.unique, stored.unique_aliases
+        is_retried = await self._opened.retry_dead(task_id, edited, from_start=from_start)
         if is_retried:
             self._local_wakeups.notify_work()
         return is_retried
+
+    def _check_may_edit(self, row: Row, letter: StoredLetter) -> None:
+        """Refuse to seal what was not verified, or to replace a sealed call without the key."""
+        if self._seals is None:
+            if has_seal(row.body):
+                raise KeyNeeded(f"task {row.id}")
+        elif not (self._task(row).is_verified and self._letter(letter, row).is_verified):
+            # To encode it again would sign what the store says, which anyone may have written.
+            raise SerializationError(
+                f"task {row.id}: its stored call cannot be read, or it or its dead letter is not verified, so "
+                "that other arguments cannot be given to it; enqueue a new task instead"
+            )
 
     async def delete_dead(self, task_id: str) -> bool:
         """Delete a dead letter and its checkpoint; returns False when there is none.
@@ -220,6 +240,40 @@ class SideData(Inspection):
         """
         return self._local_wakeups.listen_for_schedules()
 
+    # Documents of an older omniq
+
+    async def older_documents(self, *, max_pages: int | None = None) -> list[OlderDocument]:
+        """Return the schedules and checkpoints that wait for a seal; with no key, none does.
+
+        `max_pages`: how many pages of a hundred checkpoints are searched; None for all.
+
+        S6. An older omniq stored these with a key, and without a seal. A schedule among them is neither listed
+            nor fired, and a task does not continue from such a checkpoint: both wait.
+        """
+        found = await self._opened.older_schedules()
+        after, pages = "", 0
+        while max_pages is None or pages < max_pages:
+            checkpoints, after = await self._opened.older_checkpoints(after)
+            for document, row in checkpoints:
+                with suppress(SerializationError):
+                    found.append(older_document(self._serializer, document, self._decoded(row)))
+            pages += 1
+            if not after:
+                break
+        return found
+
+    async def seal_older(self, document: OlderDocument) -> bool:
+        """Store the document with its seal, as it was read; returns False if it has changed since.
+
+        S7. It is then like any other. One that has a `problem` is refused with `SerializationError`.
+        """
+        if document.problem:
+            raise SerializationError(f"{document.kind} {document.id}: {document.problem}")
+        is_sealed = await self._opened.seal(document.document, document.sealed)
+        if is_sealed:
+            self._local_wakeups.notify_schedules()
+        return is_sealed
+
     # Queues
 
     async def pause_queue(self, queue: str) -> None:
@@ -263,7 +317,10 @@ class SideData(Inspection):
                 raise DuplicateTask(task.id)
             ids.add(task.id)
             body = self._serializer.encode_task(task)
-            yield row_of(task, body, now=now, default_ttl=self._default_ttl, nonce=fresh)
+            row = row_of(task, body, now=now, default_ttl=self._default_ttl, nonce=fresh)
+            if task.unique is not None and self._seals is not None:
+                self._seals.name_unique_key(row, task.unique)
+            yield row
 
     def _new_nonce(self) -> str:
         """A text that no other enqueue has, of any process: cheaper than an id, and shorter."""
@@ -271,6 +328,12 @@ class SideData(Inspection):
 
     def _check_task(self, task: Task) -> None:
         check_task(task)
+        if not task.is_verified:
+            # Its arguments are missing, and to seal the rest would make it genuine.
+            raise InvalidTask(
+                f"task {task.id}: it was not verified when it was read (Task.is_verified), so that it is not "
+                "stored again; leave it out"
+            )
         if task.tz is not None:
             check_key("tz", task.tz)
         if task.cron is not None:

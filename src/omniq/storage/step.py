@@ -15,9 +15,10 @@ from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
 from omniq.storage.gate_states import GateStates
 from omniq.storage.row_rules import Finish, Row, Settled
+from omniq.storage.row_seals import RowSeals
 
 EncodeFinish = Callable[[Finish], bytes]
-"""Encodes the result of a task that has ended."""
+"""Encodes the result of a task that has ended, unless its outcome contained it."""
 
 UNIQUE, CHECKPOINT, PROGRESS, NEWEST = "unique", "checkpoint", "progress", "newest"
 """Kinds of documents that belong to a task."""
@@ -26,7 +27,9 @@ UNIQUE, CHECKPOINT, PROGRESS, NEWEST = "unique", "checkpoint", "progress", "newe
 class Step:
     """Changes to rows inside one section."""
 
-    def __init__(self, section: Section, encode_finish: EncodeFinish) -> None:
+    def __init__(
+        self, section: Section, encode_finish: EncodeFinish, seals: RowSeals | None = None
+    ) -> None:
         self.section = section
         self.now = section.now
         self.changes = Changes()
@@ -34,6 +37,7 @@ class Step:
         self.behind: list[Row] = []
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
         self._encode_finish = encode_finish
+        self._seals = seals
         self._live: dict[str, Row] = {}
         self._updated: dict[str, Row] = {}
         self._moved: set[str] = set()
@@ -154,14 +158,13 @@ class Step:
         if row.gates and row.owner is None and row.parked is None:
             self.gates.refill(row)
         if row.unique:
-            key, holder = row.unique, row.id.encode()
-            self.changes.documents.append(DocumentChange(UNIQUE, key, holder, None, if_equal=True))
+            self.changes.documents += release_unique_key(row)
         if row.attached:
             self._delete(PROGRESS, row.id)
             self._delete(NEWEST, row.id)
             if finish.dead is None:
                 self._delete(CHECKPOINT, row.id)
-        encoded = self._encode_finish(finish)
+        encoded = finish.encoded or self._encode_finish(finish)
         self._ended[row.id] = Ended(
             row_rules.finished_row(row, finish, encoded, self.now), finish.dead
         )
@@ -202,13 +205,31 @@ class Step:
         await self.offer()
         self.changes.updated = list(self._updated.values())
         self.changes.moved = self._moved
+        if self._seals is not None:
+            await self._seal_letters(self._seals)
         self.changes.ended = list(self._ended.values())
         self.changes.documents += self.gates.changes()
         if self.changes.is_empty:
             return frozenset()
         return await self.section.write(self.changes)
 
+    async def _seal_letters(self, seals: RowSeals) -> None:
+        dead = {each.row.id: each for each in self._ended.values() if each.letter is not None}
+        unread = [task_id for task_id, each in dead.items() if not each.row.body]
+        found = await self.section.load(unread, bodies=True) if unread else {}
+        for task_id, each in dead.items():
+            body = found[task_id].row.body if task_id in found else each.row.body
+            assert each.letter is not None
+            letter = seals.sealed_letter(each.row, body, each.letter)
+            self._ended[task_id] = Ended(each.finished, letter)
+
     @property
     def waiting(self) -> list[Row]:
         """The rows that outcomes of this step have returned to the ready order."""
         return [row for row in self._updated.values() if row.owner is None and row.parked is None]
+
+
+def release_unique_key(row: Row) -> list[DocumentChange]:
+    """Free the unique key of a row that ends, under all its names."""
+    holder = row.id.encode()
+    return [DocumentChange(UNIQUE, name, holder, None, if_equal=True) for name in row.unique_names]

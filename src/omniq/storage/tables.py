@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from omniq.errors import QueueFull
-from omniq.models import DeadLetter, TaskStatus, WorkerInfo
+from omniq.models import StoredLetter, TaskStatus, WorkerInfo
 from omniq.storage.backend import (
     ANY,
     Changes,
@@ -31,6 +31,7 @@ from omniq.storage.backend import (
     Section,
     Wanted,
 )
+from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.inspection import (
     DeadQuery,
     Scan,
@@ -65,7 +66,7 @@ class StoredFence(msgspec.Struct, frozen=True):
 class StoredDead(msgspec.Struct, frozen=True):
     """A dead letter, and the row from which its task can be retried."""
 
-    letter: DeadLetter
+    letter: StoredLetter
     row: Row
 
 
@@ -112,6 +113,16 @@ class Documents(Generic[D]):
             return list(self._due_between(query.due_after, query.due_by, query.limit))
         keys = (key for key in self.by_key if key > query.after and key.startswith(query.prefix))
         return [self.by_key[key] for key in heapq.nsmallest(query.limit, keys)]
+
+    def next_due(self) -> int | None:
+        """The first instant at which a document is due."""
+        while self._due:
+            due, key = self._due[0]
+            document = self.by_key.get(key)
+            if document is not None and document.due == due:
+                return due
+            heapq.heappop(self._due)
+        return None
 
     def _due_between(self, after: int, instant: int, limit: int) -> Iterator[D]:
         found: dict[str, int] = {}
@@ -259,6 +270,11 @@ class Tables:
         """The document with that key, or None."""
         return self.documents[kind].by_key.get(key)
 
+    def next_due(self) -> int | None:
+        """When the first delayed row becomes visible, or a gate may have room for parked ones."""
+        instants = (self.ready.next_due(), self.documents[GATE].next_due())
+        return min((each for each in instants if each is not None), default=None)
+
     # Leases: `now` and `until` are instants on the clock of leases.
 
     @property
@@ -380,7 +396,7 @@ class Tables:
             if finished.expires_at > now:
                 yield finished.row
 
-    def list_dead(self, query: DeadQuery) -> list[DeadLetter]:
+    def list_dead(self, query: DeadQuery) -> list[StoredLetter]:
         """A page of dead letters, in id order."""
         letters = (
             stored.letter
@@ -425,15 +441,11 @@ class TablesSection(Section):
         return frozenset([row.id for row in known if rows.get(row.id) is row])
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
-        found: dict[str, Record] = {}
-        rows = self._tables.rows
-        for task_id in ids:
-            row = rows.get(task_id)
-            if row is not None:
-                found[task_id] = Record(copy_of(row))
-            elif (ended := self._tables.record_of(task_id, self.now)) is not None:
-                found[task_id] = Record(copy_of(ended.row), ended.finished, ended.letter)
-        return found
+        return {
+            task_id: Record(copy_of(record.row), record.finished, record.letter)
+            for task_id in ids
+            if (record := self._tables.record_of(task_id, self.now)) is not None
+        }
 
     async def live_token(self, task_id: str) -> int | None:
         row = self._tables.rows.get(task_id)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import SettingsError
@@ -18,6 +19,7 @@ _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
     "postgresql://host/database, redis://host/0, rediss://, valkey://"
 )
+_NO_FOLDER = re.compile(r"^file:(//)?(?=\?|$)", re.IGNORECASE)
 _SETTINGS = frozenset({"durability", "lease", "result_ttl"})
 
 
@@ -35,12 +37,10 @@ def open_storage(
     settings; a server's URL may have others, which its driver receives.
     """
     settings = settings or Settings.load()
-    url = url or storage_url(settings)
+    url = storage_url(settings, url)
     scheme = url.partition(":")[0].lower()
     if scheme not in _KINDS:
-        raise SettingsError(
-            f"storage URL {mask_url(url)}: unknown kind {scheme!r}; known: {_KNOWN}"
-        )
+        raise SettingsError(f"storage URL {mask_url(url)}: {_unknown_kind(scheme, url)}")
     opener, own_names = _KINDS[scheme]
     location, options = _split(url) if own_names is None else _split_server(url, own_names)
     max_pending = _take_int(url, options, "max_pending")
@@ -54,9 +54,10 @@ def open_storage(
     return opener(location, own_options, common)
 
 
-def storage_url(settings: Settings) -> str:
-    """The URL that these settings name; the embedded default when they name none."""
-    return settings.url or f"sqlite:///{settings.base_dir}/omniq.db"
+def storage_url(settings: Settings, url: str | None = None) -> str:
+    """This URL, or that of the settings; without one, SQLite in `base_dir`. `file:` is `base_dir`."""
+    url = url or settings.url or f"sqlite:///{quote(str(settings.base_dir))}/omniq.db"
+    return _NO_FOLDER.sub(f"file:{quote(str(settings.base_dir))}", url)
 
 
 def local_path(url: str) -> Path | None:
@@ -64,6 +65,15 @@ def local_path(url: str) -> Path | None:
     if url.partition(":")[0].lower() not in ("file", "sqlite"):
         return None
     return Path(_split(url)[0])
+
+
+def _unknown_kind(scheme: str, url: str) -> str:
+    """Why there is no such storage. SQLAlchemy names a driver behind "+"."""
+    kind = scheme.partition("+")[0]
+    if kind in _KINDS:
+        rest = mask_url(url).partition(":")[2]
+        return f"omniq has its own driver; write {kind}:{rest}"
+    return f"unknown kind {scheme!r}; known: {_KNOWN}"
 
 
 def _split_server(url: str, own_names: frozenset[str]) -> tuple[str, dict[str, str]]:
@@ -88,17 +98,19 @@ def _parse_options(url: str, query: str) -> dict[str, str]:
 def _split(url: str) -> tuple[str, dict[str, str]]:
     """The path and the options of a URL that names a file or folder on this machine."""
     rest, _, query = url.partition(":")[2].partition("?")
-    if rest.startswith("//"):
-        # file:///abs/dir has an empty host and an absolute path; sqlite:///x.db is relative to
-        # the current folder, sqlite:////x.db absolute, as in SQLAlchemy.
+    if url.lower().startswith("sqlite:") and rest.startswith("/"):
+        # sqlite:///x.db is relative to the current folder, sqlite:////x.db absolute, as in SQLAlchemy.
+        if not rest.startswith("///"):
+            name = mask_url(url).partition(":")[2].partition("?")[0].lstrip("/")
+            raise SettingsError(
+                f"storage URL {mask_url(url)}: write sqlite:///{name} for a path that begins in the "
+                f"current folder, or sqlite:////{name} for an absolute one"
+            )
+        rest = rest[3:]
+    elif rest.startswith("//"):
+        # file:///abs/dir has an empty host and an absolute path.
         rest = rest[2:]
-        if url.lower().startswith("sqlite:"):
-            if not rest.startswith("/"):
-                raise SettingsError(
-                    f"storage URL {mask_url(url)}: write sqlite:///file.db or sqlite:////abs.db"
-                )
-            rest = rest[1:]
-        elif rest and not rest.startswith("/"):
+        if rest and not rest.startswith("/"):
             raise SettingsError(
                 f"storage URL {mask_url(url)}: write file:folder for a relative path, or file:///folder"
             )

@@ -98,11 +98,12 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
     "dead": ("retry_dead", "delete_dead", "purge_dead"),
     "checkpoint": ("save_checkpoint",),
     "progress": ("report_progress",),
-    "schedule": ("put_schedule", "delete_schedule", "fire_schedule"),
+    "schedule": ("put_schedule", "delete_schedule", "fire_schedule", "seal"),
     "queue": ("pause_queue", "pause_worker"),
     "read": (
         *("record", "page", "newest_result", "get_dead"),
         *("get_progress", "load_checkpoint", "get_schedule", "list_schedules", "paused_queues"),
+        *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
     ),
 }

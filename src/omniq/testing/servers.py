@@ -20,6 +20,7 @@ acknowledged survive a power cut; without it, the server is faster. If a program
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -49,10 +50,6 @@ _USER = "omniq"
 # Below the ports that systems use for outgoing connections: a client that keeps trying to reach a
 # stopped server on one of those ports can end up connected to itself.
 _PORTS = range(20_000, 32_000)
-
-# Supervisors of shared servers, which may outlive this process. Python would warn that they still run
-# if it collected them.
-_shared_supervisors: list[object] = []
 
 
 class ServerFailed(Exception):
@@ -149,7 +146,8 @@ class Server(ABC):
                 self.port, self.password = json.loads(connection_file.read_text())
             else:
                 self.start()
-                _shared_supervisors.append(self._supervisor)
+                # It may outlive this process. Python would warn that it still runs.
+                atexit.register(setattr, self._supervisor, "returncode", 0)
                 connection_file.write_text(json.dumps([self.port, self.password]))
 
     def __enter__(self) -> Self:

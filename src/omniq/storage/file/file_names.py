@@ -98,8 +98,8 @@ class DeadName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """A dead letter has another key than its task."""
-        return str(self)
+        """A dead letter has another key than any task: an id contains no `~`, but may end with `.dead`."""
+        return f"dead~{self.task_id}"
 
 
 Name = RowName | DocumentName | DeadName

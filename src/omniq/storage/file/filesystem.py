@@ -32,8 +32,10 @@ _NETWORK_TYPES = frozenset(
         *("fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
     )
 )
-_NO_LIMIT = "tasks/gate~"
-"""What the names of files begin with that may be of any size: a rate limit has many starts."""
+_NO_LIMIT = re.compile(r"(tasks|parts)/gate~|tasks/[^.]+\.done$")
+"""The paths of files that may be of any size: a rate limit has many starts. A write that changes it may have
+them in the file of its marker, too.
+"""
 
 _MAX_UNSYNCED = 64
 """Files that are written before the first of them is synced."""
@@ -164,7 +166,7 @@ class Disk:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise NotARecord("not a regular file")
-            if facts.st_size > self._largest and not path.startswith(_NO_LIMIT):
+            if facts.st_size > self._largest and not _NO_LIMIT.match(path):
                 raise NotARecord(
                     f"{facts.st_size} bytes long, and at most {self._largest} are read"
                 )

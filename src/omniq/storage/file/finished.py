@@ -20,6 +20,7 @@ from omniq.storage.file.file_names import dead_path, id_of, result_path
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.shared_file import unpack_one
 from omniq.storage.file.task_files import TaskFiles
+from omniq.storage.file.writes import boot_mark
 
 _STALE_AFTER = 3600 * 10**9
 """Nanoseconds after which a temporary file counts as left behind by a process that died."""
@@ -42,6 +43,7 @@ class FinishedTasks:
     def __init__(self, files: TaskFiles) -> None:
         self._files = files
         self._disk: Disk = files.disk
+        self._boot = boot_mark(files.clock)
         self._known: dict[str, ResultSummary] = {}
         self._letters: dict[str, tuple[int, StoredLetter]] = {}
         self._listed: list[str] = []
@@ -135,23 +137,34 @@ class FinishedTasks:
 
     def delete(self, task_id: str, finished_before: int | None) -> None:
         """Delete the record of an ended task, unless it is a later one than the caller means."""
-        path, aside = result_path(task_id), f"tmp/{self._disk.nonce()}.tmp"
         self._known.pop(task_id, None)
-        # Moved first and read then: it may be replaced between a check and the removal.
-        if not self._disk.move(path, aside):
-            return
-        if finished_before is not None:
-            with suppress(NewerRecord):
-                ended = self._read(aside, task_id, encoding.ENDED_SUMMARY)
-                if ended is not None and ended.finished_at >= finished_before:
-                    self._disk.link(aside, path)
-                    self._disk.remove_quietly(aside)
-                    return
-        self._erase(aside, task_id, dead_path(task_id))
+        self._delete(task_id, finished_before, result_path(task_id), dead_path(task_id))
 
-    def delete_dead(self, task_id: str) -> None:
-        """Delete a dead letter."""
-        self._erase(dead_path(task_id), task_id, result_path(task_id))
+    def delete_dead(self, task_id: str, finished_before: int | None) -> None:
+        """Delete a dead letter, unless it is a later one than the caller means."""
+        self._delete(task_id, finished_before, dead_path(task_id), result_path(task_id))
+
+    def _delete(
+        self, task_id: str, finished_before: int | None, path: str, other_path: str
+    ) -> None:
+        # Asked first, so that a later record does not disappear for a moment; or for good, if this process dies.
+        aside = f"tmp/{self._disk.nonce()}.tmp"
+        if self._is_later(path, task_id, finished_before) or not self._disk.move(path, aside):
+            return
+        # Asked again: it may have been replaced meanwhile.
+        if self._is_later(aside, task_id, finished_before):
+            self._disk.link(aside, path)
+            self._disk.remove_quietly(aside)
+            return
+        self._erase(aside, task_id, other_path)
+
+    def _is_later(self, path: str, task_id: str, finished_before: int | None) -> bool:
+        if finished_before is None:
+            return False
+        with suppress(NewerRecord):
+            ended = self._read(path, task_id, encoding.ENDED_SUMMARY)
+            return ended is not None and ended.finished_at >= finished_before
+        return False
 
     def _erase(self, path: str, task_id: str, other_path: str) -> None:
         """Remove a record, unless the other path is a name of the same record."""
@@ -164,15 +177,25 @@ class FinishedTasks:
     def remove_leftovers(self) -> None:
         """Remove old temporary files and parts that were left by processes that died."""
         now = self._disk.disk_time()
-        index = self._files.index
         for folder in ("tmp", "parts"):
             for name in self._disk.names(folder):
                 path = f"{folder}/{name}"
-                # What a write that is not settled may still need stays, however old it is.
-                if self._disk.is_older(path, _STALE_AFTER, now) and not any(
-                    f".{write}." in name for write in (*index.writes, *index.markers)
-                ):
+                if self._disk.is_older(path, _STALE_AFTER, now) and not self._is_needed(name):
                     self._disk.remove_quietly(path)
+
+    def _is_needed(self, part: str) -> bool:
+        """Whether a write that is not settled may still need that part, however old it is.
+
+        A write of one name has no marker. Its process may have been suspended for hours before it takes
+        that name, and then it commits: so the part stays while the task or document is there.
+        """
+        index = self._files.index
+        key, _, write = part.rpartition(".")[0].rpartition(".")
+        if write in index.writes or write in index.markers:
+            return True
+        return write.startswith(self._boot) and (
+            index.current(key) is not None or key in index.taken
+        )
 
     # Dead letters
 

@@ -57,6 +57,8 @@ class FileSection(backend.Section):
         self._own_claims = files.own_claims
         self._take_seqs = take_seqs
         self._sources: dict[str, tuple[RowName, Row]] = {}
+        self._letters: dict[str, tuple[int, int]] = {}
+        """What tells the dead letters that were read from later ones of the same tasks: a letter's name does not."""
         files.refresh()
 
     # Reading rows
@@ -85,6 +87,7 @@ class FileSection(backend.Section):
         is_kept = ended is not None and ended.expires_at > self.now
         finished = ended.finished_row if ended is not None and is_kept else None
         if dead is not None:
+            self._letters[task_id] = _identity_of(dead)
             return Record(dead.row, finished, dead.letter)
         return None if finished is None else Record(finished.row, finished)
 
@@ -232,16 +235,22 @@ class FileSection(backend.Section):
             each.is_claim = each.record is None
             # A claim without gates can be left out alone; others are a part of the write.
             (claims if each.is_claim and not row.gates else planned).append(each)
+        # What is put back into its queue may end again, and have a new record, right after the commit.
+        limits = dict.fromkeys(changes.deleted_finished, changes.finished_before)
+        for task_id in revived & limits.keys():
+            ended = self._finished.ended(task_id)
+            limits[task_id] = 0 if ended is None else ended.finished_at + 1
         if planned:
             self._writes.commit(write, lambda task_id: self._is_occupied(task_id, revived))
             for each in planned:
                 self._own(each)
         missed = self._claim(claims, has_written=bool(planned))
-        for task_id in changes.deleted_finished:
-            self._finished.delete(task_id, changes.finished_before)
+        for task_id, finished_before in limits.items():
+            self._finished.delete(task_id, finished_before)
         for task_id in changes.deleted_dead:
             if task_id not in revived:
-                self._finished.delete_dead(task_id)
+                read = self._letters.get(task_id)
+                self._finished.delete_dead(task_id, None if read is None else read[1] + 1)
         return missed
 
     def _changed_documents(self, changes: Iterable[backend.DocumentChange]) -> Iterable[Change]:
@@ -282,8 +291,11 @@ class FileSection(backend.Section):
             yield Change(row.id, record=row)
 
     def _is_occupied(self, task_id: str, revived: set[str]) -> bool:
-        """Whether a task that has ended has the id."""
-        if task_id in revived or not self._finished.has_record(task_id):
+        """Whether a task that has ended has the id; another one than that whose dead letter was read."""
+        if task_id in revived:
+            dead = self._finished.dead(task_id)
+            return dead is None or _identity_of(dead) != self._letters.get(task_id)
+        if not self._finished.has_record(task_id):
             return False
         ended = self._finished.ended(task_id)
         if ended is not None and ended.expires_at > self.now:
@@ -348,3 +360,7 @@ class FileSection(backend.Section):
             if self._writes.unclaim(each):
                 self._own_claims.claims.pop(each.key, None)
         self.claimed = []
+
+
+def _identity_of(dead: EndedTask) -> tuple[int, int]:
+    return dead.row.token, dead.finished_at

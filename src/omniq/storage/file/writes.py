@@ -11,7 +11,7 @@ A write of the nonce W changes names of tasks and documents in these steps:
     6 rename the parts and the .new names to their final names, remove the .old names
     7 sync the folders, then remove W.done
 
-A process that needs a name that a write has taken waits for a moment. If the name is still taken then,
+A process that needs a name that a write has taken waits for it. If the write makes no progress for a moment,
 the process finishes the write if there is a W.done, and otherwise removes W.open, so that the write
 cannot be committed any more, and renames the .old names back. So a process that dies in any step delays
 others for a moment, and no lock outlives it. Finishing or undoing twice, or late, is harmless: every
@@ -37,6 +37,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -60,7 +61,7 @@ from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.row_rules import Row
 
 _PATIENCE = 100
-"""How often a process looks, in pauses of half a millisecond, whether a write of another has ended."""
+"""How often a process looks, in pauses of half a millisecond, whether a write of another has made progress."""
 
 _ABANDONED_AFTER = 2 * 10**9
 """Nanoseconds after which a write that has taken names, and is not committed, counts as abandoned."""
@@ -149,10 +150,12 @@ class Writes:
         try:
             self._prepare(write)
             self._announce(write, is_occupied)
+            taken = [
+                each for each in write.changes if each.source is not None and not each.is_claim
+            ]
             # In an order in which two writes do not block each other.
-            for each in sorted(write.changes, key=lambda each: each.key):
-                if each.source is not None and not each.is_claim:
-                    self._take(write, each)
+            for each in sorted(taken, key=attrgetter("key")):
+                self._take(write, each)
             for each in write.changes:
                 if each.is_claim:
                     if not self.claim(each):
@@ -397,12 +400,16 @@ class Writes:
 
     def settle(self, write: str) -> None:
         """Wait until a write of another process has ended, or end it."""
-        for _ in range(_PATIENCE):
+        looks = known = 0
+        while looks < _PATIENCE:
             self._files.refresh()
-            if write not in self._files.index.writes:
+            left = self._files.index.writes.get(write)
+            if left is None:
                 return
             if self._is_certainly_dead(write):
                 break
+            # One that takes thousands of names is not dead. If it was undone, it would begin again, for ever.
+            looks, known = (looks + 1 if len(left) == known else 0), len(left)
             self._pause.wait(0.0005)
         self._end(write)
         self._files.refresh()

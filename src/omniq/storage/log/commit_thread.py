@@ -106,7 +106,7 @@ class CommitThread:
                 failure = self._recover(error)
             for call in calls:
                 call.answer(failure)
-            self.next_due = self._replica.tables.ready.next_due()
+            self.next_due = self._replica.tables.next_due()
             if self._replica.needs_snapshot and self._saving is None:
                 self._saving = asyncio.create_task(self._save(*self._replica.snapshot()))
         if self._saving is not None:

@@ -101,7 +101,7 @@ class MemoryBackend(Backend):
     async def wait_for_work(self, timeout: float) -> None:
         with self._wakeups.listen_for_work() as notified:
             with self._memory.lock:
-                next_due = self._memory.tables.ready.next_due()
+                next_due = self._memory.tables.next_due()
             if next_due is not None:
                 timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
             await self._clock.wait(notified, timeout)

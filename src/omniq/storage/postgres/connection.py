@@ -28,6 +28,7 @@ from omniq.errors import (
 )
 from omniq.masking import mask_url
 from omniq.storage.backend import Moved
+from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.postgres import address
 from omniq.storage.postgres.statements import PLANNER_SETTINGS, SEARCH_PATH
 
@@ -96,6 +97,17 @@ _REFUSED = (
 )
 
 
+_ADVICE: dict[type[Exception], str] = {
+    asyncpg.InvalidAuthorizationSpecificationError: "check the user and the password of the URL",
+    asyncpg.InvalidCatalogNameError: "create the database, for example with createdb",
+    asyncpg.InsufficientPrivilegeError: (
+        "let an owner of the database run omniq schema install, or give this user a schema: "
+        "CREATE SCHEMA omniq AUTHORIZATION <user>"
+    ),
+}
+"""What to do about an error of the server."""
+
+
 class ReplyLost(StorageError):
     """The connection was lost before the reply: the server may have carried out the call."""
 
@@ -104,10 +116,12 @@ class Target:
     """The server's address, the store's schema, and how to connect.
 
     `poll_only` is for a pooler that gives every transaction a different session: no prepared
-    statements, no session settings.
+    statements, no session settings. `largest`: bytes of a value that the server sends, at most.
     """
 
-    def __init__(self, url: str, schema: str, clock: Clock, *, poll_only: bool) -> None:
+    def __init__(
+        self, url: str, schema: str, clock: Clock, *, poll_only: bool, largest: int
+    ) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", schema):
             raise SettingsError(
                 f"schema {schema!r}: use 1 to 48 of the characters a-z 0-9 _, and begin with no digit"
@@ -117,6 +131,7 @@ class Target:
         self.schema = schema
         self.clock = clock
         self.poll_only = poll_only
+        self._largest = largest
 
     def __str__(self) -> str:
         return f"PostgreSQL at {mask_url(self.url)}"
@@ -125,7 +140,7 @@ class Target:
         """Open a connection. Raises `StorageRefused` when a later attempt would fail as well."""
         settings = {"application_name": f"omniq {purpose}"}
         if not self.poll_only and purpose != "transaction":
-            settings |= _SESSION_SETTINGS
+            settings |= _SESSION_SETTINGS | {"omniq.largest": str(self._largest)}
         if not self.poll_only and purpose.endswith("writer"):
             settings |= PLANNER_SETTINGS
         if not self.poll_only and purpose == "counter":
@@ -140,6 +155,8 @@ class Target:
                 max_cached_statement_lifetime=0,
                 server_settings=settings,
             )
+        except TimeoutError as error:
+            raise self.wrap_error(connect_timeout(_CONNECT_SECONDS, tls=False)) from error
         except Exception as error:
             # Also what the driver raises as none of its own classes: it calls none of our code here.
             is_quoting = _is_parse_error(error)
@@ -153,7 +170,7 @@ class Target:
         if _is_parse_error(error):
             text = f"the URL {address.UNREADABLE}"
         kind = StorageRefused if isinstance(error, (*_REFUSED, ValueError)) else StorageError
-        return kind(f"{self}: {text}")
+        return kind(f"{self}: {text}{_advice(error)}")
 
     @contextmanager
     def wrapped_errors(self) -> Iterator[None]:
@@ -168,6 +185,13 @@ class Target:
     def closed_error(self) -> StorageClosed:
         """Return the error for calls that still wait for a connection when the storage closes."""
         return StorageClosed(f"{self}: this storage was closed during the call")
+
+
+def _advice(error: BaseException) -> str:
+    for kind, advice in _ADVICE.items():
+        if isinstance(error, kind):
+            return f"; {advice}"
+    return network_advice(error)
 
 
 def _is_parse_error(error: BaseException) -> bool:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from omniq.clock import to_micros
@@ -18,10 +20,18 @@ from omniq.storage.row_codec import RowCodec
 from omniq.storage.row_rules import Row
 from omniq.storage.types import Claim
 
-STATUSES = tuple(TaskStatus)
+
+class _Statuses(dict[int, TaskStatus]):
+    """Statuses by their numbers. A number that omniq does not write must not make a list fail."""
+
+    def __missing__(self, number: int) -> TaskStatus:
+        return TaskStatus.PENDING
+
+
+STATUSES = _Statuses(enumerate(TaskStatus))
 """The statuses, indexed by their numbers in the tables."""
 
-STATUS_NUMBERS = {status: number for number, status in enumerate(STATUSES)}
+STATUS_NUMBERS = {status: number for number, status in STATUSES.items()}
 
 _CODEC = RowCodec(
     (
@@ -38,10 +48,13 @@ _SHARED = (
     "id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, "
     "started_at, crashes, status, cancel_requested, "
 )
-LIVE_COLUMNS = f"{_SHARED} attached, owner, parked, rest, body"
-ENDED_COLUMNS = (
-    f"{_SHARED} false AS attached, NULL::text AS owner, NULL::text AS parked, rest, body"
-)
+_QUOTED = re.compile(r'["\\]')
+_claim_order = itemgetter(4, 5, 1)
+"""The rank, turn and seq of a line that `claimed_rows` reads."""
+
+_BYTES = "{schema}.fitting(rest), {schema}.fitting(body)"
+LIVE_COLUMNS = f"{_SHARED} attached, owner, parked, {_BYTES}"
+ENDED_COLUMNS = f"{_SHARED} false AS attached, NULL::text AS owner, NULL::text AS parked, {_BYTES}"
 """The columns that `row_from` expects: of `live`, and of `finished` and `dead`."""
 
 
@@ -71,9 +84,8 @@ def _blank(rest: bytes, body: bytes) -> tuple[Row, bytes]:
 def claimed_rows(lines: Iterable[Sequence[Any]], owner: str, now: int) -> list[Row]:
     """The rows that the SQL function `record_outcomes_and_claim` has claimed, in claim order."""
     rows: list[Row] = []
-    for line in lines:
-        # A tuple is divided several times faster than the driver's record.
-        values = line[:]
+    # A tuple is divided several times faster than the driver's record.
+    for values in sorted([line[:] for line in lines], key=_claim_order):
         row, body = _blank(values[-2], values[-1])
         (
             row.id, row.seq, row.queue, row.func_path, rank, row.turn, row.due, row.visible,
@@ -82,17 +94,13 @@ def claimed_rows(lines: Iterable[Sequence[Any]], owner: str, now: int) -> list[R
         row.priority, row.body = ~rank, body
         row.status, row.owner, row.started_at = TaskStatus.RUNNING, owner, now
         rows.append(row)
-    rows.sort(key=_order)
     return rows
 
 
-def _order(row: Row) -> tuple[int, int, int]:
-    return row.order
-
-
 def row_from_names(record: dict[str, Any]) -> Row:
-    """Build the row without its body from the columns by their names, where bytes are hexadecimal."""
-    return row_from([*map(record.get, _NAMES), unhex(record["rest"]), b""])
+    """Build the row from the columns by their names, where bytes are hexadecimal; its body may be left out."""
+    body = unhex(record.get("body", ""))
+    return row_from([*map(record.get, _NAMES), unhex(record["rest"]), body])
 
 
 def unhex(text: str) -> bytes:
@@ -120,19 +128,17 @@ def new_task(row: Row) -> tuple[Any, ...]:
 
 def new_tasks(rows: Sequence[Row]) -> tuple[list[Any], ...]:
     """Rows that were never claimed as a value of the SQL type `new_tasks`."""
-    if not rows:
-        return _NO_TASKS
     return (
-        [row.id for row in rows],
+        id_array([row.id for row in rows]),
         [row.body for row in rows],
-        _same([row.queue for row in rows]),
-        _same([row.func_path for row in rows]),
-        _same([~row.priority for row in rows]),
-        _same([row.due if row.turn is None else row.turn for row in rows]),
-        _same([row.due for row in rows]),
-        _same([row.visible for row in rows]),
-        _same([row.created_at for row in rows]),
-        _same([_CODEC.rest(row) for row in rows]),
+        same([row.queue for row in rows]),
+        same([row.func_path for row in rows]),
+        same([~row.priority for row in rows]),
+        same([row.due if row.turn is None else row.turn for row in rows]),
+        same([row.due for row in rows]),
+        same([row.visible for row in rows]),
+        same([row.created_at for row in rows]),
+        same([_CODEC.rest(row) for row in rows]),
         _any([row.expires for row in rows]),
         _any([None if (keys := _gate_keys(row)) is None else (keys,) for row in rows]),
     )
@@ -145,13 +151,31 @@ NEW_TASKS_FIELDS = (
 """The names of the values of `new_tasks`."""
 
 
-def _same(column: list[Any]) -> list[Any]:
+def id_array(ids: list[str]) -> list[str]:
+    """The ids as a parameter for the SQL function `ids_of`: the text of an array, as the only element of one.
+
+    The driver checks each element of an array with the abstract classes of Python, which takes longer than
+    all else that is done for an id.
+
+    >>> id_array(["a", "b"]), id_array([])
+    (['{"a","b"}'], [])
+    """
+    if not ids:
+        return []
+    text = '","'.join(ids)
+    if "\\" in text or text.count('"') > 2 * len(ids) - 2:
+        # Not an id of a task that omniq has enqueued.
+        text = '","'.join([_QUOTED.sub(r"\\\g<0>", task_id) for task_id in ids])
+    return [f'{{"{text}"}}']
+
+
+def same(column: list[Any]) -> list[Any]:
     """The column, or only its first value if all are equal. None of them may be None.
 
-    >>> _same([3, 3]), _same([3, 4])
-    ([3], [3, 4])
+    >>> same([3, 3]), same([3, 4]), same([])
+    ([3], [3, 4], [])
     """
-    return column[:1] if column.count(column[0]) == len(column) else column
+    return column[:1] if column[1:] == column[:-1] else column
 
 
 def _any(column: list[Any]) -> list[Any]:
@@ -163,36 +187,32 @@ def _gate_keys(row: Row) -> list[str] | None:
     return [gate.key for gate in row.gates] if row.gates else None
 
 
-_NO_TASKS: tuple[list[Any], ...] = tuple([] for _ in NEW_TASKS_FIELDS)
-_NO_ENDINGS: tuple[list[Any], ...] = tuple([] for _ in range(13))
-
-
 def endings(ended: Sequence[Ended], holders: Sequence[str]) -> tuple[list[Any], ...]:
     """The ends of rows as a value of the SQL type `endings`.
 
     `holders`: the owner that must still hold each row, as it was claimed; empty for a row that is locked.
     """
-    if not ended:
-        return _NO_ENDINGS
     records = [each.finished for each in ended]
     rows = [record.row for record in records]
     letters = [each.letter for each in ended]
     has_letters = any(letters)
     return (
-        [row.id for row in rows],
+        id_array([row.id for row in rows]),
         [record.result for record in records],
-        _same(list(holders)),
-        _same([row.token for row in rows]),
-        _same([row.settled for row in rows]),
-        _same([row.crashes for row in rows]),
-        _same([STATUS_NUMBERS[row.status] for row in rows]),
-        _same([record.finished_at for record in records]),
-        _same([record.expires_at if record.row.result_ttl else 0 for record in records]),
-        # A success changes nothing in the rest of a row as it was claimed; what ends otherwise may have
-        # failed in the same step.
+        same(list(holders)),
+        same([row.token for row in rows]),
+        same([row.settled for row in rows]),
+        same([row.crashes for row in rows]),
+        same([STATUS_NUMBERS[row.status] for row in rows]),
+        same([record.finished_at for record in records]),
+        same([record.expires_at if record.row.result_ttl else 0 for record in records]),
+        # A success changes nothing in the rest of a row as it was claimed. A failure in the same step, which may
+        # come before the success, does, and is in the history.
         _any(
             [
-                None if holder and row.status is TaskStatus.SUCCESS else _CODEC.rest(row)
+                None
+                if holder and row.status is TaskStatus.SUCCESS and not row.history
+                else _CODEC.rest(row)
                 for row, holder in zip(rows, holders, strict=True)
             ]
         ),

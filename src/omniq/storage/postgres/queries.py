@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from omniq.models import DeadLetter, TaskStatus
-from omniq.serialization import internal_decoder
+from omniq.models import StoredLetter, TaskStatus
 from omniq.storage.backend import Counts, FinishedQuery
 from omniq.storage.inspection import DeadQuery, TaskQuery
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.statements import Statements
+from omniq.storage.row_codec import letter_of
 from omniq.storage.row_rules import Row
-
-_decode_letter = internal_decoder(DeadLetter)
 
 
 async def list_rows(statements: Statements, query: TaskQuery, now: int | None) -> list[Row]:
@@ -33,7 +31,7 @@ async def list_rows(statements: Statements, query: TaskQuery, now: int | None) -
     return [encoding.row_from(record) for record in found]
 
 
-async def list_dead(statements: Statements, query: DeadQuery) -> list[DeadLetter]:
+async def list_dead(statements: Statements, query: DeadQuery) -> list[StoredLetter]:
     """A page of dead letters in id order."""
     conditions = ["id > $1"]
     parameters: list[Any] = [query.after, query.limit]
@@ -47,9 +45,10 @@ async def list_dead(statements: Statements, query: DeadQuery) -> list[DeadLetter
             parameters.append(value)
             conditions.append(f"{condition} ${len(parameters)}")
     sql = (
-        f"SELECT letter FROM {{schema}}.dead WHERE {' AND '.join(conditions)} ORDER BY id LIMIT $2"
+        "SELECT {schema}.fitting(letter), id, func_path FROM {schema}.dead "
+        f"WHERE {' AND '.join(conditions)} ORDER BY id LIMIT $2"
     )
-    return [_decode_letter(letter) for (letter,) in await statements.fetch(sql, *parameters)]
+    return [letter_of(*values) for values in await statements.fetch(sql, *parameters)]
 
 
 async def list_finished(statements: Statements, query: FinishedQuery) -> list[str]:

@@ -13,8 +13,6 @@ import msgspec
 
 from omniq.clock import Clock
 from omniq.errors import LeaseLost
-from omniq.models import DeadLetter
-from omniq.serialization import internal_decoder
 from omniq.storage.backend import (
     Changes,
     Document,
@@ -26,14 +24,15 @@ from omniq.storage.backend import (
     Wanted,
 )
 from omniq.storage.claim import PAUSED_QUEUE
-from omniq.storage.engine import SCHEDULE
-from omniq.storage.gate_states import DUE_GATES
+from omniq.storage.gate_states import DUE_GATES, decode_gate
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import ReplyLost
 from omniq.storage.postgres.enqueue import enqueue
 from omniq.storage.postgres.statements import Statements
+from omniq.storage.row_codec import letter_of
 from omniq.storage.row_rules import FinishedRow, Row
+from omniq.storage.side_engine import SCHEDULE
 from omniq.storage.store_clock import given_time, observe
 from omniq.storage.types import Claim, Holder
 
@@ -46,13 +45,15 @@ _GATE, _DUE_GATE, _PAUSED = -1, -3, -4
 
 _AFTER_ALL = "\U0010ffff"
 
-_DOCUMENTS = "SELECT key, data, due FROM {schema}.documents WHERE kind = $1 AND key = ANY ($2)"
-_FIND = "SELECT kind, key, data, due FROM {schema}.documents WHERE kind = $1 AND "
+# The state of a gate has no limit: a rate limit has many starts.
+_DATA = "CASE kind WHEN 'gate' THEN data ELSE {schema}.fitting(data) END"
+_DOCUMENTS = (
+    f"SELECT key, {_DATA}, due FROM {{schema}}.documents WHERE kind = $1 AND key = ANY ($2)"
+)
+_FIND = f"SELECT kind, key, {_DATA}, due FROM {{schema}}.documents WHERE kind = $1 AND "
 _FIND_BY_KEY = _FIND + "key > $2 AND key >= $3 AND key < $4 ORDER BY key LIMIT $5"
 _FIND_DUE = _FIND + "due > $2 AND due <= $3 ORDER BY due LIMIT $4"
 _CLAIMED = "SELECT id FROM {schema}.live WHERE place = 4 AND owner = $1 AND claim_id = $2 AND id = ANY ($3)"
-
-_decode_letter = internal_decoder(DeadLetter)
 
 
 class _ReadAhead(msgspec.Struct):
@@ -127,21 +128,24 @@ class PostgresSection(Section):
         self.claim, self.next_due = claim, facts["visible"]
         self._claim_id = claim.claim_id or self._claim_id
         self._gates.update(dict.fromkeys(keys))
+        special: dict[int | None, list[Any]] = {None: [], _DUE_GATE: [], _PAUSED: []}
+        others: list[Any] = []
+        for line in lines:
+            special.get(line[_SEQ], others).append(line)
         wanted = Wanted(
             due_by=self.now if claim.now is None else claim.now,
             queues=claim.queues,
-            paused=frozenset(line["id"] for line in lines if line[_SEQ] == _PAUSED),
+            paused=frozenset(line["id"] for line in special[_PAUSED]),
             runnable=claim.runnable,
             suspects=not facts["crashes"],
         )
-        is_complete = all(line[_SEQ] is not None for line in lines)
-        due_gates = [_gate(line) for line in lines if line[_SEQ] == _DUE_GATE]
+        due_gates = [_gate(line) for line in special[_DUE_GATE]]
         parked: dict[str, list[Row]] = {key: [] for key in keys}
         ready: list[Row] = []
-        for row in self._rows(
-            line for line in lines if line[_SEQ] not in (None, _DUE_GATE, _PAUSED)
-        ):
-            (ready if row.parked is None else parked[row.parked]).append(row)
+        for row in self._rows(others):
+            # A ready row that has the name of a gate was not written by omniq.
+            parked.get(row.parked or "", ready).append(row)
+        is_complete = not special[None]
         self._ahead = _ReadAhead(
             wanted, facts["token"], due_gates, ready if is_complete else None, parked
         )
@@ -165,10 +169,11 @@ class PostgresSection(Section):
                 records[row.id] = Record(row, finished)
             elif letter is not None:
                 known = records.get(line["id"])
-                records[line["id"]] = Record(
-                    encoding.row_from(line),
+                row = encoding.row_from(line)
+                records[row.id] = Record(
+                    row,
                     None if known is None else known.finished,
-                    _decode_letter(letter),
+                    letter_of(letter, row.id, row.func_path),
                 )
         return records
 
@@ -250,9 +255,18 @@ class PostgresSection(Section):
             return frozenset()
         free = [row for row in changes.claimed if not row.gates]
         claimed = await self._write(changes, free)
+        self._note_due(changes)
         missed = frozenset(row.id for row in free).difference(claimed)
         self.claimed = len(changes.claimed) - len(missed)
         return missed
+
+    def _note_due(self, changes: Changes) -> None:
+        """Note when the first gate is due under which tasks may be parked."""
+        for change in changes.documents:
+            if change.kind == GATE and change.due is not None and change.after is not None:
+                state = decode_gate(change.after)
+                if state is not None and state.has_parked:
+                    self.next_due = min(change.due, self.next_due or change.due)
 
     async def _write(self, changes: Changes, free: list[Row]) -> list[str]:
         """Returns the ids of the free rows that were claimed."""
@@ -282,16 +296,16 @@ class PostgresSection(Section):
         changed = {row.id for row in updated}.union(row.id for row in changes.checked)
         checked = changed.union(each.row.id for each in ended).difference(tokens)
         held = sorted(changed.intersection(tokens))
-        moved, versions = self._read_as(parked)
+        moved = sorted(parked)
         return (
             self._owner,
             self.now,
             self._read_as(checked),
-            (held, [tokens[task_id] for task_id in held]),
+            (encoding.id_array(held), [tokens[task_id] for task_id in held]),
             self._read_as(row.id for row in free),
             self._read_as(row.id for row in changes.claimed if row.gates),
             self._claim_id,
-            (moved, versions, [parked[task_id] for task_id in moved]),
+            (*self._read_as(moved), [parked[task_id] for task_id in moved]),
             [encoding.task(row) for row in (*updated, *changes.inserted)],
             encoding.endings(
                 ended, [self._owner if each.row.id in tokens else "" for each in ended]
@@ -310,7 +324,8 @@ class PostgresSection(Section):
         In id order, so that two sections that change the same rows do not wait for each other.
         """
         ordered = sorted(ids)
-        return ordered, [self._lines[task_id][_VERSION] for task_id in ordered]
+        versions = [self._lines[task_id][_VERSION] for task_id in ordered]
+        return encoding.id_array(ordered), encoding.same(versions)
 
 
 def _gate(line: Any) -> Document:

@@ -1,4 +1,4 @@
-"""Statements: reads the SQL files, fills in the names of a store's schema and channel, and runs statements."""
+"""Statements: reads the SQL files, fills in the name of a store's schema, and runs statements."""
 
 from __future__ import annotations
 
@@ -62,15 +62,9 @@ def functions(schema: str) -> str:
     return _filled("\n".join(path.read_text(encoding="utf-8") for path in files), schema)
 
 
-def channel(schema: str) -> str:
-    """The notification channel that the storages of a store listen on."""
-    return f"omniq_{schema}"
-
-
 def _filled(text: str, schema: str) -> str:
     for name, value in (
         ("{schema}", f'"{schema}"'),
-        ("{channel}", channel(schema)),
         ("{settings}", _SETTINGS),
         ("{pinned}", _PINNED),
     ):

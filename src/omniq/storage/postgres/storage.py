@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Unpack
 
 from omniq.errors import QueueFull
-from omniq.storage.backend import Moved
+from omniq.storage.backend import Moved, largest_value
 from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.postgres import migrations
 from omniq.storage.postgres.backend import PostgresBackend
@@ -40,7 +40,8 @@ class PostgresStorage(BaseStorage):
         **options: Unpack[StorageOptions],
     ) -> None:
         super().__init__(**options)
-        self._target = Target(url, schema, self._clock, poll_only=poll_only)
+        largest = largest_value(self._settings.max_payload)
+        self._target = Target(url, schema, self._clock, poll_only=poll_only, largest=largest)
         self._use(PostgresBackend(self._target, pool_size, self._clock, self._local_wakeups))
 
     # The schema; the storage need not be open
@@ -67,7 +68,11 @@ class PostgresStorage(BaseStorage):
         first = batch.part(0)
         if len(first) < PART_SIZE:
             return await super()._enqueue(iter(first))
-        schema, insertion, now = self._target.schema, self._engine.insertion, self._clock.micros()
+        schema, insertion, now = (
+            self._target.schema,
+            self._engine.free_insertion,
+            self._clock.micros(),
+        )
         try:
             return await self._backend.free_writer().run(
                 lambda db: enqueue_in_parts(db, schema, batch, insertion, now, self._clock)

@@ -42,9 +42,9 @@ class UserSection(PostgresSection):
         self._store = store
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
-        """Return what is stored under these ids, without the bodies and results."""
+        """Return what is stored under these ids, without results, and with bodies of live tasks only."""
         records: dict[str, Record] = {}
-        for found in (await self._read(ids=list(ids)))["tasks"]:
+        for found in (await self._read(ids=list(ids), bodies=bodies))["tasks"]:
             row = encoding.row_from_names(found)
             finished = FinishedRow(row=row, finished_at=0, expires_at=0, result=b"")
             records[row.id] = Record(row) if "is_live" in found else Record(row, finished)

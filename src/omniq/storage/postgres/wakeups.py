@@ -8,6 +8,7 @@ are hints: when this connection is lost, polling still finds the work.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from math import inf
@@ -38,6 +39,14 @@ _FULL_CLAIMS_BEFORE_RELEASE = 8
 _RESULTS_LOCK_SECONDS = 1.0
 """How long the lock 'results' is held after the last wait for a result has ended."""
 
+_MOST_LOOKED_UP = 1_000
+"""Cancelled tasks that one lookup asks for, at most."""
+
+_LOOKUP_PAUSE = 0.05
+"""Seconds between two lookups of cancelled tasks."""
+
+_INSTANT = re.compile(r"\d{1,19}")
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
@@ -58,9 +67,14 @@ class Wakeups:
         self._held_locks: set[str] = set()
         # Task id to the number of callers that wait for its result.
         self._awaited_results: dict[str, int] = {}
+        self._ended_waits = 0
+        self._release_of_results: asyncio.Task[None] | None = None
         # Completed when the reason to sleep may have changed: see `_sleep`.
         self._sleepers: set[asyncio.Future[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
+        # The tasks that are said to be cancelled, and the task that asks the store about them.
+        self._cancelled: set[str] = set()
+        self._lookup: asyncio.Task[None] | None = None
         # Whether a notification of work has arrived since the last claim began.
         self._was_notified = False
         # Whether the last claim returned fewer tasks than its limit.
@@ -181,13 +195,19 @@ class Wakeups:
             self._awaited_results[task_id] -= 1
             if not self._awaited_results[task_id]:
                 del self._awaited_results[task_id]
-            if not self._awaited_results:
-                self._run_in_background(self._release_results_later())
+            self._ended_waits += 1
+            if not self._awaited_results and (
+                self._release_of_results is None or self._release_of_results.done()
+            ):
+                self._release_of_results = self._run_in_background(self._release_results())
 
-    async def _release_results_later(self) -> None:
-        await self._clock.sleep(_RESULTS_LOCK_SECONDS)
-        if not self._awaited_results:
-            await self._release("results")
+    async def _release_results(self) -> None:
+        """Release the lock 'results' when no result was awaited for a while."""
+        while not self._awaited_results and "results" in self._held_locks:
+            seen = self._ended_waits
+            await self._clock.sleep(_RESULTS_LOCK_SECONDS)
+            if not self._awaited_results and seen == self._ended_waits:
+                await self._release("results")
 
     # The connection
 
@@ -228,8 +248,11 @@ class Wakeups:
 
     async def _listen(self, connection: Connection) -> None:
         try:
-            channel = statements.channel(self._target.schema)
-            await connection.add_listener(channel, self._on_notification)
+            channel = await connection.fetchval(
+                statements.filled(self._target.schema, "SELECT name FROM {schema}.channel")
+            )
+            if channel is not None:
+                await connection.add_listener(channel, self._on_notification)
             if self._is_closed:
                 raise self._target.closed_error()
         except BaseException:
@@ -253,7 +276,7 @@ class Wakeups:
     def _on_notification(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
         """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
-        if kind == "w":
+        if kind == "w" and _INSTANT.fullmatch(text):
             if int(text) > self._clock.micros():
                 self._next_due = min(self._next_due, int(text))
                 self._notified_due = min(self._notified_due, int(text))
@@ -264,8 +287,26 @@ class Wakeups:
         elif kind == "r":
             ids = text.split() if text else list(self._awaited_results)
             self._local_wakeups.notify_results(ids)
-        elif kind == "c":
-            self._local_wakeups.notify_cancelled(text)
+        elif kind == "c" and len(self._cancelled) < _MOST_LOOKED_UP:
+            self._cancelled.add(text)
+            if self._lookup is None or self._lookup.done():
+                self._lookup = self._run_in_background(self._look_up_cancelled())
+
+    async def _look_up_cancelled(self) -> None:
+        """Pass on which of the tasks are cancelled according to the store: a message proves nothing.
+
+        With many messages, few lookups: what is not looked up is found at the next renewal.
+        """
+        while self._cancelled:
+            ids, self._cancelled = self._cancelled, set()
+            sql = (
+                "SELECT pg_catalog.array_agg(id) FROM {schema}.live "
+                "WHERE id = ANY ($1) AND cancel_requested"
+            )
+            found = await self._fetch_row(sql, list(ids))
+            for task_id in (None if found is None else found[0]) or ():
+                self._local_wakeups.notify_cancelled(task_id)
+            await self._clock.sleep(_LOOKUP_PAUSE)
 
     async def _release(self, name: str) -> None:
         if name in self._held_locks:
@@ -273,10 +314,11 @@ class Wakeups:
             sql = f"SELECT pg_catalog.pg_advisory_unlock_shared({{schema}}.lock_key('{name}'))"
             await self._fetch_row(sql)
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def close(self) -> None:
         """Stop listening and close the connection."""

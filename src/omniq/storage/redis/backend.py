@@ -397,15 +397,17 @@ class RedisBackend(Backend):
         renewal = Renewal(held, cancelled, paused == b"1")
         return LeaseReply(int(epoch), int(beat), store, renewal)
 
-    @_checks_replies
     async def fence(self, owner: str, *, retires: bool = False) -> bool:
-        fenced: int = await self.run("fence", owner, int(retires), self.channel if retires else "")
-        return fenced == 1
+        return await self._fence(owner, retires=retires)
+
+    async def fence_overdue(self, lease: Lease) -> bool:
+        return await self._fence(lease.owner, overdue=str(lease.until))
 
     @_checks_replies
-    async def fence_overdue(self, lease: Lease) -> bool:
-        await self.run("expire", lease.owner, str(lease.until))
-        return await self.fence(lease.owner)
+    async def _fence(self, owner: str, *, retires: bool = False, overdue: str = "") -> bool:
+        channel = self.channel if retires else ""
+        fenced: int = await self.run("fence", owner, int(retires), channel, overdue)
+        return fenced == 1
 
     @_checks_replies
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:

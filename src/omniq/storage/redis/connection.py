@@ -206,7 +206,7 @@ async def _connect_timeout(address: Address) -> AsyncIterator[None]:
         async with asyncio.timeout(_CONNECT_SECONDS):
             yield
     except TimeoutError as error:
-        raise connect_timeout(_CONNECT_SECONDS, tls=address.tls) from error
+        raise connect_timeout(_CONNECT_SECONDS, tls=address.tls is not None) from error
 
 
 async def _handshake(connection: _Connection, address: Address) -> None:

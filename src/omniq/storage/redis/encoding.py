@@ -295,21 +295,6 @@ def limits_of(rows: Iterable[Row]) -> list[list[str | int]]:
     return list(limits.values())
 
 
-def waiting_groups(rows: Iterable[tuple[Row, bytes, str]]) -> list[tuple[Any, ...]]:
-    """Waiting rows, their places and what becomes of them, as `lua/write.lua` takes them.
-
-    A waiting row changes only when it is claimed, parked, offered or ended: it is the same if its `seq`,
-    its token and the kind of its place are.
-    """
-    groups: dict[tuple[bytes, bytes, str], list[Any]] = {}
-    for row, place, change in rows:
-        groups.setdefault((place[:1], place[_FIXED:], change), []).extend((row.id, row.seq))
-    return [
-        (kind.decode(), raw(end), change, members)
-        for (kind, end, change), members in groups.items()
-    ]
-
-
 def dead_record(ended: Ended) -> tuple[bytes, int]:
     """A dead letter with the row of its task, and when it failed."""
     assert ended.letter is not None

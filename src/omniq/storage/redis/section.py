@@ -227,17 +227,17 @@ class RedisSection(Section):
         is_recognized = changes.inserted and not (
             others or any(row.result_ttl < SHORT_TTL for row in changes.inserted)
         )
-        plain, ended = self._split_endings(changes.ended)
-        parked, updated = [], changes.updated
-        if changes.moved:
-            parked = [row for row in updated if row.id in changes.moved and self._is_parked(row)]
-            updated = [row for row in updated if row.id not in changes.moved or not self._is_parked(row)]
+        plain: list[Ended] = []
+        ended: list[Ended] = []
+        for each in changes.ended:
+            (plain if self._is_plain(each) else ended).append(each)
         return (
             "" if is_recognized else self._backend.new_nonce(),
             self._owner,
             self._paused if changes.claimed else 0,
             [
-                *map(self._update, updated),
+                *map(self._claim, changes.claimed),
+                *(self._update(row, is_moved=row.id in changes.moved) for row in changes.updated),
                 *map(self._end, ended),
                 *(self._row_change(row, self._places[row.id]) for row in changes.checked),
             ],
@@ -248,31 +248,19 @@ class RedisSection(Section):
             [(name, raw(self._letters.get(name, b""))) for name in changes.deleted_dead],
             changes.finished_before or 0,
             encoding.end_groups(plain),
-            encoding.waiting_groups(
-                (row, self._places[row.id], f"{int(not row.gates)}{row.token}")
-                for row in changes.claimed
-            ),
-            f"{self._owner}/{self.now}/{self.claim_id}",
-            encoding.waiting_groups(
-                (row, self._places[row.id], encoding.gate_name(row.parked or "")) for row in parked
-            ),
         )
 
-    def _split_endings(self, ended: list[Ended]) -> tuple[list[Ended], list[Ended]]:
-        """Those of known rows, which were not read, without a dead letter; and the others."""
-        plain: list[Ended] = []
-        others: list[Ended] = []
-        for each in ended:
-            is_plain = each.letter is None and each.row.id in self._known
-            (plain if is_plain else others).append(each)
-        return plain, others
+    def _is_plain(self, ended: Ended) -> bool:
+        """Whether the row was not read, because it is known as it was claimed, and no letter is stored."""
+        return ended.letter is None and ended.row.id in self._known
 
-    def _is_parked(self, row: Row) -> bool:
-        """Whether the step has found the row in the ready order, and a gate has blocked it."""
-        return row.parked is not None and self._places.get(row.id, b"")[:1] == b"w"
+    def _claim(self, row: Row) -> tuple[Any, ...]:
+        # Of a row without gates, the claim can be left out alone.
+        place = encoding.place_of(row, self.claim_id).encode()
+        return self._row_change(row, place, is_optional=not row.gates)
 
-    def _update(self, row: Row) -> tuple[Any, ...]:
-        state = encoding.state_of(row)
+    def _update(self, row: Row, *, is_moved: bool) -> tuple[Any, ...]:
+        state = b"" if is_moved else encoding.state_of(row)
         if state == self._states.get(row.id):
             state = b""
         return self._row_change(row, encoding.place_of(row).encode(), state=state)
@@ -296,13 +284,14 @@ class RedisSection(Section):
         record: bytes = b"",
         letter: bytes = b"",
         failed_at: int = 0,
+        is_optional: bool = False,
     ) -> tuple[Any, ...]:
         before, is_start = self._places.get(row.id), 0
         if before is None:
             # Without the id of its claim.
             before, is_start = encoding.place_of(self._known[row.id]).encode(), 1
         parts = (before, place, state, record, letter)
-        return (row.id, *map(raw, parts), failed_at, is_start)
+        return (row.id, *map(raw, parts), failed_at, is_start, int(is_optional))
 
 
 def document_change(change: DocumentChange) -> tuple[Any, ...]:

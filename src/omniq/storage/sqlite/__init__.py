@@ -7,6 +7,7 @@
 | `section` | reads and writes of one atomic step |
 | `lanes` | the ready tasks of a claim, by function or by queue and function |
 | `tables` | rows to columns and back, many at a time |
+| `damaged_rows` | sets rows aside that omniq has not written, after one made a call fail |
 | `queries` | pages and counts |
 | `scan` | the newest tasks, at a bounded cost |
 | `leases` | the leases of the owners, in a second database file |

@@ -24,10 +24,11 @@ from omniq.storage.backend import (
     Wanted,
     Work,
     complete,
+    largest_value,
 )
 from omniq.storage.incarnation import check_reader, decode_record
 from omniq.storage.permissions import store_rules
-from omniq.storage.sqlite import leases, queries, store_record
+from omniq.storage.sqlite import damaged_rows, leases, queries, store_record
 from omniq.storage.sqlite.connection import Connection, Database, StatementRunner
 from omniq.storage.sqlite.section import SQLiteSection
 from omniq.storage.sqlite.task_transaction import TaskTransactions
@@ -86,7 +87,8 @@ class SQLiteBackend(Backend):
         # A link on the way to the file must not be one that another user can change.
         rules.check_folder(self._given_path.parent)
         synchronous = "FULL" if self._settings.durability == "power" else "NORMAL"
-        database = partial(Database, random=self._clock.random, rules=rules)
+        largest = largest_value(self._settings.max_payload)
+        database = partial(Database, random=self._clock.random, rules=rules, largest=largest)
         self._database = database(path, "schema", synchronous, _WAL_LIMIT)
         # A power cut ends every lease, so this database need not survive one.
         lease_path = path.with_name(f"{path.name}-leases")
@@ -147,8 +149,19 @@ class SQLiteBackend(Backend):
             self._version_at_claim = self._wakeups.version()
         reply: _T = _NOT_YET
         while reply is _NOT_YET:
-            reply = await thread.run(lambda db: self._run(db, work, claims_as))
+            reply = await self._run_on(thread, lambda db: self._run(db, work, claims_as))
         return reply
+
+    async def _run_on(self, thread: ConnectionThread, work: Callable[[Connection], _T]) -> _T:
+        """Run `work`; once more if damaged rows, which are then set aside, made it fail."""
+        try:
+            return await thread.run(work)
+        except Exception as error:
+            if not damaged_rows.may_be_damage(error):
+                raise
+        # Also if there was none: another call may have set it aside meanwhile.
+        await self._writer.run(damaged_rows.set_aside)
+        return await thread.run(work)
 
     def _run(
         self,
@@ -179,14 +192,18 @@ class SQLiteBackend(Backend):
     # Reading
 
     async def page(self, query: Any) -> Any:
-        return await self._reader.run(lambda db: queries.read_page(db, query, self._clock.micros()))
+        return await self._run_on(
+            self._reader, lambda db: queries.read_page(db, query, self._clock.micros())
+        )
 
     async def counts(self, *, only_waiting: bool = False) -> Counts:
         if only_waiting:
             return await self._reader.run(
                 lambda db: queries.count_waiting(db, self._clock.micros())
             )
-        return await self._counter.run(lambda db: queries.count_all(db, self._clock.micros()))
+        return await self._run_on(
+            self._counter, lambda db: queries.count_all(db, self._clock.micros())
+        )
 
     # Leases
 

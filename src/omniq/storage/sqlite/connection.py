@@ -30,6 +30,9 @@ MisuseError = sqlite3.ProgrammingError
 BUSY_SECONDS = 30.0
 """Seconds for which a call waits for a lock that another connection holds, before it fails."""
 
+LARGEST = "omniq_largest()"
+"""SQL for the bytes of a blob that is read, at most. A function, because that depends on the settings."""
+
 SCHEMA_VERSION = 3
 
 NO_COMMIT_INSIDE = (
@@ -177,7 +180,8 @@ class Database:
     """A database file: creates it, connects to it, and checks that it is still the same file.
 
     `wal_limit`: bytes that the write-ahead log may reach before a checkpoint copies it to the file.
-    `rules`: which owners and modes the file, its folder and its logs may have.
+    `rules`: which owners and modes the file, its folder and its logs may have. `largest`: bytes of a blob
+    that is read, at most.
     """
 
     def __init__(
@@ -188,8 +192,10 @@ class Database:
         wal_limit: int,
         random: Callable[[], float],
         rules: PlaceRules,
+        largest: int = 0,
     ) -> None:
         self.path = path
+        self.largest: Final = largest
         self.wal_limit: Final = wal_limit
         self._schema = schema
         self._synchronous = synchronous
@@ -238,6 +244,8 @@ class Database:
             cached_statements=256,
             factory=kind,
         )
+        # Not through `kind`, which a task may use.
+        Connection.create_function(connection, LARGEST[:-2], 0, lambda: self.largest)
         settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
         if writes:
             settings += [f"journal_size_limit = {self.wal_limit}", f"cache_size = -{_CACHE_KIB}"]

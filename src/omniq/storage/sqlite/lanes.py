@@ -105,12 +105,13 @@ def ready_lanes(db: StatementRunner, wanted: Wanted) -> list[_Lane]:
 
 @lru_cache(maxsize=16)
 def _ranges(runnable: Runnable | None) -> str:
-    """The ranges of function paths in which the functions are, as JSON."""
+    """The ranges of function paths in which the functions are, as JSON: the end of each by its beginning."""
     if runnable is None or runnable.modules is None:
-        return tables.json_text([("", AFTER_ALL)])
+        return tables.json_text({"": AFTER_ALL})
     # A slash follows the dot.
-    modules = [(f"{module}.", f"{module}/") for module in runnable.modules]
-    return tables.json_text(modules + [(name, f"{name}\x01") for name in runnable.names])
+    modules = {f"{module}.": f"{module}/" for module in runnable.modules}
+    names = {name: f"{name}\x01" for name in runnable.names}
+    return tables.json_text(modules | names)
 
 
 @cache

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from omniq.models import DeadLetter, TaskStatus
+from omniq.models import StoredLetter, TaskStatus
 from omniq.storage.backend import Counts, FinishedQuery
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
+from omniq.storage.row_codec import letter_of
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
-from omniq.storage.sqlite.connection import Connection
+from omniq.storage.sqlite.connection import LARGEST, Connection
 from omniq.storage.sqlite.scan import scan
 
 
@@ -36,12 +37,13 @@ def list_rows(db: Connection, query: TaskQuery, now: int) -> list[Row]:
     return tables.read_rows(db, tables.rows_statement("list_tasks"), parameters)
 
 
-def list_dead(db: Connection, query: DeadQuery) -> list[DeadLetter]:
+def list_dead(db: Connection, query: DeadQuery) -> list[StoredLetter]:
     """A page of dead letters in id order."""
     by_time = query.since is not None or query.until is not None
     index = "INDEXED BY omniq_dead_failure" if by_time else ""
     found = db.execute(
-        f"SELECT dead.letter FROM omniq_dead AS dead {index} "
+        f"SELECT CASE WHEN length(dead.letter) <= {LARGEST} THEN dead.letter ELSE x'' END, dead.id, "
+        f"tasks.func_path FROM omniq_dead AS dead {index} "
         "CROSS JOIN omniq_tasks AS tasks ON tasks.seq = dead.seq "
         "WHERE dead.id > :after AND (:func_path IS NULL OR tasks.func_path = :func_path) "
         "AND (:reason IS NULL OR dead.reason = :reason) "
@@ -50,7 +52,7 @@ def list_dead(db: Connection, query: DeadQuery) -> list[DeadLetter]:
         + "ORDER BY dead.id LIMIT :limit",
         msgspec.structs.asdict(query),
     )
-    return [tables.decode_letter(letter) for (letter,) in found]
+    return [letter_of(*values) for values in found]
 
 
 def list_finished(db: Connection, query: FinishedQuery) -> list[str]:

@@ -93,9 +93,10 @@ class SQLiteSection(Section):
     async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
         if not known:
             return frozenset()
-        claims = tables.json_text([(row.seq, row.token, row.id) for row in known])
-        parameters = {"owner": owner, "claims": claims}
-        return frozenset(tables.read_array(self._db, statement("still_held"), parameters))
+        parameters = {"owner": owner, "seqs": tables.json_text([row.seq for row in known])}
+        (text,) = self._db.execute(statement("still_held"), parameters).fetchone()
+        tokens = tables.decode_json(text)
+        return frozenset([row.id for row in known if tokens.get(row.id) == row.token])
 
     async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         return tables.read_records(self._db, ids, self.now, bodies=bodies)

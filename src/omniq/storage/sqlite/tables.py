@@ -17,12 +17,12 @@ import msgspec
 from omniq.clock import to_micros
 from omniq.errors import SerializationError
 from omniq.gate_rules import Gate
-from omniq.models import DeadLetter, TaskStatus
+from omniq.models import TaskStatus
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage.backend import DELAYED, READY, Ended, Record, place_of
-from omniq.storage.row_codec import RowCodec
+from omniq.storage.row_codec import RowCodec, letter_of
 from omniq.storage.row_rules import EPOCH_BITS, FinishedRow, Row
-from omniq.storage.sqlite.connection import StatementRunner, statement
+from omniq.storage.sqlite.connection import LARGEST, StatementRunner, statement
 
 _INLINE_BYTES = 8_192
 """Bytes of a blob that may be part of the JSON; longer ones are read separately."""
@@ -44,7 +44,6 @@ _OTHERS = ("unique", "expires", "stored_at", "due", "turn", "gates")
 _CODEC = RowCodec((*_CONSTANT, *_STATE, *_LIVE_STATE, *_OTHERS))
 _STATUSES = {status.value: status for status in TaskStatus}
 decode_json = msgspec.json.Decoder().decode
-decode_letter = internal_decoder(DeadLetter)
 _decode_gates = internal_decoder(tuple[Gate, ...])
 
 
@@ -56,9 +55,15 @@ def json_text(value: Any) -> str:
 # Reading
 
 
-def _inline_hex(blob: str) -> str:
-    """SQL for a blob in hexadecimal: "" for NULL, and NULL when it is too long for the JSON."""
-    return f"CASE WHEN coalesce(length({blob}), 0) <= {_INLINE_BYTES} THEN hex({blob}) END"
+def _inline_hex(blob: str, condition: str = "true") -> str:
+    """SQL for a blob in hexadecimal: "" for NULL, and NULL when it is too long for the JSON.
+
+    "" also for one that is too large to be read at all, on the condition: see `largest_value`.
+    """
+    return (
+        f"CASE WHEN coalesce(length({blob}), 0) <= {_INLINE_BYTES} THEN hex({blob}) "
+        f"WHEN length({blob}) > {LARGEST} AND {condition} THEN '' END"
+    )
 
 
 @cache
@@ -88,7 +93,10 @@ LEFT JOIN omniq_finished AS finished ON finished.seq = tasks.seq AND finished.ex
 """
 
 
-_DOCUMENT = f"json_array(found.kind, found.key, {_inline_hex('found.data')}, found.due)"
+_HAS_LIMIT = "found.kind <> 'gate'"
+"""The state of a gate has no limit: a rate limit has many starts."""
+
+_DOCUMENT = f"json_array(found.kind, found.key, {_inline_hex('found.data', _HAS_LIMIT)}, found.due)"
 _LONG_BODY = "SELECT hex(body) FROM omniq_tasks WHERE seq = ?1"
 _LONG_REST = (
     "SELECT hex(rest) FROM omniq_live WHERE seq = ?1 UNION ALL "
@@ -139,15 +147,16 @@ def read_records(
     for values in read_array(db, sql, {"ids": json_text(ids), "now": now}):
         *values, finished_at, expires_at, is_dead, result, letter = values
         row = _row(db, values)
-        finished = letter_of = None
+        finished = dead = None
         if finished_at is not None:
             data = blob(db, result, _LONG_RESULT, row.seq)
             finished = FinishedRow(
                 row=row, finished_at=finished_at, expires_at=expires_at, result=data
             )
         if is_dead:
-            letter_of = decode_letter(blob(db, letter, _LONG_LETTER, row.seq))
-        found[row.id] = Record(row, finished, letter_of)
+            data = blob(db, letter, _LONG_LETTER, row.seq)
+            dead = letter_of(data, row.id, row.func_path)
+        found[row.id] = Record(row, finished, dead)
     return found
 
 
@@ -254,7 +263,8 @@ _SAVE_LIVE = BulkInsert(
     + ", ".join(f"{name} = excluded.{name}" for name in (*_STATE, *_LIVE_STATE, *_PLACED))
     + ", lot = CASE WHEN excluded.parked IS NOT NULL "
     "THEN func || '/' || (excluded.crashes > 0) || '/' || queue END",
-    func="(SELECT id FROM omniq_functions WHERE path = ?)",
+    # A path without a number was not written by omniq: no claim asks for 0.
+    func="coalesce((SELECT id FROM omniq_functions WHERE path = ?), 0)",
 )
 _INSERT_FINISHED = BulkInsert(
     "omniq_finished", ("seq", "due", *_STATE, "rest", "finished_at", "expires_at", "result")

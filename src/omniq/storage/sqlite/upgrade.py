@@ -31,7 +31,10 @@ def _checkpoint(saved_at: int, checkpoint: bytes) -> bytes:
     return encode_internal((saved_at, checkpoint))
 
 
-def _schedule(version: int, schedule: bytes, task: bytes) -> bytes:
+def _schedule(version: int, schedule: object, task: bytes) -> bytes:
+    if not isinstance(schedule, bytes):
+        # Not written by omniq: it is no schedule, and must not keep the others from being upgraded.
+        return b""
     return encode_internal((version, msgspec.Raw(schedule), task))
 
 

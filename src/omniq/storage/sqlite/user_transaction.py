@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from omniq.errors import InvalidTask, StorageError
 from omniq.storage.sqlite.connection import (
+    LARGEST,
     Connection,
     Database,
     DriverError,
@@ -29,20 +30,22 @@ _Work = Callable[[StatementRunner], _T]
 class _DriverConnection:
     """A connection of sqlite3."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, database: Database, connection: Connection) -> None:
+        self._largest = str(database.largest)
         self.driver = connection
 
     def execute(self, sql: str, parameters: Any = (), /) -> StatementResult:
         # Not `connection.cursor()`, which the caller may have overridden.
         cursor = Connection.cursor(self.driver)
         cursor.row_factory = None
-        return cursor.execute(sql, parameters)
+        return cursor.execute(sql.replace(LARGEST, self._largest), parameters)
 
 
 class _SQLAlchemyConnection:
     """A connection of SQLAlchemy."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, database: Database, connection: Any) -> None:
+        self._largest = str(database.largest)
         self._connection = connection
         if connection.dialect.name != "sqlite":
             raise InvalidTask(
@@ -54,6 +57,7 @@ class _SQLAlchemyConnection:
         if isinstance(parameters, list):
             # SQLAlchemy takes a list as many sets of parameters.
             parameters = tuple(parameters)
+        sql = sql.replace(LARGEST, self._largest)
         result: StatementResult = self._connection.exec_driver_sql(sql, parameters)
         return result
 
@@ -62,7 +66,7 @@ async def run_within(database: Database, connection: object, work: _Work[_T]) ->
     """Run `work` on that connection. With a blocking connection this never suspends."""
     given: Any = connection
     if isinstance(connection, Connection):
-        return _run_in_transaction(database, _DriverConnection(connection), work)
+        return _run_in_transaction(database, _DriverConnection(database, connection), work)
     if any(kind.__module__.startswith("sqlalchemy.") for kind in type(connection).__mro__):
         run = partial(_run_with_sqlalchemy, database, work)
         if hasattr(connection, "run_sync"):
@@ -78,7 +82,7 @@ async def run_within(database: Database, connection: object, work: _Work[_T]) ->
 
 def _run_with_sqlalchemy(database: Database, work: _Work[_T], given: Any) -> _T:
     connection = given if hasattr(given, "exec_driver_sql") else given.connection()
-    return _run_in_transaction(database, _SQLAlchemyConnection(connection), work)
+    return _run_in_transaction(database, _SQLAlchemyConnection(database, connection), work)
 
 
 def _run_in_transaction(

@@ -14,6 +14,10 @@ from omniq.storage.sqlite.lanes import ready_lanes
 from omniq.storage.sqlite.tables import read_array
 
 _T = TypeVar("_T")
+_NEXT_DUE = (
+    "SELECT min(due) FROM (SELECT min(visible) AS due FROM omniq_live WHERE place = 2 UNION ALL "
+    "SELECT min(due) FROM omniq_documents WHERE kind = 'gate' AND due IS NOT NULL)"
+)
 _PAUSED = "SELECT json_group_array(key) FROM omniq_documents WHERE kind = 'paused_queue'"
 
 
@@ -43,9 +47,8 @@ class Wakeups:
         return self._read(read, True)
 
     def next_due(self) -> int | None:
-        """When the next delayed task is due; None when there is none or it is unknown."""
-        sql = "SELECT min(visible) FROM omniq_live WHERE place = 2"
-        return self._read(lambda db: cast("int | None", db.execute(sql).fetchone()[0]), None)
+        """When the next delayed task is due, or a limit may have room; None if never, or unknown."""
+        return self._read(lambda db: cast("int | None", db.execute(_NEXT_DUE).fetchone()[0]), None)
 
     def _read(self, work: Callable[[Connection], _T], unknown: _T) -> _T:
         try:

@@ -73,6 +73,7 @@ EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "load_checkpoint": lambda s: s.load_checkpoint("a"),
     "get_schedule": lambda s: s.get_schedule("s"),
     "list_schedules": lambda s: s.list_schedules(),
+    "older_documents": lambda s: s.older_documents(),
     "paused_queues": lambda s: s.paused_queues(),
     "gates": lambda s: s.gates(),
 }

@@ -11,7 +11,7 @@ import pytest
 from omniq.errors import InvalidValue
 from omniq.gate_rules import BreakerState
 from omniq.models import BreakerRule, Limit, Task, TaskStatus
-from omniq.outcomes import Failed, Released, Retried, Snoozed, Succeeded
+from omniq.outcomes import Failed, Released, Rescheduled, Retried, Snoozed, Succeeded
 from omniq.storage.backend import DocumentQuery
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
@@ -433,6 +433,23 @@ class GateContract(ContractPart):
         assert await storage.reserve(10) == []
         clock.advance(5)
         assert ids(await storage.reserve(10)) == ["a"]
+
+    @promise("G5")
+    async def test_a_task_that_is_moved_and_blocked_in_one_step_is_moved(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=5, limits=_at_most(1)))
+        done = await claim_one(storage)
+        await storage.mark_done("a", a_result(done))
+        clock.advance(9)
+        await storage.enqueue(a_task("b", limits=_at_most(1), priority=9))
+        moved = Rescheduled("a", done.token, clock.now())
+        recorded, claimed = await storage.record_and_reserve([moved], 2)
+
+        assert (recorded, ids(claimed)) == ([True], ["b"])
+        task = await storage.get_task("a")
+        assert task is not None
+        assert task.eta == clock.now()
 
     @promise("G6")
     async def test_many_limits_that_have_room_at_once_hold_up_no_task(

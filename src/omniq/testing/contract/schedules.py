@@ -8,9 +8,12 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from omniq.errors import InvalidTask, InvalidValue, QueueFull
+from omniq.errors import InvalidTask, InvalidValue, NotSealed, QueueFull, SerializationError
 from omniq.models import Schedule
+from omniq.serialization import MsgspecSerializer, encode_internal
+from omniq.signing import Seal, SealedSerializer
 from omniq.storage.base import BaseStorage
+from omniq.tasks.steps import CheckpointData, decode_value, read_checkpoint, task_key
 from omniq.testing.builders import a_result, a_task
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import ContractPart, OpenAnother, claim_one, ids, promise
@@ -35,7 +38,7 @@ def _advanced(schedule: Schedule) -> Schedule:
 
 
 class ScheduleContract(ContractPart):
-    """S1 to S5."""
+    """S1 to S7."""
 
     @promise("S1", "E6")
     async def test_a_stored_schedule_is_returned_unchanged(
@@ -251,3 +254,77 @@ class ScheduleContract(ContractPart):
             await storage.put_schedule(Schedule(id="s", task=a_task(), cron="0 0 30 2 *"))
 
         assert await storage.list_schedules() == []
+
+    @promise("S6")
+    async def test_a_schedule_without_a_seal_waits_when_there_is_a_key(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        unsealed = await open_another(serializer=_WithoutDocumentSeals(_SEALED))
+        schedule = await _put(unsealed, clock)
+        sealed = await open_another(serializer=_SEALED)
+        (older,) = await sealed.older_documents()
+
+        assert (older.kind, older.id, older.problem) == ("schedule", "nightly", "")
+        assert older.schedule == schedule
+        assert await sealed.list_schedules() == []
+        with pytest.raises(NotSealed):
+            await sealed.get_schedule("nightly")
+        assert not await sealed.fire_schedule(schedule, _advanced(schedule), None)
+        assert await unsealed.older_documents() == []
+
+    @promise("S6", "S7")
+    async def test_a_checkpoint_without_a_seal_waits_when_there_is_a_key(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        unsealed = await open_another(serializer=_WithoutDocumentSeals(_SEALED))
+        await unsealed.enqueue(a_task("a"))
+        task = await claim_one(unsealed)
+        value = _SEALED.encode_result(a_result(task, 7))
+        stored = encode_internal(CheckpointData(steps={"one": value}))
+        await unsealed.save_checkpoint(task.id, task.token, stored)
+        sealed = await open_another(serializer=_SEALED)
+        (older,) = await sealed.older_documents()
+
+        with pytest.raises(NotSealed):
+            read_checkpoint(_SEALED, task_key(task), await sealed.load_checkpoint("a"))
+        assert await sealed.seal_older(older)
+        assert await sealed.older_documents() == []
+        data = read_checkpoint(_SEALED, task_key(task), await sealed.load_checkpoint("a"))
+        assert decode_value(_SEALED, data.steps["one"]) == 7
+
+    @promise("S7")
+    async def test_a_schedule_that_was_sealed_is_like_any_other(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        unsealed = await open_another(serializer=_WithoutDocumentSeals(_SEALED))
+        schedule = await _put(unsealed, clock)
+        sealed = await open_another(serializer=_SEALED)
+        (older,) = await sealed.older_documents()
+
+        assert await sealed.seal_older(older)
+        assert await sealed.list_schedules() == [schedule]
+        assert await sealed.fire_schedule(schedule, _advanced(schedule), a_task("fired"))
+        assert not await sealed.seal_older(older)
+
+    @promise("S7")
+    async def test_a_schedule_whose_call_has_no_seal_cannot_be_sealed(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        await _put(await open_another(serializer=MsgspecSerializer()), clock)
+        sealed = await open_another(serializer=_SEALED)
+        (older,) = await sealed.older_documents()
+
+        with pytest.raises(SerializationError, match=older.problem):
+            await sealed.seal_older(older)
+        assert await sealed.list_schedules() == []
+
+
+_SEALED = SealedSerializer(MsgspecSerializer(), Seal("the key of this store"))
+
+
+class _WithoutDocumentSeals:
+    """Seals tasks and results and, as an older omniq did, no documents."""
+
+    def __init__(self, sealed: SealedSerializer) -> None:
+        self.encode_task, self.decode_task = sealed.encode_task, sealed.decode_task
+        self.encode_result, self.decode_result = sealed.encode_result, sealed.decode_result

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -44,6 +46,15 @@ def _circle() -> list[Any]:
 
 def _generator() -> Iterator[int]:
     yield 1
+
+
+class _Size(Enum):
+    SMALL = "small"
+
+
+class _Point(NamedTuple):
+    x: int
+    y: int
 
 
 VALUES: dict[str, Any] = {
@@ -91,6 +102,14 @@ VALUES: dict[str, Any] = {
     "60 levels of tuples": _nested_tuples(60),
 }
 
+BY_VALUE: dict[str, tuple[Any, Any]] = {
+    "text of an enum": (TaskStatus.SUCCESS, "success"),
+    "ordered dictionary": (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+    "named tuple": (_Point(1, 2), (1, 2)),
+    "key of an enum": ({TaskStatus.SUCCESS: 1}, {"success": 1}),
+}
+"""Values of a subclass of a plain type, and what they are returned as: equal, and plain."""
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "function": (lambda: None, "args[0]: a value of type function cannot be encoded"),
     "object": (object(), "args[0]: a value of type object cannot be encoded"),
@@ -98,8 +117,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "generator": (_generator(), "args[0]: a value of type generator cannot be encoded"),
     "bytearray": (bytearray(b"x"), "args[0]: a value of type bytearray cannot be encoded"),
     "enum": (
-        TaskStatus.SUCCESS,
-        "args[0]: a value of type omniq.models.TaskStatus cannot be encoded",
+        _Size.SMALL,
+        "args[0]: a value of type omniq.testing.contract.values._Size cannot be encoded",
     ),
     "in a list": ([1, [object()]], "args[0][1][0]: a value of type object cannot be encoded"),
     "in a dict": (
@@ -143,6 +162,17 @@ class ValueContract(ContractPart):
         assert repr((task.kwargs, task.metadata)) == repr(({"k": value}, {"m": value}))
         assert result is not None
         assert repr(result.result) == repr({"r": (value,)})
+
+    @promise("E6")
+    @pytest.mark.parametrize(("value", "plain"), BY_VALUE.values(), ids=list(BY_VALUE))
+    async def test_a_subclass_of_a_plain_type_is_returned_as_an_equal_plain_value(
+        self, storage: BaseStorage, value: Any, plain: Any
+    ) -> None:
+        await storage.enqueue(a_task("a", args=(value,), kwargs={"k": [value]}))
+        task = await claim_one(storage)
+
+        assert task.args == (value,)
+        assert repr((task.args, task.kwargs)) == repr(((plain,), {"k": [plain]}))
 
     @promise("E6")
     async def test_every_field_is_returned_unchanged(

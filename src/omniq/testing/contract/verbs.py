@@ -131,6 +131,19 @@ class VerbContract(ContractPart):
         assert await _stored_state(storage, "a") == await _stored_state(storage, "b")
         assert await status_of(storage, "a") is TaskStatus.PENDING
 
+    async def test_a_retry_and_a_success_of_one_claim_in_one_step_are_both_recorded(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        claimed = await claim_one(storage)
+        failure = Retried("a", claimed.token, an_error(timestamp=clock.now()))
+        success = Succeeded("a", claimed.token, a_result(claimed))
+
+        assert await storage.record([failure, success]) == [True, True]
+        task = await storage.get_task("a")
+        assert task is not None
+        assert (task.status, task.attempts) == (TaskStatus.SUCCESS, 1)
+
     @promise("M1")
     async def test_mark_running_changes_nothing(self, storage: BaseStorage) -> None:
         await storage.enqueue(a_task("a"))

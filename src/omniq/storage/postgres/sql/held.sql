@@ -3,7 +3,7 @@
 -- $2  whether only suspects are wanted
 WITH found AS MATERIALIZED (
     SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
-        started_at, crashes, status, cancel_requested, attached, owner, parked, rest, ''::bytea AS body,
+        started_at, crashes, status, cancel_requested, attached, owner, parked, {schema}.fitting(rest) AS rest, ''::bytea AS body,
         gates, xmin
     FROM {schema}.live WHERE place = 4 AND owner = ANY ($1) AND (crashes > 0 OR NOT $2)
 )

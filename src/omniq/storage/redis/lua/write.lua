@@ -1,31 +1,25 @@
 -- Makes the changes of one section, all or none.
--- uses: request writes wakeups results places heads lanes task_sets documents changes endings holding
+-- uses: request writes wakeups results places heads lanes task_sets documents changes endings
 -- request   3 nonce of the call, or '' if a repeat needs none; 4 the owner that claims or records, or '';
 --           5 the paused queues as the claim has read them, or 0 if nothing is claimed;
 --           6 rows: { id, place as read, new place, state or '', record at its end, dead letter or '', its
---           time of failure, whether only the start of its place is known }; the same place twice only checks
---           the row;
+--           time of failure, whether only the start of its place is known, whether it is left out if others
+--           have taken it }; the same place twice only checks the row;
 --           7 documents (see lib/documents); 8 new rows (see lib/changes); 9 how many may wait, 0 for any;
 --           10 finished tasks and 11 dead letters to delete: { id, as read ('' for any) }; 12 only tasks that
---           finished before this time, 0 for any; 13 groups of endings (see lib/endings); 14 waiting rows
---           to claim, in groups: { kind of the place, its end behind the parts of fixed size, 1 if they may be
---           left out or 0, with the new token, { id, sequence, … } }; 15 the tail of their places; 16 ready
---           rows to park, in such groups, with the name of the gate
+--           finished before this time, 0 for any; 13 groups of endings (see lib/endings)
 -- returns   'lost', 'moved', 'full', or the ids of rows that were left out
 local nonce, owner, rows, changes, inserted, bound = request[3], request[4], request[6], request[7], request[8], request[9]
 local deleted_finished, deleted_dead, groups = request[10], request[11], request[13]
-local claimed, parked = request[14], request[16]
 local NONCE_SECONDS = 600 -- for which a nonce is stored
 
--- The rows to claim that are not held by this claim: others took them first.
+-- The rows that are not held as this claim has left them: others took them first.
 local function not_held()
   local found = {}
-  for _, group in ipairs(claimed) do
-    for position = 1, #group[4], 2 do
-      local id = group[4][position]
-      local _, _, _, _, tail = split_place(redis.call('HGET', KEYS.places, id) or '')
-      if tail ~= request[15] then found[#found + 1] = id end
-    end
+  for _, row in ipairs(rows) do
+    local _, _, _, _, tail = split_place(row[3])
+    local _, _, _, _, its_tail = split_place(redis.call('HGET', KEYS.places, row[1]) or '')
+    if string.sub(row[3], KIND, KIND) == 'h' and its_tail ~= tail then found[#found + 1] = row[1] end
   end
   return found
 end
@@ -47,7 +41,11 @@ local left_out, is_deleted, new_ids = {}, {}, {}
 for position, place in ipairs(get_all(KEYS.places, ids_of(rows))) do
   local row = rows[position]
   if row[8] == 1 and place and string.sub(place, 1, #row[2]) == row[2] then row[2] = place end
-  if place ~= row[2] then return 'moved' end
+  if place ~= row[2] then
+    if row[9] == 0 then return 'moved' end
+    left_out[#left_out + 1] = row[1]
+    row[3] = row[2]
+  end
 end
 local endings = {}
 for position, group in ipairs(groups) do
@@ -57,58 +55,7 @@ for position, group in ipairs(groups) do
   end
   endings[position] = { ids, places, ends }
 end
-local waiting_ids, waiting_places = {}, {}
-for _, list in ipairs({ claimed, parked }) do
-  for _, group in ipairs(list) do
-    for position = 1, #group[4], 2 do waiting_ids[#waiting_ids + 1] = group[4][position] end
-  end
-end
-for position, place in ipairs(get_all(KEYS.places, waiting_ids)) do waiting_places[waiting_ids[position]] = place end
-
--- Whether a waiting row is as it was read.
-local function is_same(place, kind, text, seq)
-  return place and string.sub(place, KIND, KIND) == kind and string.sub(place, FIXED_LAST + 1) == text
-    and tonumber(string.sub(place, SEQ_FIRST, SEQ_LAST)) == seq
-end
-
-local claimed_ids, claimed_places, ends, claimed_lanes, offered = {}, {}, {}, {}, {}
-local ready_members, ready_lanes, parked_places, parked_members = {}, {}, {}, {}
-for _, group in ipairs(claimed) do
-  local kind, text, change, list = unpack(group)
-  for position = 1, #list, 2 do
-    local id, size = list[position], #claimed_ids + 1
-    local place = waiting_places[id]
-    if is_same(place, kind, text, list[position + 1]) then
-      local known = end_of_place(place)
-      local member = waiting_member(id, place, known.lane)
-      claimed_ids[size], claimed_places[size], claimed_lanes[size] = id, place, known.lane
-      ends[size] = held_end(known, tonumber(string.sub(change, 2)), request[15])
-      if kind == 'w' then
-        ready_members[#ready_members + 1], ready_lanes[#ready_lanes + 1] = member, known.lane
-      else
-        offered[#offered + 1] = known.tail .. '/' .. member
-      end
-    elseif string.sub(change, 1, 1) == '1' then
-      left_out[#left_out + 1] = id
-    else
-      return 'moved'
-    end
-  end
-end
-for _, group in ipairs(parked) do
-  local kind, text, gate, list = unpack(group)
-  for position = 1, #list, 2 do
-    local id, size = list[position], #parked_places
-    local place = waiting_places[id]
-    if not is_same(place, kind, text, list[position + 1]) then return 'moved' end
-    local lane = end_of_place(place).lane
-    local member = waiting_member(id, place, lane)
-    ready_members[#ready_members + 1], ready_lanes[#ready_lanes + 1] = member, lane
-    parked_members[size + 1], parked_members[size + 2] = 0, gate .. '/' .. member
-    parked_places[size + 1], parked_places[size + 2] = id, 'p' .. string.sub(place, STATUS) .. gate
-  end
-end
-if #left_out > 0 and #left_out == #rows + #groups + #waiting_ids then return 'moved' end
+if #left_out > 0 and #left_out == #rows + #groups then return 'moved' end
 read_documents(changes)
 for _, change in ipairs(changes) do
   if not is_unchanged(change) then return 'moved' end
@@ -157,11 +104,6 @@ for position, group in ipairs(groups) do
   end_group(group, owner, ids, places, ends, ended_ids)
 end
 drop_states(ended_ids)
-remove_ready(ready_members, ready_lanes)
-call_all('ZREM', KEYS.parked, offered)
-call_all('ZADD', KEYS.parked, parked_members)
-call_all('HSET', KEYS.places, parked_places)
-hold_rows(owner, claimed_ids, claimed_places, ends, claimed_lanes)
 for position, each in ipairs(deleted_finished) do
   local place = finished_places[position]
   local finished_at = place and is_finished(place) and string.match(place, '(%d+)/%d+$')

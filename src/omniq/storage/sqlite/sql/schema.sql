@@ -48,9 +48,10 @@ CREATE TABLE omniq_live (
     queue            TEXT    NOT NULL CHECK (queue < x''),
     func             INTEGER NOT NULL CHECK (func = func | 0),
     rank             INTEGER NOT NULL CHECK (rank = rank | 0),
-    turn             INTEGER NOT NULL CHECK (turn = turn | 0 AND abs(turn) < 1000000000000000000),
+    turn             INTEGER NOT NULL
+        CHECK (turn = turn | 0 AND turn BETWEEN -999999999999999999 AND 999999999999999999),
     due_after        INTEGER NOT NULL DEFAULT 0
-        CHECK (due_after = due_after | 0 AND abs(due_after) < 1000000000000000000),
+        CHECK (due_after = due_after | 0 AND due_after BETWEEN -999999999999999999 AND 999999999999999999),
     visible          INTEGER NOT NULL CHECK (visible = visible | 0),
     status           TEXT    NOT NULL DEFAULT 'pending'
         CHECK (status IN ('pending', 'running', 'retrying')),

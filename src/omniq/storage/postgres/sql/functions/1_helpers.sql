@@ -1,12 +1,11 @@
 -- Helpers that the other functions share.
 -- {schema}    the store's schema
--- {channel}   the channel on which its storages are notified
 -- {pinned}    has a function find functions and operators in pg_catalog alone, whatever its caller's search_path is:
 --             a user who may create functions in another schema must not run SQL as the user that calls these
 -- {settings}  the same, and has the function's statements use the indexes: see `statements.py`
 --
--- `micros`, `lock_key` and `place_of` are not pinned: PostgreSQL could not expand them in the statements that use them.
--- They name the schema of everything that they use.
+-- `micros`, `ids_of`, `lock_key`, `place_of` and `fitting` are not pinned: PostgreSQL could not expand them in the
+-- statements that use them. They name the schema of everything that they use.
 
 -- The time in microseconds: the one given, or the server's if that is NULL.
 CREATE OR REPLACE FUNCTION {schema}.micros(p_given bigint) RETURNS bigint
@@ -17,10 +16,29 @@ LANGUAGE sql VOLATILE AS $$
     )
 $$;
 
+-- Ids that were sent as an array, or as the text of an array in its only element: the driver takes longer for an array
+-- of many elements. No id begins with a brace.
+CREATE OR REPLACE FUNCTION {schema}.ids_of(p_ids text[]) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_catalog.starts_with(p_ids[1], '{') THEN p_ids[1]::pg_catalog.text[] ELSE p_ids END
+$$;
+
 -- The key of an advisory lock of this store.
 CREATE OR REPLACE FUNCTION {schema}.lock_key(p_what text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT pg_catalog.hashtextextended('omniq {schema} ' OPERATOR(pg_catalog.||) p_what, 0::bigint)
+$$;
+
+-- A value, or nothing of one that is too large to be sent: `largest_value` in Python. The session's setting is read
+-- only for a large one; a session without it is that of a pooler, or of a user.
+CREATE OR REPLACE FUNCTION {schema}.fitting(p_value bytea) RETURNS bytea
+LANGUAGE sql STABLE AS $$
+    SELECT CASE
+        WHEN pg_catalog.octet_length(p_value) OPERATOR(pg_catalog.<=) 4194304 THEN p_value
+        WHEN pg_catalog.octet_length(p_value) OPERATOR(pg_catalog.<=)
+            coalesce(pg_catalog.current_setting('omniq.largest', true), '67108864')::int THEN p_value
+        ELSE ''::bytea
+    END
 $$;
 
 -- Whether any storage waits for 'work' or 'results': a storage that waits holds the lock shared, so that
@@ -35,10 +53,16 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Notify the storages of this store.
+CREATE OR REPLACE FUNCTION {schema}.notify(p_message text) RETURNS void
+LANGUAGE sql VOLATILE {pinned} AS $$
+    SELECT pg_notify(name, p_message) FROM {schema}.channel
+$$;
+
 -- Notify the storages that wait for work: there is some now (p_visible = 0), or from that instant on.
 CREATE OR REPLACE FUNCTION {schema}.tell_of_work(p_visible bigint) RETURNS void
 LANGUAGE sql VOLATILE {pinned} AS $$
-    SELECT pg_notify('{channel}', 'w' || p_visible)
+    SELECT {schema}.notify('w' || p_visible)
 $$;
 
 -- Notify the storages that wait for results that these tasks may have ended. A message has at most 8,000
@@ -49,7 +73,7 @@ DECLARE
     v_ids text := array_to_string(p_ids, ' ');
 BEGIN
     IF v_ids <> '' AND {schema}.is_awaited('results') THEN
-        PERFORM pg_notify('{channel}', 'r' || CASE WHEN octet_length(v_ids) < 7000 THEN v_ids ELSE '' END);
+        PERFORM {schema}.notify('r' || CASE WHEN octet_length(v_ids) < 7000 THEN v_ids ELSE '' END);
     END IF;
 END $$;
 

@@ -171,6 +171,12 @@ DECLARE
     v_count bigint;
     v_first_token bigint;
 BEGIN
+    p_checked.ids := {schema}.ids_of(p_checked.ids);
+    p_held.ids := {schema}.ids_of(p_held.ids);
+    p_free.ids := {schema}.ids_of(p_free.ids);
+    p_gated.ids := {schema}.ids_of(p_gated.ids);
+    p_moved.ids := {schema}.ids_of(p_moved.ids);
+    p_ended.ids := {schema}.ids_of(p_ended.ids);
     IF cardinality(p_free.ids) + cardinality(p_gated.ids) > 0 THEN
         v_first_token := {schema}.first_token(p_owner);
         IF v_first_token IS NULL THEN
@@ -190,7 +196,7 @@ BEGIN
     IF cardinality(p_checked.ids) > 0 THEN
         SELECT count(*) INTO v_count FROM (
             SELECT FROM unnest(p_checked.ids, p_checked.versions) AS given (id, version), {schema}.live
-            WHERE live.id = ANY (array[given.id]) AND live.xmin = given.version
+            WHERE live.id = ANY (array[given.id]) AND live.xmin = coalesce(given.version, p_checked.versions[1])
             FOR UPDATE OF live
         ) AS locked;
         IF v_count < cardinality(p_checked.ids) THEN
@@ -214,7 +220,7 @@ BEGIN
         SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
             started_at = p_now, parked = NULL, claim_id = p_claim_id
         FROM unnest(p_gated.ids, p_gated.versions) AS given (id, version)
-        WHERE live.id = ANY (array[given.id]) AND live.xmin = given.version;
+        WHERE live.id = ANY (array[given.id]) AND live.xmin = coalesce(given.version, p_gated.versions[1]);
         GET DIAGNOSTICS v_count = ROW_COUNT;
         IF v_count < cardinality(p_gated.ids) THEN
             PERFORM {schema}.refuse_moved();
@@ -225,7 +231,7 @@ BEGIN
         SET parked = given.parked,
             place = {schema}.place_of(owner, visible, p_now, given.parked, crashes)
         FROM unnest(p_moved.ids, p_moved.versions, p_moved.parked) AS given (id, version, parked)
-        WHERE live.id = ANY (array[given.id]) AND live.xmin = given.version;
+        WHERE live.id = ANY (array[given.id]) AND live.xmin = coalesce(given.version, p_moved.versions[1]);
         GET DIAGNOSTICS v_count = ROW_COUNT;
         IF v_count < cardinality(p_moved.ids) THEN
             PERFORM {schema}.refuse_moved();
@@ -234,7 +240,7 @@ BEGIN
     IF cardinality(p_free.ids) > 0 THEN
         v_free := array(
             SELECT live.ctid FROM unnest(p_free.ids, p_free.versions) AS given (id, version), {schema}.live
-            WHERE live.id = ANY (array[given.id]) AND live.xmin = given.version
+            WHERE live.id = ANY (array[given.id]) AND live.xmin = coalesce(given.version, p_free.versions[1])
             FOR UPDATE OF live SKIP LOCKED
         );
         WITH claimed AS (
@@ -270,7 +276,7 @@ BEGIN
         PERFORM {schema}.enqueue(p_now, p_inserted, 0, p_bound, '{}', false);
     END IF;
     IF cardinality(p_changed) > 0 THEN
-        PERFORM pg_notify('{channel}', 'c' || given.id)
+        PERFORM {schema}.notify('c' || given.id)
         FROM unnest(p_changed) AS given, {schema}.live
         WHERE live.id = ANY (array[given.id]) AND given.cancel_requested AND NOT live.cancel_requested;
         PERFORM {schema}.change_tasks(p_now, p_changed, NULL);
@@ -308,6 +314,7 @@ CREATE OR REPLACE FUNCTION {schema}.enqueue(
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE {settings} AS $$
 BEGIN
+    p_tasks.ids := {schema}.ids_of(p_tasks.ids);
     IF p_bound IS NOT NULL THEN
         -- Held until the tasks are counted: one enqueue at a time.
         PERFORM pg_advisory_xact_lock({schema}.lock_key('room'));
@@ -400,7 +407,7 @@ EXCEPTION
 END $$;
 
 -- Read records and documents in a transaction of the caller, for any driver.
--- p_request  JSON: {"store", "now", "ids": […], "kind", "keys": […]}
+-- p_request  JSON: {"store", "now", "ids": […], "bodies", "kind", "keys": […]}; "bodies": also those of live tasks
 -- returns    JSON: {"tasks": [{id, queue, …, is_live}], "documents": [{key, data}]}; 'store' for another store
 CREATE OR REPLACE FUNCTION {schema}.read_text(p_request text) RETURNS text
 LANGUAGE plpgsql VOLATILE {settings} AS $$
@@ -415,7 +422,11 @@ BEGIN
     RETURN jsonb_build_object(
         'tasks', (
             SELECT coalesce(jsonb_agg(task), '[]') FROM (
-                SELECT to_jsonb(live) - 'body' || '{"is_live": true}' AS task
+                SELECT to_jsonb(live) - 'body' || '{"is_live": true}' || CASE
+                    WHEN (v_request ->> 'bodies')::boolean
+                    THEN jsonb_build_object('body', {schema}.fitting(body))
+                    ELSE '{}'
+                END AS task
                 FROM {schema}.live WHERE id = ANY (v_ids)
                 UNION ALL
                 SELECT to_jsonb(finished) - 'body' FROM {schema}.finished

@@ -160,8 +160,8 @@ BEGIN
         IF cardinality(v_lanes.functions) = 1 AND v_places = '{0}' THEN
             RETURN QUERY
             SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token,
-                settled, started_at, crashes, status, cancel_requested, attached, owner, parked, rest,
-                body, gates, xmin
+                settled, started_at, crashes, status, cancel_requested, attached, owner, parked,
+                {schema}.fitting(rest), {schema}.fitting(body), gates, xmin
             FROM {schema}.live
             WHERE place = 0 AND func_path = v_lanes.functions[1] AND queue = v_lanes.queues[1]
                 AND visible <= p_due_by AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
@@ -176,19 +176,88 @@ BEGIN
     END LOOP;
     RETURN QUERY
     SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled,
-        started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body, gates, xmin
+        started_at, crashes, status, cancel_requested, attached, owner, parked,
+        {schema}.fitting(rest), {schema}.fitting(body), gates, xmin
     -- `+ 0`: the planner must not use the index of all ready tasks.
     FROM {schema}.live WHERE id = ANY (v_ids) AND place + 0 < 2
     ORDER BY rank, turn, seq LIMIT p_limit;
+END $$;
+
+-- The lots of tasks that are parked under these gates: of each queue and function, suspects and others apart.
+-- STABLE: the statement that calls this must find the rows at these addresses.
+-- returns  the gate and what the tasks have in common, and the row address of the first one in claim order
+CREATE OR REPLACE FUNCTION {schema}.lots(p_keys text[])
+RETURNS TABLE (gate text, queue text, func_path text, is_suspect boolean, first tid)
+LANGUAGE plpgsql STABLE {pinned} AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE found (gate, queue, func_path, is_suspect, first) AS (
+        SELECT gate, first.* FROM unnest(p_keys) AS given (gate), LATERAL (
+            SELECT queue, func_path, crashes > 0, ctid FROM {schema}.live WHERE place = 3 AND parked = gate
+            ORDER BY queue, func_path, crashes > 0, rank, turn, seq LIMIT 1
+        ) AS first
+        UNION ALL
+        -- Skip from one lot to the next in the index.
+        SELECT gate, next.* FROM found, LATERAL (
+            SELECT live.queue, live.func_path, live.crashes > 0, live.ctid FROM {schema}.live
+            WHERE place = 3 AND parked = gate
+                AND (live.queue, live.func_path, live.crashes > 0) > (found.queue, found.func_path, is_suspect)
+            ORDER BY live.queue, live.func_path, live.crashes > 0, rank, turn, seq LIMIT 1
+        ) AS next
+    )
+    SELECT * FROM found;
+END $$;
+
+-- The first task of each lot that is parked under these gates.
+CREATE OR REPLACE FUNCTION {schema}.first_parked(p_keys text[]) RETURNS SETOF {schema}.task
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
+BEGIN
+    RETURN QUERY
+    SELECT id, seq, live.queue, live.func_path, rank, turn, due, visible, created_at, expires, token,
+        settled, started_at, crashes, status, cancel_requested, attached, owner, parked,
+        {schema}.fitting(rest), {schema}.fitting(body), gates, xmin
+    FROM {schema}.lots(p_keys) AS lot, {schema}.live WHERE live.ctid = lot.first;
+END $$;
+
+-- The first tasks that are parked under these gates: up to p_limit of each lot, in claim order.
+CREATE OR REPLACE FUNCTION {schema}.parked(p_keys text[], p_limit int) RETURNS SETOF {schema}.task
+LANGUAGE plpgsql VOLATILE {settings} AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT first.*
+    FROM {schema}.lots(p_keys) AS lot, LATERAL (
+        SELECT id, seq, live.queue, live.func_path, rank, turn, due, visible, created_at, expires, token,
+            settled, started_at, crashes, status, cancel_requested, attached, owner, parked,
+            {schema}.fitting(rest), {schema}.fitting(body), gates, xmin
+        FROM {schema}.live
+        WHERE place = 3 AND parked = lot.gate AND live.queue = lot.queue AND live.func_path = lot.func_path
+            AND (crashes > 0) = lot.is_suspect
+        ORDER BY rank, turn, seq LIMIT p_limit
+    ) AS first;
+END $$;
+
+-- When the next task is due after an instant, or the next gate under which tasks may be parked.
+CREATE OR REPLACE FUNCTION {schema}.next_due(p_after bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE {pinned} AS $$
+BEGIN
+    RETURN least(
+        (SELECT min(visible) FROM {schema}.live WHERE place = 2 AND visible > p_after),
+        (
+            SELECT min(due) FROM {schema}.documents
+            WHERE kind = 'gate' AND due > p_after AND EXISTS (SELECT FROM {schema}.live WHERE place = 3)
+        )
+    );
 END $$;
 
 -- What a claim by the rules asks for, in one call.
 -- p_now    the time, NULL for the server's
 -- p_gates  the number of gates to return whose time has come
 -- p_keys   the gates of the tasks whose outcomes are recorded: returned in the first line, so that their states are
---          read as well. The first task that is parked under each of them may run next
+--          read as well. The first task of each of their lots may run next
 -- returns  a line with the `seq` -2: the time in `turn`; in `due` the epoch of the owner's lease, NULL if it has
---          none; in `crashes` whether it holds a suspect; in `visible` when the next task is due; in `token` the
+--          none; in `crashes` whether it holds a suspect; in `visible` when the next task may be due; in `token` the
 --          size of the page of candidates. Then the gates whose time has come and the paused queues, as lines with
 --          the `seq` -3 and -4; the first parked tasks; and as many `candidates` as are missing then, without
 --          suspects if one is held
@@ -199,7 +268,7 @@ LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_facts {schema}.task;
     v_paused text[];
-    v_parked {schema}.task[] := array(SELECT first FROM {schema}.parked(p_keys, 1) AS first);
+    v_parked {schema}.task[] := array(SELECT first FROM {schema}.first_parked(p_keys) AS first);
 BEGIN
     v_facts.seq := -2;
     v_facts.token := greatest(p_claim.size - cardinality(v_parked), 1);
@@ -209,7 +278,7 @@ BEGIN
         (SELECT epoch FROM {schema}.leases WHERE owner = p_owner AND NOT fenced AND beat >= p_claim.beat),
         EXISTS (SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner)::int,
         array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue' ORDER BY key),
-        (SELECT min(visible) FROM {schema}.live WHERE place = 2 AND visible > v_facts.turn)
+        {schema}.next_due(v_facts.turn)
     INTO v_facts.due, v_facts.crashes, v_paused, v_facts.visible;
     RETURN NEXT v_facts;
     RETURN QUERY
@@ -231,37 +300,4 @@ BEGIN
         v_paused, p_claim.wanted, v_facts.crashes = 0, coalesce(p_claim.due_by, v_facts.turn),
         -9223372036854775808, -9223372036854775808, -1, v_facts.token::int
     );
-END $$;
-
--- The first tasks that are parked under these gates: of each queue and function, suspects and others
--- apart, up to p_limit in claim order.
-CREATE OR REPLACE FUNCTION {schema}.parked(p_keys text[], p_limit int) RETURNS SETOF {schema}.task
-LANGUAGE plpgsql VOLATILE {settings} AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE lots (key, queue, func_path, is_suspect) AS (
-        SELECT key, first.* FROM unnest(p_keys) AS given (key), LATERAL (
-            SELECT queue, func_path, crashes > 0 FROM {schema}.live WHERE place = 3 AND parked = key
-            ORDER BY queue, func_path, crashes > 0 LIMIT 1
-        ) AS first
-        UNION ALL
-        -- Skip from one lot to the next in the index.
-        SELECT key, next.* FROM lots, LATERAL (
-            SELECT live.queue, live.func_path, live.crashes > 0 FROM {schema}.live
-            WHERE place = 3 AND parked = key
-                AND (live.queue, live.func_path, live.crashes > 0) > (lots.queue, lots.func_path, is_suspect)
-            ORDER BY live.queue, live.func_path, live.crashes > 0 LIMIT 1
-        ) AS next
-    )
-    SELECT first.*
-    FROM lots, LATERAL (
-        SELECT id, seq, live.queue, live.func_path, rank, turn, due, visible, created_at, expires, token,
-            settled, started_at, crashes, status, cancel_requested, attached, owner, parked, rest, body,
-            gates, xmin
-        FROM {schema}.live
-        WHERE place = 3 AND parked = key AND live.queue = lots.queue AND live.func_path = lots.func_path
-            AND (crashes > 0) = is_suspect
-        ORDER BY rank, turn, seq LIMIT p_limit
-    ) AS first;
 END $$;

@@ -112,6 +112,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    p_ended.ids := {schema}.ids_of(p_ended.ids);
     IF cardinality(p_ended.ids) > 0 THEN
         v_recorded := {schema}.end_tasks(p_ended);
         IF cardinality(p_unique_keys) > 0 THEN
@@ -192,7 +193,7 @@ BEGIN
         RETURN;
     END IF;
     IF cardinality(v_picked) < p_claim.size THEN
-        due := (SELECT min(visible) FROM {schema}.live WHERE place = 2);
+        due := {schema}.next_due(v_now);
     END IF;
     RETURN NEXT;
     IF cardinality(v_picked) = 0 THEN
@@ -205,5 +206,5 @@ BEGIN
         started_at = v_now, claim_id = p_claim.name
     WHERE ctid = ANY (v_picked)
     RETURNING id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, attached,
-        rest, body;
+        {schema}.fitting(rest), {schema}.fitting(body);
 END $$;

@@ -125,7 +125,7 @@ BEGIN
     IF p_is_new THEN
         PERFORM pg_advisory_lock_shared({schema}.lock_key('work'));
     END IF;
-    SELECT min(visible) INTO next_due FROM {schema}.live WHERE place = 2;
+    next_due := {schema}.next_due(-1);
     has_work := coalesce(next_due <= {schema}.micros(p_now), false) OR cardinality((
         SELECT functions FROM {schema}.lanes(
             0::smallint, p_wanted,

@@ -41,25 +41,3 @@ local function hold_rows(owner, row_ids, row_places, ends, row_lanes)
   count_held(row_lanes, row_places)
   return new_places
 end
-
--- Remove rows from the ready order. Those that a claim takes and parks often follow one another in one lane.
-local function remove_ready(ready_members, row_lanes)
-  local lane, first, last, first_order, last_order = row_lanes[1], nil, nil, nil, nil
-  for position, member in ipairs(ready_members) do
-    local its_lane = row_lanes[position]
-    if its_lane ~= row_lanes[position - 1] then change_lane(its_lane) end
-    if its_lane ~= lane then
-      lane = false
-    elseif lane then
-      -- Digits only: they compare alike in every locale.
-      local order = string.sub(member, #lane + 1, #lane + ORDER_LAST - ORDER_FIRST + 1)
-      if not first or order < first_order then first, first_order = member, order end
-      if not last or order > last_order then last, last_order = member, order end
-    end
-  end
-  if lane and redis.call('ZLEXCOUNT', KEYS.ready, '[' .. first, '[' .. last) == #ready_members then
-    redis.call('ZREMRANGEBYLEX', KEYS.ready, '[' .. first, '[' .. last)
-  else
-    call_all('ZREM', KEYS.ready, ready_members)
-  end
-end
