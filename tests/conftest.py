@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import strategies
@@ -10,6 +11,50 @@ from hypothesis import strategies
 from omniq.testing.server_programs import ServerMissing
 
 pytest_plugins = ["omniq.testing.plugin"]
+
+TESTS = Path(__file__).parent
+
+LONGEST_FILES = (
+    "acceptance/test_worker_command.py",
+    "security/test_closed_by_default.py",
+    "properties/test_state_machine.py",
+    "security/test_door.py",
+    "security/test_dashboard.py",
+    "storage/test_sqlite_contract.py",
+    "fleet/test_doctor.py",
+    "simulation/test_seeds.py",
+    "storage/test_file_contract.py",
+    "worker/test_pool.py",
+    "docs/test_guides.py",
+    "security/test_places.py",
+    "faults/test_transaction_kills.py",
+    "fleet/test_servers.py",
+    "browser/test_chromium.py",
+    "security/test_terminal.py",
+    "worker/test_unknown_functions.py",
+    "fleet/test_wrong_clocks.py",
+    "storage/test_file_crashes.py",
+    "schedules/test_handover.py",
+    "security/test_names.py",
+    "security/test_records.py",
+    "storage/test_postgres.py",
+    "storage/test_file_unwatched.py",
+    "properties/test_state_machine_on_servers.py",
+    "storage/test_log.py",
+    "storage/test_postgres_contract.py",
+    "storage/test_file.py",
+    "security/test_transplants.py",
+    "checkers/test_types.py",
+    "worker/test_shutdown.py",
+    "worker/test_leases.py",
+    "fleet/test_refusals.py",
+    "cli/test_edges.py",
+    "integrations/test_web_frameworks.py",
+    "fleet/test_drain.py",
+    "security/test_fields.py",
+    "cli/test_screen.py",
+)
+"""Those that take longest in `make test`, longest first (`--durations=0` shows what each test takes)."""
 
 
 def pytest_configure() -> None:
@@ -35,16 +80,46 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("deep_on")
         if marker and isinstance(item, pytest.Function):
             backends = set(marker.args)
             if backends & set(item.callspec.id.split("-")):
                 item.add_marker(pytest.mark.deep)
-    # Files with slow tests first: begun last, they would keep one process busy while the others wait.
+    # Begun last, a long file would keep one process busy while the others wait.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    first = {TESTS / name: number for number, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: first.get(item.path, len(first) + (item.path not in slow)))
+    if config.getoption("markexpr") == "deep":
+        items[:] = _with_long_tests_first(items, config)
+
+
+def _with_long_tests_first(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """The deep tests in an order in which each process begins with its share of the long ones.
+
+    Under `--dist worksteal` each process begins with a part of the list, and later takes tests from the
+    ends of the other parts.
+    """
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    seconds = {item: _timeout_of(item) for item in deep}
+    long = sorted((item for item in deep if seconds[item]), key=lambda item: -seconds[item])
+    short = [item for item in deep if not seconds[item]]
+    parts = getattr(config, "workerinput", {}).get("workercount", 1)
+    size = -(-len(short) // parts)
+    ordered = [
+        item
+        for part in range(parts)
+        for item in (*long[part::parts], *short[part * size : (part + 1) * size])
+    ]
+    # The marker expression deselects the others.
+    return ordered + [item for item in items if item not in seconds]
+
+
+def _timeout_of(item: pytest.Item) -> float:
+    """The timeout that the test asks for: it says how long it may be. 0 without one."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker and marker.args else 0.0
 
 
 def _ignore(_number: int, _frame: object) -> None:

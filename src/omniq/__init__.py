@@ -18,6 +18,7 @@ at the top:
 - `places`: which files and folders other users cannot change
 - `masking`: hides secrets in URLs and text; `escaping`: control characters in text
 - `events`: what happened, as values; `log` writes them as log lines, `metrics` counts them
+- `running_task`: which task runs here, for the context and the log
 - `failpoints`: named places in the code where a test can crash or stop the process
 - `_portal`, `_futures`, `_event_loop`, `_backoff`, `_deprecation`, `_version`: small private parts
 
@@ -49,7 +50,9 @@ from omniq.errors import (
     FunctionNotFound,
     InvalidTask,
     InvalidValue,
+    KeyNeeded,
     LeaseLost,
+    NotSealed,
     OmniqError,
     PoolStopped,
     QueueFull,
@@ -98,13 +101,13 @@ from omniq.tasks.secret_parameters import Secret
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.operations.handle import AsyncTaskHandle, TaskHandle
     from omniq.operations.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
     from omniq.queue.async_queue import AsyncTaskQueue
     from omniq.queue.blocking_queue import TaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
     from omniq.storage.types import Capabilities
-    from omniq.tasks.handle import AsyncTaskHandle, TaskHandle
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
     from omniq.worker.process.supervisor import Worker
@@ -112,7 +115,7 @@ else:
     # Imported on first use: a process that only runs tasks needs neither queues nor pools, and
     # starts in half the time without them.
     _LAZY = {
-        "AsyncTaskHandle": "omniq.tasks.handle",
+        "AsyncTaskHandle": "omniq.operations.handle",
         "AsyncTaskQueue": "omniq.queue.async_queue",
         "AsyncWorkerPool": "omniq.worker",
         "BaseStorage": "omniq.storage.base",
@@ -126,7 +129,7 @@ else:
         "PoolStats": "omniq.worker.pool_stats",
         "Serializer": "omniq.serialization",
         "StuckTask": "omniq.operations.health",
-        "TaskHandle": "omniq.tasks.handle",
+        "TaskHandle": "omniq.operations.handle",
         "TaskQueue": "omniq.queue.blocking_queue",
         "UnrunnableFunction": "omniq.operations.health",
         "Worker": "omniq.worker.process.supervisor",
@@ -168,9 +171,11 @@ __all__ = [
     "Health",
     "InvalidTask",
     "InvalidValue",
+    "KeyNeeded",
     "LeaseLost",
     "LinearBackoff",
     "MsgspecSerializer",
+    "NotSealed",
     "OmniqError",
     "PartialError",
     "PermanentError",

@@ -69,6 +69,7 @@ ONE_BACKEND = {
         "writes": "many names change in one step: a folder has no transactions",
     },
     "sqlite": {
+        "damaged_rows": "columns are checked by the database, and a program may turn that off",
         "lanes": "a claim merges the ready tasks of its functions, each read in order by an index",
         "store_record": "the leases are in a second file, which the store must recognise",
         "tables": "the statements that read and write rows, and the columns of a row",
@@ -132,7 +133,7 @@ def test_the_port_does_not_grow():
 
 
 def test_the_rules_are_applied_by_the_engine_alone():
-    engine = {"engine", "step", "claim", "gate_states", "known_rows"}
+    engine = {"engine", "side_engine", "step", "claim", "gate_states", "known_rows"}
     for path in (ROOT / "src/omniq/storage").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         applies = re.search(r"row_rules\.(settle|give_back|finish|retry_dead)|gate_rules\.", source)

@@ -8,6 +8,8 @@ inside functions count; imports for type checkers only do not.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -19,14 +21,14 @@ SRC = Path(__file__).parents[2] / "src" / "omniq"
 # A package stands for all of its modules, but for those that have an entry of their own.
 LAYERS = """
 _version _deprecation errors clock _event_loop _futures _process_id _backoff places masking escaping
-retry cron settings events failpoints signing _portal
+retry cron settings events failpoints signing _portal to_json running_task
 _blocking models log metrics
-outcomes serialization durations gate_rules to_json
+outcomes serialization durations gate_rules
 tasks circuit_breaker
 storage.* omniq
 storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.log
-storage.urls
-storage scheduling operations
+storage.urls operations
+storage scheduling
 worker
 queue
 dashboard integrations
@@ -229,3 +231,12 @@ def test_the_rule_sees_what_it_should_see():
     )
 
     assert omniq_imports(tree) == {"clock", "storage.base", "models"}
+
+
+def test_a_program_that_only_declares_tasks_loads_no_more_than_it_needs():
+    unneeded = "loguru", "omniq.log", "omniq.queue", "omniq.storage", "omniq.tasks.annotations"
+    code = "import sys, omniq; print(*sys.modules)"
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert set(unneeded).isdisjoint(found.stdout.split())
