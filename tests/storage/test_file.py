@@ -31,7 +31,7 @@ from omniq.storage.backend import (
     Wanted,
     complete,
 )
-from omniq.storage.file import FileStorage
+from omniq.storage.file import FileStorage, filesystem
 from omniq.storage.file.file_names import DocumentName
 from omniq.storage.file.filesystem import Disk
 from omniq.storage.file.section import FileSection
@@ -707,6 +707,34 @@ async def test_a_long_write_is_not_undone_while_it_makes_progress(storage, anoth
 
     assert all(await recording)
     assert undone == []
+
+
+async def test_a_result_that_is_replaced_while_the_earlier_one_is_read_is_not_taken_for_damaged(
+    storage, another, folder, monkeypatch
+):
+    """The earlier one is overwritten when it is deleted: its reader finds no record."""
+    await storage.enqueue_many(some_tasks("ab"))
+    failed = [Failed(task.id, task.token, an_error()) for task in await storage.reserve(2)]
+    await storage.record(failed)
+    loop, read_whole = asyncio.get_running_loop(), filesystem._read_whole
+
+    async def run_again() -> None:
+        assert [await another.retry_dead(task_id) for task_id in "ab"] == [True, True]
+        outcomes = [
+            Succeeded(task.id, task.token, a_result(task)) for task in await another.reserve(2)
+        ]
+        assert await another.record(outcomes) == [True, True]
+
+    def read_late(fd: int, size: int) -> bytes:
+        monkeypatch.undo()
+        asyncio.run_coroutine_threadsafe(run_again(), loop).result(5)
+        return read_whole(fd, size)
+
+    monkeypatch.setattr(filesystem, "_read_whole", read_late)
+    assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 2
+
+    assert names(folder, "results") == ["a.result", "b.result"]
+    assert names(folder, "corrupt") == []
 
 
 async def test_a_part_stays_while_a_suspended_process_may_still_commit_it(

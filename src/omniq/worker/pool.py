@@ -109,8 +109,13 @@ class AsyncWorkerPool:
         """Whether the pool claims tasks."""
         return self._runtime is not None and self._runtime.running
 
-    def tell(self, report: StartReport) -> None:
-        """Give the pool what it does not know, for the event of its start."""
+    @property
+    def start_report(self) -> StartReport:
+        """What the event of the pool's start says beyond what the pool knows; set it before `start`."""
+        return self._session.start_report
+
+    @start_report.setter
+    def start_report(self, report: StartReport) -> None:
         self._session.start_report = report
 
     @property
@@ -327,6 +332,14 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
     def stats(self) -> PoolStats:
         """The numbers of the pool."""
         return self._async_face.stats()
+
+    def stop_claiming(self) -> None:
+        """Claim nothing from now on; `stop` has to follow."""
+
+        async def stop_claiming() -> None:
+            self._async_face.stop_claiming()
+
+        self._run(stop_claiming())
 
     def __enter__(self) -> Self:
         self.start()

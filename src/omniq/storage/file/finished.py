@@ -74,7 +74,15 @@ class FinishedTasks:
         except NewerRecord as error:
             raise StorageError(f"{task_id} was written by a newer omniq: {error}") from error
 
-    def _read(self, path: str, task_id: str, codec: encoding.Codec[T], inode: int = 0) -> T | None:
+    def _read(
+        self,
+        path: str,
+        task_id: str,
+        codec: encoding.Codec[T],
+        inode: int = 0,
+        *,
+        is_repeated: bool = False,
+    ) -> T | None:
         """Read a record. One file has several: the last one is not read again, if its inode is given."""
         try:
             last, data = self._read_last
@@ -87,6 +95,9 @@ class FinishedTasks:
             if ended.row.id != task_id:
                 raise NotARecord(f"the record of another task, {ended.row.id}")
         except NotARecord as error:
+            if not is_repeated:
+                # Perhaps an earlier record, which was replaced, and overwritten, while it was read.
+                return self._read(path, task_id, codec, is_repeated=True)
             self._disk.quarantine(path, str(error))
             return None
         return ended

@@ -273,18 +273,16 @@ class PoolProcess:
         await AsyncSchedules(self._storage, builder).declare(*modules)
 
     async def _prepare_report(self) -> list[str]:
-        """Tell the pool what it says when it starts; returns advice on what is probably a mistake."""
+        """Set what the pool reports when it starts; returns advice on what is probably a mistake."""
         storage, config = self._storage, self._config
         functions = functions_of(config.modules)
         paths = sorted({path for found in functions.values() for path in found})
         schedules = await storage.list_schedules()
-        self._pool.tell(
-            StartReport(
-                storage=self._address,
-                functions=summary(paths),
-                schedules=summary([schedule.id for schedule in schedules]),
-                stop=how_to_stop(config.shutdown_timeout),
-            )
+        self._pool.start_report = StartReport(
+            storage=self._address,
+            functions=summary(paths),
+            schedules=summary([schedule.id for schedule in schedules]),
+            stop=how_to_stop(config.shutdown_timeout),
         )
         filled = queues_of(paths, config.modules) | {each.task.queue for each in schedules}
         return [
