@@ -29,7 +29,7 @@ def refused_lines() -> set[int]:
     return {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_mypy_refuses_only_the_wrong_calls_and_accepts_the_examples(calls: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(calls), "examples"],

@@ -11,9 +11,9 @@ from tests.security.fuzz_rows import fuzz_rows
 @pytest.mark.security("S39")
 @pytest.mark.timeout(120)
 async def test_rows_with_one_absurd_value_each_stop_nothing(store_url):
-    made, broken = await fuzz_rows(store_url, 800, seed=1)
+    made, broken = await fuzz_rows(store_url, 200, seed=1)
 
-    assert made >= 800
+    assert made >= 200
     assert broken == []
 
 
