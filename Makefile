@@ -67,7 +67,7 @@ lint: $(STAMP) ## ruff and mypy
 	@echo 'ruff and mypy: clean'
 
 deep: $(STAMP) ## run the long state machines and fault sweeps
-	@$(RUN) -n 3 --dist worksteal -m deep
+	@$(RUN) -n 4 --dist worksteal -m deep
 
 state-machine: $(STAMP) ## compare every backend with the model in 500 long runs (EXAMPLES=n: in n)
 	@STATE_MACHINE_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest -q -n 2 -m deep tests/properties
