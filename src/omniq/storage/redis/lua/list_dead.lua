@@ -42,6 +42,6 @@ else
 end
 local answer = { reached }
 for _, letter in ipairs(get_all(KEYS.dead, found)) do
-  if letter then answer[#answer + 1] = letter end
+  if letter and #letter <= LARGEST_VALUE then answer[#answer + 1] = letter end
 end
 return answer

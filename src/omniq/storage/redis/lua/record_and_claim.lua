@@ -233,7 +233,9 @@ local function take_rows(limit, due_by, claim_id)
   for position, id in ipairs(ids) do
     local last = 4 * position
     answer[last - 3], answer[last - 2] = id, held[2 * position]
-    answer[last - 1], answer[last] = records[position], states[position]
+    local record, state = records[position], states[position]
+    if #record + #state > LARGEST_VALUE then record = without_body(record) end
+    answer[last - 1], answer[last] = record, fitting(state)
   end
   return answer, left
 end
