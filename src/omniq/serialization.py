@@ -435,7 +435,7 @@ def _encode_scalar(value: Any) -> msgspec.msgpack.Ext | None:
     return None
 
 
-_BASES: dict[type, Callable[[Any], Any]] = {
+TO_BASE: dict[type, Callable[[Any], Any]] = {
     # Called on the base: a subclass may have other methods of these names.
     str: str.__str__,
     int: int.__int__,
@@ -457,12 +457,13 @@ _BASES: dict[type, Callable[[Any], Any]] = {
     UUID: lambda value: UUID(bytes=value.bytes),
     Decimal: lambda value: Decimal(Decimal.__str__(value)),
 }
+"""Makes a value of each plain type from one of a subclass."""
 
 
 def _plain_value(value: Any, path: str) -> Any:
     """The value of a subclass of a plain type as that type; refuses all others."""
     kind = type(value)
-    for base, plain in _BASES.items():
+    for base, plain in TO_BASE.items():
         if issubclass(kind, base) and kind is not base:
             return plain(value)
     numpy = sys.modules.get("numpy")

@@ -73,9 +73,9 @@ class Console:
         self._lock = threading.RLock()
         self._stderr = Stderr(self._left_out)
         self._is_flush_due = False
-        # The lines of the event loop. It appends them without the lock, which is safe: only `write`
-        # removes lines, under the lock, and only those that it has seen. Other threads append nothing:
-        # the first line of a turn makes the loop write, and a line of theirs could pass for it.
+        # Lines of event loops, which append them without the lock. That is safe: only `write` removes
+        # lines, under the lock, and only those that it has seen. The line of a second loop may come
+        # before the first line of a turn of the main loop; then the second loop writes both.
         self._gathered: list[str] = []
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._forget)
@@ -182,24 +182,20 @@ class TextFormat:
     def started(self, task: Task) -> str:
         if _monotonic() >= self._next_millisecond:
             self._begin_millisecond()
-        names, task_id = self._names, task.id
-        return (
-            f"{self._started}{task_id if task_id.isprintable() else visible(task_id)} "
-            f"func_path={names.get(task.func_path) or self._name(task.func_path)} "
-            f"queue={names.get(task.queue) or self._name(task.queue)} "
-            f"attempt={task.attempts + task.crashes + 1} token={task.token} owner={task.owner}\n"
-        )
+        return f"{self._started}{self._facts(task)}\n"
 
     def succeeded(self, task: Task, seconds: float) -> str:
         if _monotonic() >= self._next_millisecond:
             self._begin_millisecond()
+        return f"{self._succeeded}{self._facts(task)} seconds={seconds:.6f}\n"
+
+    def _facts(self, task: Task) -> str:
         names, task_id = self._names, task.id
         return (
-            f"{self._succeeded}{task_id if task_id.isprintable() else visible(task_id)} "
+            f"{task_id if task_id.isprintable() else visible(task_id)} "
             f"func_path={names.get(task.func_path) or self._name(task.func_path)} "
             f"queue={names.get(task.queue) or self._name(task.queue)} "
-            f"attempt={task.attempts + task.crashes + 1} token={task.token} owner={task.owner} "
-            f"seconds={seconds:.6f}\n"
+            f"attempt={task.attempts + task.crashes + 1} token={task.token} owner={task.owner}"
         )
 
     def event(self, event: Event) -> str:

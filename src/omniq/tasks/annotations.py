@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from omniq.errors import SerializationError
+from omniq.serialization import TO_BASE
 from omniq.tasks.converters import (
     ANYTHING,
     PLAIN,
@@ -70,13 +71,9 @@ _MAPPINGS: dict[Any, Callable[[Any], Any]] = {
     collections.abc.Mapping: dict,
     collections.abc.MutableMapping: dict,
 }
-_TO_BASE: dict[type, Callable[[Any], Any]] = {
-    # Called on the base: a subclass may have other methods of these names.
-    str: str.__str__,
-    int: int.__int__,
-    float: float.__float__,
-    bytes: lambda value: bytes(memoryview(value)),
-}
+_SCALARS = (str, int, float, bytes)
+"""The plain types whose subclasses are converted. Others, such as sets, have items."""
+
 _PLAIN_DATA = frozenset({*PLAIN, list, tuple, dict, set, frozenset})
 _WRAPPERS = {typing.Annotated, typing.Required, typing.NotRequired, typing.Final}
 
@@ -292,10 +289,11 @@ def _scalar_of(kind: type) -> Converter | None:
         return Scalar(kind, lambda value: value.get_secret_value(), kind, (str, bytes))
     if is_numpy_scalar(kind):
         return Scalar(kind, lambda value: value.item(), kind, (bool, int, float, str, bytes))
-    for base, to_base in _TO_BASE.items():
+    for base in _SCALARS:
         if issubclass(kind, base):
             # An int is accepted for a float.
-            return Scalar(kind, to_base, kind, (float, int) if base is float else base, None)
+            accepted = (float, int) if base is float else base
+            return Scalar(kind, TO_BASE[base], kind, accepted, None)
     return None
 
 
