@@ -7,8 +7,8 @@ Prints, for each store:
   owner with 50 modules;
 - the longest single call of the store, and the time until 100 tasks are claimed, when many keys have
   room at once;
-- the rate of a drain through one limit that never blocks, and with `max_running=1` for keys of which 50
-  tasks were enqueued in a row, relative to plain tasks.
+- the rate of `omniq worker` that drains tasks of one limit that never blocks, and of keys with
+  `max_running=1` of which 50 tasks were enqueued in a row, relative to plain tasks.
 
 Times are medians of interleaved rounds in one run.
 """
@@ -26,7 +26,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.compare import DEFAULT_STORES, url_of
-from benchmarks.stores import Store, open_store
+from benchmarks.compare import measure as measure_worker
+from benchmarks.compare_producer import LIMITS
+from benchmarks.stores import ROOT, Store, open_store
 from omniq.models import Limit, Runnable, Task, TaskResult, TaskStatus
 from omniq.outcomes import Succeeded
 from omniq.settings import Settings
@@ -167,31 +169,20 @@ def measure_calls(storage: BaseStorage) -> list[float]:
     return seconds
 
 
-async def drain(store: Store, count: int, limits: Callable[[int], tuple[Limit, ...]]) -> float:
-    """Seconds to claim and record that many tasks, 100 at a time."""
-    async with empty_storage(store) as storage:
-        await fill(storage, (Task(func_path="service0.f", limits=limits(n)) for n in range(count)))
-        began = time.perf_counter()
-        outcomes: list[Succeeded] = []
-        done = 0
-        while done < count:
-            _, claimed = await storage.record_and_reserve(outcomes, 100)
-            outcomes = [success(task) for task in claimed]
-            done += len(claimed)
-        await storage.record(outcomes)
-        return time.perf_counter() - began
-
-
-async def drains(store: Store, count: int, rounds: int) -> tuple[float, float]:
-    """Rates of limited drains, relative to a plain one: medians of paired rounds."""
-    never, in_a_row = [], []
-    for _ in range(rounds):
-        plain = await drain(store, count, lambda _: ())
-        one = await drain(store, count, lambda _: (Limit(key="one", max_running=10_000),))
-        row = await drain(store, count, lambda n: (Limit(key=f"k{n // 50}", max_running=1),))
-        never.append(plain / one)
-        in_a_row.append(plain / row)
-    return statistics.median(never), statistics.median(in_a_row)
+def drains(store: Store, count: int, rounds: int) -> dict[str, float]:
+    """Rates of drains by `omniq worker` with limits, relative to plain ones: medians of paired rounds."""
+    ratios: dict[str, list[float]] = {"never": [], "row": []}
+    for number in range(rounds + 1):
+        seconds = {
+            kind: measure_worker("drain", ROOT / "src", store, count, COMPARE_LIMITS=kind)[
+                "seconds"
+            ]
+            for kind in LIMITS
+        }
+        if number:  # the first round fills caches
+            for kind, values in ratios.items():
+                values.append(seconds[""] / seconds[kind])
+    return {kind: statistics.median(values) for kind, values in ratios.items()}
 
 
 async def measure(store: Store, options: argparse.Namespace) -> None:
@@ -216,12 +207,6 @@ async def measure(store: Store, options: argparse.Namespace) -> None:
         f"100 claimed after {elapsed:.1f} ms",
         flush=True,
     )
-    never, in_a_row = await drains(store, options.tasks, min(rounds, 5))
-    print(
-        f"{store.name}: drain through a limit that never blocks {never:.2f} x plain, "
-        f"50 of a key in a row {in_a_row:.2f} x",
-        flush=True,
-    )
 
 
 def main() -> None:
@@ -232,10 +217,18 @@ def main() -> None:
     parser.add_argument("--waking", type=int, default=10_000)
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--drains-only", action="store_true")
     options = parser.parse_args()
     for name in options.only.split(","):
         with open_store(name) as store:
-            asyncio.run(measure(store, options))
+            if not options.drains_only:
+                asyncio.run(measure(store, options))
+            rates = drains(store, options.tasks, min(options.rounds, 5))
+            print(
+                f"{store.name}: drain through a limit that never blocks {rates['never']:.2f} x plain, "
+                f"50 of a key in a row {rates['row']:.2f} x",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

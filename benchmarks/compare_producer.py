@@ -4,12 +4,14 @@
 
 `fill` only fills the store; `drain` also drains it, in this process; `bulk` and `single` report what
 1,000 tasks a call and one task a call cost this process, and `latency` the time from an enqueue
-until its result is here, with a worker beside it.
+until its result is here, with a worker beside it. The tasks have no limits, or those that
+`COMPARE_LIMITS` names in `LIMITS`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import time
@@ -18,6 +20,10 @@ from benchmarks.compare_tasks import add_one, counters, noop, report
 from omniq import AsyncTaskQueue
 
 _BATCH = 1_000
+
+LIMITS = {"": _BATCH, "never": _BATCH, "row": 50}
+"""Kinds of limits, and how many tasks in a row have the same one: none, one limit that never blocks, and
+a key for each 50 tasks of which one runs at a time."""
 
 
 async def main(what: str, url: str, count: int) -> None:
@@ -30,14 +36,24 @@ async def main(what: str, url: str, count: int) -> None:
             for number in range(count):
                 await queue.enqueue(noop, number)
         else:
-            for first in range(0, count, _BATCH):
-                numbers = range(first, min(count, first + _BATCH))
-                await queue.enqueue_many(noop, [(number,) for number in numbers])
+            await _fill(queue, count)
         if what in ("bulk", "single"):
             report({name: value - before[name] for name, value in counters().items()})
         if what == "drain":
             async with queue.worker(concurrency=100) as pool:
                 await pool.run_until_empty()
+
+
+async def _fill(queue: AsyncTaskQueue, count: int) -> None:
+    kind = os.environ.get("COMPARE_LIMITS", "")
+    for first in range(0, count, LIMITS[kind]):
+        numbers = range(first, min(count, first + LIMITS[kind]))
+        enqueue_many = queue.enqueue_many
+        if kind == "never":
+            enqueue_many = queue.options(max_running=10_000, limit_key="all").enqueue_many
+        elif kind == "row":
+            enqueue_many = queue.options(max_running=1, limit_key=f"k{first}").enqueue_many
+        await enqueue_many(noop, [(number,) for number in numbers])
 
 
 async def _latency(queue: AsyncTaskQueue, count: int) -> float:
