@@ -179,6 +179,15 @@ def test_a_claim_given_to_two_workers_is_noticed():
     assert "I5" in history.codes()
 
 
+def test_a_claim_that_comes_before_the_previous_one_is_allowed_only_if_its_worker_was_paused():
+    history = WrittenHistory().enqueue("a").claim("a", 2, by="worker-2").end("a", 2)
+    history.add("claim", "a", 1, owner="owner of worker-1").add("stale", "a", 1).final("a", 2)
+    paused = Event(0.1, "nemesis", "stop", until=0.5, value="worker-1")
+
+    assert history.codes() == {"I4"}
+    assert check([*history.events, paused], Promises()).violations == []
+
+
 def test_a_claim_before_the_previous_lease_has_expired_is_noticed():
     history = (
         WrittenHistory()

@@ -21,9 +21,10 @@ from omniq.testing.contract import (
     opener,
 )
 from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
+from tests.storage.rate_wakeups import RateWakeupTests
 
 
-class TestFile(OrphanedCheckpointTests, StorageContract):
+class TestFile(RateWakeupTests, OrphanedCheckpointTests, StorageContract):
     @pytest.fixture
     def copy_checkpoint(self, tmp_path):
         async def copy(source, target):

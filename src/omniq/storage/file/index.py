@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 from omniq.storage.file.encoding import WaitingRow
 from omniq.storage.file.file_names import AnyName, DocumentName, RowName, WriteName, parse
 from omniq.storage.file.wakeups import Event
+from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.ready_rows import ReadyRows
 from omniq.storage.row_rules import Row
 from omniq.storage.tables import Documents
@@ -53,6 +54,12 @@ class Index:
     def waiting_count(self) -> int:
         """The number of tasks that no owner holds."""
         return len(self.ready.rows) + len(self.unread)
+
+    def next_due(self) -> int | None:
+        """When the first delayed task becomes visible, or a gate may have room for parked ones."""
+        gates = self.documents.get(GATE)
+        instants = (self.ready.next_due(), None if gates is None else gates.next_due())
+        return min((each for each in instants if each is not None), default=None)
 
     def is_live(self, task_id: str) -> bool:
         """Whether there is a live task with that id, also one that a write is changing."""

@@ -249,6 +249,6 @@ class Store:
         return is_fenced
 
     def check_for_work(self) -> tuple[int | None, bool]:
-        """Return when the next task is due, and whether tasks were added since the last claim."""
+        """Return when a task or a gate is due next, and whether tasks were added since the last claim."""
         self.files.refresh()
-        return self.files.index.ready.next_due(), self.files.has_arrivals()
+        return self.files.index.next_due(), self.files.has_arrivals()
