@@ -1,4 +1,4 @@
-"""A wait for work ends when a rate limit admits the next task: for storages that wait in this process."""
+"""A wait for work ends when a rate limit admits the next task."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ SECOND = timedelta(seconds=1)
 
 
 class RateWakeupTests:
+    async def begin_to_listen(self, storage: BaseStorage) -> None:
+        """Prepare the storage, if its first wait for work is not like the others."""
+
     async def test_the_wait_for_work_ends_when_a_rate_admits_the_next_task(
         self, storage: BaseStorage, clock: ManualClock
     ) -> None:
+        await self.begin_to_listen(storage)
         limit = Limit(key="k", rate=1, per=10)
         await storage.enqueue_many(some_tasks(["first", "second"], limits=(limit,)))
         assert [task.id for task in await storage.reserve(2)] == ["first"]

@@ -423,7 +423,7 @@ async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monk
         assert isinstance(storage, PostgresStorage)
     monkeypatch.setattr(migrations, "NEWEST", 3)
 
-    with pytest.raises(StorageRefused, match=r"version 6.*use a newer omniq"):
+    with pytest.raises(StorageRefused, match=r"version 7.*use a newer omniq"):
         await storage.open()
 
 
@@ -455,13 +455,13 @@ async def test_ids_that_a_worker_of_version_5_sends_are_understood(schema):
 
 def test_the_schema_commands_set_up_check_and_print(postgres_url):
     assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 6\n", "")
+    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 7\n", "")
     assert _omniq("schema", "upgrade", url=postgres_url) == (
         0,
-        "is at version 6\nno key is set: schedules and checkpoints are stored without a seal\n",
+        "is at version 7\nno key is set: schedules and checkpoints are stored without a seal\n",
         "",
     )
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 6\n", "")
+    assert _omniq("schema", "check", url=postgres_url) == (0, "version 7\n", "")
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")

@@ -9,19 +9,15 @@ from redis.asyncio import Redis
 
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
-from omniq.testing.clock import ManualClock
 from omniq.testing.contract import StorageContract, opener
 from tests.storage.orphaned_checkpoints import OrphanedCheckpointTests
 from tests.storage.rate_wakeups import RateWakeupTests
 
 
 class TestRedis(RateWakeupTests, OrphanedCheckpointTests, StorageContract):
-    async def test_the_wait_for_work_ends_when_a_rate_admits_the_next_task(
-        self, storage: BaseStorage, clock: ManualClock
-    ) -> None:
+    async def begin_to_listen(self, storage: BaseStorage) -> None:
         # The first wait subscribes, and returns.
         await storage.wait_for_work(0.01)
-        await super().test_the_wait_for_work_ends_when_a_rate_admits_the_next_task(storage, clock)
 
     @pytest.fixture
     def copy_checkpoint(self, redis_url):
