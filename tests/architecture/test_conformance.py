@@ -77,6 +77,7 @@ ONE_BACKEND = {
     },
     "postgres": {
         "enqueue": "a large batch is sent while it is being built",
+        "listener": "notifications need a connection that does nothing else",
         "migrations": "a shared database is upgraded by a command, step by step",
         "read_section": "reads that arrive together are one statement",
         "record_and_claim": "one SQL function records and claims, unless the rules are needed",

@@ -778,7 +778,7 @@ async def test_a_flood_of_notifications_costs_few_lookups(schema):
         waiter = asyncio.create_task(worker.wait_for_work(3600))
         await until_awaited(storage)
         wakeups, lookups, has_begun = worker._backend.wakeups, [], asyncio.Event()
-        fetch_row = wakeups._fetch_row
+        fetch_row = wakeups._listener.fetch_row
 
         async def counted(sql, *parameters):
             if "cancel_requested" in sql:
@@ -786,7 +786,7 @@ async def test_a_flood_of_notifications_costs_few_lookups(schema):
                 has_begun.set()
             return await fetch_row(sql, *parameters)
 
-        wakeups._fetch_row = counted
+        wakeups._listener.fetch_row = counted
         connection = await asyncpg.connect(schema.url)
         channel = await channel_of(connection, schema)
         sql = "SELECT pg_notify($1, 'c' || n) FROM generate_series(1, 20000) AS n"

@@ -10,7 +10,8 @@
 | `enqueue` | insert new tasks; a large batch is sent while it is being built |
 | `address` | checks a URL before the driver does, whose errors quote it |
 | `connection` | connections to the server, with timeouts and reconnects; alone imports asyncpg |
-| `wakeups` | LISTEN and NOTIFY: wake up waiting storages in other processes |
+| `wakeups` | wake up storages that wait for work or results, also in other processes |
+| `listener` | LISTEN: the connection that receives notifications |
 | `queries` | pages and counts |
 | `scan` | the newest tasks, at a bounded cost |
 | `user_transaction` | enqueue inside a caller's transaction, on any known driver |

@@ -1,4 +1,4 @@
-"""Wake-ups: notifications from other processes, over a dedicated connection that listens.
+"""Wake-ups: notifications from other processes, over the connection of `listener`.
 
 A storage that waits for work or for a result holds a shared advisory lock meanwhile. A storage that
 enqueues or records sends a notification only if that lock is held, one for each batch. Notifications
@@ -14,19 +14,11 @@ from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
 
-from omniq._backoff import backoff
 from omniq._futures import finish
 from omniq.clock import Clock
-from omniq.errors import StorageError
-from omniq.storage.postgres import statements
-from omniq.storage.postgres.connection import (
-    Connection,
-    Target,
-    close,
-    is_driver_error,
-    wait_until_free,
-)
+from omniq.storage.postgres.connection import Target
 from omniq.storage.postgres.encoding import wanted_tasks
+from omniq.storage.postgres.listener import Listener
 from omniq.storage.store_clock import given_time
 from omniq.storage.wakeups import LocalWakeups
 
@@ -47,24 +39,14 @@ _LOOKUP_PAUSE = 0.05
 
 _INSTANT = re.compile(r"\d{1,19}")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-
 
 class Wakeups:
     """Receives notifications for one storage object. Used on one event loop."""
 
     def __init__(self, target: Target, wakeups: LocalWakeups, clock: Clock) -> None:
-        self._target = target
         self._local_wakeups = wakeups
         self._clock = clock
-        self._connection: Connection | None = None
-        self._lock = asyncio.Lock()
-        self._is_closed = False
-        self._failures = 0
-        # Never behind a pooler: its sessions cannot listen.
-        self._connect_not_before = inf if target.poll_only else 0.0
-        # The shared advisory locks that the connection holds: 'work', 'results'.
-        self._held_locks: set[str] = set()
+        self._listener = Listener(target, clock, self._on_notification, self._wake_sleepers)
         # Task id to the number of callers that wait for its result.
         self._awaited_results: dict[str, int] = {}
         self._ended_waits = 0
@@ -101,7 +83,7 @@ class Wakeups:
             self._full_claims_in_a_row += 1
             self._wants_work = False
             if self._full_claims_in_a_row == _FULL_CLAIMS_BEFORE_RELEASE:
-                self._run_in_background(self._release("work"))
+                self._run_in_background(self._listener.release("work"))
             return
         self._full_claims_in_a_row = 0
         self._note_due(next_due)
@@ -120,8 +102,8 @@ class Wakeups:
             # The caller has just started a claim, which is to run before this.
             await self._clock.sleep(0)
             while not (self._was_notified or notified.done()):
-                needs_lock = self._wants_work and "work" not in self._held_locks
-                if needs_lock and clock.monotonic() >= self._connect_not_before:
+                needs_lock = self._wants_work and "work" not in self._listener.held_locks
+                if needs_lock and clock.monotonic() >= self._listener.connect_not_before:
                     if await self._check_for_work(takes_lock=True):
                         return
                     recheck_at = clock.monotonic() + _RECHECK_SECONDS
@@ -132,7 +114,7 @@ class Wakeups:
                 remaining = self._seconds_to_wait(deadline)
                 if remaining <= 0:
                     return
-                next_check = self._connect_not_before if needs_lock else recheck_at
+                next_check = self._listener.connect_not_before if needs_lock else recheck_at
                 await self._sleep(
                     notified, min(remaining, max(0.001, next_check - clock.monotonic()))
                 )
@@ -163,7 +145,7 @@ class Wakeups:
     async def _check_for_work(self, *, takes_lock: bool) -> bool:
         """Whether there is work to claim. First take the lock 'work', if it is not held."""
         self._notified_due = inf
-        found = await self._fetch_row(
+        found = await self._listener.fetch_row(
             "SELECT * FROM {schema}.await_work($1, $2, $3)",
             self._wanted,
             takes_lock,
@@ -171,7 +153,7 @@ class Wakeups:
         )
         if found is None:
             return False
-        self._held_locks.add("work")
+        self._listener.held_locks.add("work")
         self._note_due(found["next_due"])
         has_work: bool = found["has_work"]
         return has_work
@@ -187,10 +169,7 @@ class Wakeups:
         """Receive a notification when the task ends; yields whether the server will send one."""
         self._awaited_results[task_id] = self._awaited_results.get(task_id, 0) + 1
         try:
-            sql = "SELECT pg_catalog.pg_advisory_lock_shared({schema}.lock_key('results'))"
-            if "results" not in self._held_locks and await self._fetch_row(sql) is not None:
-                self._held_locks.add("results")
-            yield "results" in self._held_locks
+            yield await self._listener.take("results")
         finally:
             self._awaited_results[task_id] -= 1
             if not self._awaited_results[task_id]:
@@ -203,77 +182,15 @@ class Wakeups:
 
     async def _release_results(self) -> None:
         """Release the lock 'results' when no result was awaited for a while."""
-        while not self._awaited_results and "results" in self._held_locks:
+        while not self._awaited_results and "results" in self._listener.held_locks:
             seen = self._ended_waits
             await self._clock.sleep(_RESULTS_LOCK_SECONDS)
             if not self._awaited_results and seen == self._ended_waits:
-                await self._release("results")
+                await self._listener.release("results")
 
-    # The connection
+    # Notifications
 
-    async def _fetch_row(self, sql: str, *parameters: Any) -> Any:
-        """One row over the listening connection; None when there is no connection."""
-        async with self._lock:
-            connection = await self._connected()
-            if connection is None:
-                return None
-            try:
-                return await connection.fetchrow(
-                    statements.filled(self._target.schema, sql), *parameters
-                )
-            except Exception as error:
-                if not is_driver_error(error):
-                    raise
-                # Only a hint is lost: polling finds the work or the result.
-                connection.terminate()
-                self._connection_lost()
-                return None
-
-    async def _connected(self) -> Connection | None:
-        if self._connection is not None and not self._connection.is_closed():
-            return self._connection
-        if self._is_closed or self._clock.monotonic() < self._connect_not_before:
-            return None
-        try:
-            connection = await self._target.connect("listener")
-            await self._listen(connection)
-        except Exception as error:
-            if not (isinstance(error, StorageError) or is_driver_error(error)):
-                raise
-            self._connection_lost()
-            return None
-        connection.add_termination_listener(self._on_terminated)
-        self._connection, self._failures = connection, 0
-        return connection
-
-    async def _listen(self, connection: Connection) -> None:
-        try:
-            channel = await connection.fetchval(
-                statements.filled(self._target.schema, "SELECT name FROM {schema}.channel")
-            )
-            if channel is not None:
-                await connection.add_listener(channel, self._on_notification)
-            if self._is_closed:
-                raise self._target.closed_error()
-        except BaseException:
-            # Also when cancelled or closed: no other code has a reference to this connection yet.
-            connection.terminate()
-            raise
-
-    def _on_terminated(self, connection: Connection) -> None:
-        if connection is self._connection:
-            self._connection_lost()
-            self._wake_sleepers()
-
-    def _connection_lost(self) -> None:
-        self._connection = None
-        self._held_locks.clear()
-        self._failures += 1
-        self._connect_not_before = self._clock.monotonic() + backoff(
-            self._failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=self._clock.random()
-        )
-
-    def _on_notification(self, _connection: Any, _pid: int, _channel: str, message: str) -> None:
+    def _on_notification(self, message: str) -> None:
         """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
         if kind == "w" and _INSTANT.fullmatch(text):
@@ -303,16 +220,10 @@ class Wakeups:
                 "SELECT pg_catalog.array_agg(id) FROM {schema}.live "
                 "WHERE id = ANY ($1) AND cancel_requested"
             )
-            found = await self._fetch_row(sql, list(ids))
+            found = await self._listener.fetch_row(sql, list(ids))
             for task_id in (None if found is None else found[0]) or ():
                 self._local_wakeups.notify_cancelled(task_id)
             await self._clock.sleep(_LOOKUP_PAUSE)
-
-    async def _release(self, name: str) -> None:
-        if name in self._held_locks:
-            self._held_locks.discard(name)
-            sql = f"SELECT pg_catalog.pg_advisory_unlock_shared({{schema}}.lock_key('{name}'))"
-            await self._fetch_row(sql)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -322,12 +233,9 @@ class Wakeups:
 
     async def close(self) -> None:
         """Stop listening and close the connection."""
-        self._is_closed = True
         for task in list(self._background):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        await wait_until_free(self._lock)
-        connection, self._connection = self._connection, None
-        await close(connection)
+        await self._listener.close()
         self._wake_sleepers()
