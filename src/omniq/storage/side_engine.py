@@ -45,6 +45,7 @@ from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.gate_states import decode_gate
 from omniq.storage.insertion import insertion, read_unique_keys
 from omniq.storage.inspection import DeadQuery, letter_matches
+from omniq.storage.pending_hooks import HOOK, read_hook, taken_over
 from omniq.storage.row_rules import Row
 from omniq.storage.row_seals import row_seals
 from omniq.storage.sealed_documents import (
@@ -59,7 +60,7 @@ from omniq.storage.sealed_documents import (
     whole_schedule,
 )
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
-from omniq.storage.types import Identity
+from omniq.storage.types import Identity, PendingHook
 
 SCHEDULE = "schedule"
 """The kind of the documents that are schedules."""
@@ -70,7 +71,10 @@ _PURGED = 500
 _CHECKPOINTS = 100
 """Checkpoints that one step reads: each may be large."""
 
-_TRIES = 10
+_TRIES = 1_000
+"""How often a step is begun. Each failure means that another step has made progress."""
+
+_TRIES_WITHIN = 10
 """How often a step is begun in a caller's transaction, which may not see what others have committed."""
 
 NOWHERE = object()
@@ -125,16 +129,18 @@ class SideEngine:
         """Run `work` in a section; with `within`, in a caller's transaction on that connection."""
         if within is not NOWHERE:
             return await self._transact_within(within, work)
-        while True:
-            try:
+        for _ in range(_TRIES):
+            with suppress(Moved):
                 return await self.backend.transact(work, claims_as=claims_as)
-            except Moved:
-                continue
+        raise StorageError(
+            f"what this call reads was changed {_TRIES:,} times before it could write: a stored record "
+            "may be damaged; omniq doctor checks the storage"
+        )
 
     async def _transact_within(
         self, connection: object, work: Callable[[Section], Awaitable[_T]]
     ) -> _T:
-        for _ in range(_TRIES):
+        for _ in range(_TRIES_WITHIN):
             with suppress(Moved):
                 return await self.backend.transact_within(connection, work)
         raise StorageError(
@@ -240,7 +246,7 @@ class SideEngine:
             if record is None or record.letter is None:
                 return False
             row = copy.copy(record.row)
-            row_rules.retry_dead(row, section.now, edited=edited)
+            row_rules.retry_dead(row, section.now, edited=edited, from_start=from_start)
             if self._seals is not None:
                 self._seals.rename_unique_key(row)
             keys = await read_unique_keys(section, [row], self._seals)
@@ -250,6 +256,7 @@ class SideEngine:
             # The dead letter may have a checkpoint.
             row.attached = True
             documents = keys.hold(row)
+            documents.append(DocumentChange(HOOK, task_id, ANY, None))
             if from_start:
                 documents.append(DocumentChange(CHECKPOINT, task_id, ANY, None))
             await section.write(
@@ -288,7 +295,7 @@ class SideEngine:
 
     @atomic
     async def _delete_dead(self, section: Section, ids: Sequence[str], query: DeadQuery) -> int:
-        """Delete those that are dead, as the query describes; returns how many.
+        """Delete those that are dead, as the query describes, with all that they have; returns how many.
 
         If one was retried meanwhile, its checkpoint is that of a live task.
         """
@@ -298,8 +305,12 @@ class SideEngine:
             if record.letter is not None and letter_matches(record.letter, query)
         ]
         if dead:
-            checkpoints = [DocumentChange(CHECKPOINT, task_id, ANY, None) for task_id in dead]
-            await section.write(Changes(deleted_dead=dead, documents=checkpoints))
+            documents = [
+                DocumentChange(kind, task_id, ANY, None)
+                for kind in (CHECKPOINT, HOOK)
+                for task_id in dead
+            ]
+            await section.write(Changes(deleted_dead=dead, documents=documents))
         return len(dead)
 
     async def get_dead(self, task_id: str) -> tuple[StoredLetter, Row] | None:
@@ -316,6 +327,45 @@ class SideEngine:
             return msgspec.structs.replace(record.letter, checkpoint=checkpoint), record.row
 
         return await self._read(read)
+
+    # Pending hooks
+
+    async def pending_hook(self, task_id: str) -> PendingHook | None:
+        """The pending hook of a dead letter; None for one that cannot be verified."""
+        document = await self._document(HOOK, task_id)
+        return None if document is None else read_hook(self._serializer, document)
+
+    async def pending_hooks(self, after: str, limit: int) -> tuple[list[PendingHook], str]:
+        """A page of pending hooks in order of their tasks' ids, and the last id if another page follows."""
+        query = DocumentQuery(kind=HOOK, after=after, limit=limit)
+        page = await self._read(lambda section: section.find_documents(query))
+        hooks = [read_hook(self._serializer, document) for document in page]
+        found = [hook for hook in hooks if hook is not None]
+        return found, page[-1].key if len(page) == limit else ""
+
+    @atomic
+    async def take_hook(self, section: Section, hook: PendingHook, owner: str) -> bool:
+        """Have that owner call the hook; False if it is done, or another one has taken it."""
+        stored = await section.document(HOOK, hook.task_id)
+        if stored is None or read_hook(self._serializer, stored) != hook:
+            return False
+        record = await section.record(hook.task_id)
+        is_dead = record is not None and record.letter is not None
+        change = DocumentChange(HOOK, hook.task_id, stored.data, None)
+        if is_dead:
+            change = taken_over(self._serializer, stored, owner)
+        # Without a dead letter it was left behind.
+        await section.write(Changes(documents=[change]))
+        return is_dead
+
+    @atomic
+    async def end_hook(self, section: Section, task_id: str, token: int) -> None:
+        """Forget the hook of the dead letter that this claim has ended in: it was called."""
+        stored = await section.document(HOOK, task_id)
+        hook = None if stored is None else read_hook(self._serializer, stored)
+        if stored is not None and hook is not None and hook.token == token:
+            change = DocumentChange(HOOK, task_id, stored.data, None)
+            await section.write(Changes(documents=[change]))
 
     # Checkpoints and progress
 
