@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING
 
 from omniq._version import __version__
 from omniq.errors import (
+    CallTimeout,
     CircuitOpen,
     ClaimError,
     DuplicateTask,
@@ -52,6 +53,8 @@ from omniq.errors import (
     InvalidValue,
     KeyNeeded,
     LeaseLost,
+    LifespanFailed,
+    MiddlewareError,
     NotSealed,
     OmniqError,
     PoolStopped,
@@ -71,6 +74,8 @@ from omniq.errors import (
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
+    TaskNotWaiting,
+    UnguardedModule,
     UnmarkedFunctionWarning,
 )
 from omniq.models import (
@@ -80,6 +85,7 @@ from omniq.models import (
     ErrorCategory,
     PartialError,
     PermanentError,
+    Pong,
     Progress,
     QueueStats,
     Runnable,
@@ -95,14 +101,18 @@ from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
 from omniq.tasks.context import TaskContext, current_task
 from omniq.tasks.control import Discard, Retry, Snooze
+from omniq.tasks.declared_schedules import Cron, Interval
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.functions import task
+from omniq.tasks.resources import INJECTED, Resource
 from omniq.tasks.secret_parameters import Secret
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle
     from omniq.operations.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
+    from omniq.operations.limits import LimitInfo
+    from omniq.operations.overview import QueueInfo
     from omniq.queue.async_queue import AsyncTaskQueue
     from omniq.queue.blocking_queue import TaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
@@ -125,8 +135,10 @@ else:
         "CircuitBreaker": "omniq.circuit_breaker",
         "CloudpickleSerializer": "omniq.serialization",
         "Health": "omniq.operations.health",
+        "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
         "PoolStats": "omniq.worker.pool_stats",
+        "QueueInfo": "omniq.operations.overview",
         "Serializer": "omniq.serialization",
         "StuckTask": "omniq.operations.health",
         "TaskHandle": "omniq.operations.handle",
@@ -147,6 +159,7 @@ else:
 
 
 __all__ = [
+    "INJECTED",
     "AsyncTaskHandle",
     "AsyncTaskQueue",
     "AsyncWorkerPool",
@@ -155,11 +168,13 @@ __all__ = [
     "BreakerInfo",
     "BreakerRule",
     "BreakerState",
+    "CallTimeout",
     "Capabilities",
     "CircuitBreaker",
     "CircuitOpen",
     "ClaimError",
     "CloudpickleSerializer",
+    "Cron",
     "DeadLetter",
     "Discard",
     "DuplicateTask",
@@ -169,21 +184,28 @@ __all__ = [
     "ForbiddenFunction",
     "FunctionNotFound",
     "Health",
+    "Interval",
     "InvalidTask",
     "InvalidValue",
     "KeyNeeded",
     "LeaseLost",
+    "LifespanFailed",
+    "LimitInfo",
     "LinearBackoff",
+    "MiddlewareError",
     "MsgspecSerializer",
     "NotSealed",
     "OmniqError",
     "PartialError",
     "PermanentError",
+    "Pong",
     "PoolStats",
     "PoolStopped",
     "Progress",
     "QueueFull",
+    "QueueInfo",
     "QueueStats",
+    "Resource",
     "ResultError",
     "ResultTimeout",
     "Retry",
@@ -211,10 +233,12 @@ __all__ = [
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
+    "TaskNotWaiting",
     "TaskQueue",
     "TaskResult",
     "TaskStatus",
     "TransientError",
+    "UnguardedModule",
     "UnmarkedFunctionWarning",
     "UnrunnableFunction",
     "Worker",

@@ -12,11 +12,3 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 2) -> None:
         DeprecationWarning,
         stacklevel=stacklevel + 1,
     )
-
-
-def filter_by_function(func_path: str | None, task_type: str | None) -> str | None:
-    """Return the path that dead letters are filtered by; `task_type` is its former name."""
-    if task_type is None:
-        return func_path
-    warn_renamed("the argument task_type", "func_path", stacklevel=3)
-    return task_type if func_path is None else func_path

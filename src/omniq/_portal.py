@@ -11,14 +11,15 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, Generic, TypeVar, cast
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from omniq._event_loop import run_until_done
-from omniq.errors import InvalidTask, StorageClosed, StorageError
+from omniq.clock import SYSTEM_CLOCK
+from omniq.errors import CallTimeout, InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")
 
@@ -26,15 +27,34 @@ _T = TypeVar("_T")
 # not keep the interpreter from ending.
 _JOIN_SECONDS = 10.0
 
+# How long the caller waits for the clean-up of a call that has exceeded its deadline and was cancelled.
+# The clean-up goes on if it takes longer.
+_CLEAN_UP_SECONDS = 0.5
+
+
+class _Deadline(NamedTuple):
+    """When the calls of a block must have ended; None: without limit."""
+
+    at: float | None
+
+
+class _CallingThread(threading.local):
+    """What a portal knows of the thread that calls it: the deadline of its innermost block, if any."""
+
+    deadline: _Deadline | None = None
+
 
 class Portal:
     """Runs coroutines on an event loop in a daemon thread, which the first call starts.
 
     A portal belongs to one process: a fork copies the loop but not its thread. It closes itself
-    when it is garbage collected, and when the interpreter exits.
+    when it is garbage collected, and when the interpreter exits. A call may take `call_timeout`
+    seconds; None: without limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call_timeout: float | None = None) -> None:
+        self.call_timeout = call_timeout
+        self._of_thread = _CallingThread()
         self._lock = threading.Lock()
         self._loop_thread: _LoopThread | None = None
         self._closed = False
@@ -50,21 +70,51 @@ class Portal:
         """Whether `run` can still reach the loop: not closed, and not the parent's."""
         return not self._closed and not self.forked
 
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    def run(self, coroutine: Coroutine[Any, Any, _T], wait: float | None = 0.0) -> _T:
         """Run the coroutine on the loop; return its result or raise its exception.
 
         An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine and
         waits for its clean-up; a second exception ends the wait. Raises `StorageClosed` after
         `close`, and `StorageError` in a forked child or when called from the loop itself.
+
+        Raises `CallTimeout` when the call takes longer than it may. `wait`: the seconds that it waits
+        on purpose, which do not count; None: without limit.
         """
         call = _Call(coroutine)
         try:
+            seconds = self._seconds_left(wait)
+            if seconds is not None and seconds <= 0:
+                raise CallTimeout(0.0, was_sent=False)
             self._submit(call)
-            return call.result()
+            return call.result() if seconds is None else call.result_within(seconds)
+        except CallTimeout:
+            call.close_unless_sent()
+            raise
         except BaseException:
             # An interrupt may arrive at any point, even just after the call was passed to the loop.
             call.abandon()
             raise
+
+    @contextmanager
+    def deadline(self, seconds: float | None) -> Iterator[None]:
+        """Bound the time that all calls of this thread in the block take together; None: no limit."""
+        before = self._of_thread.deadline
+        self._of_thread.deadline = _Deadline(
+            None if seconds is None else SYSTEM_CLOCK.monotonic() + seconds
+        )
+        try:
+            yield
+        finally:
+            self._of_thread.deadline = before
+
+    def _seconds_left(self, wait: float | None) -> float | None:
+        """How long a call that begins now may take; None: without limit."""
+        deadline = self._of_thread.deadline
+        if deadline is not None:
+            return None if deadline.at is None else deadline.at - SYSTEM_CLOCK.monotonic()
+        if self.call_timeout is None or wait is None:
+            return None
+        return self.call_timeout + wait
 
     def close(self) -> None:
         """Cancel all running calls and stop the loop. May be called again, and after a fork."""
@@ -195,6 +245,27 @@ class _Call(Generic[_T]):
     def result(self) -> _T:
         """Block the calling thread until the coroutine is done."""
         return self._outcome.result()
+
+    def result_within(self, seconds: float) -> _T:
+        """Like `result`, but after that time cancel the coroutine and raise `CallTimeout`."""
+        if not futures.wait([self._outcome], seconds).not_done:
+            return self._outcome.result()
+        # The loop may have been closed in between: then the call has ended as well.
+        with suppress(RuntimeError):
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._cancel)
+        if futures.wait([self._outcome], _CLEAN_UP_SECONDS).not_done:
+            raise CallTimeout(seconds, was_sent=True)
+        try:
+            # It may have ended by itself meanwhile: then its result is known after all.
+            return self._outcome.result()
+        except StorageError as error:
+            raise CallTimeout(seconds, was_sent=True) from error
+
+    def close_unless_sent(self) -> None:
+        """Close the coroutine of a call that was never passed to the loop."""
+        if self._loop is None:
+            self._coroutine.close()
 
     def abandon(self) -> None:
         """Cancel the coroutine and wait for its clean-up, unless it has ended."""

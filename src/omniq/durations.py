@@ -7,12 +7,10 @@ from typing import overload
 
 from omniq.errors import InvalidTask, InvalidValue
 from omniq.models import check_seconds
+from omniq.retry import UNIT_SECONDS as UNIT_SECONDS
 
 Duration = float | timedelta
 """Seconds, or a `timedelta`."""
-
-UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-"""The units of durations that are written as text, such as 30s or 7d."""
 
 
 @overload

@@ -10,11 +10,14 @@ OmniqError
 ├── DuplicateTask          the task id is taken
 ├── QueueFull              the storage holds `max_pending` waiting tasks
 ├── TaskNotFound           there is no record of that task
+├── TaskNotWaiting         it is running or has ended, so that it cannot be changed
 ├── ScheduleNotFound       there is no schedule with that id
 ├── FunctionNotFound       a function path does not lead to a function
 │   └── ForbiddenFunction      it may not be run here
+├── UnguardedModule        a module enqueues, or starts a worker, when it is imported
 ├── StorageError           a storage operation failed; the driver's error is the cause
 │   ├── StorageClosed          used before it was opened, or after it was closed
+│   ├── CallTimeout            a blocking call took longer than its deadline allows
 │   ├── StorageRefused         the server refuses this client; a retry does not help
 │   └── StorageCorrupt         stored data is damaged
 ├── ClaimError
@@ -26,6 +29,8 @@ OmniqError
 │   ├── TaskCancelled          the task ended as CANCELLED
 │   └── ResultTimeout          no final result within the given time
 ├── CircuitOpen            the breaker is open; nothing was called
+├── LifespanFailed         the lifespan of a worker failed, so the worker did not start
+├── MiddlewareError        a middleware did not await `call_next()` exactly once
 ├── PoolStopped            the pool takes no more tasks
 └── ShutdownTimeout        the pool could not stop in time
 """
@@ -105,9 +110,22 @@ class QueueFull(OmniqError):
 class TaskNotFound(OmniqError):
     """There is no record of that task: it never existed, or its record has expired."""
 
-    def __init__(self, task_id: str) -> None:
-        super().__init__(f"task {task_id}: no such task on record")
+    def __init__(self, task_id: str, hint: str = "") -> None:
+        super().__init__(f"task {task_id}: no such task on record{hint}")
         self.task_id = task_id
+
+
+class TaskNotWaiting(OmniqError):
+    """A task was to be changed that a worker holds or that has ended. `status` is what it is now."""
+
+    def __init__(self, task_id: str, status: str) -> None:
+        how = {"running": "is running", "retrying": "is held by a worker"}.get(status, "has ended")
+        advice = "; retry its dead letter, or enqueue it again" if how == "has ended" else ""
+        super().__init__(
+            f"task {task_id} {how} ({status}), and only a task that waits can be changed{advice}"
+        )
+        self.task_id = task_id
+        self.status = status
 
 
 class ScheduleNotFound(OmniqError):
@@ -135,6 +153,17 @@ class ForbiddenFunction(FunctionNotFound):
     """This worker must not run the function, whether or not it exists."""
 
 
+class UnguardedModule(OmniqError):
+    """A module enqueued, or started a worker, while omniq imported it to run its tasks."""
+
+    def __init__(self, module: str, what: str) -> None:
+        super().__init__(
+            f"module {module} {what} when it is imported, and each process that runs its tasks imports "
+            "it; put that under if __name__ == '__main__':"
+        )
+        self.module = module
+
+
 class UnmarkedFunctionWarning(UserWarning):
     """A function was enqueued that workers in other processes will not run: see `@task`."""
 
@@ -145,6 +174,28 @@ class StorageError(OmniqError):
 
 class StorageClosed(StorageError):
     """The storage was used before it was opened, or after it was closed."""
+
+
+class CallTimeout(StorageError, TimeoutError):
+    """A blocking call took longer than `call_timeout` or its deadline allows, and was cancelled.
+
+    A write is one atomic step, so it is done as a whole or not at all. `was_sent` says what is known of
+    it: False: the storage got no request, and nothing was written. True: the request was on its way, and
+    the storage may have done it, or may do it yet. Look before you repeat the call. An enqueue with a
+    `task_id` may be repeated: if the first one was stored, the second raises `DuplicateTask`.
+    """
+
+    def __init__(self, timeout: float, *, was_sent: bool) -> None:
+        if was_sent:
+            text = (
+                f"no answer within {timeout:g} s; the storage may have done what was asked, all of it "
+                "or nothing, or may do it yet: look before you repeat the call"
+            )
+        else:
+            text = "the deadline had passed before the call; nothing was sent to the storage"
+        super().__init__(text)
+        self.timeout = timeout
+        self.was_sent = was_sent
 
 
 class StorageRefused(StorageError):
@@ -249,6 +300,17 @@ class CircuitOpen(OmniqError):
     def __init__(self, name: str = "") -> None:
         super().__init__("circuit breaker is open" + (f": {name}" if name else ""))
         self.name = name
+
+
+class LifespanFailed(OmniqError):
+    """The lifespan of a worker raised, or took too long: the worker did not start, and claimed nothing.
+
+    The exception of the lifespan is the cause.
+    """
+
+
+class MiddlewareError(OmniqError):
+    """A middleware did not await `call_next()`, or called it twice: the run failed."""
 
 
 class PoolStopped(OmniqError):

@@ -34,7 +34,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class TaskEvent(Event, frozen=True, kw_only=True):
     """Something that happened to one task. `attempt` starts at 1; it is 0 before the first run.
 
-    `token` identifies the claim that the event belongs to, if there is one.
+    `token` identifies the claim that the event belongs to, if there is one. `task_type` is the type that
+    the task was given, if any.
     """
 
     id: str
@@ -42,16 +43,28 @@ class TaskEvent(Event, frozen=True, kw_only=True):
     queue: str
     attempt: int = 0
     token: int | None = None
+    task_type: str = ""
 
 
 # Tasks
 
 
 class TaskEnqueued(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the storage has stored the task. `eta` of None: due immediately."""
+    """Emitted when a program has enqueued the task on the storage object of the pool.
+
+    `eta` of None: due immediately. `waiting`: how many tasks wait then, as far as the pool knows.
+    """
 
     name: ClassVar[str] = "task.enqueued"
     eta: datetime | None = None
+    waiting: int = 0
+
+
+class QueueHighWater(Event, frozen=True, kw_only=True):
+    """Emitted when a pool has counted more waiting tasks than ever since it was made."""
+
+    name: ClassVar[str] = "queue.high_water"
+    waiting: int
 
 
 class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
@@ -147,6 +160,14 @@ class TaskSnoozed(TaskEvent, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class TaskChanged(TaskEvent, frozen=True, kw_only=True):
+    """Emitted when a waiting task was given another priority, queue or eta. The fields are the new ones."""
+
+    name: ClassVar[str] = "task.changed"
+    priority: int
+    eta: datetime | None = None
+
+
 class TaskStuck(TaskEvent, frozen=True, kw_only=True):
     """Emitted once for each run that has exceeded its timeout and still runs.
 
@@ -168,7 +189,7 @@ class StepSkipped(TaskEvent, frozen=True, kw_only=True):
 
 
 class HookFailed(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when a task's `on_failure` or `on_dead` has raised or timed out.
+    """Emitted when a task's `on_success`, `on_failure` or `on_dead` has raised or timed out.
 
     This has no other consequence. `error` is the type of the exception, `error_message` its text.
     """
@@ -185,6 +206,14 @@ class DeadLetterRetried(Event, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "dead.retried"
     id: str
+
+
+class OrphanedStateDeleted(Event, frozen=True, kw_only=True):
+    """Emitted when checkpoints were deleted whose tasks are gone. They were saved before `older_than`."""
+
+    name: ClassVar[str] = "state.cleaned"
+    count: int
+    older_than: datetime
 
 
 class StaleRefused(Event, frozen=True, kw_only=True):
@@ -227,6 +256,17 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
     late: float
 
 
+class ScheduleDeclared(Event, frozen=True, kw_only=True):
+    """Emitted when a worker starts and a schedule of its code is new, or differs from what was stored.
+
+    `change` is "added", "changed" or "deleted".
+    """
+
+    name: ClassVar[str] = "schedule.declared"
+    schedule_id: str
+    change: str
+
+
 class ScheduleMissed(Event, frozen=True, kw_only=True):
     """Emitted when nominal times of a schedule get no task because no worker fired them in time.
 
@@ -247,7 +287,7 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
     `records` says how records are protected: "open", "signed" or "encrypted"; `runs` which functions
     it runs, and from which files. `storage` is the address of the storage, without passwords, and
     `max_pending` its bound. `omniq worker` also names its functions and the schedules in the storage,
-    and says how to `stop` it.
+    and says how to `stop` it. `lifespan` and `middleware` are their paths.
     """
 
     name: ClassVar[str] = "worker.started"
@@ -261,6 +301,8 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
     runs: str = ""
     functions: str = ""
     schedules: str = ""
+    lifespan: str = ""
+    middleware: str = ""
     stop: str = ""
 
 
@@ -280,6 +322,14 @@ class WorkerStopping(Event, frozen=True, kw_only=True):
     name: ClassVar[str] = "worker.stopping"
     timeout: float | None
     owner: str = ""
+
+
+class WorkerStopRequested(Event, frozen=True, kw_only=True):
+    """Emitted when a worker has read that an operator asks it to stop. `restart`: another replaces it."""
+
+    name: ClassVar[str] = "worker.stop_requested"
+    owner: str
+    restart: bool = False
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
@@ -407,7 +457,7 @@ class PollEmpty(Event, frozen=True, kw_only=True):
 
 
 class LeaseRenewed(Event, frozen=True, kw_only=True):
-    """A worker has renewed its lease. Defined for subscribers; omniq itself does not emit it yet."""
+    """Emitted when a worker has renewed its lease, every two seconds or more often."""
 
     name: ClassVar[str] = "lease.renewed"
     owner: str

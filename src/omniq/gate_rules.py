@@ -172,6 +172,12 @@ def _leave_breaker(
         _open(state, now - gate.span, now, state.reason)
 
 
+def close_breaker(state: GateState) -> None:
+    """Close a breaker that an operator has closed. A probe that still runs counts as any other run."""
+    state.breaker, state.failures, state.opened_at, state.reason = BreakerState.CLOSED, 0, 0, ""
+    state.holders, state.wake_at = [], 0
+
+
 def _open(state: GateState, opened_at: int, wake_at: int, reason: str) -> None:
     state.breaker, state.opened_at, state.wake_at = BreakerState.OPEN, opened_at, wake_at
     state.reason = reason

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from omniq.events import Event, TaskEnqueued, TaskFailure, TaskSucceeded
+from omniq.events import Event, QueueHighWater, TaskEnqueued, TaskFailure, TaskSucceeded
 
 WINDOW = 1000
 """The default number of newest durations of each type that the average is taken over."""
@@ -15,6 +15,8 @@ WINDOW = 1000
 class Metrics:
     """Counts since it was created; thread-safe. Subscribe `observe` to the events of a pool.
 
+    A pool reports what it runs, and what this process enqueues on its storage object: by `submit`, by a
+    queue, or from a task. It also reports the highest number of waiting tasks that it knows of.
     The type of a task is the path of its function. The data of each type is bounded.
     """
 
@@ -30,14 +32,17 @@ class Metrics:
         self._durations: dict[str, deque[float]] = {}
 
     def observe(self, event: Event) -> None:
-        """Count an enqueued, succeeded or failed task. Other events are ignored."""
+        """Count an enqueued, succeeded or failed task, and the queue's size. Other events are ignored."""
         match event:
             case TaskEnqueued():
                 self.record_submission()
+                self.update_queue_size(event.waiting)
+            case QueueHighWater():
+                self.update_queue_size(event.waiting)
             case TaskSucceeded():
-                self.record_completion(event.func_path, event.seconds)
+                self.record_completion(event.task_type or event.func_path, event.seconds)
             case TaskFailure():
-                self.record_failure(event.func_path)
+                self.record_failure(event.task_type or event.func_path)
             case _:
                 pass
 

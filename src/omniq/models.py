@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import traceback as traceback_module
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -14,7 +15,6 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from omniq._deprecation import warn_renamed
 from omniq.clock import SYSTEM_CLOCK
 from omniq.cron import check_cron
 from omniq.errors import InvalidTask, InvalidValue
@@ -26,11 +26,15 @@ MAX_TEXT = 8_192
 
 MAX_TRACEBACK = 32_768
 
+NO_TIMEOUT = 100 * 366 * 86_400.0
+"""A `Task.timeout` that means no limit. Releases that do not know that read it as a hundred years."""
+
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MAX_INT = 2**63 - 1
 _MIN_INTERVAL = 0.01
 MAX_MISSED = 100_000
+MAX_DELAYS = 1_000
 _MAX_SHOWN = 8
 _OWN_FOLDER = f"{Path(__file__).parent}/"
 
@@ -72,11 +76,15 @@ LEGAL_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
 
 
 class ErrorCategory(StrEnum):
-    """Whether running the task again may help."""
+    """Whether running the task again may help.
+
+    UNCLASSIFIED: no rule says so, and the rules retry only errors that are known to be transient.
+    """
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
     PARTIAL = "partial"
+    UNCLASSIFIED = "unclassified"
 
 
 class TaskError(Exception):
@@ -188,12 +196,14 @@ class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored call of a function. `Task(func_path="m.f")` is due immediately.
 
-    `eta=None` means due immediately; the storage fills in the time of enqueue. `attempts` is the
-    number of failures before this run, and `crashes` that of workers that died while they ran it:
-    `max_retries` limits the first, `max_crashes` the second. `interval`, `timeout` and `result_ttl` are seconds; a
-    `timeout` or `result_ttl` of None means the default of the settings. The storage sets `token`,
-    `owner`, `crashes`, `releases` and `started_at`. `secrets` are the positions and names of
-    arguments that are never shown.
+    `eta=None` means due immediately; the storage fills in the time of enqueue. `failures`, which is
+    stored as `attempts`, is the number of failed runs, and `crashes` that of workers that died while
+    they ran it: `max_retries` limits the first, `max_crashes` the second. `interval`, `timeout` and
+    `result_ttl` are seconds; a `timeout` or `result_ttl` of None means the default of the settings, and
+    a `timeout` of `NO_TIMEOUT` no limit. The delays before retries are `retry_delays`, or come from
+    `retry`. With `reschedule_on_failure` a repeating task goes on after a failure. `task_type` is for
+    people; None: the function's path. The storage sets `token`, `owner`, `crashes`, `releases` and
+    `started_at`. `secrets` are the positions and names of arguments that are never shown.
     """
 
     id: str = msgspec.field(default_factory=SYSTEM_CLOCK.new_id)
@@ -218,6 +228,9 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     secrets: tuple[int | str, ...] = ()
     schedule_id: str | None = None
     max_crashes: int | None = None
+    retry_delays: tuple[float, ...] = ()
+    reschedule_on_failure: bool = False
+    task_type: str | None = None
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
@@ -227,14 +240,25 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     owner: str | None = None
     started_at: datetime | None = None
     cancel_requested: bool = False
+    occurrence: int = 0
+    """Of a repeating task: the same number in all runs of one occurrence, and a larger one in the next."""
     is_verified: bool = True
     """False if the stored call could not be read or its signature is wrong: only the store says what
     it is, its arguments are missing, and it never runs."""
 
     @property
+    def failures(self) -> int:
+        """The number of runs that failed; `attempts` is its older name."""
+        return self.attempts
+
+    @property
     def runs_at_most_once(self) -> bool:
         """Whether it may not run again once a run has begun and its end is unknown."""
         return self.max_crashes is not None and self.max_crashes <= 1
+
+    def _as_json(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """With `attempts` also under the name that says what it counts."""
+        return fields | {"failures": self.attempts}
 
     def shown_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
         """Return args, kwargs and metadata, with `[redacted]` for what is or may be a secret."""
@@ -295,15 +319,25 @@ class DeadLetter(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_def
     error_details: str
     queue: str = "default"
     checkpoint: bytes | None = None
+    own_type: str | None = None
+    """The `task_type` that the task was given."""
     is_verified: bool = True
     """False if the storage has a key, and this dead letter has no seal that was made with it: it may be forged,
     that of a call that could not be verified, or older than these seals. Without the key, False if it has a seal."""
 
     @property
     def task_type(self) -> str:
-        """Deprecated: use `func_path`."""
-        warn_renamed("DeadLetter.task_type", "DeadLetter.func_path")
-        return self.func_path
+        """What kind of work it is: the `task_type` of the task, or else the function's path."""
+        return self.own_type or self.func_path
+
+    def _as_json(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """With `id` and `func_path`, the names that tasks have; `task_type` always says something."""
+        del fields["own_type"]
+        return fields | {
+            "task_type": self.task_type,
+            "id": self.task_id,
+            "func_path": self.func_path,
+        }
 
 
 class StoredLetter(DeadLetter, frozen=True, kw_only=True, omit_defaults=True):
@@ -389,6 +423,21 @@ class WorkerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_def
         return self.runnable is None or self.runnable.accepts(func_path)
 
 
+class Pong(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer of a worker that was pinged, and what it may run.
+
+    `seconds` is how long the answer took: up to two seconds of it is the pause between two heartbeats.
+    `functions` are the functions that the worker has, by path, name and alias; `more` is how many of them
+    are left out. `modules` are those that it was given; None for a worker without named modules.
+    """
+
+    worker_id: str
+    seconds: float
+    modules: tuple[str, ...] | None = None
+    functions: tuple[str, ...] = ()
+    more: int = 0
+
+
 class QueueStats(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """Counts of the tasks in a storage. `by_queue` counts tasks that have not ended.
 
@@ -417,8 +466,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     from `start`), or there is only one, `at`; none is before `start` or after `end`. `task` is the
     template of the enqueued tasks. `next_at` is the next nominal time to fire (None: there is no
     other), `last_at` the last one that fired. A task is due up to `jitter` seconds after its
-    nominal time. `declared`: a worker's code declares it with `@task(cron=…)`. `version` grows with
-    every change.
+    nominal time. `declared`: a worker's code declares it with `@task(cron=…)`, in `module`. `version`
+    grows with every change.
     """
 
     id: str
@@ -437,6 +486,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overlap: OverlapPolicy = "allow"
     jitter: float = 0.0
     declared: bool = False
+    module: str = ""
     version: int = 0
 
 
@@ -464,6 +514,10 @@ def check_task(task: Task) -> None:
         check_seconds("interval", task.interval, above_zero=True)
     if task.timeout is not None:
         check_seconds("timeout", task.timeout, above_zero=True)
+    if task.retry_delays:
+        check_delays("retry_delays", task.retry_delays)
+    if task.task_type is not None:
+        check_key("task_type", task.task_type)
     if task.result_ttl is not None:
         check_seconds("result_ttl", task.result_ttl)
     if task.max_crashes is not None:
@@ -629,7 +683,32 @@ def check_seconds(
         )
 
 
-_MAX_SECONDS = 100 * 366 * 86_400
+_MAX_SECONDS = int(NO_TIMEOUT)
+
+
+def check_delays(
+    field: str, delays: Sequence[object], *, error: type[InvalidValue] = InvalidTask
+) -> None:
+    """Refuse a list of delays that is empty or too long, or has a wrong duration in seconds."""
+    if not delays:
+        raise error(f"{field}: the list is empty; for no retries, give max_retries=0")
+    if len(delays) > MAX_DELAYS:
+        raise error(f"{field}: a list of {len(delays)} delays; at most {MAX_DELAYS}")
+    for delay in delays:
+        if delay is None:
+            raise error(f"{field}: None in the list; expected a number of seconds")
+        check_seconds(field, delay, error=error)
+
+
+def type_of(task: Task) -> str:
+    """What kind of work the task is, for people: its `task_type`, or else the function's path."""
+    return task.task_type or task.func_path
+
+
+def timeout_of(task: Task, default: float | None) -> float | None:
+    """The seconds that a run of the task may take; None: no limit. `default` is the setting."""
+    timeout = default if task.timeout is None else task.timeout
+    return None if timeout is None or timeout >= NO_TIMEOUT else timeout
 
 
 def _check_limit(limit: Limit) -> None:
@@ -686,6 +765,11 @@ def _text_of(error: BaseException) -> str:
 def _format_traceback(error: BaseException) -> str:
     try:
         frames = _first_user_frame(error.__traceback__)
+        if frames is None:
+            if isinstance(error, TaskError):
+                # omniq itself found it, such as arguments that do not fit: its frames say nothing.
+                return ""
+            frames = error.__traceback__
         return "".join(traceback_module.format_exception(type(error), error, frames))
     except BaseException:
         # format_exception calls the user's __str__, and may run out of stack.
@@ -693,11 +777,10 @@ def _format_traceback(error: BaseException) -> str:
 
 
 def _first_user_frame(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of omniq that called the task; all of it if it has no others."""
-    first = frames
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
-        first = first.tb_next
-    return first or frames
+    """The traceback without the frames of omniq that called the task; None if it has no others."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        frames = frames.tb_next
+    return frames
 
 
 def _bounded(text: str, limit: int) -> str:

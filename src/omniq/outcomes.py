@@ -50,12 +50,17 @@ class Failed(msgspec.Struct, frozen=True):
     """The run failed for good: the task is FAILED and a dead letter with that `reason`.
 
     With the reason `crashed` it counts as a crash: the run was interrupted, and may not be repeated.
+    With `next_eta` a repeating task goes on: it is PENDING again for its next interval, and its newest
+    result is this failure. `hook` names the owner that calls the function's `on_dead` hook; empty for
+    any worker that has the function, None if there is no such hook.
     """
 
     task_id: str
     token: int
     error: TaskError
     reason: str = "exhausted"
+    next_eta: datetime | None = None
+    hook: str | None = None
 
 
 class Snoozed(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ retry of a task is decided with `attempts=0`.
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
@@ -14,6 +15,12 @@ from omniq.errors import InvalidTask
 
 LONGEST_DELAY = 10 * 366 * 86_400.0
 """No delay is longer than ten years, so that every eta is a valid `datetime`."""
+
+UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+"""The units of durations that are written as text, such as 30s or 7d."""
+
+_CALL = re.compile(r"(exponential|linear)\s*\(([^()]*)\)")
+_SPAN = re.compile(rf"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*({'|'.join(UNIT_SECONDS)})?")
 
 # Beyond this many doublings every delay has reached LONGEST_DELAY; the power must fit a float.
 _MOST_DOUBLINGS = 1_000
@@ -92,6 +99,74 @@ Backoff = ExponentialBackoff | LinearBackoff
 """Every kind of backoff. Plain data, because it is stored with its task."""
 
 
+class ListedDelays(msgspec.Struct, frozen=True):
+    """Waits as long as a list says; after its last delay, that one again.
+
+    A task stores only the list: releases that do not know it could not decode another backoff.
+
+    >>> [ListedDelays((10.0, 60.0)).delay(n, 0.0) for n in (0, 1, 2)]
+    [10.0, 60.0, 60.0]
+    """
+
+    delays: tuple[float, ...]
+
+    def delay(self, attempts: int, random: float) -> float:
+        """Seconds to wait after the failure that followed `attempts` earlier ones, without jitter."""
+        delay = self.delays[min(attempts, len(self.delays) - 1)]
+        # Another program may have stored any number: NaN and negatives are ignored.
+        return _bounded(delay, None) if delay >= 0 else 0.0
+
+
+def policy_from_text(text: str) -> Backoff | tuple[float, ...]:
+    """The backoff or the delays that a setting or a command line names. Raises `ValueError`.
+
+    >>> policy_from_text("linear(step=5, cap=1m)")
+    LinearBackoff(step=5.0, cap=60.0)
+    >>> policy_from_text("10s, 30s, 5m")
+    (10.0, 30.0, 300.0)
+    """
+    found = _CALL.fullmatch(text.strip())
+    if found is None:
+        return tuple(map(_seconds, text.split(",")))
+    values = {}
+    for part in filter(None, map(str.strip, found[2].split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r}: expected name=value")
+        values[name.strip()] = _seconds(value)
+    kind = ExponentialBackoff if found[1] == "exponential" else LinearBackoff
+    try:
+        return kind(**values)
+    except (TypeError, InvalidTask) as error:
+        raise ValueError(str(error)) from error
+
+
+def policy_text(policy: Backoff | tuple[float, ...]) -> str:
+    """The text that `policy_from_text` reads.
+
+    >>> policy_text((10.0, 0.5)), policy_text(LinearBackoff(step=5.0, cap=60.0))
+    ('10, 0.5', 'linear(step=5, cap=60)')
+    """
+    if isinstance(policy, tuple):
+        return ", ".join(map(_number_text, policy))
+    kind = "exponential" if isinstance(policy, ExponentialBackoff) else "linear"
+    values = msgspec.structs.asdict(policy).items()
+    shown = (f"{name}={_number_text(value)}" for name, value in values if value is not None)
+    return f"{kind}({', '.join(shown)})"
+
+
+def _number_text(number: float) -> str:
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds, or a number with a unit."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text.strip()!r}: expected a duration such as 10, 30s or 5m")
+    return float(found[1]) * UNIT_SECONDS[found[2] or "s"]
+
+
 def may_retry(attempts: int, max_retries: int) -> bool:
     """Whether a task that failed `attempts` times before this failure runs once more.
 
@@ -103,7 +178,9 @@ def may_retry(attempts: int, max_retries: int) -> bool:
     return attempts < max_retries
 
 
-def next_delay(backoff: Backoff, attempts: int, retry_after: float | None, random: float) -> float:
+def next_delay(
+    backoff: Backoff | ListedDelays, attempts: int, retry_after: float | None, random: float
+) -> float:
     """Seconds until the next run; `retry_after`, which the error may carry, is a lower bound.
 
     >>> next_delay(ExponentialBackoff(), 0, 30.0, 0.0)

@@ -23,7 +23,7 @@ from uuid import UUID
 import msgspec
 
 from omniq.errors import SerializationError, SettingsError
-from omniq.models import Task, TaskError, TaskResult
+from omniq.models import ErrorCategory, Task, TaskError, TaskResult
 from omniq.settings import Settings
 from omniq.signing import Seal, SealedSerializer, unsealed
 
@@ -522,7 +522,12 @@ def _type_name(value: object) -> str:
 
 def _encode_error(value: object) -> Any:
     if isinstance(value, TaskError):
-        return value.to_record()
+        record = value.to_record()
+        if value.category is ErrorCategory.UNCLASSIFIED:
+            # Releases that do not know this category ignore the second field.
+            record["category"] = ErrorCategory.PERMANENT
+            record["is_unclassified"] = True
+        return record
     raise TypeError(f"a value of type {_type_name(value)} cannot be encoded")
 
 
@@ -543,9 +548,13 @@ class _ErrorRecord(msgspec.Struct):
     retry_after: float | None = None
     failed_step: str | None = None
     recovery_hint: str | None = None
+    is_unclassified: bool = False
 
     def facts(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self)
+        facts = msgspec.structs.asdict(self)
+        if facts.pop("is_unclassified"):
+            facts["category"] = ErrorCategory.UNCLASSIFIED
+        return facts
 
 
 def encode_internal(value: Any) -> bytes:

@@ -14,23 +14,25 @@ counts as unset, but that of a key is an error: it would turn off what the key i
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import stat
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 from urllib.parse import quote
 
 from omniq.errors import SettingsError
 from omniq.masking import mask_url
 from omniq.places import PlaceRules
+from omniq.retry import ExponentialBackoff, LinearBackoff, policy_from_text, policy_text
 
 CONFIG_VARIABLE = "OMNIQ_CONFIG"
 
@@ -46,18 +48,37 @@ _OTHER_VARIABLES = re.compile(
 )
 """The variables that are not settings."""
 _LONGEST = 100 * 366 * 86_400
+_MAX_DELAYS = 1_000
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:.*", re.IGNORECASE | re.DOTALL)
 _RELATIVE_URL = re.compile(
     r"(sqlite|file):(?:(?<=sqlite:)///)?([^/?].*)", re.IGNORECASE | re.DOTALL
 )
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_WORD = re.compile(r"\S+")
+_PREFIX = re.compile(r"[^{}\s]{1,100}")
+
+
+RetryPolicy = ExponentialBackoff | LinearBackoff | tuple[float, ...]
+"""The delays before retries: a backoff, or a list of seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """The settings of one queue, `[tool.omniq.queues.NAME]`. None: as for all queues."""
+
+    queue: str
+    retry: RetryPolicy | None = None
+    max_retries: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Settings:
     """The settings of a queue, a worker and the command line. Durations are seconds.
 
+    `modules` are those whose functions `omniq worker` runs when it is given none.
     `default_timeout` is the timeout of tasks without one; None, written "none" in the environment
     and in TOML, means no timeout. `durability` says what an acknowledged task survives: "power" a
     power cut, "os" only the end of the process. `errors` is the dotted path of the `ErrorRules`
@@ -69,21 +90,38 @@ class Settings:
     traceback, unless `log_tracebacks` is off, and with the text of the exception, unless
     `log_error_messages` is off: that text may contain arguments of the task.
 
+    `retry` is the delays before retries, for tasks that name none: `[10, 30, 60]`, whose length is also
+    the number of retries, or "linear(step=5)" or "exponential(base=1, cap=600)". `queues` has the same
+    for single queues: `{"mail": {"retry": [10, 30, 60]}, "web": {"max_retries": 5}}`.
+
+    `lifespan` is the dotted path of an async context manager that each worker process enters before it
+    claims a task, within `start_timeout`; `middleware` are paths of functions around each run.
+
     A task whose function no live worker has waits for one. With an `unknown_function_timeout` it is a
     dead letter once it has been due for so long.
+
+    `max_pending` bounds the tasks that wait. `schema`, `poll_only` and `pool_size` are for PostgreSQL,
+    `prefix` for Redis. All of them may also be in the URL, which then decides. A blocking call that
+    takes longer than `call_timeout` raises `CallTimeout`.
+
+    A worker is stalled if its last heartbeat is older than `stalled_after`. A task is stuck if its run
+    exceeds its timeout by `stuck_grace` or, without a timeout, lasts for `endless_after`.
 
     Root opens only stores of root, unless `root_opens_any_store`: the owner of a file or folder
     chooses what its workers run.
     """
 
     url: str | None = None
-    concurrency: int = 1
+    concurrency: int = 10
+    modules: tuple[str, ...] = ()
     poll_interval: float = 1.0
     lease: float = 30.0
     default_timeout: float | None = 300.0
     default_max_retries: int = 3
     max_crashes: int = 3
     base_retry_delay: float = 1.0
+    retry: RetryPolicy | Sequence[float] | str | None = None
+    queues: Mapping[str, Mapping[str, object]] | tuple[QueueSettings, ...] | None = None
     result_ttl: float = 86_400.0
     serializer: Literal["msgspec", "cloudpickle"] = "msgspec"
     signing_key: str | None = None
@@ -98,9 +136,21 @@ class Settings:
     shutdown_timeout: float = 30.0
     max_payload: int = 1024 * 1024
     errors: str | None = None
+    lifespan: str | None = None
+    middleware: tuple[str, ...] = ()
+    start_timeout: float = 60.0
     unknown_function_timeout: float | None = None
     root_opens_any_store: bool = False
     require_key: bool = False
+    max_pending: int | None = None
+    schema: str = "omniq"
+    poll_only: bool = False
+    pool_size: int = 10
+    prefix: str = "omniq"
+    call_timeout: float | None = None
+    stalled_after: float = 10.0
+    stuck_grace: float = 10.0
+    endless_after: float = 3_600.0
     sources: Mapping[str, str] = field(default_factory=dict, init=False, compare=False)
     """Where each value came from: "default", "argument", the variable, or the file.
 
@@ -116,6 +166,7 @@ class Settings:
             object.__setattr__(self, name, checked)
             sources[name] = _DEFAULT if checked == default else _ARGUMENT
         object.__setattr__(self, "sources", sources)
+        self._check_retries()
         has_key = self.signing_key is not None or self.encryption_key is not None
         if self.old_keys is not None and not has_key:
             raise SettingsError(
@@ -162,7 +213,51 @@ class Settings:
             values["base_dir"] = folder / DEFAULT_FOLDER
         settings = cls(**values)
         object.__setattr__(settings, "sources", sources)
+        settings._check_retries()
         return settings
+
+    def _check_retries(self) -> None:
+        most, source = self.default_max_retries, self.sources["default_max_retries"]
+        if isinstance(self.retry, tuple) and source != _DEFAULT and most != len(self.retry):
+            raise SettingsError(
+                f"default_max_retries={most} and a retry list of {len(self.retry)} delays contradict "
+                "each other: remove default_max_retries, the length of the list is the number of retries"
+            )
+
+    def retries_of(self, queue: str) -> tuple[int, RetryPolicy | None]:
+        """The number of retries and their delays, for tasks of this queue that name none.
+
+        >>> Settings(retry=[1, 2], queues={"mail": {"max_retries": 7}}).retries_of("mail")
+        (7, (1.0, 2.0))
+        """
+        levels = [each for each in self._queues if each.queue == queue]
+        levels.append(QueueSettings("", self._retry, self.default_max_retries))
+        if isinstance(self._retry, tuple):
+            levels[-1] = QueueSettings("", self._retry, len(self._retry))
+        policy = next((each.retry for each in levels if each.retry is not None), None)
+        most = next(each.max_retries for each in levels if each.max_retries is not None)
+        return most, policy
+
+    @property
+    def queue_names(self) -> tuple[str, ...]:
+        """The queues that have settings."""
+        return tuple(each.queue for each in self._queues)
+
+    @property
+    def _retry(self) -> RetryPolicy | None:
+        return cast("RetryPolicy | None", self.retry)
+
+    @property
+    def _queues(self) -> tuple[QueueSettings, ...]:
+        return cast("tuple[QueueSettings, ...]", self.queues or ())
+
+    def as_data(self) -> dict[str, Any]:
+        """All settings as plain data, from which the constructor makes equal ones."""
+        values = {name: getattr(self, name) for name in _RULES}
+        values["base_dir"] = str(self.base_dir)
+        values["retry"] = None if self._retry is None else policy_text(self._retry)
+        values["queues"] = _queues_data(self._queues) or None
+        return values
 
     def overridden(self, source: str, texts: Mapping[str, str]) -> Settings:
         """These settings with some of them given as text elsewhere, such as a URL's options."""
@@ -179,9 +274,17 @@ class Settings:
         object.__setattr__(settings, "sources", sources)
         return settings
 
+    def modules_folder(self) -> Path | None:
+        """The folder of the project's file that names `modules`, which lie there; None without one."""
+        file = Path(self.sources["modules"])
+        if file.name not in _FILES or os.environ.get(CONFIG_VARIABLE, "").strip():
+            return None
+        return file.absolute().parent
+
     def shown(self) -> dict[str, str]:
         """Each setting as text that is safe to show: passwords and keys are hidden."""
-        values = {name: getattr(self, name) for name in _RULES}
+        values = self.as_data()
+        values["queues"] = json.dumps(values["queues"]) if values["queues"] else None
         return {
             name: _plain_text(value if value is None else _masked(name, value))
             for name, value in values.items()
@@ -203,6 +306,10 @@ class _Rule(Protocol):
     def accepts(self, value: object) -> bool: ...
 
     def normalize(self, value: Any) -> object: ...
+
+
+def _is_none(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().lower() == "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +343,7 @@ class _Seconds:
         return value.total_seconds() if isinstance(value, timedelta) else float(value)
 
     def _is_none(self, value: object) -> bool:
-        if not self.optional:
-            return False
-        return value is None or (isinstance(value, str) and value.strip().lower() == "none")
+        return self.optional and _is_none(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,19 +351,24 @@ class _Count:
     """A whole number."""
 
     low: int
+    optional: bool = False
 
     @property
     def expected(self) -> str:
-        return f"expected a whole number, {self.low} or more"
+        or_none = ', or "none"' if self.optional else ""
+        return f"expected a whole number, {self.low} or more{or_none}"
 
     def from_text(self, text: str) -> object:
-        return int(text)
+        return text if self._is_none(text) else int(text)
 
     def accepts(self, value: object) -> bool:
-        return type(value) is int and self.low <= value < 2**63
+        return self._is_none(value) or (type(value) is int and self.low <= value < 2**63)
 
     def normalize(self, value: Any) -> object:
-        return value
+        return None if self._is_none(value) else value
+
+    def _is_none(self, value: object) -> bool:
+        return self.optional and _is_none(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,16 +410,19 @@ class _Switch:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Text that is not empty, or None for "none given"."""
+    """Text that is not empty, or, if `is_optional`, None for "none given"."""
 
     expected: str
     pattern: re.Pattern[str]
+    is_optional: bool = True
 
     def from_text(self, text: str) -> object:
         return text
 
     def accepts(self, value: object) -> bool:
-        return value is None or (isinstance(value, str) and bool(self.pattern.fullmatch(value)))
+        if value is None:
+            return self.is_optional
+        return isinstance(value, str) and bool(self.pattern.fullmatch(value))
 
     def normalize(self, value: Any) -> object:
         return value
@@ -331,17 +444,131 @@ class _Folder:
         return Path(value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Modules:
+    """Names of modules: a list, or text with commas between them."""
+
+    expected: str = 'expected names of modules, such as ["app.tasks"]'
+    pattern: re.Pattern[str] = _MODULE
+
+    def from_text(self, text: str) -> object:
+        return [name.strip() for name in text.split(",")]
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, list | tuple) and all(
+            isinstance(name, str) and self.pattern.fullmatch(name) for name in value
+        )
+
+    def normalize(self, value: Any) -> object:
+        return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """The delays before retries."""
+
+    expected: str = (
+        'expected delays such as [10, 30, 60], or text such as "10s, 30s, 1m", "linear(step=5)" or '
+        '"exponential(base=1, cap=600)"'
+    )
+
+    def from_text(self, text: str) -> object:
+        return policy_from_text(text)
+
+    def accepts(self, value: object) -> bool:
+        try:
+            self.normalize(value)
+        except ValueError:
+            return False
+        return True
+
+    def normalize(self, value: Any) -> RetryPolicy | None:
+        if value is None or isinstance(value, ExponentialBackoff | LinearBackoff):
+            return value
+        if isinstance(value, str):
+            value = policy_from_text(value)
+        if isinstance(value, ExponentialBackoff | LinearBackoff):
+            return value
+        if not isinstance(value, list | tuple) or not 1 <= len(value) <= _MAX_DELAYS:
+            raise ValueError("not a list")
+        delays = [policy_from_text(each) if isinstance(each, str) else (each,) for each in value]
+        if not all(isinstance(each, tuple) and len(each) == 1 for each in delays):
+            raise ValueError("not a list of delays")
+        seconds = [each[0] for each in delays if isinstance(each, tuple)]
+        if not all(_Seconds(zero=True).accepts(each) for each in seconds):
+            raise ValueError("not a delay")
+        return tuple(float(_Seconds().normalize(each)) for each in seconds)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class _Queues:
+    """The settings of single queues: a table of tables, in the environment as JSON."""
+
+    expected: str = (
+        "expected a table for each queue with retry or max_retries, such as "
+        '{"mail": {"retry": [10, 30, 60]}}; the length of a list is the number of retries'
+    )
+
+    def from_text(self, text: str) -> object:
+        return json.loads(text)
+
+    def accepts(self, value: object) -> bool:
+        try:
+            self.normalize(value)
+        except ValueError:
+            return False
+        return True
+
+    def normalize(self, value: Any) -> tuple[QueueSettings, ...] | None:
+        if value is None or value == () or value == {}:
+            return None
+        if isinstance(value, tuple) and all(isinstance(each, QueueSettings) for each in value):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError("not a table")
+        return tuple(_queue_settings(name, table) for name, table in sorted(value.items()))
+
+
+def _queue_settings(name: object, table: object) -> QueueSettings:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError("not the name of a queue")
+    if not isinstance(table, Mapping) or not table.keys() <= {"retry", "max_retries"}:
+        raise ValueError("unknown settings")
+    retry = _Retry().normalize(table.get("retry"))
+    most = table.get("max_retries")
+    if most is not None and not _Count(0).accepts(most):
+        raise ValueError("not a number of retries")
+    if isinstance(retry, tuple):
+        if most not in (None, len(retry)):
+            raise ValueError("two numbers of retries")
+        most = len(retry)
+    return QueueSettings(name, retry, most)
+
+
+def _queues_data(queues: tuple[QueueSettings, ...]) -> dict[str, dict[str, object]]:
+    """As a settings file has it; without the length of a list, which is known."""
+    found: dict[str, dict[str, object]] = {}
+    for each in queues:
+        found[each.queue] = {} if each.retry is None else {"retry": policy_text(each.retry)}
+        if each.max_retries is not None and not isinstance(each.retry, tuple):
+            found[each.queue]["max_retries"] = each.max_retries
+    return found
+
+
 _SECRET = _Text("expected a secret, not blanks", re.compile(r"(?=.*\S).+", re.DOTALL))
 
 _RULES: dict[str, _Rule] = {
     "url": _Text("expected a URL such as sqlite:///tasks.db", _URL),
     "concurrency": _Count(1),
+    "modules": _Modules(),
     "poll_interval": _Seconds(),
     "lease": _Seconds(),
     "default_timeout": _Seconds(optional=True),
     "default_max_retries": _Count(0),
     "max_crashes": _Count(1),
     "base_retry_delay": _Seconds(zero=True),
+    "retry": _Retry(),
+    "queues": _Queues(),
     "result_ttl": _Seconds(zero=True),
     "serializer": _Choice(("msgspec", "cloudpickle")),
     "signing_key": _SECRET,
@@ -356,9 +583,21 @@ _RULES: dict[str, _Rule] = {
     "shutdown_timeout": _Seconds(zero=True),
     "max_payload": _Count(1),
     "errors": _Text("expected the path of ErrorRules, such as app.tasks.RULES", _DOTTED),
+    "lifespan": _Text("expected the path of a lifespan, such as app.tasks.lifespan", _DOTTED),
+    "middleware": _Modules('expected paths of middleware, such as ["app.mw.sentry"]', _DOTTED),
+    "start_timeout": _Seconds(),
     "unknown_function_timeout": _Seconds(zero=True, optional=True),
     "root_opens_any_store": _Switch(),
     "require_key": _Switch(),
+    "max_pending": _Count(1, optional=True),
+    "schema": _Text("expected the name of a schema", _WORD, is_optional=False),
+    "poll_only": _Switch(),
+    "pool_size": _Count(1),
+    "prefix": _Text("expected 1 to 100 characters, no space or brace", _PREFIX, is_optional=False),
+    "call_timeout": _Seconds(optional=True),
+    "stalled_after": _Seconds(),
+    "stuck_grace": _Seconds(zero=True),
+    "endless_after": _Seconds(),
 }
 
 
@@ -405,9 +644,11 @@ def _masked(name: str, value: object) -> object:
 def _plain_text(value: object) -> str:
     """As a settings file or a variable has it.
 
-    >>> _plain_text(None), _plain_text(True), _plain_text(1.5)
-    ('none', 'true', '1.5')
+    >>> _plain_text(None), _plain_text(True), _plain_text(1.5), _plain_text(("a", "b.c"))
+    ('none', 'true', '1.5', 'a,b.c')
     """
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

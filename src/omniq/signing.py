@@ -27,15 +27,21 @@ if TYPE_CHECKING:
 
 MIN_KEY_BYTES: Final = 16
 
-Kind = Literal[b"T", b"R", b"C", b"P", b"S", b"D"]
+Kind = Literal[b"T", b"R", b"C", b"P", b"S", b"D", b"H"]
 TASK: Final[Kind] = b"T"
 RESULT: Final[Kind] = b"R"
 CHECKPOINT: Final[Kind] = b"C"
 PROGRESS: Final[Kind] = b"P"
 SCHEDULE: Final[Kind] = b"S"
 DEAD_LETTER: Final[Kind] = b"D"
+HOOK: Final[Kind] = b"H"
 
-_DOCUMENTS = {CHECKPOINT: "checkpoint of task", PROGRESS: "progress of task", SCHEDULE: "schedule"}
+_DOCUMENTS = {
+    CHECKPOINT: "checkpoint of task",
+    PROGRESS: "progress of task",
+    SCHEDULE: "schedule",
+    HOOK: "pending hook of task",
+}
 
 _SIGNED, _ENCRYPTED = b"\xc1\x01", b"\xc1\x02"
 _HEADER_SIZE, _SEAL_SIZE = 10, 32

@@ -56,7 +56,8 @@ def plain(value: Any, depth: int = 0) -> Any:
             return plain(value.to_record(), depth + 1)
         case msgspec.Struct():
             names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-            return {key: plain(getattr(value, name), depth + 1) for key, name in names}
+            fields = {key: plain(getattr(value, name), depth + 1) for key, name in names}
+            return value._as_json(fields) if isinstance(value, JsonRecord) else fields
         case Mapping():
             return {_key(key): plain(item, depth + 1) for key, item in value.items()}
         case list() | tuple():
@@ -97,6 +98,10 @@ class JsonRecord:
     """A record that is JSON for a web framework: FastAPI, pydantic and `dict()` can read it."""
 
     __slots__ = ()
+
+    def _as_json(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The stored fields, with those that only JSON has."""
+        return fields
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields as values for JSON."""

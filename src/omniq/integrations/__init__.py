@@ -9,5 +9,7 @@
 | `flask` | a Flask extension |
 | `otel` | OpenTelemetry spans |
 | `prometheus` | Prometheus metrics |
+| `sentry` | a middleware that reports failed runs to Sentry |
+| `sqlalchemy` | a session of SQLAlchemy for each run |
 | `storage_metrics` | counts of a storage, read from any thread, for metrics and scaling |
 """

@@ -8,7 +8,6 @@ The queue is open before the first request and closed after the last. Handlers u
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from types import ModuleType
@@ -18,6 +17,7 @@ from omniq.errors import ShutdownTimeout
 from omniq.models import check_names
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.pool import AsyncWorkerPool, PoolOptions
+from omniq.worker.process.module_import import import_with_tasks, loaded_below
 
 A = TypeVar("A")
 
@@ -61,11 +61,11 @@ def lifespan(
 async def _run_worker(
     queue: AsyncTaskQueue, sources: Sequence[str | ModuleType], options: PoolOptions
 ) -> AsyncIterator[AsyncWorkerPool]:
-    modules = [
-        importlib.import_module(source) if isinstance(source, str) else source for source in sources
-    ]
-    await queue.schedules.declare(*modules)
-    pool_options: PoolOptions = {"allow": [module.__name__ for module in modules], **options}
+    names = [source if isinstance(source, str) else source.__name__ for source in sources]
+    for name in names:
+        import_with_tasks(name)
+    await queue.schedules.declare(*loaded_below(names))
+    pool_options: PoolOptions = {"allow": names, **options}
     pool = queue.worker(**pool_options)
     await pool.start()
     try:

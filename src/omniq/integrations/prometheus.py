@@ -28,11 +28,12 @@ _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
 class Counters:
     """Counts the events of one or more pools. Make one per registry: metric names are unique there.
 
-    Labels are functions and queues, never arguments.
+    Labels are functions, queues and the types that tasks were given, never arguments. An empty `type`, of
+    tasks that were given none, is for Prometheus the same as no such label.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        labels = ("func", "queue")
+        labels = ("func", "queue", "type")
         self._outcomes = Counter(
             "omniq_runs", "Runs that ended, by outcome.", (*labels, "outcome"), registry=registry
         )
@@ -66,10 +67,10 @@ class Counters:
             case events.TaskStarted():
                 began = current_task().started_at
                 waited = (began - current_task().due_at).total_seconds() if began else 0.0
-                self._waits.labels(event.func_path, event.queue).observe(max(0.0, waited))
+                self._waits.labels(*_labels(event)).observe(max(0.0, waited))
             case events.TaskSucceeded(seconds=seconds):
                 self._count(event)
-                self._seconds.labels(event.func_path, event.queue).observe(seconds)
+                self._seconds.labels(*_labels(event)).observe(seconds)
             case (
                 events.TaskRetried()
                 | events.TaskFailure()
@@ -79,7 +80,7 @@ class Counters:
             ):
                 self._count(event)
             case events.TaskDead():
-                self._dead.labels(event.func_path, event.queue).inc()
+                self._dead.labels(*_labels(event)).inc()
             case (
                 events.LeaseLoss()
                 | events.StaleRefused()
@@ -98,7 +99,11 @@ class Counters:
 
     def _count(self, event: TaskEvent) -> None:
         outcome = event.name.removeprefix("task.")
-        self._outcomes.labels(event.func_path, event.queue, outcome).inc()
+        self._outcomes.labels(*_labels(event), outcome).inc()
+
+
+def _labels(event: TaskEvent) -> tuple[str, str, str]:
+    return event.func_path, event.queue, event.task_type
 
 
 class StorageCollector(Collector):

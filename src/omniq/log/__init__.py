@@ -145,7 +145,7 @@ def child_config() -> LogConfig | None:
     """The log of a child process, which has no sink of the application; None without a log."""
     for output in (_outputs.get(_CONSOLE), *_outputs.values()):
         if output is not None:
-            return output.config.for_child()
+            return output.config
     return None
 
 

@@ -15,15 +15,13 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a log. Child processes receive it from their parent.
 
     `tracebacks`: a failed run is written with its traceback. `error_messages`: with the text of its
-    exception, which may contain what the task's author put into it. `is_child`: another process
-    supervises this one, and has said how to stop it.
+    exception, which may contain what the task's author put into it.
     """
 
     level: str = "INFO"
     format: Format = "text"
     tracebacks: bool = True
     error_messages: bool = True
-    is_child: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> LogConfig:
@@ -34,7 +32,3 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
             tracebacks=settings.log_tracebacks,
             error_messages=settings.log_error_messages,
         )
-
-    def for_child(self) -> LogConfig:
-        """The same log in a child process."""
-        return msgspec.structs.replace(self, is_child=True)

@@ -196,11 +196,16 @@ class TextFormat:
             f"func_path={names.get(task.func_path) or self._name(task.func_path)} "
             f"queue={names.get(task.queue) or self._name(task.queue)} "
             f"attempt={task.attempts + task.crashes + 1} token={task.token} owner={task.owner}"
+            f"{'' if task.task_type is None else self._type(task.task_type)}"
         )
+
+    def _type(self, task_type: str) -> str:
+        return f" task_type={self._names.get(task_type) or self._name(task_type)}"
 
     def event(self, event: Event) -> str:
         fields, table = fields_of(event, self._config), ""
-        if isinstance(event, WorkerStarted) and self._is_banner_wanted():
+        # Of several processes, one says all this; it knows how to stop the worker.
+        if isinstance(event, WorkerStarted) and event.stop and is_terminal():
             table = banner(fields)
             fields = {name: fields[name] for name in fields if name not in _IN_BANNER}
         head = self._head(SYSTEM_CLOCK.micros(), level_of(event))
@@ -220,9 +225,6 @@ class TextFormat:
         text += "".join("\n" + indented(each) for each in below)
         return f"{self._head(line.micros, line.level)}{text}\n"
 
-    def _is_banner_wanted(self) -> bool:
-        return is_terminal() and not self._config.is_child
-
     def _begin_millisecond(self) -> None:
         micros = SYSTEM_CLOCK.micros()
         head = self._head(micros, "INFO")
@@ -230,8 +232,8 @@ class TextFormat:
         self._next_millisecond = _monotonic() + (1000 - micros % 1000) / 1e6
 
     def _head(self, micros: int, level: str) -> str:
-        local = datetime.fromtimestamp(micros // 1_000_000, UTC).astimezone()
-        stamp = f"{local:%Y-%m-%d %H:%M:%S}.{micros // 1000 % 1000:03}"
+        second = datetime.fromtimestamp(micros // 1_000_000, UTC)
+        stamp = f"{second:%Y-%m-%d %H:%M:%S}.{micros // 1000 % 1000:03}Z"
         shown = f"{level:<7}"
         if self._is_colourful:
             stamp = f"\x1b[2m{stamp}\x1b[0m"
@@ -259,11 +261,14 @@ class JsonFormat:
 
     def succeeded(self, task: Task, seconds: float) -> str:
         fields = _task_fields("task.succeeded", task)
-        fields["seconds"] = seconds
+        fields["seconds"] = round(seconds, 6)
         return self._line(SYSTEM_CLOCK.micros(), "INFO", fields)
 
     def event(self, event: Event) -> str:
-        fields = fields_of(event, self._config)
+        fields = {name: _rounded(value) for name, value in fields_of(event, self._config).items()}
+        if "pid" in fields:
+            # `pid` is the process that writes the line, in every line.
+            fields["worker_pid"] = fields.pop("pid")
         return self._line(SYSTEM_CLOCK.micros(), level_of(event), {"event": event.name, **fields})
 
     def user(self, line: UserLine) -> str:
@@ -292,8 +297,13 @@ class JsonFormat:
         return f"{encoded}\n"
 
 
+def _rounded(value: Any) -> Any:
+    """The value; a number of seconds to the microsecond."""
+    return round(value, 6) if isinstance(value, float) else value
+
+
 def _task_fields(event: str, task: Task) -> dict[str, Any]:
-    return {
+    fields = {
         "event": event,
         "id": task.id,
         "func_path": task.func_path,
@@ -302,6 +312,9 @@ def _task_fields(event: str, task: Task) -> dict[str, Any]:
         "token": task.token,
         "owner": task.owner,
     }
+    if task.task_type is not None:
+        fields["task_type"] = task.task_type
+    return fields
 
 
 def banner(fields: dict[str, Any]) -> str:

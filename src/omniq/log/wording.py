@@ -22,6 +22,7 @@ from omniq.events import (
     LoopBlocked,
     PollEmpty,
     ProcessEnded,
+    QueueHighWater,
     RecordQuarantined,
     ScheduleFired,
     ScheduleMissed,
@@ -61,6 +62,7 @@ LEVELS: dict[type[Event], str] = {
     TaskRetried: "DEBUG",
     LeaseRenewed: "DEBUG",
     PollEmpty: "DEBUG",
+    QueueHighWater: "DEBUG",
     ScheduleFired: "DEBUG",
     ScheduleMissed: "WARNING",
     AttemptFailed: "WARNING",
@@ -195,9 +197,17 @@ def _short(seconds: float) -> str:
 
 def _pairs(fields: dict[str, Any]) -> str:
     return "".join(
-        f" {key}={value:.6f}" if key == "seconds" else f" {key}={value}"
+        f" {key}={value:.6f}" if key == "seconds" else f" {key}={_plain(value)}"
         for key, value in fields.items()
     )
+
+
+def _plain(value: object) -> object:
+    """
+    >>> _plain(30.0), _plain(0.0106426030000648), _plain("text")
+    ('30', '0.011', 'text')
+    """
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 
 
 def shown_message(text: str) -> str:

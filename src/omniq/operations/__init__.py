@@ -5,11 +5,13 @@ Plain data and plain functions, without any layout:
 
 - `handle`: an enqueued task: its status, result, progress, and cancelling it.
 - `health`: stalled workers, stuck tasks, open breakers, functions that no worker has.
+- `limits`: running limits and rate limits, with the tasks that hold them.
 - `overview`: counts, rates, latencies, queues, workers and failures.
 - `background_count`: counts a large storage in the background.
 - `find_tasks`: tasks by filter, one page at a time.
 - `newest`: the newest tasks and dead letters.
 - `task_detail`: everything known about one task.
+- `task_changes`: another priority, queue or eta of one waiting task.
 - `explain`: why a task does not run, or how it ended.
 - `dead_groups`: dead letters grouped by function and reason.
 - `bulk_actions`: retry, cancel, delete and purge many tasks.

@@ -12,7 +12,7 @@ from datetime import datetime
 import msgspec
 
 from omniq.errors import DuplicateTask, QueueFull
-from omniq.models import Task, TaskStatus
+from omniq.models import Task, TaskStatus, type_of
 from omniq.storage.base import BaseStorage
 
 OnProgress = Callable[[int, int], None]
@@ -128,12 +128,19 @@ async def dead_ids(
     reason: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    task_type: str | None = None,
 ) -> list[str]:
     """The ids of all dead letters that match now; tasks that fail later are not included."""
     ids: list[str] = []
     after = ""
     while page := await storage.list_dead(
-        func_path=func_path, reason=reason, since=since, until=until, limit=_PAGE, after=after
+        func_path=func_path,
+        reason=reason,
+        since=since,
+        until=until,
+        limit=_PAGE,
+        after=after,
+        task_type=task_type,
     ):
         ids += (letter.task_id for letter in page)
         after = ids[-1]
@@ -147,13 +154,15 @@ async def all_tasks(
     queue: str | None = None,
     func_path: str | None = None,
     after: str = "",
+    task_type: str | None = None,
 ) -> AsyncIterator[Task]:
     """Every task that matches, in order of id, read one page at a time."""
     while page := await storage.list_tasks(
         status=status, queue=queue, func_path=func_path, limit=_PAGE, after=after
     ):
         for task in page:
-            yield task
+            if task_type in (None, type_of(task)):
+                yield task
         after = page[-1].id
 
 

@@ -16,7 +16,7 @@ import msgspec
 from omniq.clock import from_micros, to_micros
 from omniq.errors import NotSealed, SerializationError
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState, ask_again_at, gates_of, room
-from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo
+from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo, timeout_of
 from omniq.operations.formatting import as_argument, count_of
 from omniq.operations.health import live_workers
 from omniq.operations.task_detail import TaskDetail, task_detail
@@ -76,7 +76,7 @@ async def explain(storage: BaseStorage, task_id: str) -> Explanation:
     task = detail.task
     if task.status.is_final:
         state: Literal["waiting", "running", "ended"] = "ended"
-        reasons = [_end_of(detail)]
+        reasons = [_end_of(detail), *_hook_of(detail)]
     elif task.owner is not None:
         state = "running"
         reasons = await _running_reasons(storage, detail)
@@ -139,6 +139,20 @@ def _end_of(detail: TaskDetail) -> Reason:
             )
 
 
+def _hook_of(detail: TaskDetail) -> list[Reason]:
+    hook = detail.pending_hook
+    if hook is None:
+        return []
+    if hook.owner:
+        text = f"Its on_dead hook has not ended yet: worker {hook.owner} calls it"
+        hint = "if that worker is lost, another one that has the function calls the hook"
+    else:
+        text = "Its on_dead hook waits for a worker that has the function"
+        hint = f"start a worker with {hook.func_path}"
+    facts = {"worker": hook.owner, "function": hook.func_path}
+    return [Reason(code="hook", text=text, since=hook.died_at, hint=hint, facts=facts)]
+
+
 def _error(result: TaskResult | None) -> str:
     if result is None or result.error is None:
         return ""
@@ -172,8 +186,10 @@ async def _running_reasons(storage: BaseStorage, detail: TaskDetail) -> list[Rea
 def _held_by(task: Task, owner: WorkerInfo, detail: TaskDetail) -> Reason:
     verb = "holds" if task.status is TaskStatus.RETRYING else "runs"
     until = None
-    if task.timeout is not None and task.started_at is not None:
-        until = task.started_at + timedelta(seconds=task.timeout)
+    # The default is a setting of the worker, which this process may not share.
+    timeout = timeout_of(task, None)
+    if timeout is not None and task.started_at is not None:
+        until = task.started_at + timedelta(seconds=timeout)
     progress = detail.progress
     return Reason(
         code="held",

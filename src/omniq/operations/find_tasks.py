@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import msgspec
 
-from omniq.errors import InvalidValue
+from omniq.errors import InvalidValue, TaskNotFound
 from omniq.models import Task, TaskStatus
 from omniq.storage.base import BaseStorage
 
@@ -85,14 +85,17 @@ async def full_id(storage: BaseStorage, text: str) -> str:
     """The id that begins with the text, if there is exactly one; else the text itself.
 
     Raises `InvalidValue` when several tasks have that beginning. Less than six characters are too
-    little for a beginning: a slip of the keyboard would choose a task.
+    little for a beginning, which is `TaskNotFound`: a slip of the keyboard would choose a task.
     """
-    if len(text) < _SHORTEST_PREFIX or await storage.get_task(text) is not None:
+    if await storage.get_task(text) is not None:
         return text
     listed = {task.id for task in await storage.list_tasks(limit=2, after=text)}
     # A dead letter may be stored for longer than its task.
     listed |= {letter.task_id for letter in await storage.list_dead(limit=2, after=text)}
     found = sorted(task_id for task_id in listed if task_id.startswith(text))
+    if found and found[0] != text and len(text) < _SHORTEST_PREFIX:
+        hint = f"; for the beginning of an id, give at least {_SHORTEST_PREFIX} characters"
+        raise TaskNotFound(text, hint)
     if len(found) > 1:
         raise InvalidValue(
             f"{text}: the beginning of several ids, such as {found[0]} and {found[1]}"

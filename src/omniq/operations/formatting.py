@@ -6,10 +6,18 @@ import re
 import shlex
 from datetime import UTC, datetime
 
-from omniq.models import DeadLetter
+from omniq.models import DeadLetter, Task, timeout_of
 
 _ERROR_NAME = re.compile(r"[\w.]+: ")
 _UNITS = ((604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def timeout_text(task: Task) -> str:
+    """The timeout that the task was given; empty if it was given none."""
+    if task.timeout is None:
+        return ""
+    timeout = timeout_of(task, None)
+    return "none" if timeout is None else format_duration(timeout)
 
 
 def format_duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from omniq._blocking import BlockingFace, blocking
@@ -17,7 +18,8 @@ from omniq.errors import (
     TaskFailed,
     TaskNotFound,
 )
-from omniq.models import Progress, TaskStatus
+from omniq.models import Progress, Task, TaskStatus
+from omniq.operations.task_changes import change_task, run_task_now
 from omniq.tasks.function_types import FunctionTypes
 
 if TYPE_CHECKING:
@@ -85,6 +87,26 @@ class AsyncTaskHandle(Generic[R]):
         """Cancel a waiting task, or ask a running one to stop; False when it has ended."""
         return await self._storage.cancel(self.id)
 
+    async def change(
+        self,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        eta: datetime | None = None,
+        delay: Duration | None = None,
+    ) -> Task:
+        """Give the waiting task another priority, queue or eta; return the task as it is now.
+
+        Raises `TaskNotWaiting` when a worker has it or it has ended.
+        """
+        return await change_task(
+            self._storage, self.id, priority=priority, queue=queue, eta=eta, delay=delay
+        )
+
+    async def run_now(self) -> Task:
+        """Make the waiting task due now; return it. Raises `TaskNotWaiting` as `change` does."""
+        return await run_task_now(self._storage, self.id)
+
     async def progress(self) -> Progress | None:
         """Return what the running task last reported; None when it reported nothing."""
         return await self._storage.get_progress(self.id)
@@ -102,6 +124,8 @@ class TaskHandle(BlockingFace[AsyncTaskHandle[R]]):
 
     status = blocking(AsyncTaskHandle.status)
     cancel = blocking(AsyncTaskHandle.cancel)
+    change = blocking(AsyncTaskHandle.change)
+    run_now = blocking(AsyncTaskHandle.run_now)
     progress = blocking(AsyncTaskHandle.progress)
 
     def result(self, timeout: Duration | None = None) -> R:
@@ -111,7 +135,8 @@ class TaskHandle(BlockingFace[AsyncTaskHandle[R]]):
         has no record of the task. Raises `SerializationError` when the stored value does not fit
         the type that the function declares here.
         """
-        return self._run(self._async_face.result(timeout))
+        wait = seconds_of("timeout", timeout)
+        return self._run(self._async_face.result(timeout), wait)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"

@@ -13,20 +13,14 @@ from datetime import datetime, timedelta
 import msgspec
 
 from omniq.clock import from_micros
+from omniq.durations import Duration, seconds_of
+from omniq.errors import InvalidValue
 from omniq.gate_rules import BreakerState, GateState
-from omniq.models import Task, TaskStatus, WorkerInfo
+from omniq.models import Task, TaskStatus, WorkerInfo, timeout_of
+from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.incarnation import StoreRecord
 from omniq.storage.row_rules import FORMAT
-
-OVERDUE = timedelta(seconds=10)
-"""The age at which a heartbeat is late: a pool sends one at least every two seconds."""
-
-GRACE = timedelta(seconds=10)
-"""How long a run may exceed its timeout before it is stuck: its worker needs time to stop it."""
-
-ENDLESS = timedelta(hours=1)
-"""When a run without a timeout counts as stuck."""
 
 _BREAKER = "breaker:"
 
@@ -38,6 +32,44 @@ _SHOWN_FOR = timedelta(days=1)
 
 _MAX_READ = 1_000
 _MAX_SHOWN = 5
+
+
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """From when on a worker is stalled, and a task stuck, in seconds.
+
+    `stalled_after`: the age of a worker's last heartbeat; a pool sends one at least every two seconds.
+    `stuck_grace`: how long a run may exceed its timeout, because its worker needs time to stop it.
+    `endless_after`: how long a run without a timeout may take.
+    """
+
+    stalled_after: float
+    stuck_grace: float
+    endless_after: float
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        *,
+        stalled_after: Duration | None = None,
+        stuck_grace: Duration | None = None,
+        endless_after: Duration | None = None,
+    ) -> HealthLimits:
+        """These limits, and those of the settings for what is not given."""
+        given = {
+            "stalled_after": stalled_after,
+            "stuck_grace": stuck_grace,
+            "endless_after": endless_after,
+        }
+        seconds = {
+            name: seconds_of(name, value, error=InvalidValue) for name, value in given.items()
+        }
+        return cls(
+            **{
+                name: getattr(settings, name) if value is None else value
+                for name, value in seconds.items()
+            }
+        )
 
 
 class BreakerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,17 +160,22 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
                 f"the store went back to an earlier state at {self.went_back_at:%F %T} UTC"
             )
         if self.waiting and not self.workers:
-            found.append(f"{self.waiting} tasks wait and there is no worker")
+            waits = "1 task waits" if self.waiting == 1 else f"{self.waiting} tasks wait"
+            found.append(f"{waits} and there is no worker")
         if self.dead:
             found.append(f"{self.dead} dead letters wait for an operator")
         return found
 
 
-async def health_of(storage: BaseStorage) -> Health:
-    """The health of the queue in that storage. Costs one read per running task, and a few more."""
+async def health_of(storage: BaseStorage, limits: HealthLimits | None = None) -> Health:
+    """The health of the queue in that storage. Costs one read per running task, and a few more.
+
+    Without limits, those of the storage's settings apply.
+    """
+    limits = limits or HealthLimits.of(storage.settings)
     counted = await storage.stats()
     record = await storage.store_record()
-    workers = await live_workers(storage)
+    workers = await live_workers(storage, limits)
     paused = await storage.paused_queues()
     breakers = await breakers_of(storage)
     return Health(
@@ -146,7 +183,7 @@ async def health_of(storage: BaseStorage) -> Health:
         waiting=counted.by_status[TaskStatus.PENDING] + counted.by_status[TaskStatus.RETRYING],
         oldest_due_age=counted.oldest_due_age,
         stalled=tuple(worker for worker in workers if worker.stalled),
-        stuck=tuple(await _stuck_tasks(storage, workers)),
+        stuck=tuple(await _stuck_tasks(storage, workers, limits)),
         breakers=tuple(each for each in breakers if each.state is not BreakerState.CLOSED),
         paused={name: count for name, count in counted.by_queue.items() if name in paused},
         dead=counted.dead,
@@ -162,15 +199,19 @@ def _went_back_at(storage: BaseStorage, record: StoreRecord) -> datetime | None:
     return at if storage.clock.now() - at < _SHOWN_FOR else None
 
 
-async def live_workers(storage: BaseStorage) -> list[WorkerInfo]:
+async def live_workers(
+    storage: BaseStorage, limits: HealthLimits | None = None
+) -> list[WorkerInfo]:
     """Workers with a lease, those with a late heartbeat marked as stalled.
 
     An owner that claims without a pool (`concurrency` 0) sends no heartbeats and is never late.
     """
     now = storage.clock.now()
+    seconds = storage.settings.stalled_after if limits is None else limits.stalled_after
+    stalled_after = timedelta(seconds=seconds)
     return [
         msgspec.structs.replace(worker, stalled=True)
-        if worker.concurrency and now - worker.last_heartbeat > OVERDUE
+        if worker.concurrency and now - worker.last_heartbeat > stalled_after
         else worker
         for worker in await storage.workers()
     ]
@@ -183,7 +224,7 @@ def clock_differences(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> di
     server that is the server's clock, so the clocks differ only where a machine's clock is used.
     """
     now = storage.clock.now()
-    limit = max(timedelta(seconds=storage.settings.lease), OVERDUE)
+    limit = timedelta(seconds=max(storage.settings.lease, storage.settings.stalled_after))
     return {
         worker.id: (worker.last_heartbeat - now).total_seconds()
         for worker in workers
@@ -241,24 +282,27 @@ def due_time(task: Task) -> datetime:
     return task.eta or task.created_at
 
 
-async def _stuck_tasks(storage: BaseStorage, workers: Iterable[WorkerInfo]) -> list[StuckTask]:
+async def _stuck_tasks(
+    storage: BaseStorage, workers: Iterable[WorkerInfo], limits: HealthLimits
+) -> list[StuckTask]:
     now = storage.clock.now()
     held = [task_id for worker in workers for task_id in worker.running]
     tasks = [await storage.get_task(task_id) for task_id in held]
     return [
         as_stuck(task, now)
         for task in tasks
-        if task is not None and stuck_from(task, storage.settings.default_timeout) <= now
+        if task is not None and stuck_from(task, storage.settings, limits) <= now
     ]
 
 
-def stuck_from(task: Task, default_timeout: float | None) -> datetime:
+def stuck_from(task: Task, settings: Settings, limits: HealthLimits | None = None) -> datetime:
     """When a running task counts as stuck; the latest datetime when it does not run."""
     if task.status is not TaskStatus.RUNNING or task.started_at is None:
         return datetime.max.replace(tzinfo=task.created_at.tzinfo)
-    timeout = default_timeout if task.timeout is None else task.timeout
-    limit = ENDLESS if timeout is None else timedelta(seconds=timeout) + GRACE
-    return task.started_at + limit
+    limits = limits or HealthLimits.of(settings)
+    timeout = timeout_of(task, settings.default_timeout)
+    seconds = limits.endless_after if timeout is None else timeout + limits.stuck_grace
+    return task.started_at + timedelta(seconds=seconds)
 
 
 def as_stuck(task: Task, now: datetime) -> StuckTask:

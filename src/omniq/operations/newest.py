@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from omniq.clock import encode_id
-from omniq.models import DeadLetter, Task, TaskStatus
+from omniq.models import DeadLetter, Task, TaskStatus, type_of
 from omniq.storage.base import BaseStorage
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ async def newest_tasks(
     status: TaskStatus | None = None,
     queue: str | None = None,
     func_path: str | None = None,
+    task_type: str | None = None,
 ) -> list[Task]:
     """The newest tasks that match, newest first. Scans until `limit` are found, however long it takes."""
     found: list[Task] = []
@@ -35,14 +36,14 @@ async def newest_tasks(
             status=status,
             queue=queue,
             func_path=func_path,
-            limit=limit - len(found),
+            limit=limit - len(found) if task_type is None else _MIN_PAGE,
             cursor=cursor,
         )
-        found += scan.tasks
+        found += [task for task in scan.tasks if task_type in (None, type_of(task))]
         cursor = scan.cursor
         if cursor is None:
             break
-    return found
+    return found[:limit]
 
 
 async def newest_dead(
@@ -53,12 +54,19 @@ async def newest_dead(
     reason: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    task_type: str | None = None,
 ) -> list[DeadLetter]:
     """The dead letters of the newest tasks, latest failure first."""
 
     async def page(after: str, size: int) -> list[DeadLetter]:
         return await storage.list_dead(
-            func_path=func_path, reason=reason, since=since, until=until, limit=size, after=after
+            func_path=func_path,
+            reason=reason,
+            since=since,
+            until=until,
+            limit=size,
+            after=after,
+            task_type=task_type,
         )
 
     found = await _newest(storage, page, lambda letter: letter.task_id, limit)

@@ -20,6 +20,7 @@ from omniq.operations.health import (
 )
 from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.storage.base import BaseStorage
+from omniq.to_json import JsonRecord
 
 _WINDOW = 10.0
 _SAMPLED_TASKS = 100
@@ -29,7 +30,7 @@ _MAX_RUNNING = 2_000
 _CHECK_EVERY = 5.0
 
 
-class QueueSummary(msgspec.Struct, frozen=True, kw_only=True):
+class QueueInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """A queue that has tasks, is paused or is served. `workers` is the number that serve it.
 
     `oldest_due_age` is how many seconds ago the oldest of its waiting tasks became due.
@@ -72,7 +73,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     by_status: dict[TaskStatus, int]
     oldest_due_age: float
     dead: int
-    queues: tuple[QueueSummary, ...]
+    queues: tuple[QueueInfo, ...]
     workers: tuple[WorkerInfo, ...]
     breakers: tuple[BreakerInfo, ...]
     wait: Percentiles | None
@@ -199,20 +200,20 @@ class Monitor:
         )
 
 
-async def queue_summaries(storage: BaseStorage) -> list[QueueSummary]:
+async def queue_summaries(storage: BaseStorage) -> list[QueueInfo]:
     """Every queue that has tasks, is paused, or is named by a worker."""
     return await _summaries(storage, await storage.stats(), await storage.workers())
 
 
 async def _summaries(
     storage: BaseStorage, stats: QueueStats, workers: Sequence[WorkerInfo]
-) -> list[QueueSummary]:
+) -> list[QueueInfo]:
     paused = await storage.paused_queues()
     scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MAX_RUNNING)
     running = Counter(task.queue for task in scan.tasks)
     named = {queue for worker in workers for queue in worker.queues}
     return [
-        QueueSummary(
+        QueueInfo(
             name=name,
             waiting=max(0, stats.by_queue.get(name, 0) - running[name]),
             running=running[name],

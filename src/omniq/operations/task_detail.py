@@ -11,6 +11,7 @@ import msgspec
 from omniq.errors import SerializationError, TaskNotFound
 from omniq.models import Attempt, DeadLetter, Progress, Task, TaskResult, TaskStatus
 from omniq.storage.base import BaseStorage
+from omniq.storage.types import PendingHook
 from omniq.tasks.steps import decode_value, read_checkpoint, task_key
 
 
@@ -38,7 +39,10 @@ UNVERIFIED_LETTER = "not verified: it was stored without the key, or was changed
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A task with its result and its history. `attempts` are those that failed."""
+    """A task with its result and its history. `attempts` are those that failed.
+
+    `pending_hook` is the call of `on_dead` that its dead letter still waits for.
+    """
 
     task: Task
     result: TaskResult | None
@@ -47,6 +51,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     steps: tuple[Step, ...]
     timeline: tuple[TimelineEntry, ...]
+    pending_hook: PendingHook | None = None
 
 
 async def task_detail(storage: BaseStorage, task_id: str) -> TaskDetail:
@@ -70,6 +75,7 @@ async def task_detail(storage: BaseStorage, task_id: str) -> TaskDetail:
         progress=await storage.get_progress(task_id),
         steps=tuple(_steps(storage, task, await _checkpoint(storage, letter, task_id))),
         timeline=tuple(_timeline(task, result, attempts)),
+        pending_hook=None if letter is None else await storage.pending_hook(task_id),
     )
 
 
@@ -124,17 +130,20 @@ def _last_attempt(
     task: Task, result: TaskResult | None, known: set[datetime | None]
 ) -> list[TimelineEntry]:
     """The attempt that is not in the history of failures: it runs, succeeded or was cancelled."""
-    started = task.started_at
+    started, detail = task.started_at, f"attempt {task.attempts + task.crashes + 1}"
     if result is not None and result.started_at is not None and result.status.is_final:
-        started = result.started_at
+        started, detail = result.started_at, f"attempt {result.attempts}"
+    elif task.owner is None and not task.status.is_final:
+        # Its next run is the same attempt.
+        detail += ", given back"
     entries = []
     if started is not None and started not in known:
-        entries.append(TimelineEntry(started, "started", f"attempt {task.token}"))
+        entries.append(TimelineEntry(started, "started", detail))
     if result is not None and result.finished_at is not None:
         if result.status in (TaskStatus.SUCCESS, TaskStatus.CANCELLED):
             entries.append(
                 TimelineEntry(result.finished_at, str(result.status), result.reason or "")
             )
-        elif result.status is TaskStatus.FAILED:
+        elif result.status is TaskStatus.FAILED and task.status.is_final:
             entries.append(TimelineEntry(result.finished_at, "dead", result.reason or ""))
     return entries

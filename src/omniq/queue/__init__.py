@@ -3,6 +3,8 @@
 - `async_queue`: the queue for async code, and the options of an enqueue
 - `blocking_queue`: the same queue for blocking code
 - `dead_letters`: dead letters: read, retry, delete, export
+- `operators`: queues, workers, breakers and limits: list, pause, resume
+- `blocking_operators`: the same for blocking code
 """
 
 from omniq.operations.handle import AsyncTaskHandle as AsyncTaskHandle

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager
-from datetime import datetime
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import (
     Any,
@@ -22,7 +22,9 @@ from omniq import log
 from omniq._deprecation import warn_renamed
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.durations import Duration, instant_before, seconds_of
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidValue
+from omniq.events import OrphanedStateDeleted
+from omniq.import_guard import is_importing, refuse_enqueue
 from omniq.models import (
     Attempt,
     BreakerRule,
@@ -30,11 +32,12 @@ from omniq.models import (
     Task,
     TaskResult,
     TaskStatus,
-    WorkerInfo,
 )
 from omniq.operations.handle import AsyncTaskHandle
-from omniq.operations.health import BreakerInfo, Health, breakers_of, health_of, live_workers
+from omniq.operations.health import Health, HealthLimits, health_of
+from omniq.operations.task_changes import change_task, run_task_now
 from omniq.queue.dead_letters import AsyncDeadLetters
+from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
 from omniq.retry import Backoff
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.serialization import Serializer
@@ -48,8 +51,10 @@ from omniq.tasks.task_builder import (
     builder_for,
     call_options,
 )
+from omniq.tasks.task_enqueuer import calls_of
 from omniq.worker.maintenance import tasks_left
 from omniq.worker.pool import AsyncWorkerPool, PoolOptions
+from omniq.worker.task_services import EnqueueWrapper
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,9 +64,6 @@ Ts = TypeVarTuple("Ts")
 Function = Callable[..., Any] | str
 Call = Sequence[Any]
 """(func, args, kwargs); kwargs may be left out, or both args and kwargs."""
-
-EnqueueWrapper = Callable[[list[Task]], AbstractContextManager[list[Task]]]
-"""A context manager around an enqueue, such as a span. It returns the tasks to store instead."""
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -76,18 +78,20 @@ class EnqueueOptions(TypedDict, total=False):
     eta: datetime | None
     delay: Duration | None
     interval: Duration | None
+    reschedule_on_failure: bool | None
     cron: str | None
     tz: str | None
     priority: int | None
     queue: str | None
     max_retries: int | None
     max_crashes: int | None
-    retry: Backoff | None
+    retry: Backoff | Sequence[Duration] | None
     timeout: Duration | None
     task_id: str | None
     unique: str | Callable[..., str] | bool | None
     expires: Duration | datetime | None
     result_ttl: Duration | None
+    task_type: str | None
     metadata: dict[str, Any] | None
     breaker: str | BreakerRule | Iterable[str | BreakerRule] | None
     rate: str | tuple[int, Duration] | None
@@ -104,14 +108,14 @@ class AsyncEnqueuer:
         builder: TaskBuilder,
         call: CallOptions,
         connection: object = None,
-        wrapper: EnqueueWrapper | None = None,
+        wrappers: Sequence[EnqueueWrapper] = (),
     ) -> None:
         self._storage = storage
         self._builder = builder
         self._call = call
         self.connection = connection
         """The caller's connection; the tasks are part of its transaction."""
-        self._wrapper = wrapper
+        self._wrappers = wrappers
 
     @overload
     async def enqueue(
@@ -217,7 +221,7 @@ class AsyncEnqueuer:
         arguments and the results of the second form.
         """
         storage, builder, now = self._storage, self._builder, self._storage.clock.now()
-        each_call = _calls(calls, args)
+        each_call = calls_of(calls, args)
         tasks = (builder.build(*each, self._call, now) for each in each_call)
         return [
             AsyncTaskHandle(storage, task_id, builder.types_of(func))
@@ -225,10 +229,14 @@ class AsyncEnqueuer:
         ]
 
     async def _store(self, tasks: Iterable[Task]) -> list[str]:
-        if self._wrapper is None:
+        if not self._wrappers:
             return await self._write(tasks)
-        with self._wrapper(list(tasks)) as wrapped:
+        with ExitStack() as stack:
+            wrapped = list(tasks)
+            for wrapper in self._wrappers:
+                wrapped = stack.enter_context(wrapper(wrapped))
             return await self._write(wrapped)
+        raise AssertionError("a wrapper of an enqueue has hidden an exception")
 
     def _write(self, tasks: Iterable[Task]) -> Coroutine[Any, Any, list[str]]:
         if self.connection is None:
@@ -252,9 +260,15 @@ class AsyncTaskQueue(AsyncEnqueuer):
             if isinstance(url, BaseStorage)
             else open_storage(url, settings=settings, serializer=serializer, clock=clock)
         )
-        super().__init__(storage, builder_for(storage), NO_OPTIONS)
+        # One list, which the queue, its options and its workers share.
+        self._all_wrappers: list[EnqueueWrapper] = []
+        super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self.dead = AsyncDeadLetters(storage)
         self.schedules = AsyncSchedules(storage, self._builder)
+        self.queues = AsyncQueues(storage)
+        self.workers = AsyncWorkers(storage)
+        self.breakers = AsyncBreakers(storage)
+        self.limits = AsyncLimits(storage)
 
     @property
     def storage(self) -> BaseStorage:
@@ -263,6 +277,8 @@ class AsyncTaskQueue(AsyncEnqueuer):
 
     async def open(self) -> None:
         """Open the storage. Entering the queue as a context manager calls this."""
+        if is_importing():
+            self.wrap_enqueue(refuse_enqueue)
         await self._storage.open()
 
     async def close(self) -> None:
@@ -289,16 +305,19 @@ class AsyncTaskQueue(AsyncEnqueuer):
         """Return this queue with options for the calls that follow. They are checked immediately."""
         connection = options.pop("connection", None)
         call = call_options(**options)
-        return AsyncEnqueuer(self._storage, self._builder, call, connection, self._wrapper)
+        return AsyncEnqueuer(self._storage, self._builder, call, connection, self._wrappers)
 
     def wrap_enqueue(self, wrapper: EnqueueWrapper) -> None:
-        """Enter this context manager around every later enqueue, also by `options(…)`."""
-        self._wrapper = wrapper
+        """Enter this context manager around every later enqueue, also by `options(…)` and `ctx.enqueue`.
+
+        Several are entered in the order in which they were added, each with the tasks of the one before.
+        """
+        self._all_wrappers.append(wrapper)
 
     def surround(self, around: EnqueueWrapper) -> None:
         """Deprecated: use `wrap_enqueue`."""
         warn_renamed("surround()", "wrap_enqueue()")
-        self._wrapper = around
+        self.wrap_enqueue(around)
 
     async def get_task(self, task_id: str) -> Task | None:
         """Return the task as it is now; None when the storage has no record of it."""
@@ -314,6 +333,31 @@ class AsyncTaskQueue(AsyncEnqueuer):
     async def cancel(self, task_id: str) -> bool:
         """Cancel a waiting task, or ask a running one to stop; False when it has ended."""
         return await self._storage.cancel(task_id)
+
+    async def change(
+        self,
+        task_id: str,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        eta: datetime | None = None,
+        delay: Duration | None = None,
+    ) -> Task:
+        """Give a waiting task another priority, queue or eta; return the task as it is now.
+
+        `delay` is an eta that many seconds from now. Raises `TaskNotWaiting` for a task that a
+        worker has or that has ended, and `TaskNotFound` for one without a record.
+        """
+        return await change_task(
+            self._storage, task_id, priority=priority, queue=queue, eta=eta, delay=delay
+        )
+
+    async def run_now(self, task_id: str) -> Task:
+        """Make a waiting task due now, also one that waits for its retry; return it.
+
+        A paused queue and limits still hold it. Raises `TaskNotWaiting` as `change` does.
+        """
+        return await run_task_now(self._storage, task_id)
 
     async def list_tasks(
         self,
@@ -337,23 +381,47 @@ class AsyncTaskQueue(AsyncEnqueuer):
         """Return the task's runs that did not succeed, oldest first, each with its error."""
         return await self._storage.history(task_id)
 
-    async def workers(self) -> list[WorkerInfo]:
-        """Return the live workers with the tasks they run; `stalled` ones make no progress."""
-        return await live_workers(self._storage)
+    async def health(
+        self,
+        *,
+        stalled_after: Duration | None = None,
+        stuck_grace: Duration | None = None,
+        endless_after: Duration | None = None,
+    ) -> Health:
+        """Report what is wrong now: stalled workers, stuck tasks, open breakers, paused queues.
 
-    async def breakers(self) -> list[BreakerInfo]:
-        """Return the circuit breakers that tasks name, in name order, each with state and reason."""
-        return await breakers_of(self._storage)
-
-    async def health(self) -> Health:
-        """Report what is wrong now: stalled workers, stuck tasks, open breakers, paused queues."""
-        return await health_of(self._storage)
+        A worker is stalled if its last heartbeat is older than `stalled_after`. A task is stuck if its
+        run exceeds its timeout by `stuck_grace` or, without a timeout, lasts for `endless_after`. What
+        is not given comes from the settings of the same names.
+        """
+        limits = HealthLimits.of(
+            self._storage.settings,
+            stalled_after=stalled_after,
+            stuck_grace=stuck_grace,
+            endless_after=endless_after,
+        )
+        return await health_of(self._storage, limits)
 
     async def purge_results(self, older_than: Duration | datetime) -> int:
         """Delete tasks that finished before an instant, or longer ago than that; return how many."""
         return await self._storage.purge_results(
             instant_before("older_than", older_than, self._storage.clock.now())
         )
+
+    async def cleanup_orphaned_state(
+        self, older_than: Duration | datetime = timedelta(days=1)
+    ) -> int:
+        """Delete old state whose task is gone: checkpoints saved before an instant, or longer ago.
+
+        Those of tasks that have not ended, and of dead letters, stay. Returns how many were deleted, and
+        logs it. Every worker does this too, for checkpoints older than a day.
+        """
+        storage = self._storage
+        instant = instant_before("older_than", older_than, storage.clock.now(), error=InvalidValue)
+        count = await storage.purge_checkpoints(instant)
+        if log.is_enabled():
+            log.write(OrphanedStateDeleted(count=count, older_than=instant))
+        return count
 
     def worker(self, **options: Unpack[PoolOptions]) -> AsyncWorkerPool:
         """Return a pool on this queue that is not started: use it as `async with queue.worker(…)`.
@@ -367,7 +435,9 @@ class AsyncTaskQueue(AsyncEnqueuer):
             "base_retry_delay": settings.base_retry_delay,
             **options,
         }
-        return AsyncWorkerPool(self._storage, **merged)
+        pool = AsyncWorkerPool(self._storage, **merged)
+        pool.enqueue_wrappers = self._wrappers
+        return pool
 
     @overload
     def handle(self, task_id: str) -> AsyncTaskHandle[Any]: ...
@@ -387,33 +457,3 @@ class AsyncTaskQueue(AsyncEnqueuer):
         """
         types = None if func is None else self._builder.types_of(func)
         return AsyncTaskHandle(self._storage, task_id, types)
-
-
-def _calls(
-    calls: Iterable[Call] | Function, args: Iterable[Any] | None
-) -> list[tuple[Function, tuple[Any, ...], dict[str, Any]]]:
-    """Turn both forms of `enqueue_many` into one list of calls."""
-    if isinstance(calls, str) or callable(calls):
-        if args is None:
-            raise InvalidTask(
-                "enqueue_many(func, args): give the arguments, one item for each call"
-            )
-        return [(calls, item if isinstance(item, tuple) else (item,), {}) for item in args]
-    if args is not None:
-        raise InvalidTask("enqueue_many: give a function and its arguments, or a list of calls")
-    return [_as_call(call) for call in calls]
-
-
-def _as_call(call: Any) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-    match call:
-        case (func,):
-            return func, (), {}
-        case (func, tuple() | list() as args):
-            return func, tuple(args), {}
-        case (func, tuple() | list() as args, dict() as kwargs):
-            return func, tuple(args), kwargs
-        case _:
-            raise InvalidTask(
-                "enqueue_many: expected (func, args, kwargs) for each call, args a tuple and "
-                "kwargs a dictionary"
-            )

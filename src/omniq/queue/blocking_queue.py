@@ -8,24 +8,21 @@ must name the line of the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from omniq._blocking import BlockingFace, blocking
-from omniq._deprecation import filter_by_function, warn_renamed
+from omniq._deprecation import warn_renamed
 from omniq._portal import Portal, run_here
 from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.durations import Duration
+from omniq.durations import Duration, seconds_of
+from omniq.errors import InvalidValue
 from omniq.models import DeadLetter
 from omniq.operations.handle import TaskHandle
-from omniq.queue.async_queue import (
-    AsyncEnqueuer,
-    AsyncTaskQueue,
-    Call,
-    EnqueueOptions,
-    EnqueueWrapper,
-)
+from omniq.queue.async_queue import AsyncEnqueuer, AsyncTaskQueue, Call, EnqueueOptions
+from omniq.queue.blocking_operators import Breakers, Limits, Queues, Workers
 from omniq.queue.dead_letters import AsyncDeadLetters, JsonRecord
 from omniq.scheduling.schedules import Schedules
 from omniq.serialization import Serializer
@@ -33,6 +30,7 @@ from omniq.settings import Settings
 from omniq.storage import BaseStorage
 from omniq.tasks.context import TaskContext
 from omniq.worker.pool import PoolOptions, WorkerPool
+from omniq.worker.task_services import EnqueueWrapper
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +63,6 @@ class DeadLetters(BlockingFace[AsyncDeadLetters]):
         A dead letter whose unique key another task holds stays. A full queue raises `QueueFull`:
         the tasks that were retried before that are in the queue, the others stay dead.
         """
-        func_path = filter_by_function(func_path, task_type)
         return self._run(
             self._async_face.retry_all(
                 func_path=func_path,
@@ -73,6 +70,7 @@ class DeadLetters(BlockingFace[AsyncDeadLetters]):
                 since=since,
                 until=until,
                 from_start=from_start,
+                task_type=task_type,
             )
         )
 
@@ -89,9 +87,8 @@ class DeadLetters(BlockingFace[AsyncDeadLetters]):
 
         Values that JSON has no type for become text; bytes and the checkpoint become base64.
         """
-        func_path = filter_by_function(func_path, task_type)
         records = self._async_face.export(
-            func_path=func_path, reason=reason, since=since, until=until
+            func_path=func_path, reason=reason, since=since, until=until, task_type=task_type
         )
         while (record := self._run(anext(records, None))) is not None:
             yield record
@@ -108,10 +105,15 @@ class DeadLetters(BlockingFace[AsyncDeadLetters]):
         task_type: str | None = None,
     ) -> list[DeadLetter]:
         """Return dead letters in id order; `after` is the last id of the previous page."""
-        func_path = filter_by_function(func_path, task_type)
         return self._run(
             self._async_face.list(
-                limit, func_path=func_path, reason=reason, since=since, until=until, after=after
+                limit,
+                func_path=func_path,
+                reason=reason,
+                since=since,
+                until=until,
+                after=after,
+                task_type=task_type,
             )
         )
 
@@ -220,10 +222,10 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
         handles = self._run(self._async_face.enqueue_many(calls, args))
         return [TaskHandle(self._portal, handle) for handle in handles]
 
-    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+    def _run(self, work: Coroutine[Any, Any, R], wait: float | None = 0.0) -> R:
         connection = self._async_face.connection
         if connection is None:
-            return self._portal.run(work)
+            return self._portal.run(work, wait)
         # A caller's connection belongs to the caller's thread, and so do all statements on it.
         return run_here(work, connection)
 
@@ -232,7 +234,8 @@ class TaskQueue(Enqueuer):
     """A queue of function calls for blocking code. Use it as `with TaskQueue(url) as queue`.
 
     Any thread may use it. A call inside a running event loop blocks that loop until it returns. A
-    forked process opens a new queue.
+    forked process opens a new queue. With the setting `call_timeout`, or in a block of `deadline`, a
+    call that takes too long raises `CallTimeout`.
     """
 
     def __init__(
@@ -244,20 +247,27 @@ class TaskQueue(Enqueuer):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
-        super().__init__(Portal(), self._queue)
+        super().__init__(Portal(self._queue.storage.settings.call_timeout), self._queue)
         self.dead = DeadLetters(self._portal, self._queue.dead)
         self.schedules = Schedules(self._portal, self._queue.schedules)
+        self.queues = Queues(self._portal, self._queue.queues)
+        self.workers = Workers(self._portal, self._queue.workers)
+        self.breakers = Breakers(self._portal, self._queue.breakers)
+        self.limits = Limits(self._portal, self._queue.limits)
 
     get_task = blocking(AsyncTaskQueue.get_task)
-    get_result = blocking(AsyncTaskQueue.get_result)
+    get_result = blocking(
+        AsyncTaskQueue.get_result, lambda task_id, timeout=None: seconds_of("timeout", timeout or 0)
+    )
     cancel = blocking(AsyncTaskQueue.cancel)
+    change = blocking(AsyncTaskQueue.change)
+    run_now = blocking(AsyncTaskQueue.run_now)
     list_tasks = blocking(AsyncTaskQueue.list_tasks)
     stats = blocking(AsyncTaskQueue.stats)
     history = blocking(AsyncTaskQueue.history)
-    workers = blocking(AsyncTaskQueue.workers)
-    breakers = blocking(AsyncTaskQueue.breakers)
     health = blocking(AsyncTaskQueue.health)
     purge_results = blocking(AsyncTaskQueue.purge_results)
+    cleanup_orphaned_state = blocking(AsyncTaskQueue.cleanup_orphaned_state)
     open = blocking(AsyncTaskQueue.open)
 
     @property
@@ -265,11 +275,24 @@ class TaskQueue(Enqueuer):
         """The storage that holds the tasks."""
         return self._queue.storage
 
+    def deadline(self, seconds: Duration | None) -> AbstractContextManager[None]:
+        """Bound the time that all calls in the block take together; None: as long as they need.
+
+        `with queue.deadline(10): queue.enqueue(…)`. It is for the calls of this thread on this queue and
+        what it has: handles, dead letters, schedules and pools. It replaces the setting `call_timeout`,
+        which is for each call, and does not count the time for which a call waits on purpose. A call
+        that takes longer raises `CallTimeout`, which says what is known of a write. An enqueue with
+        `connection` is not bounded: its driver has timeouts for that.
+        """
+        return self._portal.deadline(seconds_of("deadline", seconds, error=InvalidValue))
+
     def close(self) -> None:
         """Close the storage. May be called twice. Tasks that a memory storage loses are logged."""
         try:
             if self._portal.usable:
-                self._portal.run(self._queue.close())
+                # Also after a deadline has passed: the storage gives back what it holds.
+                with self._portal.deadline(self._portal.call_timeout):
+                    self._portal.run(self._queue.close())
         finally:
             self._portal.close()
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from omniq import log
-from omniq._deprecation import filter_by_function
 from omniq.durations import Duration, instant_before
 from omniq.errors import DuplicateTask, InvalidValue
 from omniq.events import DeadLetterRetried
@@ -26,8 +25,9 @@ JsonRecord = dict[str, Any]
 class AsyncDeadLetters:
     """The tasks that failed for good.
 
-    `func_path` is a function's path and `reason` why the task is dead: `exhausted`,
-    `permanent`, `crashed`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until`
+    `func_path` is a function's path, `task_type` the type that the task was given, or the function's path
+    of one that was given none, and `reason` why the task is dead: `exhausted`, `permanent`,
+    `unclassified`, `crashed`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until`
     bound the time of the last failure: an instant, or how long ago.
     """
 
@@ -46,10 +46,15 @@ class AsyncDeadLetters:
         task_type: str | None = None,
     ) -> list[DeadLetter]:
         """Return dead letters in id order; `after` is the last id of the previous page."""
-        func_path = filter_by_function(func_path, task_type)
         first, last = self._instants(since, until)
         return await self._storage.list_dead(
-            func_path=func_path, reason=reason, since=first, until=last, limit=limit, after=after
+            func_path=func_path,
+            reason=reason,
+            since=first,
+            until=last,
+            limit=limit,
+            after=after,
+            task_type=task_type,
         )
 
     async def get(self, task_id: str) -> DeadLetter | None:
@@ -106,9 +111,8 @@ class AsyncDeadLetters:
         A dead letter whose unique key another task holds stays. A full queue raises `QueueFull`:
         the tasks that were retried before that are in the queue, the others stay dead.
         """
-        func_path = filter_by_function(func_path, task_type)
         count = 0
-        async for letter in self._each(func_path, reason, since, until):
+        async for letter in self._each(func_path, reason, since, until, task_type):
             try:
                 count += await self._retry(letter.task_id, None, from_start=from_start)
             except DuplicateTask:
@@ -137,8 +141,7 @@ class AsyncDeadLetters:
 
         Values that JSON has no type for become text; bytes and the checkpoint become base64.
         """
-        func_path = filter_by_function(func_path, task_type)
-        async for letter in self._each(func_path, reason, since, until):
+        async for letter in self._each(func_path, reason, since, until, task_type):
             found = await self.get(letter.task_id)
             task = await self.get_task(letter.task_id)
             if found is not None and task is not None:
@@ -159,12 +162,19 @@ class AsyncDeadLetters:
         reason: str | None,
         since: Duration | datetime | None,
         until: Duration | datetime | None,
+        task_type: str | None,
     ) -> AsyncIterator[DeadLetter]:
         # Computed once: "an hour ago" must not move from page to page.
         first, last = self._instants(since, until)
         after = ""
         while page := await self._storage.list_dead(
-            func_path=func_path, reason=reason, since=first, until=last, limit=_PAGE, after=after
+            func_path=func_path,
+            reason=reason,
+            since=first,
+            until=last,
+            limit=_PAGE,
+            after=after,
+            task_type=task_type,
         ):
             for letter in page:
                 yield letter

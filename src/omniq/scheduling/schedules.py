@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from types import ModuleType
@@ -19,6 +19,7 @@ from omniq.errors import (
     KeyNeeded,
     ScheduleNotFound,
     SerializationError,
+    SettingsError,
 )
 from omniq.models import (
     BreakerRule,
@@ -41,8 +42,9 @@ from omniq.scheduling.due_times import (
 )
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext
+from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.function_types import FunctionTypes
-from omniq.tasks.functions import declared_in, options_of, path_of
+from omniq.tasks.functions import declared_in, options_of, own_path_of, path_of
 from omniq.tasks.task_builder import TaskBuilder, call_options
 
 Ts = TypeVarTuple("Ts")
@@ -77,11 +79,12 @@ class ScheduleOptions(TypedDict, total=False):
     queue: str | None
     max_retries: int | None
     max_crashes: int | None
-    retry: Backoff | None
+    retry: Backoff | Sequence[Duration] | None
     timeout: Duration | None
     unique: str | Callable[..., str] | bool | None
     expires: Duration | None
     result_ttl: Duration | None
+    task_type: str | None
     metadata: dict[str, Any] | None
     breaker: str | BreakerRule | Sequence[str | BreakerRule] | None
     rate: str | tuple[int, Duration] | None
@@ -252,37 +255,78 @@ class AsyncSchedules:
         return [first, *islice(later, max(n - 1, 0))][:n]
 
     async def declare(self, *sources: ModuleType | Callable[..., Any]) -> Sequence[Schedule]:
-        """Store the schedules of the code: `@task(cron=…)` and `@task(interval=…)`.
+        """Store the schedules of the code: `@task(cron=…)`, `interval=…` and `schedules=[…]`.
 
         `omniq worker` does this for its modules when it starts; for a pool in your code, call it
-        yourself. The id is the function's path. A schedule that the code has changed is updated, and
+        yourself. The id is the function's name, or its path without one; for a call with arguments, a
+        text that is made of these is added. A schedule that the code has changed is updated, and
         one that one of these modules no longer declares is deleted. A schedule of the same id that
         `add` stored is not changed: an edit at run time takes precedence over the code. A function
-        that needs arguments declares no schedule: `enqueue` repeats it with the given arguments.
+        that needs arguments declares none with `cron` or `interval`: `enqueue` repeats it with the
+        given arguments. Raises `InvalidTask` for arguments that the function does not accept, and
+        `SettingsError` for an id that two functions declare.
         """
         found = [function for source in sources for function in declared_in(source)]
-        declared = {path_of(func): func for func in found if _needs_no_arguments(func)}
+        declared = self._all_declared(found)
         known = {schedule.id: schedule for schedule in await self._storage.list_schedules()}
         # One of the same id that waits for a seal may be an edit at run time.
         waiting = {older.id for older in await self._storage.older_documents(max_pages=0)}
         modules = {source.__name__ for source in sources if isinstance(source, ModuleType)}
         for schedule in known.values():
             is_removed = schedule.declared and schedule.id not in declared
-            if is_removed and schedule.task.func_path.rpartition(".")[0] in modules:
+            if is_removed and _declaring_module(schedule) in modules:
                 await self._storage.delete_schedule(schedule.id)
         return [
-            await self._save(self._declared(path, func))
-            for path, func in declared.items()
-            if path not in waiting and (path not in known or known[path].declared)
+            await self._save(schedule)
+            for schedule_id, schedule in declared.items()
+            if schedule_id not in waiting
+            and (schedule_id not in known or known[schedule_id].declared)
         ]
 
-    def _declared(self, path: str, func: Callable[..., Any]) -> Schedule:
-        options = options_of(func)
-        timing: dict[str, Any] = {"cron": options.cron, "tz": options.tz}
-        if options.interval is not None:
-            # Workers that start together must compute the same times, to the microsecond.
-            timing = {"interval": options.interval, "start": TEMPLATE_EPOCH}
-        return replace(self._build(path, func, (), {}, timing), declared=True)
+    def _all_declared(self, functions: Iterable[Callable[..., Any]]) -> dict[str, Schedule]:
+        declared: dict[str, Schedule] = {}
+        for func in dict.fromkeys(functions):
+            for schedule in self._declared(func):
+                if (other := declared.get(schedule.id)) is not None:
+                    raise SettingsError(
+                        f"two schedules have the id {schedule.id}: of {other.task.func_path} and "
+                        f"{schedule.task.func_path}; give one of them another id"
+                    )
+                declared[schedule.id] = schedule
+        return declared
+
+    def _declared(self, func: Callable[..., Any]) -> Iterator[Schedule]:
+        options, path = options_of(func), path_of(func)
+        several: Sequence[DeclaredSchedule] = options.schedules
+        if options.cron is not None and _needs_no_arguments(func):
+            several = [Cron(options.cron, tz=options.tz)]
+        elif options.interval is not None and _needs_no_arguments(func):
+            several = [Interval(options.interval)]
+        ids: set[str] = set()
+        for each in several:
+            timing = each.timing() | each.policies()
+            if "interval" in timing:
+                # Workers that start together must compute the same times, to the microsecond.
+                timing.setdefault("start", TEMPLATE_EPOCH)
+            built = self._build(each.id or path, func, each.args, each.kwargs or {}, timing)
+            schedule_id = each.id or self._id_of(path, built, ids)
+            ids.add(schedule_id)
+            # Not `__module__`, which is the same for every script.
+            module = own_path_of(func).removesuffix(f".{func.__qualname__}")
+            yield replace(built, id=schedule_id, declared=True, module=module)
+
+    def _id_of(self, path: str, schedule: Schedule, taken: set[str]) -> str:
+        """An id that stays the same when other schedules of the function are added, removed or moved.
+
+        It depends on the arguments, and on the times only if an earlier schedule has the same arguments:
+        a change of the times is no new schedule.
+        """
+        args, kwargs = schedule.task.args, schedule.task.kwargs
+        plain = f"{path}-{self._builder.digest(path, args, kwargs)[:8]}" if args or kwargs else path
+        if plain not in taken:
+            return plain
+        times = (schedule.cron, schedule.tz, schedule.interval)
+        return f"{path}-{self._builder.digest(path, (args, times), kwargs)[:8]}"
 
     async def _find(self, schedule_id: str) -> Schedule:
         schedule = await self._storage.get_schedule(schedule_id)
@@ -356,6 +400,11 @@ def check_call(
     FunctionTypes(func, path_of(func)).check(tuple(args), kwargs)
 
 
+def _declaring_module(schedule: Schedule) -> str:
+    # Releases before names did not store it.
+    return schedule.module or schedule.task.func_path.rpartition(".")[0]
+
+
 def _needs_no_arguments(func: Callable[..., Any]) -> bool:
     try:
         check_call(func, (), {})
@@ -397,6 +446,7 @@ def _template(task: Task) -> Task:
         cron=None,
         tz=None,
         interval=None,
+        reschedule_on_failure=False,
         created_at=TEMPLATE_EPOCH,
         expires=None if lifetime is None else TEMPLATE_EPOCH + lifetime,
     )

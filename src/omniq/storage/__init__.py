@@ -14,6 +14,8 @@
 | `claim` | which rows an owner gets, and in which order |
 | `gate_states` | limits and breakers in one step: who enters, who is parked, who is offered room |
 | `sealed_documents` | how schedules and checkpoints are stored, and those of an older omniq, which wait for a seal |
+| `pending_hooks` | calls of `on_dead` that are recorded with a dead letter until they are made |
+| `worker_requests` | what one worker is asked to do, and its answers |
 | `row_seals` | what a key protects of a row beside its body: dead letters, unique keys, how it may run |
 | `known_rows` | the rows that a storage object has claimed: plans their outcomes for fast paths |
 | `backend` | the port: what a backend implements |

@@ -163,7 +163,8 @@ class Changes(msgspec.Struct):
     gives them the next `seq`, in order. `bound` is the number of waiting tasks that they may not exceed.
     `claimed`: rows to which `row_rules.claim` was applied, and nothing else.
     `updated`: other rows that stay live; `moved` are the ids of those of which only `parked` has changed,
-    so that a store can write less. `ended`: rows that do not stay live.
+    so that a store can write less, and `rewritten` those of which also the queue, the priority and the body
+    may have changed. `ended`: rows that do not stay live.
     `checked`: rows that must not have changed, and are not written.
     `deleted_finished`, `deleted_dead`: ids of records and of dead letters to delete; of the records only
     those that finished before `finished_before`, if it is given, because an id may have been used again.
@@ -174,6 +175,7 @@ class Changes(msgspec.Struct):
     claimed: list[Row] = []
     updated: list[Row] = []
     moved: set[str] = set()
+    rewritten: Collection[str] = ()
     ended: list[Ended] = []
     checked: list[Row] = []
     documents: list[DocumentChange] = []

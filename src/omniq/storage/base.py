@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypedDict
+from weakref import ReferenceType, ref
 
 import msgspec
 
@@ -66,7 +67,7 @@ from omniq.storage.row_rules import Finish, Row, check_body, task_of
 from omniq.storage.row_seals import row_seals
 from omniq.storage.side_data import SideData, check_now
 from omniq.storage.store_clock import is_rough, is_stale
-from omniq.storage.types import Claim, GivenBack, Identity, Renewal
+from omniq.storage.types import Claim, EnqueueListener, GivenBack, Identity, Renewal
 from omniq.storage.wakeups import LocalWakeups
 
 
@@ -108,8 +109,9 @@ class BaseStorage(SideData):
         self._seals = row_seals(self._serializer)
         self._check_row = check_body if self._seals is None else self._seals.check_row
         self._clock = clock
-        self._max_pending = max_pending
+        self._max_pending = self._settings.max_pending if max_pending is None else max_pending
         self._local_wakeups = LocalWakeups()
+        self._enqueue_listeners: tuple[ReferenceType[EnqueueListener], ...] = ()
         self._identity = Identity()
         self._is_sibling = False
         self._is_open = False
@@ -434,6 +436,13 @@ class BaseStorage(SideData):
         R7. `Released` and `Snoozed` charge nothing.
         R8. A task that was cancelled while it ran does not run again.
         R10. A failure with the reason `crashed` counts as a crash, and says nothing to its breakers.
+        R11. A failed run has ended at the timestamp of its error, however late it is recorded: never before
+            its start, nor after it was recorded.
+        R12. After a failure with `next_eta` a repeating task is PENDING for that time, without failures
+            and not a dead letter; the failure is its newest result and stays in its history until a
+            run succeeds.
+        R13. The next `occurrence` of a repeating task has a higher number, and no other outcome and no
+            lost worker changes it.
         """
         recorded, _ = await self.record_and_reserve(outcomes, 0)
         return recorded
@@ -544,6 +553,14 @@ class BaseStorage(SideData):
             self._local_wakeups.notify_results((task_id,))
             self._local_wakeups.notify_cancelled(task_id)
         return cancelled
+
+    def on_enqueue(self, listener: EnqueueListener) -> None:
+        """Pass the listener the rows that later enqueues of this object add, as long as it exists.
+
+        Enqueues within a transaction are not reported: whether they happen is up to the caller.
+        """
+        known = (reference for reference in self._enqueue_listeners if reference() is not None)
+        self._enqueue_listeners = (*known, ref(listener))
 
     def on_cancel(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener` with the id of each task that is cancelled through this object.
@@ -717,8 +734,19 @@ class BaseStorage(SideData):
         if not made:
             return []
         if self._enqueue_writes and all(row.result_ttl >= self._joined_ttl for row in made):
-            return await self._batcher.add(made)
-        return await self._engine.enqueue(made)
+            ids = await self._batcher.add(made)
+        else:
+            ids = await self._engine.enqueue(made)
+        if self._enqueue_listeners:
+            self._report_enqueued(made, ids)
+        return ids
+
+    def _report_enqueued(self, rows: Sequence[Row], ids: Sequence[str]) -> None:
+        # The id of another row: that one holds the unique key, and this row was not added.
+        added = [row for row, task_id in zip(rows, ids, strict=True) if row.id == task_id]
+        for reference in self._enqueue_listeners:
+            if added and (listener := reference()) is not None:
+                listener.enqueued(added)
 
     async def _insert(self, rows: list[Row]) -> list[str]:
         """Insert the rows of one or more calls."""
@@ -735,7 +763,9 @@ class BaseStorage(SideData):
                 check_instant("eta", outcome.eta)
             case Snoozed() | Rescheduled():
                 check_now("eta", outcome.eta)
-            case Failed() | Cancelled():
+            case Failed():
+                check_instant("next_eta", outcome.next_eta)
+            case Cancelled():
                 pass
         return outcome
 
@@ -843,8 +873,8 @@ class BaseStorage(SideData):
         ended = [
             outcome
             for outcome in outcomes
-            if (isinstance(outcome, Succeeded) and outcome.next_eta is None)
-            or isinstance(outcome, Failed | Cancelled)
+            if (isinstance(outcome, Succeeded | Failed) and outcome.next_eta is None)
+            or isinstance(outcome, Cancelled)
         ]
         if len(ended) < len(outcomes):
             # The others will run again.

@@ -14,7 +14,14 @@ from typing import Any, NoReturn
 import msgspec
 
 from omniq.clock import Clock, seconds_to_micros
-from omniq.errors import LeaseLost, StaleClaim, StorageError, StoreWentBack
+from omniq.errors import (
+    LeaseLost,
+    StaleClaim,
+    StorageError,
+    StoreWentBack,
+    TaskNotFound,
+    TaskNotWaiting,
+)
 from omniq.models import Runnable, TaskStatus, WorkerInfo
 from omniq.outcomes import Outcome, Released
 from omniq.serialization import Serializer, encode_internal
@@ -43,7 +50,8 @@ from omniq.storage.incarnation import (
 from omniq.storage.insertion import insertion, read_unique_keys
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.known_rows import KnownRows
-from omniq.storage.row_rules import FORMAT, Row
+from omniq.storage.pending_hooks import pending_hook
+from omniq.storage.row_rules import FORMAT, Finish, Row
 from omniq.storage.side_engine import NOWHERE, SideEngine, atomic
 from omniq.storage.step import EncodeFinish, Step
 from omniq.storage.types import Claim, GivenBack, Identity, Renewal
@@ -270,7 +278,15 @@ class Engine(SideEngine):
         return self._given.is_above(row, self._identity.epoch)
 
     def _step(self, section: Section) -> Step:
-        return Step(section, self._encode_finish, self._seals)
+        return Step(section, self._encode_finish, self._seals, self._pend_hook)
+
+    def _pend_hook(self, row: Row, finish: Finish, now: int) -> DocumentChange | None:
+        if finish.hook is None:
+            return None
+        # An owner that calls it has it. Where none was named, no worker with the function decided this.
+        if not finish.hook and not self._identity.may_have_hook(row.func_path):
+            return None
+        return pending_hook(self._serializer, row, finish, now)
 
     # Transactions of tasks
 
@@ -459,6 +475,33 @@ class Engine(SideEngine):
             step.finish(row, row_rules.finish_cancelled(row, step.now, reason))
         await step.commit()
         return True
+
+    # Breakers
+
+    @atomic
+    async def close_breaker(self, section: Section, name: str) -> bool:
+        """Close a breaker, whatever its state; False if there is none with that name."""
+        step = self._step(section)
+        is_known = await step.gates.close_breaker(f"breaker:{name}")
+        await step.commit()
+        return is_known
+
+    # Changes of a waiting task
+
+    @atomic
+    async def change(self, section: Section, task_id: str, edit: Callable[[Row, int], None]) -> Row:
+        """Have `edit` change a waiting row, given the store's time, and store it; returns the row."""
+        step = self._step(section)
+        record = (await step.load([task_id], bodies=True)).get(task_id)
+        if record is None:
+            raise TaskNotFound(task_id)
+        row = step.live(task_id)
+        if row is None or row.owner is not None:
+            raise TaskNotWaiting(task_id, record.newest_row.status)
+        edit(row, step.now)
+        step.rewrite(row)
+        await step.commit()
+        return row
 
 
 def _store_record(document: Document | None) -> StoreRecord:

@@ -159,6 +159,16 @@ class GateStates:
             if known.state.has_parked:
                 self.refills.add(gate.key)
 
+    async def close_breaker(self, key: str) -> bool:
+        """Close the breaker, and have `offer` release what is parked under it; False if there is none."""
+        document = await self._section.document(KIND, key)
+        if document is None:
+            return False
+        self._add(key, document)
+        gate_rules.close_breaker(self._known[key].state)
+        self.refills.add(key)
+        return True
+
     # Parked rows
 
     async def wake(self, due_by: int) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from omniq._deprecation import filter_by_function
 from omniq._process_id import PROCESS_ID
 from omniq.clock import from_micros, to_micros
 from omniq.errors import InvalidValue, SerializationError, StorageClosed, StorageError
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from omniq.storage.engine import Engine
 
 MAX_PAGE = 10_000
+_MIN_PAGE = 500
 MAX_SCANNED = 10_000
 """Records that one scan reads at most.
 
@@ -272,8 +272,10 @@ class Inspection:
         after: str | None = None,
         task_type: str | None = None,
     ) -> list[DeadLetter]:
-        """Return dead letters in id order whose last failure was at `since` or later, before `until`."""
-        func_path = filter_by_function(func_path, task_type)
+        """Return dead letters in id order whose last failure was at `since` or later, before `until`.
+
+        No storage has an index of types: with `task_type`, all that match the rest are read.
+        """
         for name, instant in (("since", since), ("until", until)):
             check_instant(name, instant, error=InvalidValue)
         query = DeadQuery(
@@ -284,7 +286,18 @@ class Inspection:
             since=None if since is None else to_micros(since),
             until=None if until is None else to_micros(until),
         )
+        if task_type is not None:
+            return await self._dead_of_type(task_type, query)
         return [self._letter(letter) for letter in await self._opened.page(query)]
+
+    async def _dead_of_type(self, task_type: str, query: DeadQuery) -> list[DeadLetter]:
+        found: list[DeadLetter] = []
+        pages = msgspec.structs.replace(query, limit=max(query.limit, _MIN_PAGE))
+        while len(found) < query.limit and (page := await self._opened.page(pages)):
+            letters = map(self._letter, page)
+            found += [letter for letter in letters if letter.task_type == task_type]
+            pages = msgspec.structs.replace(pages, after=page[-1].task_id)
+        return found[: query.limit]
 
     async def get_dead_task(self, task_id: str) -> Task | None:
         """Return a dead letter's task as it would be retried, even if its result was purged."""

@@ -59,10 +59,12 @@ class KnownRows:
             row = row_rules.copy_of(row)
             settled = row_rules.settle(row, outcome, now)
             finish = settled.finish
-            if settled.result is not None or (finish is not None and finish.dead is not None):
-                return None
             if finish is None:
+                if settled.result is not None or settled.failure is not None:
+                    return None
                 changes.updated.append(row)
+            elif finish.dead is not None:
+                return None
             else:
                 encoded = finish.encoded or encode_finish(finish)
                 finished = row_rules.finished_row(row, finish, encoded, now)

@@ -7,6 +7,7 @@ lost worker does to a row is written here, once. Instants are microseconds since
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated, Literal, assert_never
 
 import msgspec
@@ -35,6 +36,9 @@ from omniq.outcomes import (
 
 Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
 """Microseconds since 1970 that a `datetime` can hold; a damaged record may have any number."""
+
+LOST = "WorkerLost"
+"""The type of the error of a task whose worker was lost."""
 
 WENT_BACK = "store went back"
 """The reason of a dead letter that may have run before its store went back to an earlier state."""
@@ -84,6 +88,9 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     `attached`: whether it may have a checkpoint, progress or newest result, to be deleted with it.
     `stored_at` is the store's time at the enqueue, and `format` the version of the record. `unique` is the
     name under which the task holds its unique key, `unique_aliases` are more of them: see `Seal.unique_names`.
+    `occurrence` is the token after which the current occurrence of a repeating task began: it stays the same
+    while that occurrence is retried. So does that of a dead letter, unless it is edited or runs from the start.
+    `task_type` is for people, and for their dead letters.
     """
 
     id: str
@@ -119,6 +126,8 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     workflow: Workflow | None = None
     format: int = FORMAT
     unique_aliases: tuple[str, ...] = ()
+    occurrence: int = 0
+    task_type: str | None = None
 
     @property
     def unique_names(self) -> tuple[str, ...]:
@@ -148,26 +157,30 @@ copy_of: Callable[[Row], Row] = Row.__copy__  # type: ignore[attr-defined]
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """How a task ended. `dead` is set when it also becomes a dead letter.
 
-    `encoded` is the result in the serializer's encoding, if its outcome contained it.
+    `encoded` is the result in the serializer's encoding, if its outcome contained it. `hook` is that of a
+    `Failed` outcome: the owner that calls `on_dead`, empty for any worker that has the function.
     """
 
     status: TaskStatus
     result: TaskResult
     dead: StoredLetter | None = None
     encoded: bytes | None = None
+    hook: str | None = None
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
     """What recording an outcome requires besides storing the changed row.
 
-    `result` is encoded, and to be stored although the task runs again (an interval's newest run).
-    `effect` is what the outcome means to the task's circuit breakers.
+    `result` is encoded, and to be stored although the task runs again (an interval's newest run);
+    `failure` is the same of a run that failed, not encoded yet. `effect` is what the outcome means to the
+    task's circuit breakers.
     """
 
     finish: Finish | None = None
     result: bytes | None = None
     effect: Effect = "neither"
     reason: str = ""
+    failure: Finish | None = None
 
 
 class FinishedRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -207,6 +220,8 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         row.expires = to_micros(task.expires)
     if task.limits or task.breakers:
         row.gates = gates_of(task)
+    if task.task_type is not None:
+        row.task_type = task.task_type
     return row
 
 
@@ -237,6 +252,9 @@ def task_of(row: Row, task: Task) -> Task:
         started_at = from_micros(row.started_at) if row.started_at else None
     except OverflowError as error:
         raise SerializationError(f"task {row.id}: a time in its record is out of range") from error
+    if row.occurrence:
+        # Apart from the others: few tasks repeat, and each claim comes through here.
+        task = msgspec.structs.replace(task, occurrence=row.occurrence)
     return msgspec.structs.replace(
         task,
         eta=eta,
@@ -293,8 +311,7 @@ def was_recorded(row: Row, outcome: Outcome) -> bool:
 
 def settle(row: Row, outcome: Outcome, now: int) -> Settled:
     """Apply the outcome of a run. The caller has checked `is_current`."""
-    if row.cancel_requested and isinstance(outcome, Retried | Snoozed | Released | Rescheduled):
-        # It was cancelled while it ran, and would otherwise run again.
+    if row.cancel_requested and _would_run_again(row, outcome):
         return Settled(finish=finish_cancelled(row, now, "cancelled while running", by_owner=True))
     match outcome:
         case Succeeded():
@@ -317,7 +334,14 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             failure = _effect_of_failure(row)
             is_crash = outcome.reason == "crashed"
             how = "crashed" if is_crash else "failed"
-            finish = _finish_failed(row, outcome.error, outcome.reason, how, now, by_owner=True)
+            finish = _finish_failed(
+                row, outcome.error, outcome.reason, how, now, by_owner=True, hook=outcome.hook
+            )
+            if outcome.next_eta is not None and row.repeats:
+                # The history stays, until a run succeeds: there is no dead letter to look at.
+                _next_occurrence(row, outcome.next_eta)
+                reason = outcome.error.error_type
+                return Settled(failure=finish, effect=failure, reason=reason)
             return Settled(
                 finish=finish,
                 effect="neither" if is_crash else failure,
@@ -341,6 +365,12 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             assert_never(outcome)
 
 
+def _would_run_again(row: Row, outcome: Outcome) -> bool:
+    if isinstance(outcome, Failed):
+        return outcome.next_eta is not None and row.repeats
+    return isinstance(outcome, Retried | Snoozed | Released | Rescheduled)
+
+
 def _effect_of_failure(row: Row) -> Effect:
     """A failed run counts once, also for its breakers, even if its failure is recorded twice."""
     return "failure" if row.status is _RUNNING else "neither"
@@ -351,12 +381,18 @@ def _settle_success(row: Row, outcome: Succeeded) -> Settled:
         row.settled = row.token
         finish = Finish(_SUCCESS, outcome.result, None, outcome.encoded)
         return Settled(finish, None, "success")
+    row.history = ()
+    _next_occurrence(row, outcome.next_eta)
+    return Settled(result=outcome.encoded, effect="success")
+
+
+def _next_occurrence(row: Row, eta: datetime) -> None:
+    """The next run of a repeating task, with no failures."""
     row.status = _PENDING
     row.attempts = 0
     row.crashes = 0
-    row.history = ()
-    _release(row, to_micros(outcome.next_eta))
-    return Settled(result=outcome.encoded, effect="success")
+    row.occurrence = row.token
+    _release(row, to_micros(eta))
 
 
 def _release(row: Row, due: int, *, visible: int | None = None) -> None:
@@ -367,13 +403,21 @@ def _release(row: Row, due: int, *, visible: int | None = None) -> None:
     row.visible = due if visible is None else visible
 
 
+def _ended_at(row: Row, error: TaskError, now: int) -> int:
+    """When the run ended that failed so. Its outcome may have waited before it was recorded."""
+    if error.timestamp is None or error.timestamp.tzinfo is None:
+        return now
+    # The worker's clock may differ a little from the store's.
+    return min(max(to_micros(error.timestamp), row.started_at), now)
+
+
 def _add_attempt(row: Row, error: TaskError, outcome: str, now: int) -> None:
     attempt = Attempt(
         number=row.runs + 1,
         token=row.token,
         owner=row.owner,
         started_at=from_micros(row.started_at) if row.started_at else None,
-        finished_at=from_micros(now),
+        finished_at=from_micros(_ended_at(row, error, now)),
         outcome=outcome,
         error=error,
     )
@@ -384,7 +428,14 @@ def _add_attempt(row: Row, error: TaskError, outcome: str, now: int) -> None:
 
 
 def _finish_failed(
-    row: Row, error: TaskError, reason: str, outcome: str, now: int, *, by_owner: bool
+    row: Row,
+    error: TaskError,
+    reason: str,
+    outcome: str,
+    now: int,
+    *,
+    by_owner: bool,
+    hook: str | None = "",
 ) -> Finish:
     # A failure that was already charged by mark_failed(will_retry=True) is not charged again.
     if row.status is _RUNNING:
@@ -394,13 +445,14 @@ def _finish_failed(
         else:
             row.attempts += 1
     row.settled = row.token if by_owner else 0
+    ended_at = from_micros(_ended_at(row, error, now))
     result = TaskResult(
         task_id=row.id,
         status=_FAILED,
         error=error,
         attempts=row.runs,
         started_at=from_micros(row.started_at) if row.started_at else None,
-        finished_at=from_micros(now),
+        finished_at=ended_at,
         reason=reason,
     )
     letter = StoredLetter(
@@ -409,11 +461,12 @@ def _finish_failed(
         failure_reason=reason,
         attempt_count=row.runs,
         first_failure=row.history[0].finished_at,
-        last_failure=from_micros(now),
+        last_failure=ended_at,
         error_details=error.traceback or f"{error.error_type}: {error.message}",
         queue=row.queue,
+        own_type=row.task_type,
     )
-    return Finish(status=_FAILED, result=result, dead=letter)
+    return Finish(status=_FAILED, result=result, dead=letter, hook=hook)
 
 
 def finish_cancelled(row: Row, now: int, reason: str, *, by_owner: bool = False) -> Finish:
@@ -451,7 +504,7 @@ def _worker_lost(row: Row, now: int, reason: str) -> TaskError:
     cause = f": {reason}" if reason else ""
     return TaskError(
         f"worker {row.owner} was lost while it ran the task{cause}",
-        error_type="WorkerLost",
+        error_type=LOST,
         timestamp=from_micros(now),
     )
 
@@ -504,11 +557,24 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reaso
     return Settled()
 
 
-def retry_dead(row: Row, now: int, *, edited: Row | None = None) -> None:
+def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) -> None:
+    """Give a waiting row the queue and the priority of `task`, and with `due` also its eta.
+
+    `task` is the same task, and `body` encodes it. Without an eta it is due now.
+    """
+    row.queue, row.priority, row.body = task.queue, task.priority, body
+    if due:
+        row.due = row.turn = now if task.eta is None else to_micros(task.eta)
+        row.visible = 0 if task.eta is None else row.due
+
+
+def retry_dead(row: Row, now: int, *, edited: Row | None = None, from_start: bool = False) -> None:
     """Set a dead letter's row back to PENDING, without failures; the token keeps counting up.
 
     `edited` is the row of the same task with another call: what a body and its row must agree in is as there.
     """
+    if edited is not None or from_start:
+        row.occurrence = row.token
     row.status = _PENDING
     row.owner = None
     row.attempts = row.crashes = row.releases = row.settled = row.started_at = 0

@@ -108,8 +108,11 @@ class RowSeals:
 
     def sealed_letter(self, row: Row, body: bytes, letter: StoredLetter) -> StoredLetter:
         """The letter with its seal; without one if the row's call cannot be verified."""
-        if self.decoded(row, body) is None:
+        task = self.decoded(row, body)
+        if task is None:
             return letter
+        # Of the signed call: a row may have been changed.
+        letter = msgspec.structs.replace(letter, own_type=task.task_type)
         hidden = ""
         if self._seal.is_encrypting:
             hidden = letter.error_details
@@ -154,6 +157,8 @@ def _facts(letter: StoredLetter) -> tuple[str, ...]:
         letter.first_failure.isoformat(),
         letter.last_failure.isoformat(),
         letter.error_details,
+        # Releases that do not know it made the seals of all other letters.
+        *(() if letter.own_type is None else (letter.own_type,)),
     )
 
 

@@ -7,9 +7,10 @@ enqueue, claim and record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from omniq.errors import (
     StaleClaim,
 )
 from omniq.models import (
+    Pong,
     Progress,
     Schedule,
     StoredLetter,
@@ -37,11 +39,15 @@ from omniq.models import (
 )
 from omniq.settings import Settings
 from omniq.signing import has_seal
+from omniq.storage import row_rules
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
 from omniq.storage.sealed_documents import OlderDocument, older_document
-from omniq.storage.types import Identity
+from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
 from omniq.storage.wakeups import LocalWakeups
+
+_ANSWER_PAUSE = 0.05
+"""Seconds between two looks for the answer of a worker."""
 
 
 class SideData(Inspection):
@@ -82,6 +88,60 @@ class SideData(Inspection):
         check_id(task_id)
         return await self._opened.delete_task(task_id)
 
+    # Changes of a waiting task
+
+    async def change_task(
+        self,
+        task_id: str,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        eta: datetime | None = None,
+    ) -> Task:
+        """Give a waiting task another priority, queue or eta; returns the task as it is now.
+
+        A1. The task waits under the same id, with the same call, attempts, unique key and limits; only what
+            was given has changed, and it is claimed as if it had been enqueued so.
+        A2. One atomic step: a task that is held raises `TaskNotWaiting`, and so does one that has ended; an id
+            without a record raises `TaskNotFound`. Nothing is changed then.
+        A3. A task that is signed or encrypted is sealed again. Without the key it raises `KeyNeeded`, and
+            `SerializationError` if its record does not match its seal.
+        """
+        if priority is None and queue is None and eta is None:
+            raise InvalidTask(
+                f"task {task_id}: give the priority, queue or eta that it should have"
+            )
+        changes = {"priority": priority, "queue": queue, "eta": eta}
+        given = {name: value for name, value in changes.items() if value is not None}
+        return await self._change_task(task_id, given)
+
+    async def run_task_now(self, task_id: str) -> Task:
+        """Make a waiting task due now; returns the task as it is now.
+
+        A4. It is `change_task` with an eta that has come: what waits for a retry or its next time is due too.
+            Pauses and limits hold, and its priority stays.
+        """
+        return await self._change_task(task_id, {"eta": None})
+
+    async def _change_task(self, task_id: str, given: dict[str, Any]) -> Task:
+        check_id(task_id)
+
+        def edit(row: Row, now: int) -> None:
+            if row.format > row_rules.FORMAT:
+                raise SerializationError(
+                    f"task {task_id}: a newer omniq has stored it; change it with that version"
+                )
+            if self._seals is None and has_seal(row.body):
+                raise KeyNeeded(f"task {task_id}")
+            task = msgspec.structs.replace(self._decoded(row), **given)
+            self._check_task(task)
+            body = self._serializer.encode_task(task)
+            row_rules.change_waiting(row, task, body, now, due="eta" in given)
+
+        row = await self._opened.change(task_id, edit)
+        self._local_wakeups.notify_work()
+        return self._task(row)
+
     # Dead letters
 
     async def retry_dead(
@@ -96,6 +156,7 @@ class SideData(Inspection):
         D1. The same id, PENDING, due now, attempts 0; the dead letter and the old result are gone.
         D2. One atomic step: of two concurrent calls, one returns True.
         D3. When it cannot be enqueued (queue full, unique key taken), the dead letter stays.
+        D5. Its `occurrence` stays the same, unless it has another call, or runs from the start.
         """
         check_id(task_id)
         edited = None
@@ -146,6 +207,46 @@ class SideData(Inspection):
         """Delete dead letters whose last failure was before that instant; returns how many."""
         check_now("older_than", older_than)
         return await self._opened.purge_dead(to_micros(older_than))
+
+    # Pending hooks
+
+    def know_hooks(self, may_have_hook: Callable[[str], bool]) -> None:
+        """Say which functions may have an `on_dead` hook, by their paths, as far as this process knows.
+
+        Without that, all may, for dead letters that no run of this process decided.
+        """
+        self._identity.may_have_hook = may_have_hook
+
+    async def pending_hook(self, task_id: str) -> PendingHook | None:
+        """Return the call of `on_dead` that a dead letter still waits for; None if there is none.
+
+        H1. It is recorded in the same step as the dead letter: if its outcome names an owner that calls the
+            hook, or any; and if its worker was lost, or gave up its lease, unless this process knows that the
+            function has no hook.
+        H2. It stays until it has ended, and is deleted with its dead letter, and when that is retried.
+        """
+        check_id(task_id)
+        return await self._opened.pending_hook(task_id)
+
+    async def pending_hooks(
+        self, after: str = "", limit: int = 500
+    ) -> tuple[list[PendingHook], str]:
+        """Return a page of the pending hooks, in id order, and where the next page begins, if there is one."""
+        return await self._opened.pending_hooks(after, limit)
+
+    async def take_hook(self, hook: PendingHook) -> bool:
+        """Take over the call of a hook whose owner is lost, or that has none; returns whether it was.
+
+        H3. Of several owners that take one hook as they have read it, one returns True.
+        """
+        return await self._opened.take_hook(hook, self._identity.owner)
+
+    async def end_hook(self, task_id: str, token: int) -> None:
+        """Record that the hook was called.
+
+        H4. The hook of a later death of the same task stays.
+        """
+        await self._opened.end_hook(task_id, token)
 
     # Checkpoints and progress
 
@@ -290,6 +391,20 @@ class SideData(Inspection):
         await self._opened.pause_queue(queue, paused=False)
         self._local_wakeups.notify_work()
 
+    # Breakers
+
+    async def close_breaker(self, name: str) -> bool:
+        """Close a circuit breaker without waiting for a probe; returns False when none has that name.
+
+        G9. Its tasks are claimed again, in order, and its failures are counted from 0. A probe that still
+            runs counts as any other run.
+        """
+        check_key("breaker", name)
+        is_known = await self._opened.close_breaker(name)
+        if is_known:
+            self._local_wakeups.notify_work()
+        return is_known
+
     # Workers
 
     async def pause_worker(self, worker_id: str) -> bool:
@@ -305,6 +420,56 @@ class SideData(Inspection):
         """Allow the worker to claim again; returns False when it has no lease."""
         check_name("worker id", worker_id, error=InvalidValue)
         return await self._opened.pause_worker(worker_id, paused=False)
+
+    async def stop_worker(self, worker_id: str, *, restart: bool = False) -> bool:
+        """Ask one worker to stop, as by a signal; returns False when it has no lease.
+
+        V3. The worker learns it at its next heartbeat, once. With `restart`, what supervises it starts
+            another in its place.
+        """
+        check_name("worker id", worker_id, error=InvalidValue)
+        action: Action = "restart" if restart else "stop"
+        return await self._opened.ask_worker(worker_id, self._clock.new_id(), action)
+
+    async def ping_worker(self, worker_id: str, timeout: float = 10.0) -> Pong | None:
+        """Ask one worker for a sign of life; returns None without an answer in `timeout` seconds.
+
+        V4. The answer is that of this call, made by the worker after it; one that has no lease is not asked.
+        """
+        check_name("worker id", worker_id, error=InvalidValue)
+        engine, request_id = self._opened, self._clock.new_id()
+        began = self._clock.monotonic()
+        if not await engine.ask_worker(worker_id, request_id, "ping"):
+            return None
+        while (waited := self._clock.monotonic() - began) < timeout:
+            answer = await engine.take_answer(worker_id, request_id)
+            if answer is not None:
+                return Pong(
+                    worker_id=worker_id,
+                    seconds=self._clock.monotonic() - began,
+                    modules=answer.modules,
+                    functions=answer.functions,
+                    more=answer.more,
+                )
+            await self._clock.sleep(min(_ANSWER_PAUSE, timeout - waited))
+        await engine.withdraw_request(worker_id, request_id)
+        return None
+
+    async def take_requests(self) -> list[WorkerRequest]:
+        """Return the requests to this owner, each once. For a heartbeat."""
+        return await self._opened.take_requests(self._identity.owner)
+
+    async def answer_request(self, request: WorkerRequest, answer: WorkerAnswer) -> None:
+        """Answer a request. For a heartbeat."""
+        await self._opened.answer_request(request, answer)
+
+    async def purge_requests(self, older_than: datetime) -> int:
+        """Delete requests and answers from before that instant, which nothing reads any more; returns how many.
+
+        V5. Those of workers that were lost are deleted by it.
+        """
+        check_now("older_than", older_than)
+        return await self._opened.purge_requests(to_micros(older_than))
 
     def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
         """Yield the rows of tasks that are about to be enqueued, checking each task."""

@@ -60,7 +60,16 @@ from omniq.storage.sealed_documents import (
     whole_schedule,
 )
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
-from omniq.storage.types import Identity, PendingHook
+from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
+from omniq.storage.worker_requests import (
+    ANSWER,
+    REQUEST,
+    answer_change,
+    decode_answer,
+    read_request,
+    request_change,
+    request_key,
+)
 
 SCHEDULE = "schedule"
 """The kind of the documents that are schedules."""
@@ -570,6 +579,69 @@ class SideEngine:
         change = DocumentChange(stored.kind, stored.key, stored.data, sealed, stored.due)
         await section.write(Changes(documents=[change]))
         return True
+
+    # Requests to workers
+
+    async def ask_worker(self, owner: str, request_id: str, action: Action) -> bool:
+        """Store a request to a worker; False when it has no valid lease."""
+        leases = await self.backend.leases()
+        if not any(lease.owner == owner and lease.is_live and lease.info for lease in leases):
+            return False
+        await self._put_dated(
+            lambda now: request_change(request_key(owner, request_id), action, now)
+        )
+        return True
+
+    @atomic
+    async def _put_dated(self, section: Section, make: Callable[[int], DocumentChange]) -> None:
+        await section.write(Changes(documents=[make(section.now)]))
+
+    async def take_requests(self, owner: str) -> list[WorkerRequest]:
+        """Delete and return the requests to the worker. Without any it only reads."""
+        query = DocumentQuery(kind=REQUEST, prefix=request_key(owner, ""))
+        if not await self._read(lambda section: section.find_documents(query)):
+            return []
+        return await self._take_requests(query)
+
+    @atomic
+    async def _take_requests(self, section: Section, query: DocumentQuery) -> list[WorkerRequest]:
+        found = await section.find_documents(query)
+        if found:
+            deleted = [DocumentChange(REQUEST, each.key, each.data, None) for each in found]
+            await section.write(Changes(documents=deleted))
+        requests = [read_request(document) for document in found]
+        return [request for request in requests if request is not None]
+
+    async def answer_request(self, request: WorkerRequest, answer: WorkerAnswer) -> None:
+        """Store the answer of a worker."""
+        await self._put_dated(lambda now: answer_change(request.key, answer, now))
+
+    async def take_answer(self, owner: str, request_id: str) -> WorkerAnswer | None:
+        """Delete and return the answer to a request; None while there is none."""
+        key = request_key(owner, request_id)
+        document = await self._document(ANSWER, key)
+        if document is None:
+            return None
+        await self._write(Changes(documents=[DocumentChange(ANSWER, key, ANY, None)]))
+        return decode_answer(document.data) or WorkerAnswer()
+
+    async def withdraw_request(self, owner: str, request_id: str) -> None:
+        """Delete a request that is not waited for any more, and its answer."""
+        key = request_key(owner, request_id)
+        changes = [DocumentChange(kind, key, ANY, None) for kind in (REQUEST, ANSWER)]
+        await self._write(Changes(documents=changes))
+
+    async def purge_requests(self, before: int) -> int:
+        """Delete requests and answers that were stored before that instant; returns how many."""
+        purged = 0
+        for kind in (REQUEST, ANSWER):
+            query = DocumentQuery(kind=kind, due_by=before - 1)
+            found = await self._read(lambda section, query=query: section.find_documents(query))  # type: ignore[misc]
+            if found:
+                deleted = [DocumentChange(kind, each.key, ANY, None) for each in found]
+                await self._write(Changes(documents=deleted))
+                purged += len(found)
+        return purged
 
     # Queues and gates
 

@@ -20,6 +20,9 @@ from omniq.storage.row_seals import RowSeals
 EncodeFinish = Callable[[Finish], bytes]
 """Encodes the result of a task that has ended, unless its outcome contained it."""
 
+PendHook = Callable[[Row, Finish, int], DocumentChange | None]
+"""What records that the `on_dead` hook of a new dead letter is to be called; None if it has no hook."""
+
 UNIQUE, CHECKPOINT, PROGRESS, NEWEST = "unique", "checkpoint", "progress", "newest"
 """Kinds of documents that belong to a task."""
 
@@ -28,7 +31,11 @@ class Step:
     """Changes to rows inside one section."""
 
     def __init__(
-        self, section: Section, encode_finish: EncodeFinish, seals: RowSeals | None = None
+        self,
+        section: Section,
+        encode_finish: EncodeFinish,
+        seals: RowSeals | None,
+        pend_hook: PendHook,
     ) -> None:
         self.section = section
         self.now = section.now
@@ -38,6 +45,7 @@ class Step:
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
         self._encode_finish = encode_finish
         self._seals = seals
+        self._pend_hook = pend_hook
         self._live: dict[str, Row] = {}
         self._updated: dict[str, Row] = {}
         self._moved: set[str] = set()
@@ -47,9 +55,9 @@ class Step:
 
     # Reading
 
-    async def load(self, ids: Sequence[str]) -> dict[str, Record]:
+    async def load(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
         """Read what is stored under these ids, and the gates of live tasks."""
-        found = await self.section.load(ids)
+        found = await self.section.load(ids, bodies=bodies)
         await self.add([record.row for record in found.values() if record.is_live])
         return found
 
@@ -127,9 +135,12 @@ class Step:
         """Apply the effects of an outcome: the claim leaves its gates, the row changes or ends."""
         if row.gates:
             self.gates.leave(row, token, settled)
-        if settled.result is not None:
+        newest = settled.result
+        if settled.failure is not None:
+            newest = self._encode_finish(settled.failure)
+        if newest is not None:
             row.attached = True
-            self._put(NEWEST, row.id, settled.result)
+            self._put(NEWEST, row.id, newest)
             self._delete(CHECKPOINT, row.id)
             self._delete(PROGRESS, row.id)
         if settled.finish is not None:
@@ -150,6 +161,15 @@ class Step:
             self._moved.add(row.id)
         self.update(row)
 
+    def rewrite(self, row: Row) -> None:
+        """Write a waiting row whose queue, order and body have changed. No gate blocks it for now."""
+        if row.gates and row.parked is None:
+            # It may have been offered, and its new place may be far behind.
+            self.gates.refill(row)
+        row.parked = None
+        self.changes.rewritten = (*self.changes.rewritten, row.id)
+        self.update(row)
+
     def finish(self, row: Row, finish: Finish) -> None:
         """End a row."""
         self._changed.add(row.id)
@@ -164,6 +184,8 @@ class Step:
             self._delete(NEWEST, row.id)
             if finish.dead is None:
                 self._delete(CHECKPOINT, row.id)
+        if finish.dead is not None and (pending := self._pend_hook(row, finish, self.now)):
+            self.changes.documents.append(pending)
         encoded = finish.encoded or self._encode_finish(finish)
         self._ended[row.id] = Ended(
             row_rules.finished_row(row, finish, encoded, self.now), finish.dead

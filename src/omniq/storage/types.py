@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Literal
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Literal, Protocol
 
 import msgspec
 
-from omniq.models import Runnable, TaskStatus, WorkerInfo
+from omniq.models import Runnable, TaskError, TaskStatus, WorkerInfo
 
 Durability = Literal["none", "os", "power"]
+Action = Literal["stop", "restart", "ping"]
+"""What a worker can be asked to do."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +117,38 @@ class GivenBack(msgspec.Struct, frozen=True):
     status: TaskStatus
 
 
+class PendingHook(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of `on_dead` that is recorded with a dead letter, and not made yet as far as the store knows.
+
+    `owner` is the worker that makes it; empty until one that has the function has taken it. `token` is that
+    of the claim that the task died with.
+    """
+
+    task_id: str
+    func_path: str
+    queue: str
+    owner: str
+    token: int
+    died_at: datetime
+    reason: str
+    error: TaskError
+
+
+class WorkerRequest(msgspec.Struct, frozen=True):
+    """What a worker is asked to do. `key` has its id and that of the request."""
+
+    key: str
+    action: Action
+
+
+class WorkerAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker answers: the modules and functions that it may run, or the first of them."""
+
+    modules: tuple[str, ...] | None = None
+    functions: tuple[str, ...] = ()
+    more: int = 0
+
+
 class Identity:
     """The owner that a storage object acts as. Its siblings share it, so that they act as one owner.
 
@@ -139,6 +175,8 @@ class Identity:
         """The beat of the last renewal; 0 before the first one."""
         self.claims_from = 0
         """Boot-clock microseconds before which this object claims nothing."""
+        self.may_have_hook: Callable[[str], bool] = _may_have_hook
+        """Whether a function may have an `on_dead` hook. A pool knows, of the functions that it has."""
 
     def start(self, owner: str, now: int) -> None:
         """Become `owner`, without a lease."""
@@ -174,3 +212,32 @@ class Identity:
         with self._lock:
             if self.owner == owner:
                 self.lease_until = until
+
+
+def _may_have_hook(func_path: str) -> bool:
+    return True
+
+
+class EnqueuedRow(Protocol):
+    """What a listener gets of a row that an enqueue has added. `visible` is 0 without an eta."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def func_path(self) -> str: ...
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def visible(self) -> int: ...
+
+    @property
+    def task_type(self) -> str | None: ...
+
+
+class EnqueueListener(Protocol):
+    """Wants to know what an enqueue has added."""
+
+    def enqueued(self, rows: Sequence[EnqueuedRow]) -> None: ...

@@ -19,8 +19,15 @@ _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
     "postgresql://host/database, redis://host/0, rediss://, valkey://"
 )
+WORKER_URL = "worker:"
+"""What OMNIQ_URL is in a child process that runs tasks, in place of a URL with a password.
+
+Without it a queue would open the default storage, and its tasks would wait there for ever.
+"""
+
 _NO_FOLDER = re.compile(r"^file:(//)?(?=\?|$)", re.IGNORECASE)
-_SETTINGS = frozenset({"durability", "lease", "result_ttl"})
+_SETTINGS = frozenset({"durability", "lease", "max_pending", "result_ttl"})
+"""The options that the URL of every kind of storage may have. They are settings too."""
 
 
 def open_storage(
@@ -33,25 +40,26 @@ def open_storage(
     """The storage that the URL names, not opened yet: use it as `async with open_storage(url)`.
 
     Without a URL: `OMNIQ_URL`, then the configuration files, then SQLite in `.omniq/omniq.db`.
-    Options in the query string (`durability`, `max_pending`, `lease`, `result_ttl`) override the
-    settings; a server's URL may have others, which its driver receives.
+    Options in the query string override the settings of the same name: `durability`, `max_pending`,
+    `lease`, `result_ttl`, for PostgreSQL also `schema`, `poll_only`, `pool_size`, for Redis `prefix`. A
+    server's URL may have others, which its driver receives.
     """
     settings = settings or Settings.load()
+    is_own = url is not None and url != settings.url
+    is_url_given = is_own or settings.sources.get("url") == "argument"
     url = storage_url(settings, url)
     scheme = url.partition(":")[0].lower()
     if scheme not in _KINDS:
         raise SettingsError(f"storage URL {mask_url(url)}: {_unknown_kind(scheme, url)}")
     opener, own_names = _KINDS[scheme]
     location, options = _split(url) if own_names is None else _split_server(url, own_names)
-    max_pending = _take_int(url, options, "max_pending")
-    own_options = {name: options.pop(name) for name in (own_names or frozenset()) & options.keys()}
+    settings = _for_kind(url, settings, own_names or frozenset(), is_url_given=is_url_given)
     common: StorageOptions = {
         "serializer": serializer,
         "clock": clock,
-        "settings": _with_options(url, settings, options),
-        "max_pending": max_pending,
+        "settings": _with_options(url, settings, options, own_names or frozenset()),
     }
-    return opener(location, own_options, common)
+    return opener(location, common)
 
 
 def storage_url(settings: Settings, url: str | None = None) -> str:
@@ -69,6 +77,11 @@ def local_path(url: str) -> Path | None:
 
 def _unknown_kind(scheme: str, url: str) -> str:
     """Why there is no such storage. SQLAlchemy names a driver behind "+"."""
+    if f"{scheme}:" == WORKER_URL:
+        return (
+            "a child process of a worker does not know its storage; enqueue with ctx.enqueue, or give "
+            "the queue a URL"
+        )
     kind = scheme.partition("+")[0]
     if kind in _KINDS:
         rest = mask_url(url).partition(":")[2]
@@ -78,7 +91,7 @@ def _unknown_kind(scheme: str, url: str) -> str:
 
 def _split_server(url: str, own_names: frozenset[str]) -> tuple[str, dict[str, str]]:
     """The URL for the driver, and omniq's options."""
-    omniq_names = _SETTINGS | own_names | {"max_pending"}
+    omniq_names = _SETTINGS | own_names
     base, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
     options = [pair for pair in pairs if unquote(pair.partition("=")[0]) in omniq_names]
@@ -117,28 +130,48 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
     return unquote(rest), _parse_options(url, query)
 
 
-def _take_int(url: str, options: dict[str, str], name: str) -> int | None:
-    text = options.pop(name, None)
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingsError(
-            f"storage URL {mask_url(url)}: {name}={text}: expected a whole number above 0"
-        )
-    return int(text)
+def _for_kind(
+    url: str, settings: Settings, own_names: frozenset[str], *, is_url_given: bool
+) -> Settings:
+    """The settings without those that only another kind of storage has. Raises `SettingsError` for one.
+
+    A program that names its URL may have a second storage of another kind. What the environment and
+    the files say is then for that one, and is ignored here.
+    """
+    sources = settings.sources
+    others = [
+        name
+        for name in sorted(KIND_SETTINGS - own_names)
+        if sources.get(name, "default") != "default"
+    ]
+    for name in others:
+        if not is_url_given or sources[name] == "argument":
+            kinds = [kind for kind, (_, names) in _KINDS.items() if names and name in names]
+            raise SettingsError(
+                f"{name}={getattr(settings, name)} ({sources[name]}): only {kinds[0]}:// has this "
+                f"setting, and the storage is {mask_url(url)}; remove it, or set OMNIQ_URL to the "
+                "storage you mean"
+            )
+    if not others:
+        return settings
+    defaults = Settings().shown()
+    return settings.overridden("default", {name: defaults[name] for name in others})
 
 
-def _with_options(url: str, settings: Settings, options: dict[str, str]) -> Settings:
-    unknown = options.keys() - _SETTINGS
+def _with_options(
+    url: str, settings: Settings, options: dict[str, str], own_names: frozenset[str]
+) -> Settings:
+    known = _SETTINGS | own_names
+    unknown = options.keys() - known
     if unknown:
         raise SettingsError(
             f"storage URL {mask_url(url)}: unknown option {sorted(unknown)[0]!r}; "
-            "known: durability, lease, max_pending, result_ttl"
+            f"known: {', '.join(sorted(known))}"
         )
     return settings.overridden(f"storage URL {mask_url(url)}", options) if options else settings
 
 
-def _memory(location: str, _: dict[str, str], options: StorageOptions) -> BaseStorage:
+def _memory(location: str, options: StorageOptions) -> BaseStorage:
     from omniq.storage.memory import MemoryStorage
 
     if location:
@@ -146,13 +179,13 @@ def _memory(location: str, _: dict[str, str], options: StorageOptions) -> BaseSt
     return MemoryStorage(**options)
 
 
-def _file(location: str, _: dict[str, str], options: StorageOptions) -> BaseStorage:
+def _file(location: str, options: StorageOptions) -> BaseStorage:
     from omniq.storage.file import FileStorage
 
     return FileStorage(_path(location, "file:folder or file:///absolute/folder"), **options)
 
 
-def _sqlite(location: str, _: dict[str, str], options: StorageOptions) -> BaseStorage:
+def _sqlite(location: str, options: StorageOptions) -> BaseStorage:
     from omniq.storage.sqlite import SQLiteStorage
 
     return SQLiteStorage(_path(location, "sqlite:///file.db or sqlite:////absolute.db"), **options)
@@ -175,30 +208,21 @@ def _extra(name: str) -> Iterator[None]:
         ) from error
 
 
-def _postgres(url: str, own: dict[str, str], options: StorageOptions) -> BaseStorage:
+def _postgres(url: str, options: StorageOptions) -> BaseStorage:
     with _extra("postgres"):
         from omniq.storage.postgres import PostgresStorage
 
-    poll_only = own.get("poll_only", "false").lower()
-    if poll_only not in ("true", "false"):
-        raise SettingsError(f"storage URL: poll_only={poll_only}: expected true or false")
-    return PostgresStorage(
-        url,
-        schema=own.get("schema", "omniq"),
-        poll_only=poll_only == "true",
-        pool_size=_take_int(url, own, "pool_size") or 10,
-        **options,
-    )
+    return PostgresStorage(url, **options)
 
 
-def _redis(url: str, own: dict[str, str], options: StorageOptions) -> BaseStorage:
+def _redis(url: str, options: StorageOptions) -> BaseStorage:
     with _extra("redis"):
         from omniq.storage.redis import RedisStorage
 
-    return RedisStorage(url, prefix=own.get("prefix", "omniq"), **options)
+    return RedisStorage(url, **options)
 
 
-_Opener = Callable[[str, dict[str, str], StorageOptions], BaseStorage]
+_Opener = Callable[[str, StorageOptions], BaseStorage]
 """Makes a storage from a path on this machine or a URL for the driver, and its options."""
 
 _POSTGRES = (_postgres, frozenset({"schema", "poll_only", "pool_size"}))
@@ -215,3 +239,6 @@ _KINDS: dict[str, tuple[_Opener, frozenset[str] | None]] = {
     "valkeys": _REDIS,
 }
 """Each scheme with the options that only its kind of storage has; None where the URL is a path."""
+
+KIND_SETTINGS = frozenset(name for _, names in _KINDS.values() for name in names or ())
+"""The settings that only some kinds of storages have."""

@@ -14,5 +14,6 @@
 - `signature`: how a worker calls a function
 - `function_types`: which arguments a function accepts, and their types
 - `annotations`, `converters`, `record_converters`: from types of annotations to plain data and back
+- `resources`: `Resource`, parameters that a worker fills in
 - `secret_parameters`: which arguments are hidden
 """

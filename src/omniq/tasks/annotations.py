@@ -7,6 +7,7 @@ otherwise.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import collections.abc
 import dataclasses
@@ -50,6 +51,7 @@ from omniq.tasks.record_converters import (
     attrs_fields,
     dataclass_fields,
 )
+from omniq.tasks.resources import resource_of
 
 _SEQUENCES: dict[Any, Callable[[list[Any]], Any] | None] = {
     list: list,
@@ -158,8 +160,40 @@ def resolve_annotations(
             found |= typing.get_type_hints(holder, names, own_names, include_extras=True)
         except Exception:
             # Evaluating the text of an annotation runs it, and it may raise anything.
-            found[name] = Any
+            found[name] = _resource_in(annotation, names)
     return found
+
+
+def _resource_in(annotation: Any, names: dict[str, Any]) -> Any:
+    """The resource of an annotation whose type exists for type checkers only; `Any` without one."""
+    if not isinstance(annotation, str) or "Resource(" not in annotation:
+        return Any
+    try:
+        hint = eval(annotation, names, _Names(names))
+        resource = resource_of(hint)
+    except Exception:
+        return Any
+    is_known = resource is not None and resource.make is not _ForTypeCheckers
+    return typing.Annotated[Any, resource] if is_known else Any
+
+
+class _Missing(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, item: object) -> Any:
+        return cls
+
+
+class _ForTypeCheckers(metaclass=_Missing):
+    """Stands for a name that exists for type checkers only."""
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, _ForTypeCheckers)
 
 
 def class_annotations(kind: type) -> dict[str, Any]:

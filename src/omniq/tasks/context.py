@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from omniq.clock import seconds_to_micros
 from omniq.durations import Duration, seconds_of
@@ -30,11 +30,25 @@ from omniq.tasks.steps import (
     run_on_loop_of,
     task_key,
 )
+from omniq.tasks.task_enqueuer import OptionsEnqueuer, TaskEnqueuer, enqueue_calls, enqueuer_with
 from omniq.tasks.transaction import Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from omniq.tasks.enqueued_ids import EnqueuedIds
+    from omniq.tasks.task_enqueuer import ContextOptions, NewTasks
+
+    S = TypeVarWithDefault("S", default=Any)
+else:
+    # Python 3.11 and 3.12 have no defaults for type variables; only type checkers need it.
+    S = TypeVar("S")
 
 _MAX_MESSAGE = 1000
 _MAX_WARNINGS = 100
@@ -42,24 +56,27 @@ _MAX_WARNINGS = 100
 _current: ContextVar[TaskContext] = CURRENT
 
 
-class TaskContext:
+class TaskContext(TaskEnqueuer, Generic[S]):
     """The running task. A function that declares it as its first parameter receives it.
+
+    `TaskContext[State]` says to type checkers what the worker's lifespan yields, which is `state`.
 
     The thread that runs the function may use it. `fencing_token` grows with every claim of the
     task: pass it to systems that can refuse writers with an older token.
 
-    `step`, `sleep` and `checkpoint` are awaited in async tasks; in others they block.
+    `step`, `sleep`, `checkpoint` and `enqueue` are awaited in async tasks; in others they block.
     """
 
     __slots__ = (
         "_checkpoint",
+        "_enqueued",
         "_is_stopped",
         "_services",
         "_sleeps",
         "_task",
         "completed",
+        "connection",
         "has_seen_stop",
-        "in_transaction",
         "result",
         "timeout",
         "warnings",
@@ -78,9 +95,15 @@ class TaskContext:
         """The errors of this run that did not make it fail."""
         self.result: Any = None
         """The value that a transaction records as the task's result."""
-        self.in_transaction = False
+        self.connection: Any = None
+        """That of the run's open transaction."""
         self.completed: Succeeded | None = None
         """The outcome, once the run's transaction is committed; nothing later changes it."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the run is inside `transaction()`."""
+        return self.connection is not None
 
     @property
     def task_id(self) -> str:
@@ -89,6 +112,16 @@ class TaskContext:
     @property
     def func_path(self) -> str:
         return self._task.func_path
+
+    @property
+    def state(self) -> S:
+        """What the lifespan of this worker process has yielded. Raises `OmniqError` without one."""
+        return cast("S", self._services.state)
+
+    @property
+    def task_type(self) -> str:
+        """The type that the task was given; else the function's path."""
+        return self._task.task_type or self._task.func_path
 
     @property
     def attempt(self) -> int:
@@ -255,7 +288,42 @@ class TaskContext:
         """
         return Transaction(self._task, self, self._services)
 
+    # Enqueue
+
+    def options(self, **options: Unpack[ContextOptions]) -> OptionsEnqueuer:
+        """Return `enqueue` and `enqueue_many` with options. They are checked immediately.
+
+        They are those of `queue.options(…)`, and `name`: a task is then known by that name, in all
+        runs of this task, whatever its arguments are. A run can use each name once.
+        """
+        return enqueuer_with(self, dict(options))
+
+    async def _enqueue_all(self, calls: list[Any]) -> list[Any]:
+        return await enqueue_calls(self, calls, None, None)
+
     # For the worker that runs the task
+
+    async def enqueue_new(self, new: NewTasks) -> list[str]:
+        """Store tasks that the run enqueues; return their ids. Used on the services' event loop."""
+        if self._is_stopped:
+            # Another run may have begun.
+            raise StaleClaim(self._task.id, self._task.token)
+        if self.completed is not None:
+            # After a crash, the task would not run again to enqueue it.
+            raise InvalidTask(
+                "the task is complete: its transaction has been committed; call ctx.enqueue inside "
+                "ctx.transaction(), or before it"
+            )
+        return await self._services.enqueue(self._task, self, new)
+
+    @property
+    def enqueued(self) -> EnqueuedIds | None:
+        """The ids that the run has given to tasks. Few tasks enqueue others, so it is made late."""
+        return getattr(self, "_enqueued", None)
+
+    @enqueued.setter
+    def enqueued(self, ids: EnqueuedIds | None) -> None:
+        self._enqueued = ids
 
     async def flush(self) -> None:
         """Save the changes of the checkpoint that are not saved yet."""

@@ -39,7 +39,8 @@ class ErrorRules:
     and a retry waits for their `Retry-After`; every other 4xx is permanent.
 
     Any other exception is retried. With `only_transient=True` it is not: then only transient
-    exceptions are retried, among them timeouts and broken connections, which need no rule.
+    exceptions are retried, among them timeouts and broken connections, which need no rule. One that
+    no rule knows makes the task a dead letter with the reason "unclassified".
     """
 
     transient: tuple[Rule, ...] = ()
@@ -111,7 +112,7 @@ def explain(
             only_transient = next(
                 (rule.only_transient for rule in rules if rule.only_transient is not None), False
             )
-            fallback = ErrorCategory.PERMANENT if only_transient else ErrorCategory.TRANSIENT
+            fallback = ErrorCategory.UNCLASSIFIED if only_transient else ErrorCategory.TRANSIENT
             record.category = category or fallback
         elif stated is not error:
             known = TaskError.from_exception(stated)

@@ -11,15 +11,17 @@ import importlib.util
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
+from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask, UnguardedModule
+from omniq.import_guard import importing
 from omniq.models import check_func_path
+from omniq.tasks.options import TaskOptions
 
 MARK = "__omniq__"
 FUNCTION_METHOD = "__omniq_function__"
@@ -289,7 +291,10 @@ def _import(func_path: str, name: str) -> ModuleType:
     if name == main_name():
         return sys.modules["__main__"]
     try:
-        return importlib.import_module(name)
+        with importing(name):
+            return importlib.import_module(name)
+    except UnguardedModule:
+        raise
     except (Exception, SystemExit) as error:
         # The import runs user code, which may raise any exception.
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
@@ -330,6 +335,14 @@ def main_name() -> str | None:
 _SEARCH_EVERY = 10.0
 
 
+class _Marked(NamedTuple):
+    """Where a marked function was found, where it was defined, and its names besides its path."""
+
+    path: str
+    own_path: str
+    names: tuple[str, ...]
+
+
 class MarkedFunctions:
     """The paths of all functions with `@task` in the modules that the program has imported.
 
@@ -338,10 +351,12 @@ class MarkedFunctions:
     """
 
     def __init__(self) -> None:
-        self._modules: dict[str, tuple[ModuleType, int, list[str]]] = {}
+        self._modules: dict[str, tuple[ModuleType, int, list[_Marked]]] = {}
         self._count = -1
         self._searched_at = -_SEARCH_EVERY
         self._paths: frozenset[str] = frozenset()
+        self.named: Mapping[str, Sequence[str]] = {}
+        """The paths of the functions with a name or alias, by that; of the last search."""
 
     @property
     def is_stale(self) -> bool:
@@ -352,11 +367,19 @@ class MarkedFunctions:
         """The paths in the modules that were imported until now."""
         return self.search() if self.is_stale else self._paths
 
+    def paths_of(self, name: str) -> Sequence[str]:
+        """The paths of the functions that have this name or alias; normally one."""
+        self.paths()
+        if name not in self.named:
+            # A module may have grown since it was searched.
+            self.search()
+        return self.named.get(name, ())
+
     def search(self) -> frozenset[str]:
         """The paths now. A module that was searched before and has not grown is not searched again."""
         modules = list(sys.modules.items())
         count = len(modules)
-        found: dict[str, tuple[ModuleType, int, list[str]]] = {}
+        found: dict[str, tuple[ModuleType, int, list[_Marked]]] = {}
         for name, module in modules:
             if is_refused(name) or not issubclass(type(module), ModuleType):
                 continue
@@ -370,9 +393,11 @@ class MarkedFunctions:
             found[name] = known
         # Replaced, never changed: other threads may search, too.
         self._modules, self._count, self._searched_at = found, count, SYSTEM_CLOCK.monotonic()
-        paths = frozenset(path for *_, marked in found.values() for path in marked)
+        marked = [each for *_, of_module in found.values() for each in of_module]
+        paths = frozenset(each.path for each in marked)
         if paths != self._paths:
             self._paths = paths
+        self.named = _paths_by_name(marked)
         return self._paths
 
     def search_sometimes(self) -> frozenset[str]:
@@ -384,14 +409,25 @@ class MarkedFunctions:
 MARKED = MarkedFunctions()
 
 
-def _marked_in(module_name: str, module: ModuleType) -> list[str]:
+def _paths_by_name(marked: Iterable[_Marked]) -> dict[str, list[str]]:
+    """One path of each function, also if its module has it twice, or is loaded as the script too."""
+    found: dict[str, dict[str, str]] = {}
+    for path, own_path, names in marked:
+        for name in names:
+            paths = found.setdefault(name, {})
+            if paths.get(own_path) != own_path:
+                paths[own_path] = path
+    return {name: list(paths.values()) for name, paths in found.items()}
+
+
+def _marked_in(module_name: str, module: ModuleType) -> list[_Marked]:
     shown = _shown_name(module_name)
     if is_main(shown):
         # No other process can import it, so its functions have no path.
         return []
     values = list(_contents(module).items())
     found = [
-        name
+        (name, value)
         for name, value in values
         if not name.startswith("_")
         and (
@@ -401,13 +437,22 @@ def _marked_in(module_name: str, module: ModuleType) -> list[str]:
         )
     ]
     found += _marked_in_classes(module_name, "", values)
-    return [f"{shown}.{name}" for name in found]
+    return [_marked(shown, name, value) for name, value in found]
+
+
+def _marked(module_name: str, name: str, func: object) -> _Marked:
+    if type(func) is not FunctionType:
+        # An object of a framework: it has the names of that.
+        return _Marked(f"{module_name}.{name}", "", ())
+    options = func.__dict__.get(MARK)
+    names = options.names if isinstance(options, TaskOptions) else ()
+    return _Marked(f"{module_name}.{name}", f"{module_name}.{func.__qualname__}", names)
 
 
 def _marked_in_classes(
     module_name: str, prefix: str, values: list[tuple[str, Any]]
-) -> Iterator[str]:
-    """The names of marked static methods, in classes that the module defines, also nested ones."""
+) -> Iterator[tuple[str, Any]]:
+    """The paths in the module of marked static methods, in classes that the module defines, also nested ones."""
     for name, value in values:
         if not issubclass(type(value), type) or name.startswith("_"):
             continue
@@ -419,5 +464,5 @@ def _marked_in_classes(
         for method_name, method in inner:
             is_public = type(method) is staticmethod and not method_name.startswith("_")
             if is_public and MARK in getattr(method.__func__, "__dict__", ()):
-                yield f"{path}.{method_name}"
+                yield f"{path}.{method_name}", method.__func__
         yield from _marked_in_classes(module_name, f"{path}.", inner)

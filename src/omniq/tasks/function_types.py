@@ -10,7 +10,7 @@ import difflib
 import inspect
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from omniq.tasks.annotations import (
 from omniq.tasks.context import TaskContext
 from omniq.tasks.converters import Converter
 from omniq.tasks.options import OTHER_WORDS, names_on
+from omniq.tasks.resources import resource_parameters
 
 _T = TypeVar("_T")
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -38,19 +39,22 @@ class FunctionTypes:
     `takes_context`: the first parameter is a `TaskContext`. `accepts(args, kwargs)`: whether the
     function can be called with these arguments. `converts_arguments`: whether an argument may have
     to be converted; most functions take plain data. `result` converts what the function returns;
-    None if that is plain data.
+    None if that is plain data. `resources` are the parameters that the worker fills in.
     """
 
     def __init__(self, func: Callable[..., Any], name: str) -> None:
         self._name = name
         annotated = inspect.signature(func)
-        hints = _hints_of(func, annotated)
+        hints = hints_of(func, annotated)
         parameters = list(annotated.parameters.values())
-        self.takes_context = bool(parameters) and _is_context(parameters[0], hints)
-        self._arguments = _Arguments(parameters[self.takes_context :], hints)
+        self.takes_context = bool(parameters) and is_context(parameters[0], hints)
+        own = parameters[self.takes_context :]
+        self.resources = resource_parameters(own, hints)
+        names = {each.name for each in self.resources}
+        self._arguments = _Arguments([each for each in own if each.name not in names], hints)
         self.result = rich_converter(returned_type(hints.get("return", Any)))
         self.converts_arguments = self._arguments.has_types
-        self._shape = _Shape(func, self.takes_context)
+        self._shape = _Shape(func, self.takes_context, names)
         self.accepts = self._shape.accepts
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -78,6 +82,22 @@ class FunctionTypes:
         """Return the stored value as the annotation says. Raises `SerializationError`."""
         result = self.result
         return value if result is None else self._named(lambda: load_value(result, value, "result"))
+
+    def with_resources(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[str, Any]
+    ) -> _Call:
+        """Return the arguments of a call with the resources among them, without the context."""
+        new_args, new_kwargs = list(args), dict(kwargs)
+        for parameter in self.resources:
+            name, position = parameter.name, parameter.position
+            if name in kwargs:
+                # A record that omniq has not made: such a call is refused when it is enqueued.
+                raise InvalidTask(f"{self._name}: {self._shape.why_not(args, kwargs)}")
+            if position is not None and position <= len(new_args):
+                new_args.insert(position, values[name])
+            else:
+                new_kwargs[name] = values[name]
+        return tuple(new_args), new_kwargs
 
     def _named(self, convert: Callable[[], _T]) -> _T:
         try:
@@ -149,12 +169,16 @@ class _Arguments:
 class _Shape:
     """How many arguments a function takes, and with which names."""
 
-    def __init__(self, func: Callable[..., Any], takes_context: bool) -> None:
+    def __init__(
+        self, func: Callable[..., Any], takes_context: bool, resources: Collection[str]
+    ) -> None:
+        self._resources = resources
         # What Python itself checks. A decorator may pass arguments to the function that it wraps, so
         # that the signature of that one says nothing about the call.
         parameters = list(inspect.signature(func, follow_wrapped=False).parameters.values())
         if takes_context and parameters and parameters[0].kind in _POSITIONAL:
             del parameters[0]
+        parameters = [each for each in parameters if each.name not in resources]
         self._signature = inspect.Signature(
             [each.replace(annotation=Parameter.empty) for each in parameters]
         )
@@ -182,7 +206,7 @@ class _Shape:
         for name in kwargs:
             place = self._places.get(name)
             if place is None:
-                if not self._takes_any_name:
+                if not self._takes_any_name or name in self._resources:
                     return False
             elif place < given:
                 return False
@@ -192,6 +216,9 @@ class _Shape:
 
     def why_not(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """What is wrong with arguments that the function does not accept."""
+        for name in kwargs:
+            if name in self._resources:
+                return f"{name} is a resource, which the worker makes: leave it out"
         unknown = [name for name in kwargs if name not in self._places]
         if not unknown or self._takes_any_name:
             return f"{self._complaint(args, kwargs)}; it takes {self._signature}"
@@ -230,7 +257,7 @@ def _is_required(parameter: Parameter) -> bool:
     return is_single and parameter.default is Parameter.empty
 
 
-def _hints_of(func: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+def hints_of(func: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
     """The annotations of the signature as types; one that cannot be resolved is `Any`."""
     annotations = {
         name: parameter.annotation
@@ -242,9 +269,10 @@ def _hints_of(func: Callable[..., Any], signature: inspect.Signature) -> dict[st
     return resolve_annotations(annotations, getattr(inspect.unwrap(func), "__globals__", {}))
 
 
-def _is_context(parameter: Parameter, hints: Mapping[str, Any]) -> bool:
+def is_context(parameter: Parameter, hints: Mapping[str, Any]) -> bool:
+    """Whether the worker passes the `TaskContext` for this parameter."""
     hint = hints.get(parameter.name)
     if isinstance(parameter.annotation, str) and hint is Any:
         # It may name what exists for type checkers only; then the text decides.
-        return parameter.annotation.rpartition(".")[2] == TaskContext.__name__
-    return hint is TaskContext
+        return parameter.annotation.partition("[")[0].rpartition(".")[2] == TaskContext.__name__
+    return hint is TaskContext or typing.get_origin(hint) is TaskContext

@@ -10,7 +10,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar, overload
 
@@ -19,10 +19,12 @@ from omniq.errors import (
     ForbiddenFunction,
     FunctionNotFound,
     InvalidTask,
+    SettingsError,
     UnmarkedFunctionWarning,
 )
 from omniq.models import BreakerRule, Runnable, check_func_path
 from omniq.retry import Backoff
+from omniq.tasks.declared_schedules import DeclaredSchedule
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.function_lookup import (
     MARK,
@@ -42,7 +44,7 @@ from omniq.tasks.function_lookup import (
     main_name,
     why_unfit,
 )
-from omniq.tasks.options import Executor, Hook, TaskOptions, check_options
+from omniq.tasks.options import Executor, Hook, SuccessHook, TaskOptions, check_options
 from omniq.tasks.passed_functions import PASSED, PassedFunctions
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -64,7 +66,7 @@ def task(
     priority: int | None = ...,
     max_retries: int | None = ...,
     max_crashes: int | None = ...,
-    retry: Backoff | None = ...,
+    retry: Backoff | Sequence[Duration] | None = ...,
     timeout: Duration | None = ...,
     executor: Executor | None = ...,
     breaker: str | BreakerRule | Iterable[str | BreakerRule] | None = ...,
@@ -74,12 +76,18 @@ def task(
     cron: str | None = ...,
     tz: str | None = ...,
     interval: Duration | None = ...,
+    reschedule_on_failure: bool | None = ...,
     expires: Duration | None = ...,
     result_ttl: Duration | None = ...,
     unique: str | Callable[..., str] | bool | None = ...,
     errors: ErrorRules | None = ...,
+    on_success: SuccessHook | None = ...,
     on_failure: Hook | None = ...,
     on_dead: Hook | None = ...,
+    name: str | None = ...,
+    aliases: Iterable[str] | None = ...,
+    schedules: DeclaredSchedule | Iterable[DeclaredSchedule] | None = ...,
+    task_type: str | None = ...,
     metadata: Mapping[str, Any] | None = ...,
 ) -> Callable[[_F], _F]: ...
 
@@ -87,9 +95,11 @@ def task(
 def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Mark a function as a task and store its options on it. It stays a plain function.
 
-    Nothing is opened and nothing is registered. `rate` is text such as "10/s", "100/5m", or
-    (10, seconds). `errors` says after which exceptions a retry may help. `on_failure(task, error)`
-    is called after every failed run, `on_dead(task, error)` when the task fails for good. Raises
+    Nothing is opened and nothing is registered. Tasks are stored under the `name`, or the path of the
+    function without one; a worker also runs those that are stored under `aliases`. `rate` is text such
+    as "10/s", "100/5m", or (10, seconds). `errors` says after which exceptions a retry may help.
+    `on_success(task, result)` is called after a run that succeeded, `on_failure(task, error)` after
+    every failed run, and `on_dead(task, error)` when the task fails for good. Raises
     `InvalidTask` for wrong options; `omniq.tasks.options` has the table of all options.
     """
     checked = check_options(**options)
@@ -110,7 +120,7 @@ def options_of(func: Callable[..., Any]) -> TaskOptions:
 
 
 def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the function, or those that a module defines with a cron expression or an interval."""
+    """Return the function, or those that a module defines with a schedule."""
     if not isinstance(source, ModuleType):
         return [source]
     own = [
@@ -118,17 +128,34 @@ def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., A
         for value in vars(source).values()
         if isinstance(value, FunctionType) and value.__module__ == source.__name__
     ]
-    return [func for func in own if options_of(func).cron or options_of(func).interval]
+    return [func for func in own if _has_schedule(options_of(func))]
+
+
+def _has_schedule(options: TaskOptions) -> bool:
+    return bool(options.cron or options.interval or options.schedules)
 
 
 def path_of(func: Callable[..., Any] | str) -> str:
-    """Return the dotted path by which a worker imports this function. A path is only checked.
+    """Return the name of the function, or its dotted path; a worker finds it by that.
 
-    Raises `InvalidTask` for an object without such a path; the message says what to do instead.
+    Text is only checked.
+
+    Raises `InvalidTask` for an object without such a path, and `SettingsError` for a name that two
+    functions have; the message says what to do instead.
     """
     if isinstance(func, str):
         check_func_path(func)
         return func
+    path = own_path_of(func)
+    name = options_of(func).name
+    if name is None:
+        return path
+    _check_free(name, MARKED.paths_of(name) or [path])
+    return name
+
+
+def own_path_of(func: Callable[..., Any]) -> str:
+    """The path from which a worker imports the function, whatever its name."""
     if not callable(func):
         raise InvalidTask(not_a_function(func))
     if reason := why_unfit(func) or _why_unreachable(func):
@@ -145,6 +172,25 @@ def path_of(func: Callable[..., Any] | str) -> str:
             "enqueue one of your functions that calls it"
         )
     return f"{module}.{func.__qualname__}"
+
+
+def _check_free(name: str, paths: Sequence[str]) -> None:
+    """Raise `SettingsError` if the name of the function at these paths also means another function."""
+    if len(paths) > 1:
+        raise SettingsError(
+            f"two functions have the name {name}: {paths[0]} and {paths[1]}; give one of them another "
+            "name"
+        )
+    try:
+        loaded_function(name)
+    except FunctionNotFound:
+        # Nothing that could run, or an import of the same function in an older place.
+        return
+    if [name] != list(paths):
+        raise SettingsError(
+            f"{paths[0]} has the name {name}, which is the path of another function; give it "
+            "another name"
+        )
 
 
 def not_a_function(value: object) -> str:
@@ -182,7 +228,7 @@ def pass_to_queue(
 def why_not_elsewhere(func: Callable[..., Any] | str, func_path: str) -> str | None:
     """Why a worker in another process may not run the function; None if that is not known."""
     try:
-        found = loaded_function(func_path)
+        found = loaded_function(func_path if isinstance(func, str) else own_path_of(func))
     except ForbiddenFunction as error:
         return None if isinstance(func, str) else f"no worker will run {func_path}: {error.why}"
     except FunctionNotFound:
@@ -232,6 +278,8 @@ class FunctionCache:
         self._found: dict[str, Callable[..., Any]] = {}
         self._excluded: dict[str, str] = {}
         self._failed_imports: dict[str, str] | None = None
+        # The paths of the functions that have a name, by name. Replaced, never changed.
+        self._paths: dict[str, str] = {}
         self._lock = threading.Lock()
         self._seen = -1
         self._seen_marked: frozenset[str] | None = None
@@ -268,17 +316,32 @@ class FunctionCache:
         """As `refresh`, but with a search that is at most ten seconds old."""
         self._update(self._marked.search_sometimes())
 
+    def check_names(self) -> None:
+        """Raise `SettingsError` for a name of `@task` that means two functions."""
+        for name, paths in self._marked.named.items():
+            if mine := self._mine(paths):
+                _check_free(name, mine)
+
+    def own_path(self, func_path: str) -> str:
+        """The path from which to import the function, if `func_path` is a name; else the same text."""
+        return self._paths.get(func_path, func_path)
+
+    def _mine(self, paths: Sequence[str]) -> Sequence[str]:
+        return paths if self._allow is None else [path for path in paths if self._names(path)]
+
     def _update(self, marked: frozenset[str]) -> None:
         with self._lock:
             excluded = frozenset(self._excluded)
+            named = {name: self._mine(paths) for name, paths in self._marked.named.items()}
+            self._paths = {name: paths[0] for name, paths in named.items() if len(paths) == 1}
             if self._allow is not None:
-                # A name may also be the path of one function.
-                self._runnable = Runnable(
-                    modules=self._allow, names=frozenset(self._allow), excluded=excluded
-                )
+                # What was given may also be the path of one function.
+                names = frozenset(self._allow).union(self._paths)
+                if (names, excluded) != (self._runnable.names, self._runnable.excluded):
+                    self._runnable = Runnable(modules=self._allow, names=names, excluded=excluded)
                 return
             self._seen, self._seen_marked = len(self._passed), marked
-            names = marked.union(filter(_may_run, self._passed)) - excluded
+            names = marked.union(filter(_may_run, self._passed), self._paths) - excluded
             if (names, excluded) != (self._runnable.names, self._runnable.excluded):
                 self._runnable = Runnable(names=names, excluded=excluded)
 
@@ -286,6 +349,7 @@ class FunctionCache:
         """Import the modules that `allow` names; returns the error of each that cannot be imported."""
         errors = list(self._import_allowed())
         self._failed_imports = {error.func_path: error.why for error in errors}
+        self.refresh()
         return errors
 
     def _import_allowed(self) -> Iterator[FunctionNotFound]:
@@ -336,6 +400,8 @@ class FunctionCache:
         return True
 
     def _find(self, func_path: str) -> Callable[..., Any]:
+        if (own_path := self._paths.get(func_path)) is not None:
+            func_path = own_path
         if self._allow is None:
             # What this process has enqueued by its path, this process may also import.
             is_passed = func_path in self._passed

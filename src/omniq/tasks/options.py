@@ -8,8 +8,10 @@ the two commands; `docs/reference/options.md` is generated from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
@@ -19,19 +21,26 @@ from omniq.cron import check_cron
 from omniq.durations import UNIT_SECONDS, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import (
+    NO_TIMEOUT,
     BreakerRule,
     Task,
     TaskError,
+    TaskResult,
+    check_delays,
     check_int,
     check_key,
     check_name,
 )
 from omniq.retry import Backoff
+from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.error_rules import ErrorRules
 
 Executor = Literal["async", "thread", "process"]
 Hook = Callable[[Task, TaskError], Any]
 """A function, sync or async, that is called with a task and its error after a failure."""
+
+SuccessHook = Callable[[Task, TaskResult], Any]
+"""A function, sync or async, that is called with a task and its result after a success."""
 
 Face = Literal["@task", "options", "schedules.add", "omniq enqueue", "omniq schedules add"]
 """A place where an option can be given."""
@@ -51,6 +60,7 @@ OTHER_WORDS: Mapping[str, str] = {
     "queueing_lock": "unique",
     "rate_limit": "rate",
     "retries": "max_retries",
+    "retry_delays": "retry",
     "retry_backoff": "retry",
     "schedule_at": "eta",
     "schedule_in": "delay",
@@ -60,6 +70,8 @@ OTHER_WORDS: Mapping[str, str] = {
 }
 """Words of other task queues, without a leading underscore, and the options with that meaning."""
 
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+_FUNC_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _RATE = re.compile(r"([1-9]\d*)\s*/\s*([1-9]\d*)?\s*([smhd])")
 
 
@@ -67,15 +79,16 @@ _RATE = re.compile(r"([1-9]\d*)\s*/\s*([1-9]\d*)?\s*([smhd])")
 class TaskOptions:
     """How tasks of a function are enqueued unless the call says otherwise. None: not given.
 
-    Durations are seconds. `rate` is (count, seconds); `expires` counts from the enqueue; `unique`
-    and `limit_key` are keys, or functions that make a key from the arguments.
+    Durations are seconds. `retry` is a backoff, or a list of delays; a `timeout` of `NO_TIMEOUT` is no
+    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique` and `limit_key` are
+    keys, or functions that make a key from the arguments.
     """
 
     queue: str | None = None
     priority: int | None = None
     max_retries: int | None = None
     max_crashes: int | None = None
-    retry: Backoff | None = None
+    retry: Backoff | tuple[float, ...] | None = None
     timeout: float | None = None
     executor: Executor | None = None
     breaker: tuple[BreakerRule, ...] = ()
@@ -85,13 +98,24 @@ class TaskOptions:
     cron: str | None = None
     tz: str | None = None
     interval: float | None = None
+    reschedule_on_failure: bool | None = None
     expires: float | None = None
     result_ttl: float | None = None
     unique: str | Callable[..., str] | Literal[True] | None = None
     errors: ErrorRules | None = None
+    on_success: SuccessHook | None = None
     on_failure: Hook | None = None
     on_dead: Hook | None = None
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    schedules: tuple[DeclaredSchedule, ...] = ()
+    task_type: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which a worker finds the function, besides its path."""
+        return self.aliases if self.name is None else (self.name, *self.aliases)
 
     def given(self) -> dict[str, Any]:
         """Return only the options that were given, by name."""
@@ -107,7 +131,8 @@ def check_options(face: Face = "@task", /, **options: Any) -> TaskOptions:
     given = {
         name: value
         for name, value in options.items()
-        if value is not None and not (name == "unique" and value is False)
+        # A timeout of None is given: no limit.
+        if (value is not None or name == "timeout") and not (name == "unique" and value is False)
     }
     refuse_unknown(face, given)
     checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
@@ -115,10 +140,19 @@ def check_options(face: Face = "@task", /, **options: Any) -> TaskOptions:
     return TaskOptions(**checked)
 
 
-def _check_together(given: Mapping[str, Any]) -> None:
-    """Refuse options that contradict each other."""
+def _check_together(given: dict[str, Any]) -> None:
+    """Refuse options that contradict each other; add what one option says for another."""
     if "limit_key" in given and not ("rate" in given or "max_running" in given):
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
+    if isinstance(delays := given.get("retry"), tuple):
+        count = given.setdefault("max_retries", len(delays))
+        if count != len(delays):
+            raise InvalidTask(
+                f"max_retries={count} and a retry list of {len(delays)} delays contradict each other: "
+                "give the list alone, its length is the number of retries"
+            )
+    if "schedules" in given and ("cron" in given or "interval" in given):
+        raise InvalidTask("give either schedules or one of cron and interval, not both")
     if "cron" in given and "interval" in given:
         raise InvalidTask("give either cron or interval, not both")
     if "tz" in given and "cron" not in given:
@@ -159,9 +193,36 @@ def _key(name: str, value: Any) -> Any:
     return value
 
 
-def _backoff(_: str, value: Any) -> Backoff:
-    if not isinstance(value, Backoff):
-        raise InvalidTask("retry: expected ExponentialBackoff(...) or LinearBackoff(...)")
+def _retry(name: str, value: Any) -> Backoff | tuple[float, ...]:
+    """Return the backoff, or the delays in seconds.
+
+    >>> _retry("retry", [10, timedelta(minutes=1)])
+    (10.0, 60.0)
+    """
+    if isinstance(value, Backoff):
+        return value
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidTask(
+            f"{name} {value!r}: expected a list of delays such as [10, 30, 60], "
+            "ExponentialBackoff(...) or LinearBackoff(...)"
+        )
+    delays = [each.total_seconds() if isinstance(each, timedelta) else each for each in value]
+    check_delays(name, delays)
+    return tuple(map(float, delays))
+
+
+def _timeout(name: str, value: Any) -> float:
+    return NO_TIMEOUT if value is None else seconds_of(name, value, above_zero=True)
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidTask(f"{name} {value!r}: expected True or False")
+    return value
+
+
+def _label(name: str, value: Any) -> Any:
+    check_key(name, value)
     return value
 
 
@@ -179,8 +240,45 @@ def _error_rules(_: str, value: Any) -> ErrorRules:
 
 def _hook(name: str, value: Any) -> Any:
     if not callable(value):
-        raise InvalidTask(f"{name} {value!r}: expected a function of (task, error)")
+        second = "result" if name == "on_success" else "error"
+        raise InvalidTask(f"{name} {value!r}: expected a function of (task, {second})")
     return value
+
+
+def _task_name(name: str, value: Any) -> str:
+    # An alias may be an older path, whose words may have any letters.
+    words = _DOTTED if name == "name" else _FUNC_PATH
+    if not isinstance(value, str) or not words.fullmatch(value) or len(value) > 512:
+        raise InvalidTask(
+            f"{name} {value!r}: expected words with dots between them, such as 'mail.send', of "
+            "ASCII letters, digits and underscores"
+        )
+    first, *_, last = value.split(".")
+    if any(part.startswith("__") for part in value.split(".")) or last.startswith("_"):
+        raise InvalidTask(f"{name} {value!r}: names with a leading underscore are never run")
+    if first in sys.stdlib_module_names or first == "omniq":
+        raise InvalidTask(
+            f"{name} {value!r}: {first} is a module whose functions are never run; begin with "
+            f"another word, such as 'app.{value}'"
+        )
+    return value
+
+
+def _task_names(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidTask(f"{name} {value!r}: expected a list of names")
+    return tuple(dict.fromkeys(_task_name(name, each) for each in value))
+
+
+def _schedules(name: str, value: Any) -> tuple[DeclaredSchedule, ...]:
+    several = [value] if isinstance(value, Cron | Interval) else value
+    if isinstance(several, str) or not isinstance(several, Iterable):
+        raise InvalidTask(f"{name} {value!r}: expected a list, such as [Cron('0 3 * * *')]")
+    found = tuple(several)
+    for each in found:
+        if not isinstance(each, Cron | Interval):
+            raise InvalidTask(f"{name} {each!r}: expected Cron(…) or Interval(…)")
+    return found
 
 
 def _rate(_: str, value: Any) -> tuple[int, float]:
@@ -247,6 +345,7 @@ class Option:
 _EVERYWHERE: frozenset[Face] = frozenset(get_args(Face))
 _IN_PYTHON: frozenset[Face] = frozenset({"@task", "options", "schedules.add"})
 _NOT_ADD = _EVERYWHERE - {"omniq schedules add"}
+_NOT_SCHEDULED: frozenset[Face] = frozenset({"@task", "options", "omniq enqueue"})
 _DECORATOR: frozenset[Face] = frozenset({"@task"})
 _CALL: frozenset[Face] = frozenset({"options", "omniq enqueue"})
 _SCHEDULE: frozenset[Face] = frozenset({"schedules.add", "omniq schedules add"})
@@ -295,19 +394,19 @@ OPTIONS: Mapping[str, Option] = {
         ),
         Option(
             "retry",
-            type="ExponentialBackoff or LinearBackoff",
-            default="exponential",
-            faces=_IN_PYTHON,
-            help="The delays between retries.",
-            check=_backoff,
+            type="list of durations, ExponentialBackoff or LinearBackoff",
+            default="setting retry, else exponential",
+            faces=_NOT_ADD,
+            help="The delays before retries. A list has one delay for each retry: its length is max_retries.",
+            check=_retry,
         ),
         Option(
             "timeout",
-            type="duration",
+            type="duration or None",
             default="setting default_timeout",
             faces=_NOT_ADD,
-            help="Stop a run after this time.",
-            check=_duration,
+            help="Stop a run after this time. None, on the command line none, is no limit.",
+            check=_timeout,
         ),
         Option(
             "executor",
@@ -372,6 +471,14 @@ OPTIONS: Mapping[str, Option] = {
             check=_duration,
         ),
         Option(
+            "reschedule_on_failure",
+            type="bool",
+            default="False",
+            faces=_NOT_SCHEDULED,
+            help="A repeating task goes on with its next run after a failure that is not retried.",
+            check=_switch,
+        ),
+        Option(
             "expires",
             type="duration; in options also datetime",
             faces=_NOT_ADD,
@@ -403,6 +510,13 @@ OPTIONS: Mapping[str, Option] = {
             check=_error_rules,
         ),
         Option(
+            "on_success",
+            type="function of (task, result)",
+            faces=_DECORATOR,
+            help="Called after a run that succeeded, once that is recorded.",
+            check=_hook,
+        ),
+        Option(
             "on_failure",
             type=_FUNCTION,
             faces=_DECORATOR,
@@ -415,6 +529,36 @@ OPTIONS: Mapping[str, Option] = {
             faces=_DECORATOR,
             help="Called when the task fails for good.",
             check=_hook,
+        ),
+        Option(
+            "name",
+            type="str such as mail.send",
+            default="path of the function",
+            faces=_DECORATOR,
+            help="The name under which tasks of the function are stored; it stays when the function moves.",
+            check=_task_name,
+        ),
+        Option(
+            "aliases",
+            type="list of str",
+            faces=_DECORATOR,
+            help="Further names, such as earlier paths, whose stored tasks the function runs.",
+            check=_task_names,
+        ),
+        Option(
+            "task_type",
+            type="str",
+            default="path of the function",
+            faces=_NOT_ADD,
+            help="What kind of work it is, for logs, metrics, dead letters and their filters.",
+            check=_label,
+        ),
+        Option(
+            "schedules",
+            type="list of Cron and Interval",
+            faces=_DECORATOR,
+            help="Calls of the function at certain times, each with its arguments.",
+            check=_schedules,
         ),
         Option(
             "metadata",

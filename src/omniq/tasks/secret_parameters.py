@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from omniq.masking import is_secret_name
+from omniq.tasks.resources import resource_of
 
 _T = TypeVar("_T")
 _MARK = "omniq: a secret"
@@ -41,6 +42,8 @@ def secret_parameters(func: Callable[..., Any]) -> tuple[int | str, ...]:
     if parameters and _is_context(parameters[0].annotation, hints[parameters[0].name]):
         # The worker passes the context, not the caller.
         del parameters[0]
+    # Nor are resources among the arguments.
+    parameters = [each for each in parameters if resource_of(hints[each.name]) is None]
     found: list[int | str] = []
     for position, parameter in enumerate(parameters):
         name, annotation = parameter.name, parameter.annotation
@@ -78,5 +81,6 @@ def _has_secret(annotation: Any, seen: set[type]) -> bool:
 
 def _is_context(annotation: Any, hint: Any) -> bool:
     # The text, if it names what exists for type checkers only.
-    text = annotation if isinstance(annotation, str) else ""
-    return "TaskContext" in (getattr(hint, "__name__", ""), text.rpartition(".")[2])
+    text = annotation.partition("[")[0] if isinstance(annotation, str) else ""
+    kind = typing.get_origin(hint) or hint
+    return "TaskContext" in (getattr(kind, "__name__", ""), text.rpartition(".")[2])

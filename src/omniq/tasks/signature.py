@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from omniq.errors import SerializationError
+from omniq.errors import InvalidTask, SerializationError
 from omniq.models import PermanentError
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.function_types import FunctionTypes
@@ -23,7 +23,8 @@ class Callee(msgspec.Struct, frozen=True):
     `func` takes the arguments as they are stored, and converts them first if the function's
     annotations ask for that. `is_coroutine`: it is an `async def`. `is_chosen`: `@task` names the
     executor, which also awaits an awaitable that the function returns; otherwise the event loop
-    awaits it. `rules` are the `errors` of `@task`.
+    awaits it. `rules` are the `errors` of `@task`. `inject` is for a function with resources: it takes
+    the arguments, the context among them, and the resources by name.
     """
 
     func: Callable[..., Any]
@@ -33,6 +34,7 @@ class Callee(msgspec.Struct, frozen=True):
     is_coroutine: bool
     is_chosen: bool
     rules: tuple[ErrorRules, ...] = ()
+    inject: Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any] | None = None
 
 
 def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
@@ -45,7 +47,8 @@ def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
     types = FunctionTypes(func, func_path)
     call = _converting(func, types) if types.converts_arguments else func
     is_chosen = chosen is not None
-    return Callee(call, place, types.takes_context, types, is_coroutine, is_chosen, rules)
+    inject = _injecting(func, types) if types.resources else None
+    return Callee(call, place, types.takes_context, types, is_coroutine, is_chosen, rules, inject)
 
 
 def _converting(func: Callable[..., Any], types: FunctionTypes) -> Callable[..., Any]:
@@ -54,15 +57,38 @@ def _converting(func: Callable[..., Any], types: FunctionTypes) -> Callable[...,
 
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            converted, kwargs = types.load(args[context:], kwargs)
-        except SerializationError as error:
-            # A retry does not help. Without its cause, which may quote the arguments.
-            message = str(error)
-            raise PermanentError(message, error_type=type(error).__name__) from None
+        converted, kwargs = _loaded(types, args[context:], kwargs)
         return func(*args[:context], *converted, **kwargs)
 
     return call
+
+
+def _injecting(
+    func: Callable[..., Any], types: FunctionTypes
+) -> Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any]:
+    """The function, for arguments as they are stored and for resources."""
+    context = 1 if types.takes_context else 0
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[str, Any]) -> Any:
+        stored, kwargs = _loaded(types, args[context:], kwargs)
+        try:
+            stored, kwargs = types.with_resources(stored, kwargs, values)
+        except InvalidTask as error:
+            raise PermanentError(str(error), error_type=type(error).__name__) from None
+        return func(*args[:context], *stored, **kwargs)
+
+    return call
+
+
+def _loaded(
+    types: FunctionTypes, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    try:
+        return types.load(args, kwargs)
+    except SerializationError as error:
+        # A retry does not help. Without its cause, which may quote the arguments.
+        message = str(error)
+        raise PermanentError(message, error_type=type(error).__name__) from None
 
 
 def as_raised(error: BaseException) -> BaseException:

@@ -29,7 +29,11 @@ from omniq.signing import (
 from omniq.tasks.control import Snooze
 
 if TYPE_CHECKING:
+    from omniq.storage.base import BaseStorage
     from omniq.tasks.context import TaskContext
+    from omniq.tasks.function_types import FunctionTypes
+    from omniq.tasks.task_builder import TaskBuilder
+    from omniq.tasks.task_enqueuer import NewTasks
 
 _T = TypeVar("_T")
 
@@ -54,6 +58,24 @@ class WorkerServices(Protocol):
 
     @property
     def serializer(self) -> Serializer: ...
+
+    @property
+    def state(self) -> Any:
+        """What the worker's lifespan has yielded. Raises `OmniqError` if it has none."""
+
+    @property
+    def storage(self) -> BaseStorage:
+        """The storage of the worker. Only for `loop`."""
+
+    @property
+    def builder(self) -> TaskBuilder:
+        """Builds the tasks that a running task enqueues. May be used from any thread."""
+
+    async def enqueue(self, task: Task, context: TaskContext, new: NewTasks) -> list[str]:
+        """Store what the running task enqueues, in its open transaction if it has one."""
+
+    def handle(self, task_id: str, types: FunctionTypes | None, *, blocking: bool) -> Any:
+        """Return a handle of a task that the running task has enqueued, for its thread or event loop."""
 
     def report(self, progress: Progress) -> None:
         """Store the task's progress soon. May be called from any thread."""

@@ -1,4 +1,7 @@
-"""Builds the `Task` of a call: options of the call first, then of `@task`, then the settings."""
+"""Builds the `Task` of a call: options of the call first, then of `@task`, then the settings.
+
+Of the settings, those of the queue come before those for all queues.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_FOR_WORKERS = frozenset(
+    ("executor", "errors", "on_failure", "on_success", "on_dead", "name", "aliases", "schedules")
+)
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -90,6 +97,12 @@ class TaskBuilder:
         self._keeps_objects = keeps_objects
         self._known: dict[Callable[..., Any] | str, _FunctionFacts] = {}
         self._codec = MsgspecSerializer(max_payload=settings.max_payload)
+        # Only the queues that the settings name: there may be any number of others.
+        self._retries = {each: settings.retries_of(each) for each in settings.queue_names}
+        self._other_retries = settings.retries_of("")
+        self._plain_retries, policy = self._retries.get("default", self._other_retries)
+        # Options of every call, so that no call is plain, if the settings have delays for plain calls.
+        self._for_all: Mapping[str, Any] = {} if policy is None else {"has_policy": True}
 
     def build(
         self,
@@ -120,11 +133,15 @@ class TaskBuilder:
                 func_path=path,
                 args=args,
                 kwargs=kwargs,
-                max_retries=self._settings.default_max_retries,
+                max_retries=self._plain_retries,
                 created_at=now,
             )
         given = {**given, "secrets": secrets}
         return self._with_options(path, (args, kwargs), passed, call, given, now)
+
+    def call_options(self, options: Mapping[str, Any]) -> CallOptions:
+        """Check the options of a call. Raises `InvalidTask` for wrong ones."""
+        return call_options(**options)
 
     def types_of(self, func: Callable[..., Any] | str) -> FunctionTypes | None:
         """Return the types of a function; None of one that is given by its path."""
@@ -143,10 +160,11 @@ class TaskBuilder:
             path = path_of(func)
             pass_to_queue(func, path)
             if isinstance(func, str):
-                known = path, {}, (), None
+                known = path, self._for_all, (), None
             else:
                 types = FunctionTypes(func, path)
-                known = path, options_of(func).given(), secret_parameters(func), types
+                given = {**_stored_options(func), **self._for_all}
+                known = path, given, secret_parameters(func), types
             self._known[func] = known
         return known
 
@@ -167,26 +185,37 @@ class TaskBuilder:
         expires_at = call.expires_at
         if expires_at is None and "expires" in given:
             expires_at = now + timedelta(seconds=given["expires"])
+        repeats = cron is not None or interval is not None
+        if call.options.reschedule_on_failure and not repeats:
+            raise InvalidTask(
+                "reschedule_on_failure: the task does not repeat; give interval or cron as well"
+            )
+        queue = given.get("queue", "default")
+        most, policy = self._retries.get(queue, self._other_retries)
+        retry = given.get("retry", policy)
         return Task(
             id=call.task_id or self._clock.new_id(),
             func_path=path,
             args=stored[0],
             kwargs=stored[1],
-            queue=given.get("queue", "default"),
+            queue=queue,
             priority=given.get("priority", 0),
             eta=eta,
             interval=interval,
             cron=cron,
             tz=tz,
-            max_retries=given.get("max_retries", self._settings.default_max_retries),
+            reschedule_on_failure=repeats and given.get("reschedule_on_failure", False),
+            max_retries=given.get("max_retries", most),
             max_crashes=given.get("max_crashes"),
-            retry=given.get("retry"),
+            retry=None if isinstance(retry, tuple) else retry,
+            retry_delays=retry if isinstance(retry, tuple) else (),
             timeout=given.get("timeout"),
             unique=self._unique_key(path, stored, passed, given.get("unique")),
             expires=expires_at,
             result_ttl=given.get("result_ttl"),
             limits=_limits(path, passed, given),
             breakers=given.get("breaker", ()),
+            task_type=given.get("task_type"),
             metadata=dict(given.get("metadata", {})),
             secrets=given["secrets"],
             created_at=now,
@@ -197,8 +226,10 @@ class TaskBuilder:
             return unique
         if callable(unique):
             return _make_key("unique", unique, passed)
-        # Equal calls have equal bytes, in any order of their keyword arguments.
-        args, kwargs = stored
+        return f"{path}:{self.digest(path, *stored)}"
+
+    def digest(self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return a text for a call. Equal calls have the same, in any order of their keywords."""
         canonical = Task(
             id="0",
             func_path=path,
@@ -206,7 +237,13 @@ class TaskBuilder:
             kwargs=dict(sorted(kwargs.items())),
             created_at=_BEGINNING,
         )
-        return f"{path}:{hashlib.sha256(self._codec.encode_task(canonical)).hexdigest()}"
+        return hashlib.sha256(self._codec.encode_task(canonical)).hexdigest()
+
+
+def _stored_options(func: Callable[..., Any]) -> dict[str, Any]:
+    """The options of `@task` that decide what is stored; the others are for the worker."""
+    given = options_of(func).given()
+    return {name: value for name, value in given.items() if name not in _FOR_WORKERS}
 
 
 def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -13,6 +13,10 @@ from omniq.tasks.steps import WorkerServices
 
 if TYPE_CHECKING:
     from omniq.tasks.context import TaskContext
+    from omniq.tasks.enqueued_ids import EnqueuedIds
+
+_OPENING = object()
+"""Stands for the connection until it is there."""
 
 
 class Transaction:
@@ -26,6 +30,7 @@ class Transaction:
         self._context = context
         self._services = services
         self._entered: AbstractAsyncContextManager[Any] | None = None
+        self._enqueued: EnqueuedIds | None = None
 
     async def __aenter__(self) -> Any:
         if not self._is_on_services_loop() and self._services.loop is not None:
@@ -71,11 +76,13 @@ class Transaction:
             # Another run may have begun.
             raise StaleClaim(self._task.id, self._task.token)
         transaction = self._services.transaction(self._task, context, blocking=blocking)
-        context.in_transaction = True
+        context.connection, self._enqueued = _OPENING, context.enqueued
+        if context.enqueued is not None:
+            context.enqueued = context.enqueued.copy()
         try:
-            connection = await transaction.__aenter__()
+            context.connection = connection = await transaction.__aenter__()
         except BaseException:
-            context.in_transaction = False
+            self._leave()
             raise
         self._entered = transaction
         return connection
@@ -90,4 +97,11 @@ class Transaction:
         try:
             return await self._entered.__aexit__(kind, error, trace)
         finally:
-            self._context.in_transaction = False
+            self._leave()
+
+    def _leave(self) -> None:
+        context = self._context
+        context.connection = None
+        if context.completed is None:
+            # What it enqueued was rolled back, and may be enqueued again.
+            context.enqueued = self._enqueued

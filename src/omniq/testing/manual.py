@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
@@ -26,17 +26,24 @@ from omniq.models import Task, TaskStatus
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.queue.blocking_queue import TaskQueue
 from omniq.settings import Settings
+from omniq.storage.backend import Changes
 from omniq.storage.memory import MemoryStorage
-from omniq.tasks.context import TaskContext
+from omniq.storage.row_rules import Row, task_of
+from omniq.storage.tables import Tables
+from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import path_of
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage, Verb
 from omniq.worker import AsyncWorkerPool
+from omniq.worker.lifespan import Lifespan
+from omniq.worker.middleware import Middleware
+from omniq.worker.task_services import EnqueueWrapper, TaskServices
 
 _LEASE = 1e9
 """Seconds, longer than any test: moving the clock must not end the worker's lease."""
 
 _REAL_WAIT = 0.02
+_STORAGE_WAIT = 1.0
 _PAGE = 500
 _WAITING = (TaskStatus.PENDING, TaskStatus.RETRYING)
 
@@ -62,13 +69,43 @@ class Enqueued(list[Task]):
         return f"<no {self._wanted}; enqueued: {others or 'nothing'}>"
 
 
+class _EndedTables(Tables):
+    """The tables of a store that also keep the rows of ended tasks, after their records have expired."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By nonce too: an id may be used again later, and a dead letter may be retried.
+        self._ended: dict[tuple[str, str], Row] = {}
+
+    def all_rows(self) -> list[Row]:
+        """Every row that was ever inserted, as it is now or was at its end, in id order."""
+        live = {(row.id, row.nonce): row for row in self.rows.values()}
+        return sorted({**self._ended, **live}.values(), key=lambda row: (row.id, row.seq))
+
+    def _apply(self, changes: Changes, now: int) -> None:
+        super()._apply(changes, now)
+        for ended in changes.ended:
+            row = ended.finished.row
+            self._ended[row.id, row.nonce] = row
+
+
 class ManualRuntime:
     """The store of a test, its clock, its faults, and the worker that runs its tasks."""
 
-    def __init__(self, clock: ManualClock | None, settings: Settings | None) -> None:
+    def __init__(
+        self,
+        clock: ManualClock | None,
+        settings: Settings | None,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
+    ) -> None:
+        self.lifespan = lifespan
+        self.middleware = middleware
+        self.wrappers: Sequence[EnqueueWrapper] = ()
         self.clock = clock or ManualClock()
         # Not from the environment or a file: a test must behave the same everywhere.
         self._memory = MemoryStorage(clock=self.clock, settings=settings or Settings())
+        self._memory._memory.tables = self._tables = _EndedTables()
         self.faults = FaultyStorage(self._memory)
         self._worker: FaultyStorage | None = None
 
@@ -76,7 +113,9 @@ class ManualRuntime:
         self, func: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Enqueued:
         path = path_of(func)
-        tasks = await self._tasks(None)
+        with self._memory._memory.lock:
+            rows = self._tables.all_rows()
+        tasks = [task_of(row, self._memory.serializer.decode_task(row.body)) for row in rows]
         found = [
             task
             for task in tasks
@@ -88,7 +127,14 @@ class ManualRuntime:
         """Run the tasks that are due now, then those due at each later instant up to `until`."""
         while True:
             storage = self._worker = self.faults.share_faults(self._memory.another())
-            pool = AsyncWorkerPool(storage, concurrency, lease=_LEASE)
+            pool = AsyncWorkerPool(
+                storage,
+                concurrency,
+                lease=_LEASE,
+                lifespan=self.lifespan,
+                middleware=self.middleware,
+            )
+            pool.enqueue_wrappers = self.wrappers
             triggered = storage.triggered
             try:
                 await self._await_with_clock(pool, self._run_pool(pool, until))
@@ -151,7 +197,9 @@ class ManualRuntime:
         job = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait((job,), timeout=_REAL_WAIT))[0]:
-                if not pool.stats().active_workers:
+                if _waits_for_storage(pool):
+                    self.clock.advance(_STORAGE_WAIT)
+                elif not pool.stats().active_workers:
                     self.clock.advance(_REAL_WAIT)
         except asyncio.CancelledError:
             job.cancel()
@@ -161,12 +209,12 @@ class ManualRuntime:
     async def _next_instant(self) -> datetime | None:
         """The next instant at which a task or a schedule is due."""
         now = self.clock.now()
-        waiting = [task.eta for status in _WAITING for task in await self._tasks(status)]
+        waiting = [task.eta for status in _WAITING for task in await self._list(status)]
         schedules = await self._memory.list_schedules()
         times = waiting + [each.next_at for each in schedules if not each.paused]
         return min((time for time in times if time is not None and time > now), default=None)
 
-    async def _tasks(self, status: TaskStatus | None) -> list[Task]:
+    async def _list(self, status: TaskStatus) -> list[Task]:
         found: list[Task] = []
         after = None
         while page := await self._memory.list_tasks(status=status, limit=_PAGE, after=after):
@@ -190,6 +238,19 @@ class ManualControls:
         """The faults of the storage: `faults.fail("record", at=3)` fails the third write of outcomes."""
         return self._runtime.faults
 
+    def use(
+        self,
+        *,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
+    ) -> None:
+        """Run later tasks with this lifespan and middleware, as `queue.worker(…)` does.
+
+        Each `run` is a new worker, which enters the lifespan and makes its resources.
+        """
+        self._runtime.lifespan = lifespan
+        self._runtime.middleware = middleware
+
     def kill_here(self) -> NoReturn:
         """Kill the worker; call it inside a task. Another worker takes over and charges a crash."""
         self._runtime.kill_here()
@@ -207,17 +268,24 @@ class AsyncManualQueue(ManualControls, AsyncTaskQueue):
     """A queue in memory whose tasks run, and whose time passes, when the test says so."""
 
     def __init__(
-        self, *, clock: ManualClock | None = None, settings: Settings | None = None
+        self,
+        *,
+        clock: ManualClock | None = None,
+        settings: Settings | None = None,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
     ) -> None:
-        self._runtime = ManualRuntime(clock, settings)
+        self._runtime = ManualRuntime(clock, settings, lifespan, middleware)
         super().__init__(self._runtime.faults)
+        self._runtime.wrappers = self._wrappers
 
     async def enqueued(
         self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Enqueued:
-        """The tasks of this function, in any state, whose arguments include these.
+        """The tasks of this function that were ever enqueued, in any state, whose arguments include these.
 
-        Positional and keyword arguments are treated alike. Empty, and so false, if no task matches.
+        Also those whose records have expired. Positional and keyword arguments are treated alike. Empty,
+        and so false, if no task matches.
         """
         return await self._runtime.enqueued(func, args, kwargs)
 
@@ -234,13 +302,19 @@ class ManualQueue(ManualControls, TaskQueue):
     """The same for blocking code."""
 
     def __init__(
-        self, *, clock: ManualClock | None = None, settings: Settings | None = None
+        self,
+        *,
+        clock: ManualClock | None = None,
+        settings: Settings | None = None,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
     ) -> None:
-        self._runtime = ManualRuntime(clock, settings)
+        self._runtime = ManualRuntime(clock, settings, lifespan, middleware)
         super().__init__(self._runtime.faults)
+        self._runtime.wrappers = self._queue._wrappers
 
     def enqueued(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Enqueued:
-        """The tasks of this function, in any state, whose arguments include these."""
+        """The tasks of this function that were ever enqueued, in any state, whose arguments include these."""
         return self._portal.run(self._runtime.enqueued(func, args, kwargs))
 
     def run(self, *, concurrency: int = 10) -> None:
@@ -250,6 +324,13 @@ class ManualQueue(ManualControls, TaskQueue):
     def run_for(self, *, concurrency: int = 10, **duration: float) -> None:
         """Let time pass, `days=30` or `hours=1, minutes=30`, and run each task when it is due."""
         self._portal.run(self._runtime.run(self.clock.now() + timedelta(**duration), concurrency))
+
+
+def _waits_for_storage(pool: AsyncWorkerPool) -> bool:
+    """Whether a task waits for its step or its enqueue to be stored, as it does after a fault."""
+    running = None if pool._runtime is None else pool._runtime._running
+    services = None if running is None else running._services
+    return isinstance(services, TaskServices) and services.waiting > 0
 
 
 def _has_arguments(
@@ -265,12 +346,12 @@ def _has_arguments(
 
 
 def _signature(func: Callable[..., Any]) -> inspect.Signature:
-    """The parameters that `enqueue` takes for this function: all but the context."""
+    """The parameters that `enqueue` takes for this function: all but the context and resources."""
     signature = inspect.signature(func)
-    parameters = list(signature.parameters.values())
-    if parameters and parameters[0].annotation in (TaskContext, "TaskContext", "omniq.TaskContext"):
-        return signature.replace(parameters=parameters[1:])
-    return signature
+    types = FunctionTypes(func, func.__qualname__)
+    parameters = list(signature.parameters.values())[types.takes_context :]
+    resources = {each.name for each in types.resources}
+    return signature.replace(parameters=[each for each in parameters if each.name not in resources])
 
 
 def _format_call(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -10,9 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from omniq.clock import from_micros, to_micros
-from omniq.errors import DuplicateTask, LeaseLost, QueueFull, StaleClaim
+from omniq.errors import (
+    DuplicateTask,
+    LeaseLost,
+    QueueFull,
+    StaleClaim,
+    TaskNotFound,
+    TaskNotWaiting,
+)
 from omniq.models import Progress, Runnable, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
@@ -302,6 +312,19 @@ class Model:
             self.tasks.finish_cancelled(record, reason)
         return True
 
+    def change_task(self, task_id: str, **given: Any) -> Task:
+        record = self.tasks.on_record(task_id)
+        if record is None:
+            raise TaskNotFound(task_id)
+        if task_id not in self.tasks.live or record.owner is not None:
+            raise TaskNotWaiting(task_id, record.status)
+        record.task = msgspec.structs.replace(record.task, **given)
+        if "eta" in given:
+            eta = None if given["eta"] is None else to_micros(given["eta"])
+            record.due = self.clock.micros() if eta is None else eta
+            record.not_before = 0 if eta is None else eta
+        return record.view()
+
     def purge_results(self, older_than: datetime) -> int:
         return self._purge(lambda record: record.finished_at < to_micros(older_than))
 
@@ -328,7 +351,12 @@ class Model:
             self.tasks.checkpoints.pop(task_id, None)
         revived = self._new_record(old.task, old.nonce)
         self.tasks.live[task_id] = replace(
-            revived, due=self.clock.micros(), not_before=0, token=old.token, attempts=0
+            revived,
+            due=self.clock.micros(),
+            not_before=0,
+            token=old.token,
+            attempts=0,
+            occurrence=old.token if from_start else old.occurrence,
         )
         return True
 

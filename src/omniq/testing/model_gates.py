@@ -68,6 +68,10 @@ class ModelGates:
             if self._breakers[rule.name].opened_at is not None:
                 self._breakers[rule.name].probe = (task.id, token)
 
+    def close_breaker(self, name: str) -> None:
+        """Close a breaker; a probe counts as any other run from then on."""
+        self._breakers[name] = Breaker()
+
     def end_run(self, task: Task, token: int, result: BreakerResult) -> None:
         """Count the result of a run that ended, or a later report about it."""
         now = self._clock.micros()

@@ -44,6 +44,7 @@ class Record:
     owner: str | None = None
     started_at: int = 0
     cancel_requested: bool = False
+    occurrence: int = 0
     ended_claim: int = 0
     attempts_made: list[Attempt] = field(default_factory=list)
     result: TaskResult | None = None
@@ -81,6 +82,7 @@ class Record:
             owner=self.owner,
             started_at=self.started,
             cancel_requested=self.cancel_requested,
+            occurrence=self.occurrence,
         )
 
 
@@ -136,6 +138,8 @@ class ModelTasks:
     def apply_outcome(self, record: Record, outcome: Outcome) -> None:
         """Record the outcome that the claim's owner reports."""
         ends = isinstance(outcome, Succeeded | Failed | Cancelled)
+        if isinstance(outcome, Failed) and outcome.next_eta is not None and record.repeats:
+            ends = False
         if record.cancel_requested and not ends:
             outcome = Cancelled(outcome.task_id, outcome.token, "cancelled while running")
         is_first_report = record.status is RUNNING
@@ -145,6 +149,9 @@ class ModelTasks:
                 self._apply_success(record, outcome)
             case Failed():
                 how = "crashed" if outcome.reason == "crashed" else "failed"
+                if outcome.next_eta is not None and record.repeats:
+                    self._fail_and_repeat(record, outcome, outcome.next_eta)
+                    return
                 self._finish_failed(record, outcome.error, outcome.reason, how, by_owner=True)
             case Cancelled():
                 self.finish_cancelled(record, outcome.reason, by_owner=True)
@@ -176,12 +183,29 @@ class ModelTasks:
         self.progress.pop(record.task.id, None)
         record.status, record.attempts, record.crashes = PENDING, 0, 0
         record.attempts_made = []
+        record.occurrence = record.token
         record.result = outcome.result
         self._release_claim(record, outcome.next_eta)
+
+    def _fail_and_repeat(self, record: Record, outcome: Failed, next_eta: datetime) -> None:
+        if record.status is RUNNING:
+            self._charge(record, outcome.error, "failed")
+        result = self._result(record, TaskStatus.FAILED, record.runs, outcome.reason)
+        record.result = msgspec.structs.replace(result, error=outcome.error)
+        self.checkpoints.pop(record.task.id, None)
+        self.progress.pop(record.task.id, None)
+        record.status, record.attempts, record.crashes = PENDING, 0, 0
+        record.occurrence = record.token
+        self._release_claim(record, next_eta)
 
     def _release_claim(self, record: Record, eta: datetime) -> None:
         record.owner, record.ended_claim = None, record.token
         record.due = record.not_before = to_micros(eta)
+
+    def _ended_at(self, record: Record, error: TaskError) -> datetime:
+        """When the run ended: as its error says, between its start and now."""
+        now = self._clock.now()
+        return sorted([record.started or now, error.timestamp or now, now])[1]
 
     def _charge(self, record: Record, error: TaskError, how: str) -> None:
         if how == "crashed":
@@ -194,7 +218,7 @@ class ModelTasks:
                 token=record.token,
                 owner=record.owner,
                 started_at=record.started,
-                finished_at=self._clock.now(),
+                finished_at=self._ended_at(record, error),
                 outcome=how,
                 error=error,
             )
@@ -211,13 +235,17 @@ class ModelTasks:
             failure_reason=reason,
             attempt_count=record.runs,
             first_failure=record.attempts_made[0].finished_at,
-            last_failure=self._clock.now(),
+            last_failure=self._ended_at(record, error),
             error_details=f"{error.error_type}: {error.message}",
             queue=record.task.queue,
         )
         self.dead[record.task.id] = (dead_letter, record)
-        result = self._result(record, TaskStatus.FAILED, record.runs, reason)
-        self._finish(record, msgspec.structs.replace(result, error=error), by_owner=by_owner)
+        result = msgspec.structs.replace(
+            self._result(record, TaskStatus.FAILED, record.runs, reason),
+            error=error,
+            finished_at=self._ended_at(record, error),
+        )
+        self._finish(record, result, by_owner=by_owner)
 
     def finish_cancelled(self, record: Record, reason: str, *, by_owner: bool = False) -> None:
         """End the task as CANCELLED."""

@@ -29,6 +29,7 @@ from omniq.testing.model import Model, Owner
 from omniq.testing.model_views import model_view
 from omniq.testing.state_machine_steps import (
     BACK,
+    CHANGED_ETAS,
     CLAIM_TIMES,
     GATE_MIXES,
     MOSTLY_TRUE,
@@ -405,6 +406,34 @@ class StorageStateMachine(RuleBasedStateMachine):
             lambda: self._model.cancel(task_id, "not wanted"),
         )
 
+    @step(
+        2, needs="_ids", slot=SLOT, back=BACK, priority=st.sampled_from((None, 1, -1)),
+        queue=st.sampled_from((None, *QUEUES)), after=st.sampled_from((None, *CHANGED_ETAS)),
+    )  # fmt: skip
+    def change_task(
+        self, slot: int, back: int, priority: int | None, queue: str | None, after: int | None
+    ) -> None:
+        task_id = self._some_id(back)
+        eta = None if after is None else self._at(after)
+        changes = {"priority": priority, "queue": queue, "eta": eta}
+        given: dict[str, Any] = {
+            name: value for name, value in changes.items() if value is not None
+        } or {"priority": 0}
+        self._compare(
+            slot,
+            lambda storage: storage.change_task(task_id, **given),
+            lambda: self._model.change_task(task_id, **given),
+        )
+
+    @step(1, needs="_ids", slot=SLOT, back=BACK)
+    def run_task_now(self, slot: int, back: int) -> None:
+        task_id = self._some_id(back)
+        self._compare(
+            slot,
+            lambda storage: storage.run_task_now(task_id),
+            lambda: self._model.change_task(task_id, eta=None),
+        )
+
     @step(1, slot=SLOT, seconds=st.sampled_from((0, 3, 20)))
     def purge_results(self, slot: int, seconds: int) -> None:
         older_than = self._at(-seconds)
@@ -462,6 +491,14 @@ class StorageStateMachine(RuleBasedStateMachine):
             lambda storage: (storage.pause_queue if is_paused else storage.resume_queue)(queue),
             change,
         )
+
+    @step(1, slot=SLOT)
+    def close_breaker(self, slot: int) -> None:
+        async def close(storage: BaseStorage) -> None:
+            # Whether the store knows the breaker depends on more than claims.
+            await storage.close_breaker("smtp")
+
+        self._compare(slot, close, lambda: self._model.tasks.gates.close_breaker("smtp"))
 
     @step(1, slot=SLOT, limit=st.integers(1, 4), status=st.sampled_from((None, *TaskStatus)))
     def page_through(self, slot: int, limit: int, status: TaskStatus | None) -> None:

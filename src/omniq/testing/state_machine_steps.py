@@ -105,13 +105,16 @@ OUTCOMES = st.builds(
     kind=st.sampled_from(
         (
             "succeed", "retry", "fail", "hold", "reschedule", "snooze", "release", "unknown",
-            "cancel", "repeat", "interrupt",
+            "cancel", "repeat", "interrupt", "go_on",
         )
     ),
     back=BACK,
     is_current=MOSTLY_TRUE,
     after=st.sampled_from((0, 0, 2, 12, -3)),
 )  # fmt: skip
+CHANGED_ETAS = (0, 3, -4, 20)
+"""Seconds from now until the changed eta of a task."""
+
 SECONDS = st.sampled_from((0, -6, 4, 30))
 CLAIM_TIMES = st.one_of(st.none(), st.none(), SECONDS)
 QUEUE_FILTERS = st.sampled_from(
@@ -201,6 +204,7 @@ def outcome_of(spec: OutcomeSpec, claim: Claimed, *, now: datetime, repeats: boo
         "hold": Retried(task_id, token, an_error(now)),
         "fail": Failed(task_id, token, an_error(now), "broken"),
         "interrupt": Failed(task_id, token, an_error(now), "crashed"),
+        "go_on": Failed(task_id, token, an_error(now), "broken", at if repeats else None),
         "reschedule": Rescheduled(task_id, token, at),
         "snooze": Snoozed(task_id, token, at),
         "release": Released(task_id, token),

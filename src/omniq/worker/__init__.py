@@ -2,6 +2,8 @@
 
 - `pool`: `AsyncWorkerPool` and `WorkerPool`, the public pools.
 - `pool_runtime`: one run of a pool, from start to stop; connects the parts below.
+- `pool_config`: the options of a pool.
+- `open_parts`: what a pool has opened and closes again, and its side loops.
 - `pool_events`: what the parts report to the pool.
 - `claim_loop`: records outcomes and claims tasks, with back-off.
 - `demand`: when to claim and how many; a state machine.
@@ -14,7 +16,12 @@
 - `schedule_loop`: fires schedules.
 - `maintenance`: recovers tasks of dead workers, purges old records, stores progress.
 - `fleet_alerts`: reports stalled workers, stuck tasks and breakers.
-- `failure_hooks`: calls `on_failure` and `on_dead`.
+- `failure_hooks`: calls `on_success`, `on_failure` and `on_dead`.
+- `dead_hooks`: which `on_dead` hooks the worker calls, also of lost workers.
+- `worker_requests`: stops and answers as operators ask it to.
+- `lifespan`: what a worker process opens before its first task, and closes after its last.
+- `resources`: makes and closes what parameters with a `Resource` receive.
+- `middleware`: functions of the application around each run.
 - `task_services`: what running tasks can ask of the worker.
 - `stats_recorder` and `pool_stats`: the numbers of a pool, and the events of its tasks.
 - `import_path`: where the processes of a worker import modules from.

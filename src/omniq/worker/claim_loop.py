@@ -343,7 +343,7 @@ class ClaimLoop:
             await self._count_is_old.wait()
             self._count_is_old.clear()
             began = self._clock.monotonic()
-            self._stats.queued = await self._storage.count_waiting()
+            self._stats.counted(await self._storage.count_waiting())
             took = self._clock.monotonic() - began
             await self._clock.sleep(max(_COUNT_PAUSE, took * _COUNT_SHARE))
 
@@ -426,6 +426,8 @@ class ClaimLoop:
         the storage counts as this worker's and nothing here has, is released (its reply was lost, or the
         store went back); what runs here and is not this worker's, is stopped.
         """
+        if self._events.wants(events.LeaseRenewed):
+            self._events.emit(events.LeaseRenewed(owner=self._storage.owner))
         if renewal.paused:
             self._demand.pause()
         elif self._demand.is_paused:

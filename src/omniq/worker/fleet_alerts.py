@@ -105,7 +105,7 @@ class FleetAlerts:
         task = await self._storage.get_task(task_id)
         if task is None or task.status is not TaskStatus.RUNNING:
             return now
-        stuck_at = stuck_from(task, self._storage.settings.default_timeout)
+        stuck_at = stuck_from(task, self._storage.settings)
         if stuck_at > now:
             return stuck_at
         if self._reported_stuck.get(task_id) != task.token:

@@ -13,10 +13,12 @@ from omniq.models import Runnable
 from omniq.storage.base import BaseStorage
 from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.pool_events import PoolEvents
+from omniq.worker.worker_requests import WorkerRequests
 
 _RENEWALS_PER_LEASE = 3
 _LONGEST_PAUSE = 2.0
-"""A renewal also reports cancelled tasks, which should not wait for a third of a long lease."""
+"""A renewal also reports cancelled tasks, and requests to the worker are read with it: they should not wait
+for a third of a long lease."""
 
 _RETRIES_PER_PAUSE = 10
 _STOP_SECONDS = 2.0
@@ -40,6 +42,7 @@ class Heartbeat:
         concurrency: int,
         queues: tuple[str, ...],
         runnable: Callable[[], Runnable | None],
+        requests: WorkerRequests,
     ) -> None:
         self._sibling = storage.sibling()
         self._register = storage.register
@@ -51,6 +54,7 @@ class Heartbeat:
         self._concurrency = concurrency
         self._queues = queues
         self._runnable = runnable
+        self._requests = requests
         self._is_failing = False
 
     def start(self) -> None:
@@ -131,3 +135,5 @@ class Heartbeat:
                 runnable=self._runnable(),
             )
         self._pool.on_renewal(renewal, asked_at)
+        async with asyncio.timeout(self._lease / 2):
+            await self._requests.follow(self._sibling)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 
 _MARK = "omniq modules of the command: "
@@ -20,17 +21,20 @@ As an entry it is passed on to child processes with the rest of the path.
 """
 
 
-def use_current_folder(names: Iterable[str]) -> None:
-    """Import these modules, or the packages they are in, from the current folder if they lie there."""
-    folder = os.getcwd()
+def use_current_folder(names: Iterable[str], folder: Path | None = None) -> None:
+    """Import these modules, or the packages they are in, from this folder if they lie there.
+
+    It is the current folder, or that of the settings file which names the modules.
+    """
+    place = os.getcwd() if folder is None else str(folder)
     given = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    if sys.path and sys.path[0] in ("", folder) and folder not in given:
+    if sys.path and sys.path[0] in ("", place) and place not in given:
         # `python -m` has put it first.
         del sys.path[0]
-    if not sys.flags.safe_path and folder not in sys.path:
-        sys.path.append(folder)
+    if not sys.flags.safe_path and place not in sys.path:
+        sys.path.append(place)
     packages = sorted({name.partition(".")[0] for name in names})
-    sys.path.insert(0, f"{_MARK}{','.join(packages)} in {folder}")
+    sys.path.insert(0, f"{_MARK}{','.join(packages)} in {place}")
     _install()
 
 

@@ -17,4 +17,4 @@ def interruption(task: Task, why: str, now: datetime) -> Released | Failed:
         error_type="WorkerLost",
         timestamp=now,
     )
-    return Failed(task.id, task.token, error, "crashed")
+    return Failed(task.id, task.token, error, "crashed", hook="")

@@ -1,4 +1,4 @@
-"""The chores of every worker: recover tasks of dead workers, purge old records, store progress.
+"""The chores of every worker: recover tasks of dead workers and their hooks, purge old records, store progress.
 
 There is no leader and no lock: when two workers do a chore at the same time, the storage contract
 ensures that it takes effect once. A chore that fails is reported, and retried in its next round.
@@ -13,11 +13,17 @@ from datetime import timedelta
 
 from omniq._backoff import backoff
 from omniq.clock import Clock
-from omniq.events import ChoreFailed, Dispatcher, TaskDead, TasksGivenBack, TasksLeft
-from omniq.models import Progress, TaskError, TaskStatus
-from omniq.signing import is_sealed
+from omniq.events import (
+    ChoreFailed,
+    Dispatcher,
+    OrphanedStateDeleted,
+    TaskDead,
+    TasksGivenBack,
+    TasksLeft,
+)
+from omniq.models import Progress, TaskStatus
 from omniq.storage.base import BaseStorage
-from omniq.worker.failure_hooks import FailureHooks
+from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.lease_watch import LeaseWatch
 
@@ -27,6 +33,7 @@ _PURGE_EVERY = 10.0
 _PROGRESS_EVERY = 0.5
 _BREAKERS_EVERY = 1.0
 _WORKERS_EVERY = 5.0
+_HOOKS_EVERY = 5.0
 _ORPHANS_EVERY, _ORPHAN_AGE = 600.0, timedelta(days=1)
 _LONGEST_BACKOFF = 5.0
 
@@ -39,7 +46,7 @@ class Maintenance:
         storage: BaseStorage,
         events: Dispatcher,
         alerts: FleetAlerts,
-        hooks: FailureHooks,
+        hooks: DeadHooks,
         watch: LeaseWatch,
         *,
         lease: float,
@@ -72,6 +79,7 @@ class Maintenance:
             self._every(_PROGRESS_EVERY, self.store_progress),
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
             self._every(_WORKERS_EVERY, self._alerts.check_workers),
+            self._every(min(self._lease, _HOOKS_EVERY), self._hooks.take_lost),
         )
 
     async def recover(self) -> None:
@@ -85,9 +93,11 @@ class Maintenance:
             owners[back.owner] = owners.get(back.owner, 0) + 1
         for owner, count in owners.items():
             self._events.emit(TasksGivenBack(owner=owner, count=count))
-        for back in given_back:
-            if back.status is TaskStatus.FAILED:
-                await self._report_crashed(back.task_id)
+        dead = [back.task_id for back in given_back if back.status is TaskStatus.FAILED]
+        for task_id in dead:
+            await self._report_crashed(task_id)
+        if dead:
+            await self._hooks.take_lost()
 
     async def _report_crashed(self, task_id: str) -> None:
         """Report a task that has crashed too many workers: none of them could report its failure."""
@@ -104,31 +114,17 @@ class Maintenance:
                 reason="crashed",
             )
         )
-        error = await self._why_lost(task_id) if task.is_verified else None
-        if error is not None:
-            self._hooks.died(task, error)
-
-    async def _why_lost(self, task_id: str) -> TaskError | None:
-        """Why the task's last worker was lost; None if its dead letter is not verified.
-
-        The history is not signed, so with a key hooks do not get it.
-        """
-        error = None
-        if is_sealed(self._storage.serializer):
-            letter = await self._storage.get_dead(task_id)
-            if letter is None or not letter.is_verified:
-                return None
-        elif history := await self._storage.history(task_id):
-            error = history[-1].error
-        return error or TaskError("its worker was lost", error_type="WorkerLost")
 
     async def purge(self) -> None:
         """Delete finished tasks whose retention has ended."""
         await self._storage.purge_expired()
 
     async def purge_orphans(self) -> None:
-        """Delete old checkpoints of tasks that are neither alive nor dead letters."""
-        await self._storage.purge_checkpoints(self._clock.now() - _ORPHAN_AGE)
+        """Delete old checkpoints of tasks that are neither alive nor dead letters, and old requests to workers."""
+        older_than = self._clock.now() - _ORPHAN_AGE
+        await self._storage.purge_requests(older_than)
+        if count := await self._storage.purge_checkpoints(older_than):
+            self._events.emit(OrphanedStateDeleted(count=count, older_than=older_than))
 
     async def store_progress(self) -> None:
         """Store the progress that running tasks have reported."""

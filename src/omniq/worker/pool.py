@@ -9,20 +9,32 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar
 
 from omniq import events
-from omniq._blocking import BlockingFace, blocking
+from omniq._blocking import BlockingFace, any_wait, blocking
 from omniq._futures import finish
 from omniq._portal import Portal
-from omniq.errors import InvalidValue, PoolStopped, ShutdownTimeout, StorageError
+from omniq.errors import (
+    InvalidValue,
+    LifespanFailed,
+    PoolStopped,
+    ShutdownTimeout,
+    StorageError,
+)
 from omniq.events import Dispatcher
+from omniq.import_guard import refuse_during_import
 from omniq.models import check_int, check_name, check_names, check_seconds
+from omniq.running_task import running_task
 from omniq.storage.base import BaseStorage
 from omniq.tasks.error_rules import ErrorRules, rules_at
 from omniq.tasks.task_builder import builder_for
+from omniq.worker.lifespan import Lifespan, lifespan_of
 from omniq.worker.loop_watchdog import PATIENCE
-from omniq.worker.pool_runtime import PoolConfig, PoolRuntime
+from omniq.worker.middleware import Middleware, middleware_of
+from omniq.worker.pool_config import PoolConfig
+from omniq.worker.pool_runtime import PoolRuntime
 from omniq.worker.pool_stats import PoolStats
-from omniq.worker.stats_recorder import StatsRecorder, event_fields
+from omniq.worker.stats_recorder import StatsRecorder
 from omniq.worker.storage_session import StartReport, StorageSession
+from omniq.worker.task_services import EnqueueWrapper
 
 _R = TypeVar("_R")
 
@@ -37,6 +49,8 @@ class PoolOptions(TypedDict, total=False):
     lease: float | None
     allow: Sequence[str] | None
     errors: ErrorRules | None
+    lifespan: Lifespan | str | None
+    middleware: Sequence[Middleware | str] | None
     max_leaked_threads: int | None
     loop_patience: float
 
@@ -50,6 +64,10 @@ class AsyncWorkerPool:
     marked or public, and what is marked in modules below them. It claims no tasks of other functions,
     nor of those that it has found missing, which other workers may have.
 
+    `lifespan` is an async context manager that is entered before the first claim and left after the
+    last outcome is recorded; what it yields is `ctx.state`. `middleware` are called around each run, the
+    first outermost. Both may be dotted paths, and come from the settings if they are not given.
+
     `errors` decides which exceptions are retried where the task does not; without it the settings do.
     `lease` is how long other workers wait for a renewal before they take over what this pool holds.
 
@@ -57,6 +75,15 @@ class AsyncWorkerPool:
     them (by default as many as there are slots) have not returned, the pool claims nothing. An event
     loop that is blocked for more than `loop_patience` seconds is reported.
     """
+
+    had_to_wait = False
+    """Whether the store could not be reached when the pool was to start: see `lease_watch`."""
+    is_supervised = False
+    """Whether `omniq worker` runs the pool, stops it, and reports that."""
+    enqueue_wrappers: Sequence[EnqueueWrapper] = ()
+    """Those of the queue that the pool belongs to, for what tasks enqueue."""
+    on_blocked_start: Callable[[LifespanFailed], None] | None = None
+    """Called, in a thread, when the lifespan blocks the event loop for longer than it may take."""
 
     def __init__(
         self,
@@ -69,16 +96,14 @@ class AsyncWorkerPool:
         lease: float | None = None,
         allow: Sequence[str] | None = None,
         errors: ErrorRules | None = None,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
         check_int("concurrency", concurrency, low=1, error=InvalidValue)
-        check_seconds("poll_interval", poll_interval, above_zero=True, error=InvalidValue)
-        check_seconds("base_retry_delay", base_retry_delay, error=InvalidValue)
-        check_seconds("lease", lease, above_zero=True, error=InvalidValue)
         if max_leaked_threads is not None:
             check_int("max_leaked_threads", max_leaked_threads, low=1, error=InvalidValue)
-        check_seconds("loop_patience", loop_patience, above_zero=True, error=InvalidValue)
         _check_all_names(queues, allow)
         self._storage = storage
         self._config = PoolConfig(
@@ -89,20 +114,21 @@ class AsyncWorkerPool:
             lease=storage.settings.lease if lease is None else lease,
             allow=None if allow is None else list(allow),
             errors=_rules(errors, storage),
+            lifespan=_lifespan(lifespan, storage),
+            middleware=middleware_of(
+                storage.settings.middleware if middleware is None else middleware
+            ),
             max_leaked_threads=max_leaked_threads or concurrency,
             loop_patience=loop_patience,
         )
         self._builder = builder_for(storage)
         self.events = Dispatcher()
         self._stats = StatsRecorder(self.events)
+        storage.on_enqueue(self._stats)
         self._session = StorageSession(storage, self.events)
         self._runtime: PoolRuntime | None = None
-        self.had_to_wait = False
-        """Whether the store could not be reached when the pool was to start: see `lease_watch`."""
         self.deaths: dict[int, str] = {}
         """How processes of this machine died that were workers: stored with the tasks they ran."""
-        self.is_supervised = False
-        """Whether `omniq worker` runs the pool, and reports that it stops."""
 
     @property
     def running(self) -> bool:
@@ -139,6 +165,7 @@ class AsyncWorkerPool:
         """
         if self._runtime is not None and not self._runtime.has_ended:
             raise InvalidValue("the pool is already running; stop it before you start it again")
+        refuse_during_import("starts a worker")
         self._runtime = runtime = PoolRuntime(
             self._storage,
             self._session,
@@ -147,6 +174,9 @@ class AsyncWorkerPool:
             self.events,
             had_to_wait=self.had_to_wait,
             deaths=self.deaths,
+            wrappers=self.enqueue_wrappers,
+            on_blocked_start=self.on_blocked_start,
+            is_supervised=self.is_supervised,
         )
         self.had_to_wait = False
         try:
@@ -166,6 +196,8 @@ class AsyncWorkerPool:
         while another call waits: each call can shorten the wait of the other.
         """
         check_seconds("timeout", timeout, error=InvalidValue)
+        if timeout is None and not cancel_in_flight:
+            self._refuse_in_own_task("stop")
         runtime = self._runtime
         if runtime is None:
             await self._session.close()
@@ -185,6 +217,7 @@ class AsyncWorkerPool:
 
     async def wait(self) -> None:
         """Return when the pool has ended; raises the error if one ended it."""
+        self._refuse_in_own_task("wait")
         runtime = self._runtime
         if runtime is not None:
             await runtime.wait()
@@ -197,6 +230,7 @@ class AsyncWorkerPool:
         after its delay, are held back by a limit, or need another worker, since this pool does not
         have their function or does not serve their queue.
         """
+        self._refuse_in_own_task("run_until_empty")
         if not self.running:
             await self.start()
         assert self._runtime is not None
@@ -208,6 +242,15 @@ class AsyncWorkerPool:
             raise
         await self.stop()
         return left
+
+    def _refuse_in_own_task(self, method: str) -> None:
+        """Raise `InvalidValue` in a task that this pool runs: the call would wait for the task itself."""
+        task, runtime = running_task(), self._runtime
+        if task is not None and runtime is not None and runtime.is_run_by(task.task_id):
+            raise InvalidValue(
+                f"pool.{method}(): task {task.task_id} runs in this pool, so that it would wait for "
+                "itself; call it outside of the pool's tasks"
+            )
 
     async def _count_left(self) -> int:
         assert self._runtime is not None
@@ -226,13 +269,7 @@ class AsyncWorkerPool:
             raise PoolStopped("the pool has been stopped and takes no more tasks")
         task = self._builder.build(func, args, kwargs)
         await self._session.open()
-        task_id = await self._storage.enqueue(task)
-        self._stats.queued += 1
-        if self.events.wants(events.TaskEnqueued):
-            self.events.emit(
-                events.TaskEnqueued(**{**event_fields(task), "id": task_id, "attempt": 0})
-            )
-        return task_id
+        return await self._storage.enqueue(task)
 
     def stats(self) -> PoolStats:
         """The numbers of the pool. From any thread, and before the start as well."""
@@ -241,6 +278,7 @@ class AsyncWorkerPool:
             workers_count=self._config.concurrency,
             active_workers=0 if runtime is None else runtime.active,
             queued_tasks=stats.queued,
+            queue_high_water=stats.high_water,
             completed_tasks=stats.completed,
             failed_tasks=stats.failed,
             average_exec_time=stats.average_milliseconds,
@@ -279,6 +317,8 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
         lease: float | None = None,
         allow: Sequence[str] | None = None,
         errors: ErrorRules | None = None,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
@@ -291,15 +331,18 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
             lease=lease,
             allow=allow,
             errors=errors,
+            lifespan=lifespan,
+            middleware=middleware,
             max_leaked_threads=max_leaked_threads,
             loop_patience=loop_patience,
         )
-        self._set_up(Portal(), pool, owns_portal=True)
+        self._set_up(Portal(storage.settings.call_timeout), pool, owns_portal=True)
 
-    start = blocking(AsyncWorkerPool.start)
-    stop = blocking(AsyncWorkerPool.stop)
-    wait = blocking(AsyncWorkerPool.wait)
-    run_until_empty = blocking(AsyncWorkerPool.run_until_empty)
+    # The life of a pool takes as long as its tasks: `call_timeout` is for calls of the storage.
+    start = blocking(AsyncWorkerPool.start, any_wait)
+    stop = blocking(AsyncWorkerPool.stop, any_wait)
+    wait = blocking(AsyncWorkerPool.wait, any_wait)
+    run_until_empty = blocking(AsyncWorkerPool.run_until_empty, any_wait)
     submit = blocking(AsyncWorkerPool.submit)
 
     @property
@@ -339,7 +382,7 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
         async def stop_claiming() -> None:
             self._async_face.stop_claiming()
 
-        self._run(stop_claiming())
+        self._run(stop_claiming(), wait=None)
 
     def __enter__(self) -> Self:
         self.start()
@@ -353,20 +396,20 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
     ) -> None:
         self.stop(cancel_in_flight=error is not None)
 
-    def _run(self, work: Coroutine[Any, Any, _R]) -> _R:
+    def _run(self, work: Coroutine[Any, Any, _R], wait: float | None = 0.0) -> _R:
         """Run the coroutine; the last call on an ended pool ends its thread."""
         with self._lock:
             self._calls += 1
             portal = self._portal
         try:
-            return portal.run(work)
+            return portal.run(work, wait)
         finally:
             with self._lock:
                 self._calls -= 1
                 if self._owns_portal and not self._calls and self._async_face.has_ended:
                     portal.close()
                     # A portal starts its thread when first used: a stopped pool has none.
-                    self._portal = Portal()
+                    self._portal = Portal(portal.call_timeout)
 
 
 def _check_all_names(queues: Sequence[str] | None, modules: Sequence[str] | None) -> None:
@@ -374,6 +417,12 @@ def _check_all_names(queues: Sequence[str] | None, modules: Sequence[str] | None
     check_names("allow", modules)
     for queue in queues or ():
         check_name("queue", queue, error=InvalidValue)
+
+
+def _lifespan(given: Lifespan | str | None, storage: BaseStorage) -> Lifespan | None:
+    """The given lifespan, or that which the settings name."""
+    chosen = storage.settings.lifespan if given is None else given
+    return None if chosen is None else lifespan_of(chosen)
 
 
 def _rules(errors: ErrorRules | None, storage: BaseStorage) -> ErrorRules | None:

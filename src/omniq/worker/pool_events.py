@@ -32,6 +32,9 @@ class PoolEvents(Protocol):
     def on_heartbeat_failure(self, error: Exception) -> None:
         """A renewal or the watchdog failed. Called by the heartbeat's thread."""
 
+    def on_stop_request(self, *, restart: bool) -> None:
+        """An operator has asked this worker to stop. From the heartbeat's thread."""
+
     def on_cancel(self, task_id: str) -> None:
         """A caller cancelled that task; this worker may run it. From any thread."""
 

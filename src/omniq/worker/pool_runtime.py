@@ -3,57 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from omniq import events, log
 from omniq._futures import finish
-from omniq.errors import LeaseLost, OmniqError, PoolStopped
+from omniq.errors import LeaseLost, LifespanFailed, OmniqError, PoolStopped
 from omniq.events import Dispatcher
 from omniq.storage.base import BaseStorage
 from omniq.storage.types import Renewal
-from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.passed_functions import PASSED
 from omniq.worker.claim_loop import ClaimLoop
-from omniq.worker.executors.execution import Execution
-from omniq.worker.executors.process_executor import ProcessExecutor
+from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.heartbeat import Heartbeat
 from omniq.worker.lease_watch import LeaseWatch, margin_of
+from omniq.worker.lifespan import LifespanState, OpenLifespan
 from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.maintenance import Maintenance
+from omniq.worker.open_parts import OpenParts, make_execution, take_lease
+from omniq.worker.pool_config import PoolConfig
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
 from omniq.worker.schedule_loop import ScheduleLoop
 from omniq.worker.stats_recorder import StatsRecorder
 from omniq.worker.storage_session import StorageSession
-from omniq.worker.task_services import TaskServices
+from omniq.worker.task_services import EnqueueWrapper, TaskServices
 from omniq.worker.unknown_functions import UnknownFunctions
-
-_RESTART_PAUSE = 0.1
+from omniq.worker.worker_requests import WorkerRequests
 
 _FORCE = (SHORT_GRACE * 3, 0.25, 0.25, 0.25, 0.25)
 """Seconds that a forced stop gives to the runs, and then to each step of closing the pool."""
-
-
-class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a pool, checked and complete."""
-
-    concurrency: int
-    poll_interval: float
-    base_retry_delay: float
-    queues: tuple[str, ...] | None
-    lease: float
-    allow: list[str] | None
-    errors: ErrorRules | None
-    max_leaked_threads: int
-    loop_patience: float
 
 
 class PoolRuntime:
@@ -73,16 +57,25 @@ class PoolRuntime:
         *,
         had_to_wait: bool,
         deaths: dict[int, str],
+        wrappers: Sequence[EnqueueWrapper] = (),
+        on_blocked_start: Callable[[LifespanFailed], None] | None = None,
+        is_supervised: bool = False,
     ) -> None:
         """`had_to_wait`: the store could not be reached when the pool was to start first.
 
-        `deaths`: how processes of this machine died that were workers.
+        `deaths`: how processes of this machine died that were workers. `wrappers` are entered around
+        each enqueue by a task. `on_blocked_start` is called when the lifespan blocks the event loop.
+        `is_supervised`: `omniq worker` stops the pool when an operator asks for it.
         """
         self._storage = storage
         self._session = session
         self._clock = storage.clock
         self._config = config
         self._stats = stats
+        self._wrappers = wrappers
+        self._on_blocked_start = on_blocked_start
+        self._is_supervised = is_supervised
+        self._asked_stop: asyncio.Task[bool] | None = None
         self._events = dispatcher
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -155,6 +148,10 @@ class PoolRuntime:
             await self._force()
         return in_time
 
+    def is_run_by(self, task_id: str) -> bool:
+        """Whether the caller is the run of that task in this pool, which then waits for the caller."""
+        return self._running is not None and self._running.is_run_by(task_id)
+
     async def until_empty(self) -> None:
         """Return when nothing that it can run is due and nothing runs, or when it has ended."""
         assert self._claim_loop is not None
@@ -218,6 +215,19 @@ class PoolRuntime:
     def on_heartbeat_failure(self, error: Exception) -> None:
         self._report_failure("heartbeat", error)
 
+    def on_stop_request(self, *, restart: bool) -> None:
+        self._events.emit(events.WorkerStopRequested(owner=self._storage.owner, restart=restart))
+        if not self._is_supervised:
+            self._call_on_loop(self._stop_as_asked)
+
+    def _stop_as_asked(self) -> None:
+        if self.stop_requested.done():
+            return
+        timeout = self._storage.settings.shutdown_timeout
+        self._events.emit(events.WorkerStopping(owner=self._storage.owner, timeout=timeout))
+        # Referenced until it ends: the event loop holds only a weak reference.
+        self._asked_stop = self._loop.create_task(self.stop(timeout, False))
+
     def on_cancel(self, task_id: str) -> None:
         assert self._claim_loop is not None
         self._call_on_loop(self._claim_loop.on_cancel, task_id)
@@ -277,94 +287,103 @@ class PoolRuntime:
     async def _set_up(self, stack: AsyncExitStack) -> ClaimLoop:
         """Open everything. What is open is on the stack, to be closed in reverse order."""
         storage, config = self._storage, self._config
-        stack.callback(log.attach(self._events))
-        self._on_exit(stack, "close storage", self._session.close)
+        parts = OpenParts(stack, self._clock, self._report_failure)
+        parts.callback(log.attach(self._events))
+        parts.on_exit("close storage", self._session.close)
         await self._session.open()
         functions = FunctionCache(config.allow)
         for failed in functions.import_allowed():
             self._report_failure("import", failed)
+        functions.check_names()
+        state = await self._enter_lifespan(parts)
         unknown = UnknownFunctions(storage, functions, self._events)
-        await self._take_lease(unknown)
-        stack.callback(self._report_stopped, storage.owner, self._stats.released)
+        await take_lease(storage, config, unknown.runnable)
+        self._watch.answered()
+        parts.callback(self._report_stopped, storage.owner, self._stats.released)
         self._stats.hooks = hooks = FailureHooks(functions, self._events)
+        self._stats.dead_hooks = dead_hooks = DeadHooks(storage, functions, hooks)
+        storage.know_hooks(dead_hooks.may_have_hook)
         maintenance = Maintenance(
             storage,
             self._events,
             FleetAlerts(storage, self._events, self._stats),
-            hooks,
+            dead_hooks,
             self._watch,
             lease=config.lease,
             poll_interval=config.poll_interval,
         )
-        self._running = running = self._make_running_tasks(stack, maintenance, functions, unknown)
-        self._on_exit(stack, "finish hooks", hooks.finish)
+        self._running = running = self._make_running_tasks(
+            parts, maintenance, functions, unknown, state
+        )
         self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
-        self._on_exit(stack, "retire", claim_loop.retire)
-        self._start_heartbeat(stack, running, unknown)
-        self._on_exit(stack, "store progress", maintenance.store_progress)
-        stack.callback(storage.on_cancel(self.on_cancel))
-        stack.callback(PASSED.subscribe(partial(self._call_on_loop, claim_loop.on_new_function)))
-        self._on_exit(stack, "release tasks", claim_loop.release_all)
-        self._start_side_loops(
-            stack,
+        parts.on_exit("retire", claim_loop.retire)
+        self._start_heartbeat(parts, running, unknown, functions)
+        parts.on_exit("store progress", maintenance.store_progress)
+        # Before the lease ends: then other workers take over the hooks of this one.
+        parts.on_exit("finish hooks", hooks.finish)
+        parts.callback(storage.on_cancel(self.on_cancel))
+        parts.callback(PASSED.subscribe(partial(self._call_on_loop, claim_loop.on_new_function)))
+        parts.on_exit("release tasks", claim_loop.release_all)
+        self._start_loops(parts, claim_loop, maintenance, unknown)
+        self._session.report_start(config, functions.description)
+        return claim_loop
+
+    async def _enter_lifespan(self, parts: OpenParts) -> LifespanState:
+        """Before the lease: a worker that does not start holds nothing."""
+        state = LifespanState()
+        if self._config.lifespan is not None:
+            lifespan = OpenLifespan(self._config.lifespan)
+            timeout = self._storage.settings.start_timeout
+            state.set(await lifespan.enter(timeout, self._on_blocked_start))
+            parts.on_exit("close lifespan", lifespan.leave)
+        return state
+
+    def _start_loops(
+        self,
+        parts: OpenParts,
+        claim_loop: ClaimLoop,
+        maintenance: Maintenance,
+        unknown: UnknownFunctions,
+    ) -> None:
+        storage, running = self._storage, self._running
+        assert running is not None
+        parts.start_loops(
             listen=claim_loop.listen,
             count=claim_loop.count_queue,
-            sweep=lambda: running.sweep(storage, margin_of(config.lease)),
+            sweep=lambda: running.sweep(storage, margin_of(self._config.lease)),
             maintenance=maintenance.run,
             scheduling=self._schedule_loop.run,
             report=claim_loop.report_left_forever,
         )
         if (pause := unknown.pause) is not None:
-            self._start_side_loops(stack, unknown=lambda: claim_loop.end_unknown_forever(pause))
-        self._session.report_start(config.concurrency, config.queues, functions.description)
-        return claim_loop
-
-    async def _take_lease(self, unknown: UnknownFunctions) -> None:
-        config = self._config
-        for is_last in (False, True):
-            try:
-                await self._storage.renew(
-                    lease=config.lease,
-                    concurrency=config.concurrency,
-                    queues=config.queues or (),
-                    runnable=unknown.runnable,
-                )
-                self._watch.answered()
-                return
-            except LeaseLost:
-                # The last user of this storage was fenced; the storage has a fresh id now.
-                if is_last:
-                    raise
+            parts.start_loops(unknown=lambda: claim_loop.end_unknown_forever(pause))
 
     def _make_running_tasks(
         self,
-        stack: AsyncExitStack,
+        parts: OpenParts,
         maintenance: Maintenance,
         functions: FunctionCache,
         unknown: UnknownFunctions,
+        state: LifespanState,
     ) -> RunningTasks:
         storage, config = self._storage, self._config
         self._threads = threads = ThreadExecutor(self.on_leaked_threads_change)
-        stack.callback(threads.close)
-        processes = ProcessExecutor(
-            storage.settings, storage.serializer, self._clock, errors=config.errors
-        )
-        self._on_exit(stack, "close processes", processes.close)
-        execution = Execution(
-            functions,
-            clock=self._clock,
-            serializer=storage.serializer,
-            base_retry_delay=config.base_retry_delay,
-            errors=config.errors,
-            threads=threads,
-            processes=processes,
-        )
+        parts.callback(threads.close)
+        execution = make_execution(parts, storage, config, functions, threads)
         return RunningTasks(
             execution,
             self._stats,
             self._clock,
             self,
-            services=TaskServices(storage, self._events, threads, execution, maintenance),
+            services=TaskServices(
+                storage,
+                self._events,
+                threads,
+                execution,
+                maintenance,
+                state,
+                wrappers=self._wrappers,
+            ),
             unknown=unknown,
             default_timeout=storage.settings.default_timeout,
         )
@@ -386,7 +405,11 @@ class PoolRuntime:
         )
 
     def _start_heartbeat(
-        self, stack: AsyncExitStack, running: RunningTasks, unknown: UnknownFunctions
+        self,
+        parts: OpenParts,
+        running: RunningTasks,
+        unknown: UnknownFunctions,
+        functions: FunctionCache,
     ) -> None:
         watchdog = LoopWatchdog(
             self._storage, self._events, running, patience=self._config.loop_patience
@@ -399,40 +422,10 @@ class PoolRuntime:
             concurrency=self._config.concurrency,
             queues=self._config.queues or (),
             runnable=unknown.reported_runnable,
+            requests=WorkerRequests(functions, self),
         )
         heartbeat.start()
-        self._on_exit(stack, "stop heartbeat", heartbeat.stop)
-
-    def _start_side_loops(
-        self, stack: AsyncExitStack, **loops: Callable[[], Awaitable[None]]
-    ) -> None:
-        for name, loop in loops.items():
-            side_task = self._loop.create_task(
-                self._run_side_loop(name, loop), name=f"omniq-{name}"
-            )
-            stack.push_async_callback(_cancel, side_task)
-
-    async def _run_side_loop(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run it as long as the pool runs; a failure is reported, and the loop is started again."""
-        while True:
-            try:
-                await loop()
-            except Exception as error:
-                self._report_failure(name, error)
-            await self._clock.sleep(_RESTART_PAUSE)
-
-    def _on_exit(
-        self, stack: AsyncExitStack, name: str, close: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Call `close` at the end; a failure is reported, and the rest is closed as well."""
-
-        async def close_and_report() -> None:
-            try:
-                await close()
-            except Exception as error:
-                self._report_failure(name, error)
-
-        stack.push_async_callback(close_and_report)
+        parts.on_exit("stop heartbeat", heartbeat.stop)
 
     def _has_outcomes(self) -> bool:
         return self._claim_loop is not None and bool(self._claim_loop.outcomes())
@@ -443,8 +436,3 @@ class PoolRuntime:
 
     def _report_failure(self, chore: str, error: Exception) -> None:
         self._events.emit(events.ChoreFailed.of(chore, error))
-
-
-async def _cancel(side_task: asyncio.Task[None]) -> None:
-    side_task.cancel()
-    await asyncio.wait((side_task,))

@@ -158,7 +158,10 @@ class RefusedOutcomes:
         is_certain = refusal.times >= _REFUSALS and self._recorded > refusal.recorded_before
         if _was_not_sent(error) or is_certain:
             refusal.replaced = refusal.replaced or outcome
-            refusal.outcome = self._in_place_of(outcome, refusal.task, error)
+            replacing = self._in_place_of(outcome, refusal.task, error)
+            if refusal.task is not None:
+                replacing = self._stats.with_hook(replacing, refusal.task.func_path)
+            refusal.outcome = replacing
             refusal.times = 0
             self._is_due = True
 

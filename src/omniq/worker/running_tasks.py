@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import FunctionNotFound
-from omniq.models import Task, TaskError
+from omniq.models import NO_TIMEOUT, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
@@ -65,7 +65,12 @@ class RunningTasks:
         if before is not None and before.completed is not None:
             # A repeating task whose transaction has ended its last run, but which has not returned.
             self._give_up(before)
-        timeout = self._default_timeout if task.timeout is None else task.timeout
+        # As `timeout_of`, without a call: most tasks use the default.
+        timeout = task.timeout
+        if timeout is None:
+            timeout = self._default_timeout
+        elif timeout >= NO_TIMEOUT:
+            timeout = None
         run = Run(task, self._clock.monotonic(), timeout)
         self.active[task.id] = run
         run.job = self._loop.create_task(self._execute(run, timeout))
@@ -81,6 +86,15 @@ class RunningTasks:
     def put_back(self, outcomes: Sequence[Outcome]) -> None:
         """Hold outcomes that could not be recorded, ahead of later ones."""
         self.finished[:0] = outcomes
+
+    def is_run_by(self, task_id: str) -> bool:
+        """Whether the caller is the run of that task here, and not what it has left to run beside it."""
+        run = self.active.get(task_id)
+        if run is None or run.context is None:
+            return False
+        # A thread waits for what it calls; an async task may have started the call without waiting.
+        in_thread = self._execution.find(run.task.func_path).place == "thread"
+        return in_thread or run.job is asyncio.current_task()
 
     def cancel(self, task_id: str) -> None:
         """Stop the task, if it runs here: a caller has cancelled it."""
@@ -162,6 +176,8 @@ class RunningTasks:
     def _record(self, task: Task, outcome: Outcome) -> None:
         """Free the slot of the task, and hold its outcome until it is recorded."""
         del self.active[task.id]
+        if type(outcome) is Failed:
+            outcome = self._stats.with_hook(outcome, task.func_path)
         self.finished.append(outcome)
         if task.limits or task.breakers or task.crashes:
             self.unblocks_others = True
@@ -177,7 +193,8 @@ class RunningTasks:
         run.stops += 1
         run.deadline = self._clock.monotonic() + grace
         if run.job is not None:
-            run.job.cancel()
+            # With the reason: middleware tells a timeout from a stop by it.
+            run.job.cancel(run.stop_reason)
         self._sweep_soon()
 
     def _give_up(self, run: Run) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from omniq import events
+from omniq.clock import from_micros
 from omniq.events import Dispatcher
 from omniq.models import Task
 from omniq.outcomes import (
@@ -18,6 +19,8 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
+from omniq.storage.types import EnqueuedRow
+from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.failure_hooks import FailureHooks
 
 _DURATIONS = 100
@@ -42,10 +45,15 @@ class StatsRecorder:
         self.released = 0
         self.stale = 0
         self.queued = 0
+        """How many tasks wait: as last counted, with what was enqueued and claimed here since."""
+        self.high_water = 0
+        """The most that `queued` has been."""
         self.breakers: set[str] = set()
         """The breakers of the tasks that this pool has claimed while it had listeners."""
         self.hooks: FailureHooks | None = None
         """Calls the hooks of failed tasks, while the pool runs."""
+        self.dead_hooks: DeadHooks | None = None
+        """Calls the hooks of dead letters, while the pool runs."""
 
     @property
     def average_milliseconds(self) -> float:
@@ -54,8 +62,38 @@ class StatsRecorder:
         newest = list(self._durations)
         return sum(newest) / len(newest) * 1000 if newest else 0.0
 
+    def enqueued(self, rows: Sequence[EnqueuedRow]) -> None:
+        """Count tasks that this process has enqueued, and report them."""
+        before = self.queued
+        self.queued += len(rows)
+        if self.queued > self.high_water:
+            self.high_water = self.queued
+        if not self._events.wants(events.TaskEnqueued):
+            return
+        for waiting, row in enumerate(rows, start=before + 1):
+            self._events.emit(
+                events.TaskEnqueued(
+                    id=row.id,
+                    func_path=row.func_path,
+                    queue=row.queue,
+                    task_type=row.task_type or "",
+                    eta=from_micros(row.visible) if row.visible else None,
+                    waiting=waiting,
+                )
+            )
+
+    def counted(self, waiting: int) -> None:
+        """Take over how many tasks the storage says are waiting."""
+        self.queued = waiting
+        if waiting > self.high_water:
+            self.high_water = waiting
+            if self._events.wants(events.QueueHighWater):
+                self._events.emit(events.QueueHighWater(waiting=waiting))
+
     def claimed(self, tasks: Sequence[Task]) -> None:
         """Report tasks that were claimed."""
+        if tasks:
+            self.queued = max(0, self.queued - len(tasks))
         if self._events.wants(events.TaskClaimed):
             for task in tasks:
                 self._events.emit(events.TaskClaimed(**event_fields(task), owner=task.owner or ""))
@@ -81,6 +119,12 @@ class StatsRecorder:
         """Note a task that did not start, since its function cannot run here."""
         if self._events.active:
             self._unreported[task.id, task.token] = (task, 0.0, UNKNOWN_FUNCTION)
+
+    def with_hook(self, outcome: Outcome, func_path: str) -> Outcome:
+        """The outcome, and if it makes a dead letter, which hook is recorded with that."""
+        if type(outcome) is not Failed or self.dead_hooks is None:
+            return outcome
+        return self.dead_hooks.recorded_with(outcome, func_path)
 
     def recorded(self, outcomes: Sequence[Outcome], recorded: Sequence[bool]) -> None:
         """Count the outcomes that the storage has recorded, and those that it refused."""
@@ -117,6 +161,8 @@ class StatsRecorder:
         if type(outcome) is Succeeded:
             if (lines := self._events.task_lines) is not None:
                 lines.succeeded(task, seconds)
+            if self.hooks is not None:
+                self.hooks.succeeded(task, outcome.result)
             if not self._events.wants(events.TaskSucceeded):
                 return
         self._call_hooks(task, outcome)
@@ -139,7 +185,8 @@ class StatsRecorder:
                         error_message=error.message,
                     )
                 )
-                self._events.emit(events.TaskDead(**fields, reason=reason))
+                if outcome.next_eta is None:
+                    self._events.emit(events.TaskDead(**fields, reason=reason))
             case Cancelled(reason=reason):
                 self._events.emit(events.TaskCancellation(**fields, reason=reason))
             case Snoozed(eta=eta, reason=reason):
@@ -158,10 +205,12 @@ class StatsRecorder:
                 # From the time of the failure: the outcome may have waited since.
                 if eta is not None and error.timestamp is not None:
                     retry_in = max(0.0, (eta - error.timestamp).total_seconds())
-            case Failed(error=error, reason=reason):
+            case Failed(error=error, reason=reason, next_eta=eta):
                 if stop_reason == UNKNOWN_FUNCTION:
                     # No run of it has failed.
                     return
+                if eta is not None and error.timestamp is not None:
+                    retry_in = max(0.0, (eta - error.timestamp).total_seconds())
             case _:
                 return
         self._events.emit(
@@ -181,8 +230,8 @@ class StatsRecorder:
         if self.hooks is None or not isinstance(outcome, Retried | Failed):
             return
         self.hooks.failed(task, outcome.error)
-        if isinstance(outcome, Failed):
-            self.hooks.died(task, outcome.error)
+        if isinstance(outcome, Failed) and outcome.hook and self.dead_hooks is not None:
+            self.dead_hooks.died(task, outcome.error)
 
 
 def event_fields(task: Task) -> dict[str, Any]:
@@ -193,4 +242,5 @@ def event_fields(task: Task) -> dict[str, Any]:
         "queue": task.queue,
         "attempt": task.attempts + task.crashes + 1,
         "token": task.token or None,
+        "task_type": task.task_type or "",
     }

@@ -6,7 +6,6 @@ It also reports what the pool says of itself when it starts and when it has ende
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
@@ -15,6 +14,8 @@ from omniq.events import Dispatcher, WorkerStarted, WorkerStopped
 from omniq.signing import protection
 from omniq.storage.base import BaseStorage
 from omniq.worker.maintenance import tasks_left
+from omniq.worker.middleware import name_of
+from omniq.worker.pool_config import PoolConfig
 
 
 class StartReport(msgspec.Struct, frozen=True):
@@ -24,6 +25,8 @@ class StartReport(msgspec.Struct, frozen=True):
     functions: str = ""
     schedules: str = ""
     stop: str = ""
+    is_short: bool = False
+    """Whether another process of the worker has said all this."""
 
 
 class StorageSession:
@@ -57,21 +60,28 @@ class StorageSession:
                 self._events.emit(left)
             await self._storage.close()
 
-    def report_start(self, concurrency: int, queues: Sequence[str] | None, runs: str) -> None:
+    def report_start(self, config: PoolConfig, runs: str) -> None:
         """Emit the event of a worker that starts to claim tasks of the storage."""
         storage, report = self._storage, self.start_report
+        if report.is_short:
+            self._events.emit(
+                WorkerStarted(owner=storage.owner, concurrency=config.concurrency, records="")
+            )
+            return
         self._events.emit(
             WorkerStarted(
                 owner=storage.owner,
-                concurrency=concurrency,
+                concurrency=config.concurrency,
                 version=__version__,
                 storage=report.storage or storage.capabilities.name,
                 records=protection(storage.serializer),
-                queues="all" if queues is None else ", ".join(queues),
+                queues="all" if config.queues is None else ", ".join(config.queues),
                 max_pending=storage.max_pending,
                 runs=runs,
                 functions=report.functions,
                 schedules=report.schedules,
+                lifespan="" if config.lifespan is None else name_of(config.lifespan),
+                middleware=", ".join(map(name_of, config.middleware)),
                 stop=report.stop,
             )
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from omniq import events
@@ -19,15 +19,24 @@ from omniq.errors import (
 )
 from omniq.events import Dispatcher
 from omniq.models import Task
+from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.outcomes import Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext
+from omniq.tasks.enqueued_ids import EnqueuedIds
+from omniq.tasks.function_types import FunctionTypes
+from omniq.tasks.task_builder import TaskBuilder, builder_for
+from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.execution import Execution
 from omniq.worker.executors.thread_executor import ThreadExecutor
+from omniq.worker.lifespan import LifespanState
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.stats_recorder import event_fields
+from omniq.worker.task_handles import LoopPortal, OtherLoopHandle
 
 _T = TypeVar("_T")
+
+EnqueueWrapper = Callable[[list[Task]], AbstractContextManager[list[Task]]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -46,15 +55,69 @@ class TaskServices:
         threads: ThreadExecutor,
         execution: Execution,
         maintenance: Maintenance,
+        state: LifespanState,
+        *,
+        wrappers: Sequence[EnqueueWrapper] = (),
     ) -> None:
+        """`wrappers` are entered around each enqueue by a task, the first outermost."""
         self.loop = asyncio.get_running_loop()
         self.clock = storage.clock
         self.serializer = storage.serializer
         self.report = maintenance.report
-        self._storage = storage
+        self.storage = storage
         self._events = dispatcher
         self._threads = threads
         self._execution = execution
+        self._state = state
+        self._wrappers: Sequence[EnqueueWrapper] = wrappers
+        self.waiting = 0
+        """How many calls wait for a storage that is unreachable."""
+        self._builder: TaskBuilder | None = None
+        self._portal: LoopPortal | None = None
+
+    @property
+    def builder(self) -> TaskBuilder:
+        if self._builder is None:
+            self._builder = builder_for(self.storage)
+        return self._builder
+
+    async def enqueue(self, task: Task, context: TaskContext, new: NewTasks) -> list[str]:
+        if self.storage.lease_remaining <= 0:
+            raise StaleClaim(task.id, task.token)
+        if context.enqueued is None:
+            context.enqueued = EnqueuedIds(task, self.builder, self.serializer)
+        ids = context.enqueued
+        tasks, keys = ids.assign(new)
+        try:
+            with ExitStack() as wrapped:
+                for wrapper in self._wrappers:
+                    tasks = wrapped.enter_context(wrapper(tasks))
+                stored = await self._store(tasks, ids.nonce, context)
+        except BaseException:
+            ids.release(keys)
+            raise
+        return stored
+
+    async def _store(self, tasks: list[Task], nonce: str, context: TaskContext) -> list[str]:
+        storage, connection = self.storage, context.connection
+        if connection is not None:
+            # That of a thread stands for one that belongs to this event loop.
+            connection = getattr(connection, "async_connection", connection)
+            return await storage.enqueue_within(connection, tasks, nonce=nonce)
+        return await self._retrying("enqueue", lambda: storage.enqueue_many(tasks, nonce=nonce))
+
+    def handle(
+        self, task_id: str, types: FunctionTypes | None, *, blocking: bool
+    ) -> AsyncTaskHandle[Any] | TaskHandle[Any]:
+        if not blocking:
+            return OtherLoopHandle(self, self.storage, task_id, types)
+        if self._portal is None:
+            self._portal = LoopPortal(self)
+        return TaskHandle(self._portal, AsyncTaskHandle(self.storage, task_id, types))
+
+    @property
+    def state(self) -> Any:
+        return self._state.get()
 
     def report_skipped_step(self, task: Task, step: str, error: str) -> None:
         if self._events.wants(events.StepSkipped):
@@ -85,24 +148,24 @@ class TaskServices:
             outcomes.append(self._execution.success_of(task, context))
             return outcomes[-1]
 
-        async with self._storage.transaction(
+        async with self.storage.transaction(
             task.id, task.token, success, blocking=blocking
         ) as connection:
             yield connection
         context.completed = outcomes[-1]
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
-        return await self._retrying(lambda: self._storage.load_checkpoint(task_id))
+        return await self._retrying("checkpoint", lambda: self.storage.load_checkpoint(task_id))
 
     async def save_checkpoint(self, task_id: str, token: int, checkpoint: bytes) -> None:
         def save() -> Awaitable[None]:
-            if self._storage.lease_remaining <= 0:
+            if self.storage.lease_remaining <= 0:
                 raise StaleClaim(task_id, token)
-            return self._storage.save_checkpoint(task_id, token, checkpoint)
+            return self.storage.save_checkpoint(task_id, token, checkpoint)
 
-        await self._retrying(save)
+        await self._retrying("checkpoint", save)
 
-    async def _retrying(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retrying(self, chore: str, call: Callable[[], Awaitable[_T]]) -> _T:
         failures = 0
         while True:
             try:
@@ -110,10 +173,15 @@ class TaskServices:
             except (StorageClosed, StorageCorrupt, StorageRefused):
                 raise
             except StorageError as error:
-                self._events.emit(events.ChoreFailed.of("checkpoint", error))
-                if self._storage.lease_remaining <= 0:
+                self._events.emit(events.ChoreFailed.of(chore, error))
+                if self.storage.lease_remaining <= 0:
                     raise
-            await self.clock.sleep(backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+            self.waiting += 1
+            try:
+                pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+                await self.clock.sleep(pause)
+            finally:
+                self.waiting -= 1
             failures += 1
 
 

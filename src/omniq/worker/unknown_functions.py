@@ -145,7 +145,7 @@ class UnknownFunctions:
         error = TaskError.from_exception(
             FunctionNotFound(task.func_path, why), timestamp=self._clock.now()
         )
-        return Failed(task.id, task.token, error, "unknown function")
+        return Failed(task.id, task.token, error, "unknown function", hook="")
 
     def _release_later(self, task: Task) -> Released:
         later = self._clock.now() + _DELAY

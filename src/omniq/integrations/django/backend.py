@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cache
 from importlib import import_module
@@ -46,6 +48,9 @@ _STATUS = {
     TaskStatus.CANCELLED: base.TaskResultStatus.FAILED,
 }
 
+_stored: ContextVar[list[Task] | None] = ContextVar("omniq_django_stored", default=None)
+"""The tasks of the enqueue that is running: their `enqueued_at` must be the one that is stored."""
+
 _lock = threading.Lock()
 _queues: dict[tuple[int, str | None], TaskQueue] = {}
 
@@ -75,6 +80,7 @@ class OmniqBackend(_backends.BaseTaskBackend):
         with _lock:
             if key not in _queues:
                 queue = TaskQueue(url)
+                queue.wrap_enqueue(_remember)
                 queue.open()
                 _queues[key] = queue
             return _queues[key]
@@ -83,9 +89,16 @@ class OmniqBackend(_backends.BaseTaskBackend):
         """Store the call. When this returns, it is durable, or part of the open transaction."""
         self.validate_task(task)
         result = self._result(task, "", args, kwargs, status=base.TaskResultStatus.READY)
-        handle = self._enqueuer(task).enqueue(task.module_path, *result.args, **result.kwargs)
+        stored: list[Task] = []
+        token = _stored.set(stored)
+        try:
+            handle = self._enqueuer(task).enqueue(task.module_path, *result.args, **result.kwargs)
+        finally:
+            _stored.reset(token)
+        # A `unique` task that was stored before has another id than the new one.
+        times = [each.created_at for each in stored if each.id == handle.id]
         object.__setattr__(result, "id", handle.id)
-        object.__setattr__(result, "enqueued_at", timezone.now())
+        object.__setattr__(result, "enqueued_at", times[0] if times else timezone.now())
         signals.task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -152,6 +165,13 @@ class OmniqBackend(_backends.BaseTaskBackend):
         )
 
 
+@contextmanager
+def _remember(tasks: list[Task]) -> Iterator[list[Task]]:
+    if (stored := _stored.get()) is not None:
+        stored += tasks
+    yield tasks
+
+
 def _task_at(path: str) -> Any:
     """The Django task at that path; None if there is none.
 
@@ -210,5 +230,6 @@ def _exception_path(name: str) -> str:
 def _workers(task: Task, history: list[Attempt]) -> list[str]:
     """The worker of each run: Django counts attempts by the length of this list."""
     past = [attempt.owner or "" for attempt in history]
-    is_new = task.started_at is not None and len(past) <= task.attempts
-    return [*past, task.owner or ""] if is_new else past
+    # The history has the runs that failed.
+    adds_one = task.status in (TaskStatus.RUNNING, TaskStatus.SUCCESS)
+    return [*past, task.owner or ""] if adds_one else past

@@ -13,6 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 from django.utils import timezone
 
+from omniq.models import PermanentError
 from omniq.tasks.context import current_task
 
 
@@ -27,7 +28,8 @@ def runnable(task: Any, base: Any, signals: Any) -> Callable[..., Any]:
         @wraps(task.func)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             async with _async_attempt(task, base, signals, args, kwargs) as result:
-                return await task.func(*_arguments(task, base, result, args), **kwargs)
+                value = await task.func(*_arguments(task, base, result, args), **kwargs)
+                return _keep(result, base, value)
 
         call = call_async
     else:
@@ -35,7 +37,8 @@ def runnable(task: Any, base: Any, signals: Any) -> Callable[..., Any]:
         @wraps(task.func)
         def call_sync(*args: Any, **kwargs: Any) -> Any:
             with _attempt(task, base, signals, args, kwargs) as result:
-                return task.func(*_arguments(task, base, result, args), **kwargs)
+                value = task.func(*_arguments(task, base, result, args), **kwargs)
+                return _keep(result, base, value)
 
         call = call_sync
     # The wrapper's signature counts: omniq must not take Django's context parameter for its own.
@@ -101,6 +104,19 @@ def _running(task: Any, base: Any, args: Any, kwargs: Any) -> Any:
         # Django counts attempts by this list; the workers of earlier runs are not known here.
         worker_ids=[""] * context.attempt,
     )
+
+
+def _keep(result: Any, base: Any, value: Any) -> Any:
+    """The value as JSON data, which is what Django lets a task return. Another kind fails the task.
+
+    It fails for good: the work is done, and a retry would do it again.
+    """
+    try:
+        plain = base.normalize_json(value)
+    except TypeError as error:
+        raise error from PermanentError("the return value of a Django task must be JSON data")
+    object.__setattr__(result, "_return_value", plain)
+    return plain
 
 
 def _end(result: Any, base: Any, error: BaseException | None) -> None:

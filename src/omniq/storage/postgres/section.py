@@ -306,7 +306,10 @@ class PostgresSection(Section):
             self._read_as(row.id for row in changes.claimed if row.gates),
             self._claim_id,
             (*self._read_as(moved), [parked[task_id] for task_id in moved]),
-            [encoding.task(row) for row in (*updated, *changes.inserted)],
+            [
+                encoding.task(row, body=row.id in changes.rewritten)
+                for row in (*updated, *changes.inserted)
+            ],
             encoding.endings(
                 ended, [self._owner if each.row.id in tokens else "" for each in ended]
             ),

@@ -22,7 +22,7 @@ class PostgresStorage(BaseStorage):
     `poll_only` is for a pooler that gives every transaction a different session (PgBouncer): no
     statement is prepared and no connection listens. `pool_size` bounds the connections for
     `transaction`; besides them there are at most five: two to write, and one each to read, to count
-    and vacuum, and to listen.
+    and vacuum, and to listen. What is not given comes from the settings.
     """
 
     _backend: PostgresBackend
@@ -34,13 +34,17 @@ class PostgresStorage(BaseStorage):
         self,
         url: str,
         *,
-        schema: str = "omniq",
-        poll_only: bool = False,
-        pool_size: int = 10,
+        schema: str | None = None,
+        poll_only: bool | None = None,
+        pool_size: int | None = None,
         **options: Unpack[StorageOptions],
     ) -> None:
         super().__init__(**options)
-        largest = largest_value(self._settings.max_payload)
+        settings = self._settings
+        schema = settings.schema if schema is None else schema
+        poll_only = settings.poll_only if poll_only is None else poll_only
+        pool_size = settings.pool_size if pool_size is None else pool_size
+        largest = largest_value(settings.max_payload)
         self._target = Target(url, schema, self._clock, poll_only=poll_only, largest=largest)
         self._use(PostgresBackend(self._target, pool_size, self._clock, self._local_wakeups))
 

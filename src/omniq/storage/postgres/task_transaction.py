@@ -84,28 +84,28 @@ class BlockingConnection:
     """The transaction's connection for a function that runs in a thread: asyncpg's methods, blocking."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.async_connection = connection
         self._loop = asyncio.get_running_loop()
 
     def execute(self, query: str, *args: Any) -> Any:
         """Run a statement; returns PostgreSQL's command tag."""
-        return self._wait(self._connection.execute(query, *args))
+        return self._wait(self.async_connection.execute(query, *args))
 
     def executemany(self, query: str, args: Any) -> None:
         """Run a statement once for each sequence of parameters."""
-        self._wait(self._connection.executemany(query, args))
+        self._wait(self.async_connection.executemany(query, args))
 
     def fetch(self, query: str, *args: Any) -> Any:
         """Return all rows."""
-        return self._wait(self._connection.fetch(query, *args))
+        return self._wait(self.async_connection.fetch(query, *args))
 
     def fetchrow(self, query: str, *args: Any) -> Any:
         """Return the first row, or None."""
-        return self._wait(self._connection.fetchrow(query, *args))
+        return self._wait(self.async_connection.fetchrow(query, *args))
 
     def fetchval(self, query: str, *args: Any) -> Any:
         """Return the first value of the first row, or None."""
-        return self._wait(self._connection.fetchval(query, *args))
+        return self._wait(self.async_connection.fetchval(query, *args))
 
     def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

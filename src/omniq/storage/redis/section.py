@@ -237,7 +237,7 @@ class RedisSection(Section):
             self._paused if changes.claimed else 0,
             [
                 *map(self._claim, changes.claimed),
-                *(self._update(row, is_moved=row.id in changes.moved) for row in changes.updated),
+                *(self._update(row, changes) for row in changes.updated),
                 *map(self._end, ended),
                 *(self._row_change(row, self._places[row.id]) for row in changes.checked),
             ],
@@ -259,11 +259,12 @@ class RedisSection(Section):
         place = encoding.place_of(row, self.claim_id).encode()
         return self._row_change(row, place, is_optional=not row.gates)
 
-    def _update(self, row: Row, *, is_moved: bool) -> tuple[Any, ...]:
-        state = b"" if is_moved else encoding.state_of(row)
+    def _update(self, row: Row, changes: Changes) -> tuple[Any, ...]:
+        state = b"" if row.id in changes.moved else encoding.state_of(row)
         if state == self._states.get(row.id):
             state = b""
-        return self._row_change(row, encoding.place_of(row).encode(), state=state)
+        record = encoding.record_of(row) if row.id in changes.rewritten else b""
+        return self._row_change(row, encoding.place_of(row).encode(), state=state, record=record)
 
     def _end(self, ended: Ended) -> tuple[Any, ...]:
         row = ended.row

@@ -19,7 +19,7 @@ _PREFIX = re.compile(r"[^{}\s]{1,100}")
 
 
 class RedisStorage(BaseStorage):
-    """A store in the server at `url`; all its keys begin with `{prefix}`."""
+    """A store in the server at `url`; all its keys begin with `{prefix}`, by default that of the settings."""
 
     _backend: RedisBackend
     _enqueue_writes = 2
@@ -29,10 +29,11 @@ class RedisStorage(BaseStorage):
         self,
         url: str,
         *,
-        prefix: str = "omniq",
+        prefix: str | None = None,
         **options: Unpack[StorageOptions],
     ) -> None:
         super().__init__(**options)
+        prefix = self._settings.prefix if prefix is None else prefix
         if not _PREFIX.fullmatch(prefix):
             raise SettingsError(
                 f"prefix {prefix!r}: expected 1 to 100 characters, no space or brace"

@@ -301,14 +301,19 @@ class Database:
             )
         return version
 
-    def retry_while_busy(self, operation: Callable[[], _T]) -> _T:
-        """Run the operation; repeat it while the database is busy, for up to `BUSY_SECONDS`."""
+    def retry_while_busy(
+        self, operation: Callable[[], _T], has_ended: Callable[[], bool] = lambda: False
+    ) -> _T:
+        """Run the operation; repeat it while the database is busy, for up to `BUSY_SECONDS`.
+
+        Raises the last error sooner if nothing waits for the operation any more (`has_ended`).
+        """
         waited, longest = 0.0, _SHORTEST_PAUSE
         while True:
             try:
                 return operation()
             except sqlite3.OperationalError as error:
-                if not is_busy(error) or waited >= BUSY_SECONDS:
+                if not is_busy(error) or waited >= BUSY_SECONDS or has_ended():
                     raise
             # With jitter, so that processes that collided once do not collide again.
             pause = longest * (0.5 + 0.5 * self._random())

@@ -197,6 +197,8 @@ class SQLiteSection(Section):
                 others.append(row)
         if moved:
             self._db.execute(statement("move"), {"moved": tables.json_text(moved)})
+        if changes.rewritten:
+            tables.rewrite(self._db, [row for row in others if row.id in changes.rewritten])
         tables.save_live(self._db, others, self.now)
 
     def _insert(self, rows: Sequence[Row]) -> None:

@@ -355,6 +355,17 @@ def save_live(db: StatementRunner, rows: Iterable[Row], now: int) -> None:
     _SAVE_LIVE.write(db, live)
 
 
+def rewrite(db: StatementRunner, rows: Iterable[Row]) -> None:
+    """Store the queue, priority and body of live rows, which no other change has."""
+    for row in rows:
+        body = bytearray(row.body)
+        db.execute(
+            "UPDATE omniq_tasks SET queue = ?, priority = ?, body = ? WHERE seq = ?",
+            (row.queue, row.priority, body, row.seq),
+        )
+        db.execute("UPDATE omniq_live SET queue = ? WHERE seq = ?", (row.queue, row.seq))
+
+
 def _ended(row: Row) -> tuple[Any, ...]:
     return (
         row.seq, row.due, row.attempts, row.crashes, row.token, row.settled, row.started_at,

@@ -40,7 +40,7 @@ class ConnectionThread:
 
     The thread starts with the first job. A job's result is delivered after the commit. A job that
     raises is rolled back alone; the other jobs of its transaction are committed. When the awaiter
-    is cancelled, the job may have been run or not.
+    is cancelled, the job may have been run or not; a job that waits for a lock is not run.
     """
 
     _max_jobs = 512
@@ -137,6 +137,10 @@ class ConnectionThread:
         connection.execute("COMMIT")
 
     def _run_job(self, connection: Connection, job: Job) -> None:
+        if job.future.cancelled():
+            # Its caller stopped waiting before the lock was free: it must not be done later.
+            job.error = asyncio.CancelledError()
+            return
         try:
             job.result = job.work(connection)
         except (DriverError, OSError, OverflowError) as error:
@@ -157,7 +161,10 @@ class WriterThread(ConnectionThread):
         self._checkpoint_at = database.wal_limit
 
     def _transact(self, connection: Connection, jobs: list[Job]) -> None:
-        self._database.retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
+        self._database.retry_while_busy(
+            lambda: connection.execute("BEGIN IMMEDIATE"),
+            has_ended=lambda: all(job.future.cancelled() for job in jobs),
+        )
         if len(jobs) == 1:
             self._run_job(connection, jobs[0])
             if jobs[0].error is not None:

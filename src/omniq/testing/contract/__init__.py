@@ -28,9 +28,11 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `lease`: leases, recovery and paused workers.
 - `incarnation`: stores that went back to an earlier state.
 - `cancel`: cancellation in every status.
+- `change`: another priority, queue or eta of a waiting task.
 - `reading`: lookups, lists, scans, counts and histories.
 - `retention`: how long records are stored, and purges.
 - `dead_letters`: listing, retrying and deleting dead letters.
+- `pending_hooks`: calls of `on_dead` that are recorded until they are made.
 - `checkpoints`: the data that a task resumes from.
 - `progress`: progress reports of running tasks.
 - `schedules`: storing and firing schedules.
@@ -44,6 +46,7 @@ from __future__ import annotations
 
 from omniq.testing.contract._suite import ContractPart, OpenAnother, opener, promise
 from omniq.testing.contract.cancel import CancelContract
+from omniq.testing.contract.change import ChangeContract
 from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
 from omniq.testing.contract.dead_letters import DeadLetterContract
@@ -52,6 +55,7 @@ from omniq.testing.contract.incarnation import IncarnationContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
 from omniq.testing.contract.order import OrderContract
+from omniq.testing.contract.pending_hooks import PendingHookContract
 from omniq.testing.contract.progress import ProgressContract
 from omniq.testing.contract.queues_and_gates import GateContract
 from omniq.testing.contract.reading import ReadingContract
@@ -75,9 +79,11 @@ class StorageContract(
     LeaseContract,
     IncarnationContract,
     CancelContract,
+    ChangeContract,
     ReadingContract,
     RetentionContract,
     DeadLetterContract,
+    PendingHookContract,
     CheckpointContract,
     ProgressContract,
     ScheduleContract,
@@ -90,6 +96,7 @@ class StorageContract(
 
 __all__ = [
     "CancelContract",
+    "ChangeContract",
     "CheckpointContract",
     "ClaimContract",
     "ContractPart",
@@ -101,6 +108,7 @@ __all__ = [
     "LifecycleContract",
     "OpenAnother",
     "OrderContract",
+    "PendingHookContract",
     "ProgressContract",
     "ReadingContract",
     "RecordContract",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from omniq.errors import DuplicateTask, InvalidTask, InvalidValue, QueueFull
@@ -36,7 +37,7 @@ async def _make_dead_letter(storage: BaseStorage, task_id: str, reason: str = "e
 
 
 class DeadLetterContract(ContractPart):
-    """D1 to D4."""
+    """D1 to D5."""
 
     @promise("D1")
     async def test_a_retried_dead_letter_is_the_same_task_without_attempts_or_history(
@@ -55,6 +56,24 @@ class DeadLetterContract(ContractPart):
         assert await storage.get_result("a") is None
         assert await storage.history("a") == []
         assert ids(await storage.reserve(1, queues=["mail"])) == ["a"]
+
+    @promise("D5")
+    async def test_a_dead_letter_with_another_call_or_from_the_start_is_another_occurrence(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await _make_dead_letter(storage, "a")
+        await storage.retry_dead("a")
+        retried = await claim_one(storage)
+        await storage.record([Failed("a", retried.token, an_error(), "exhausted")])
+        await storage.retry_dead("a", from_start=True)
+        restarted = await claim_one(storage)
+        await storage.record([Failed("a", restarted.token, an_error(), "exhausted")])
+        await storage.retry_dead("a", task=msgspec.structs.replace(a_task("a"), args=(2,)))
+        edited = await claim_one(storage)
+
+        assert retried.occurrence == 0
+        assert 0 < restarted.occurrence < edited.occurrence
 
     @promise("D1")
     async def test_a_retried_dead_letter_is_counted_as_waiting(self, storage: BaseStorage) -> None:

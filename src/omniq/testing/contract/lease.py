@@ -8,10 +8,11 @@ from datetime import timedelta
 import pytest
 
 from omniq.errors import InvalidValue, LeaseLost, StaleClaim
-from omniq.models import Runnable, Task, TaskStatus
+from omniq.models import Pong, Runnable, Task, TaskStatus
 from omniq.outcomes import Failed, Released, Retried
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
+from omniq.storage.types import WorkerAnswer
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
@@ -27,7 +28,7 @@ from omniq.testing.contract._suite import (
 
 
 class LeaseContract(ContractPart):
-    """L1 to L12, V1 and V2."""
+    """L1 to L12, V1 to V5."""
 
     @promise("L1")
     async def test_an_owner_that_renews_keeps_its_tasks(
@@ -529,6 +530,97 @@ class LeaseContract(ContractPart):
 
         assert not (await worker.renew()).paused
         assert not any(each.paused for each in await storage.workers())
+
+    @promise("V3", "L5")
+    async def test_a_worker_reads_once_that_it_is_to_stop(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        worker, bystander = await open_another(), await open_another()
+        await worker.renew()
+        await bystander.renew()
+
+        assert await storage.stop_worker(worker.owner)
+        assert await storage.stop_worker(worker.owner, restart=True)
+
+        assert await bystander.take_requests() == []
+        requests = await worker.take_requests()
+        assert sorted(request.action for request in requests) == ["restart", "stop"]
+        assert await worker.take_requests() == []
+
+    @promise("V3", "V4")
+    async def test_a_worker_without_a_lease_is_not_asked(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker = await open_another()
+        await worker.renew()
+        clock.advance(LEASE)
+
+        assert not await storage.stop_worker(worker.owner)
+        assert not await storage.stop_worker("unknown")
+        assert await storage.ping_worker(worker.owner) is None
+        assert await worker.take_requests() == []
+
+    @promise("V4")
+    async def test_a_ping_is_answered_with_what_the_worker_says(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker = await open_another()
+        await worker.renew()
+        answers = [WorkerAnswer(("shop",), ("shop.pack",), 2), WorkerAnswer(None, ("x",), 0)]
+
+        async def ping() -> Pong | None:
+            pinging = asyncio.ensure_future(storage.ping_worker(worker.owner, 60.0))
+            while not pinging.done():
+                for request in await worker.take_requests():
+                    assert request.action == "ping"
+                    clock.advance(0.5)
+                    await worker.answer_request(request, answers.pop())
+                clock.advance(0.01)
+                await worker.renew()
+                await asyncio.sleep(0.001)
+            return await pinging
+
+        first, second = await ping(), await ping()
+
+        assert first is not None
+        assert second is not None
+        assert (first.worker_id, first.modules, first.functions) == (worker.owner, None, ("x",))
+        assert (second.modules, second.functions, second.more) == (("shop",), ("shop.pack",), 2)
+        assert first.seconds >= 0.5
+
+    @promise("V4")
+    async def test_a_ping_without_an_answer_ends_and_leaves_nothing_behind(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker = await open_another()
+        await worker.renew()
+        pinging = asyncio.ensure_future(storage.ping_worker(worker.owner, 1.0))
+        while not pinging.done():
+            clock.advance(0.2)
+            await asyncio.sleep(0.001)
+
+        assert await pinging is None
+        assert await worker.take_requests() == []
+        assert await storage.purge_requests(clock.now() + timedelta(days=1)) == 0
+
+    @promise("V5")
+    async def test_requests_to_lost_workers_and_answers_that_are_not_read_are_purged(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker = await open_another()
+        await worker.renew()
+        await storage.stop_worker(worker.owner)
+        (request,) = await worker.take_requests()
+        await worker.answer_request(request, WorkerAnswer())
+        await storage.stop_worker(worker.owner)
+        stored_at = clock.now()
+        clock.advance(10)
+        await worker.renew()
+        await storage.stop_worker(worker.owner)
+
+        assert await storage.purge_requests(stored_at) == 0
+        assert await storage.purge_requests(stored_at + timedelta(seconds=5)) == 2
+        assert len(await worker.take_requests()) == 1
 
 
 async def _work_until_killed(worker: BaseStorage) -> None:

@@ -546,6 +546,64 @@ class GateContract(ContractPart):
 
             assert await storage.gates() == {}
 
+    @promise("G9")
+    async def test_a_breaker_that_is_closed_by_hand_admits_its_tasks_in_order(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        rule = BreakerRule(name="smtp", max_failures=1, reset_timeout=60.0)
+        await storage.enqueue_many(some_tasks("abcdefg", breakers=(rule,)))
+        (first,) = await storage.reserve(1)
+        await storage.record([Failed("a", first.token, an_error("down"))])
+        assert await storage.reserve(5) == []
+
+        other = await open_another()
+        assert await other.close_breaker("smtp")
+
+        state = (await storage.gates())["breaker:smtp"]
+        assert (state.breaker, state.failures, state.reason) == (BreakerState.CLOSED, 0, "")
+        assert ids(await storage.reserve(20)) == list("bcdefg")
+
+    @promise("G9", "G4")
+    async def test_a_closed_breaker_counts_its_failures_from_zero(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        rule = BreakerRule(name="smtp", max_failures=2, reset_timeout=60.0)
+        await storage.enqueue_many(some_tasks("abcd", breakers=(rule,)))
+        (first,) = await storage.reserve(1)
+        await storage.record([Failed(first.id, first.token, an_error("down"))])
+
+        assert await storage.close_breaker("smtp")
+        second, third = await storage.reserve(2)
+        await storage.record([Failed(second.id, second.token, an_error("down"))])
+        assert (await storage.gates())["breaker:smtp"].failures == 1
+        await storage.record([Failed(third.id, third.token, an_error("down"))])
+        assert await storage.reserve(5) == []
+
+    @promise("G9")
+    async def test_a_probe_that_still_runs_counts_as_any_other_run(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        rule = BreakerRule(name="smtp", max_failures=2, reset_timeout=5.0)
+        await storage.enqueue_many(some_tasks("abcde", breakers=(rule,)))
+        tasks = await storage.reserve(2)
+        await storage.record([Failed(each.id, each.token, an_error("down")) for each in tasks])
+        clock.advance(5)
+        (probe,) = await storage.reserve(5)
+
+        assert await storage.close_breaker("smtp")
+        assert await storage.record([Failed(probe.id, probe.token, an_error("down"))]) == [True]
+
+        state = (await storage.gates())["breaker:smtp"]
+        assert (state.breaker, state.failures) == (BreakerState.CLOSED, 1)
+        assert ids(await storage.reserve(5)) == ["d", "e"]
+
+    @promise("G9")
+    async def test_a_breaker_that_no_task_has_met_cannot_be_closed(
+        self, storage: BaseStorage
+    ) -> None:
+        assert not await storage.close_breaker("smtp")
+        assert await storage.gates() == {}
+
 
 def _limited(task: Task) -> Task:
     return msgspec.structs.replace(task, limits=_at_most(1))

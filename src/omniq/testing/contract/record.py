@@ -56,7 +56,7 @@ AFTERWARDS: dict[OutcomeKind, TaskStatus] = {
 
 
 class RecordContract(ContractPart):
-    """R1 to R9."""
+    """R1 to R13."""
 
     @promise("R1")
     @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -199,6 +199,27 @@ class RecordContract(ContractPart):
         assert await storage.record([outcome]) == [True]
         assert await visible_state(storage) == before
 
+    @promise("R13")
+    async def test_only_the_next_occurrence_of_a_repeating_task_has_a_higher_number(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=60, max_crashes=5))
+        numbers: list[list[int]] = []
+        for _ in range(3):
+            numbers.append([])
+            for kind in RELEASING_KINDS:
+                task = await claim_one(storage)
+                numbers[-1].append(task.occurrence)
+                await storage.record([an_outcome(kind, task, clock.now())])
+            task = await claim_one(storage)
+            numbers[-1].append(task.occurrence)
+            await storage.record([Succeeded("a", task.token, a_result(task, 1), clock.now())])
+
+        firsts = [occurrence[0] for occurrence in numbers]
+        assert numbers == [[first] * (len(RELEASING_KINDS) + 1) for first in firsts]
+        assert firsts == sorted(set(firsts))
+        assert firsts[0] == 0
+
     @promise("R3")
     async def test_a_repeat_within_one_batch_counts_once(
         self, storage: BaseStorage, clock: ManualClock
@@ -209,6 +230,32 @@ class RecordContract(ContractPart):
 
         assert await storage.record([outcome, outcome]) == [True, True]
         assert (await claim_one(storage)).attempts == 1
+
+    @promise("R11")
+    async def test_a_failed_run_ended_when_it_failed_and_not_when_that_was_recorded(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many(some_tasks("abc"))
+        a, b, c = await storage.reserve(3)
+        clock.advance(2)
+        failed_at = clock.now()
+        clock.advance(3)
+        early, late = failed_at - timedelta(days=1), failed_at + timedelta(days=1)
+        await storage.record(
+            [
+                Failed("a", a.token, an_error(timestamp=failed_at)),
+                Retried("b", b.token, an_error(timestamp=late), late),
+                Retried("c", c.token, an_error(timestamp=early), late),
+            ]
+        )
+
+        ends = {task_id: (await storage.history(task_id))[0].finished_at for task_id in "abc"}
+        assert ends == {"a": failed_at, "b": clock.now(), "c": c.started_at}
+        letter, result = await storage.get_dead("a"), await storage.get_result("a")
+        assert letter is not None
+        assert result is not None
+        assert (letter.first_failure, letter.last_failure) == (failed_at, failed_at)
+        assert result.finished_at == failed_at
 
     @promise("R4")
     async def test_a_failed_run_is_charged_once_and_stored_in_the_history(
@@ -359,6 +406,70 @@ class RecordContract(ContractPart):
         assert (result.status, result.reason) == (TaskStatus.CANCELLED, "nothing to do")
         assert (result.attempts, result.started_at) == (1, task.started_at)
         assert await storage.get_dead("a") is None
+
+    @promise("R12", "R3", "R2")
+    async def test_a_repeating_task_goes_on_after_a_failure_with_a_next_eta(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=5, unique="key"))
+        task = await claim_one(storage)
+        await storage.save_checkpoint("a", task.token, b"half")
+        later = clock.now() + timedelta(seconds=5)
+        outcome = Failed("a", task.token, an_error("broken"), "permanent", later)
+        late = Failed("a", task.token + 1, an_error("late"), "permanent", later)
+
+        assert await storage.record([outcome, late]) == [True, False]
+        assert await storage.record([outcome]) == [True]
+        assert await storage.reserve(1) == []
+        result = await storage.get_result("a")
+        assert result is not None
+        assert (result.status, result.reason, result.attempts) == (
+            TaskStatus.FAILED,
+            "permanent",
+            1,
+        )
+        assert result.error == an_error("broken")
+        waiting = await storage.get_task("a")
+        assert waiting is not None
+        assert (waiting.status, waiting.attempts, waiting.crashes, waiting.eta) == (
+            TaskStatus.PENDING,
+            0,
+            0,
+            later,
+        )
+        assert await storage.list_dead() == []
+        assert await storage.load_checkpoint("a") is None
+        assert [each.error for each in await storage.history("a")] == [an_error("broken")]
+        clock.advance(5)
+        again = await claim_one(storage)
+        assert (again.id, again.unique, again.token) == ("a", "key", task.token + 1)
+        await storage.record([Succeeded("a", again.token, a_result(again), clock.now())])
+        assert await storage.history("a") == []
+
+    @promise("R12", "R8")
+    async def test_a_task_that_was_cancelled_does_not_go_on_after_a_failure(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a", interval=5))
+        task = await claim_one(storage)
+        await storage.cancel("a")
+        await storage.record([Failed("a", task.token, an_error(), "permanent", clock.now())])
+
+        clock.advance(60)
+        assert await storage.reserve(1) == []
+        assert await status_of(storage, "a") is TaskStatus.CANCELLED
+        assert await storage.list_dead() == []
+
+    @promise("R12")
+    async def test_a_task_that_does_not_repeat_ends_in_spite_of_a_next_eta(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await storage.record([Failed("a", task.token, an_error(), "permanent", clock.now())])
+
+        assert await status_of(storage, "a") is TaskStatus.FAILED
+        assert [letter.task_id for letter in await storage.list_dead()] == ["a"]
 
     @promise("R8")
     @pytest.mark.parametrize("kind", ALL_KINDS)

@@ -5,5 +5,7 @@
 - `process_executor`: the child processes for functions with `executor="process"`.
 - `process_protocol`: the messages between a worker and its child processes.
 - `process_child`: the program of a child process.
+- `resource_calls`: calls functions with resources.
+- `child_lifetime`: the lifespan and the resources of a child process.
 - `die_with_parent`: ends a child process when its parent has ended.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -19,7 +19,7 @@ from omniq.cron import next_run
 from omniq.errors import FunctionNotFound
 from omniq.models import ErrorCategory, PermanentError, Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
-from omniq.retry import ExponentialBackoff, may_retry, next_delay
+from omniq.retry import ExponentialBackoff, ListedDelays, may_retry, next_delay
 from omniq.serialization import Serializer, keeps_objects
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Discard, Retry, Signal, Snooze
@@ -29,10 +29,16 @@ from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
+from omniq.worker.executors.resource_calls import with_resources
 from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.interruption import interruption
+from omniq.worker.middleware import Middleware, MiddlewareStack
+from omniq.worker.resources import WorkerResources
 
 _MAX_REASON = 1000
+
+_NEVER_RETRIED = (ErrorCategory.PERMANENT, ErrorCategory.UNCLASSIFIED)
+"""The categories that are also reasons of a dead letter."""
 
 _CLOSE_TRIES = 3
 """How often an abandoned coroutine is closed; each `await` in a `finally` uses one."""
@@ -93,6 +99,8 @@ class Execution:
         errors: ErrorRules | None,
         threads: ThreadExecutor,
         processes: ProcessExecutor,
+        resources: WorkerResources,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._functions = functions
         self._clock = clock
@@ -102,7 +110,14 @@ class Execution:
         self._rules = () if errors is None else (errors,)
         self._threads = threads
         self._processes = processes
+        self._with_resources = partial(
+            with_resources, resources=resources, threads=threads, explain=self._thread_error
+        )
+        self._middleware = MiddlewareStack(middleware) if middleware else None
         self._callees: dict[str, Callee] = {}
+        self._call: Callable[[Callee, Task, TaskContext], Awaitable[Any]] = (
+            self._call_function if not middleware else self._call_in_middleware
+        )
 
     def find(self, func_path: str) -> Callee:
         """Find the function of a task. Raises `FunctionNotFound` if it cannot run here."""
@@ -110,7 +125,7 @@ class Execution:
         if callee is None:
             try:
                 func = self._functions.resolve(func_path)
-                callee = self._callees[func_path] = callee_of(func, func_path)
+                callee = self._callees[func_path] = self._with_resources(callee_of(func, func_path))
             except FunctionNotFound:
                 raise
             except BaseException as error:
@@ -166,7 +181,7 @@ class Execution:
         assert isinstance(outcome, Failed)
         raise PermanentError(outcome.error.message, error_type=outcome.error.error_type)
 
-    async def _call(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
+    async def _call_function(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
         args = (task_context, *task.args) if callee.takes_context else task.args
         match callee.place:
             case "async":
@@ -177,12 +192,42 @@ class Execution:
                 func = _with_event_loop(callee.func) if callee.is_chosen else callee.func
                 value = await self._threads.call(
                     partial(func, *args, **task.kwargs),
-                    explain=lambda error: self._explain(task, error, callee.rules),
+                    explain=lambda error: self._thread_error(task_context, error, callee.rules),
                 )
             case "process":
-                return await self._processes.call(task, task_context)
+                function = self._functions.own_path(task.func_path)
+                return await self._processes.call(task, task_context, function)
         # A plain function may return a coroutine; it belongs on the event loop.
         return await value if inspect.isawaitable(value) else value
+
+    async def _call_in_middleware(
+        self, callee: Callee, task: Task, task_context: TaskContext
+    ) -> Any:
+        raised: _RaisedInThread | None = None
+
+        async def call() -> Any:
+            nonlocal raised
+            try:
+                return await self._call_function(callee, task, task_context)
+            except _RaisedInThread as error:
+                raised = error
+            raise raised.error
+
+        assert self._middleware is not None
+        try:
+            return await self._middleware.call(task_context, call)
+        except BaseException as error:
+            if raised is not None and error is raised.error:
+                # It was explained in its thread.
+                raise raised.record from None
+            raise
+
+    def _thread_error(
+        self, task_context: TaskContext, error: BaseException, rules: tuple[ErrorRules, ...]
+    ) -> BaseException:
+        claim = (task_context.task_id, task_context.fencing_token)
+        record = explain(error, (*rules, *self._rules), self._clock.now(), claim)
+        return record if self._middleware is None else _RaisedInThread(error, record)
 
     def _success(
         self, task: Task, value: Any, warnings: tuple[str, ...], types: FunctionTypes | None
@@ -204,7 +249,7 @@ class Execution:
         except BaseException as error:
             # Also SystemExit: encoding runs the methods of the value. The work is done; running it
             # again would only do it twice.
-            return Failed(task.id, task.token, self._record_of(error), "unserialisable")
+            return self._failed(task, self._record_of(error), "unserialisable")
         try:
             again = _next_run(task, now)
         except Exception as error:
@@ -234,7 +279,7 @@ class Execution:
                 pass
         match error:
             case Unserialisable():
-                return Failed(task.id, task.token, self._record_of(error.error), "unserialisable")
+                return self._failed(task, self._record_of(error.error), "unserialisable")
             case Signal():
                 return self._signalled(task, error)
             case _:
@@ -266,17 +311,26 @@ class Execution:
         return self._retry_or_fail(task, self._record_of(signal), delay)
 
     def _retry_or_fail(self, task: Task, error: TaskError, delay: float | None) -> Outcome:
-        if error.category is ErrorCategory.PERMANENT:
-            return Failed(task.id, task.token, error, "permanent")
+        if error.category in _NEVER_RETRIED:
+            return self._failed(task, error, str(error.category))
         if not may_retry(task.attempts, task.max_retries):
-            return Failed(task.id, task.token, error, "exhausted")
+            return self._failed(task, error, "exhausted")
         if delay is None:
             jitter = self._clock.random()
-            delay = next_delay(
-                task.retry or self._backoff, task.attempts, error.retry_after, jitter
-            )
+            delays = task.retry_delays
+            backoff = ListedDelays(delays) if delays else task.retry or self._backoff
+            delay = next_delay(backoff, task.attempts, error.retry_after, jitter)
         later = self._clock.now() + timedelta(seconds=delay)
         return Retried(task.id, task.token, error, later)
+
+    def _failed(self, task: Task, error: TaskError, reason: str) -> Failed:
+        """The outcome of a run that is not retried; a task may go on with its next interval."""
+        again = None
+        if task.reschedule_on_failure:
+            # An expression that another program has stored may be wrong: the task then ends.
+            with suppress(Exception):
+                again = _next_run(task, self._clock.now())
+        return Failed(task.id, task.token, error, reason, again)
 
     def _explain(
         self, task: Task, error: BaseException, rules: tuple[ErrorRules, ...]
@@ -293,6 +347,15 @@ async def _save_checkpoint(task_context: TaskContext) -> None:
     # A second cancellation too: the outcome must be decided now.
     with suppress(Exception, asyncio.CancelledError):
         await task_context.flush()
+
+
+class _RaisedInThread(BaseException):
+    """Carries the exception of a thread, for middleware, and what the thread has found out of it."""
+
+    def __init__(self, error: BaseException, record: TaskError) -> None:
+        super().__init__()
+        self.error = error
+        self.record = record
 
 
 def _next_run(task: Task, now: datetime) -> datetime | None:

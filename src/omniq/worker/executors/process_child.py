@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import os
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
 
 from omniq import log
 from omniq.clock import SYSTEM_CLOCK, Clock
@@ -24,19 +25,36 @@ from omniq.errors import (
     StaleClaim,
     StorageClosed,
     StorageError,
+    UnguardedModule,
 )
-from omniq.models import Progress, Task, TaskError, TaskResult, TaskStatus
+from omniq.events import ChoreFailed
+from omniq.models import ErrorCategory, Progress, Task, TaskError, TaskResult, TaskStatus
+from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.serialization import Serializer, encode_internal, keeps_objects
+from omniq.settings import Settings
 from omniq.storage.store_clock import StoreClock
 from omniq.tasks import context
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Signal
 from omniq.tasks.error_rules import ErrorRules, explain
+from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import resolve
 from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.tasks.steps import run_without_loop
+from omniq.tasks.task_builder import TaskBuilder
+from omniq.tasks.task_enqueuer import NewTasks
+from omniq.worker.executors.child_lifetime import ChildLifetime
+from omniq.worker.executors.process_enqueue import (
+    Answer,
+    ChildTasks,
+    EnqueueRequest,
+    TaskQuestion,
+    child_handle,
+    decode_answer,
+)
 from omniq.worker.executors.process_protocol import (
     HEADER,
+    SLACK,
     CheckpointReply,
     CheckpointRequest,
     Reply,
@@ -48,6 +66,7 @@ from omniq.worker.executors.process_protocol import (
     decode_request,
 )
 from omniq.worker.import_path import use_path
+from omniq.worker.lifespan import LifespanState
 
 _T = TypeVar("_T")
 
@@ -70,14 +89,14 @@ class Parent:
         with self._lock:
             self._socket.sendall(HEADER.pack(len(message)) + message)
 
-    def ask(self, request: CheckpointRequest) -> CheckpointReply:
+    def ask(self, request: Reply) -> bytes:
         """Send the request and wait for its reply. The parent sends nothing else during a run."""
         with self._asking:
-            self.send(Reply(checkpoint_request=request))
+            self.send(request)
             message = self.receive()
         if message is None:
             raise StorageClosed("the worker has ended")
-        return decode_checkpoint_reply(message)
+        return message
 
     def _read(self, length: int) -> bytes | None:
         data = bytearray()
@@ -94,12 +113,51 @@ class ChildServices:
 
     loop = None
 
-    def __init__(self, parent: Parent, codec: Serializer) -> None:
+    def __init__(
+        self, parent: Parent, codec: Serializer, settings: Settings, state: LifespanState
+    ) -> None:
+        self._state = state
         # The store's: it says until when a task sleeps, and the next run may be on another machine.
         self.clock = StoreClock(SYSTEM_CLOCK)
         self._parent = parent
         self._lock = threading.Lock()
         self.serializer = codec
+        self._max_message = settings.max_payload + SLACK // 2
+        self._tasks = ChildTasks(self._ask_about, codec, self.clock)
+        self.builder = TaskBuilder(settings, self.clock, keeps_objects=keeps_objects(codec))
+
+    @property
+    def storage(self) -> NoReturn:
+        raise InvalidTask("a child process has no connection to the storage")
+
+    async def enqueue(self, task: Task, context: TaskContext, new: NewTasks) -> list[str]:
+        tasks = [self.serializer.encode_task(each) for each in new.tasks]
+        size = sum(map(len, tasks))
+        if size > self._max_message:
+            raise InvalidTask(
+                f"enqueue_many: {len(tasks)} calls take {size:,} bytes, and {self._max_message:,} can "
+                "be sent to the worker at once; enqueue fewer in one call"
+            )
+        return self._ask_about(EnqueueRequest(tasks, new.name, new.has_id)).ids
+
+    def handle(
+        self, task_id: str, types: FunctionTypes | None, *, blocking: bool
+    ) -> AsyncTaskHandle[Any] | TaskHandle[Any]:
+        return child_handle(self._tasks, task_id, types, blocking=blocking)
+
+    def _ask_about(self, request: EnqueueRequest | TaskQuestion) -> Answer:
+        if isinstance(request, EnqueueRequest):
+            message = self._parent.ask(Reply(enqueue_request=request))
+        else:
+            message = self._parent.ask(Reply(question=request))
+        answer = decode_answer(message)
+        if answer.refusal is not None:
+            raise answer.refusal.to_error()
+        return answer
+
+    @property
+    def state(self) -> Any:
+        return self._state.get()
 
     def report(self, progress: Progress) -> None:
         self._parent.send(Reply(progress=progress))
@@ -139,7 +197,8 @@ class ChildServices:
             raise StaleClaim(task_id, token)
 
     def _ask(self, request: CheckpointRequest) -> CheckpointReply:
-        reply = self._parent.ask(request)
+        message = self._parent.ask(Reply(checkpoint_request=request))
+        reply = decode_checkpoint_reply(message)
         if reply.error is not None:
             kind = SerializationError if reply.is_unfit else StorageError
             raise kind(reply.error)
@@ -154,8 +213,10 @@ class TaskServer:
         services: ChildServices,
         codec: Serializer,
         rules: tuple[ErrorRules, ...],
+        lifetime: ChildLifetime,
     ) -> None:
         self._services = services
+        self._lifetime = lifetime
         self._codec = codec
         self._rules = rules
         self._callees: dict[str, Callee] = {}
@@ -166,14 +227,19 @@ class TaskServer:
         clock.observe(clock.boot_micros() + request.ahead, sent_at=clock.boot_micros())
         try:
             task = self._codec.decode_task(request.task)
-            callee = self._find(task.func_path)
+            callee = self._find(request.function)
+        except UnguardedModule as error:
+            # No run of it can do anything else.
+            record = _record_of(error, clock)
+            record.category = ErrorCategory.PERMANENT
+            return Reply(error=record)
         except BaseException as error:
             # Importing a module runs it.
             return Reply(error=_record_of(as_raised(error), clock))
         task_context = TaskContext(task, request.timeout, self._services)
         try:
             # A new context: what one task sets must not be visible to the next one.
-            value = contextvars.Context().run(_call, callee, task, task_context)
+            value = contextvars.Context().run(_call, callee, task, task_context, self._lifetime)
         except Signal as raised:
             return _reply_of(raised, clock)
         except BaseException as error:
@@ -206,14 +272,14 @@ class TaskServer:
         return callee
 
 
-def _call(callee: Callee, task: Task, task_context: TaskContext) -> Any:
+def _call(callee: Callee, task: Task, task_context: TaskContext, lifetime: ChildLifetime) -> Any:
     args = (task_context, *task.args) if callee.takes_context else task.args
     context.enter(task_context)
     try:
-        value = callee.func(*args, **task.kwargs)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_wait_for(value))
-        return value
+        lifetime.enter()
+        if callee.inject is not None:
+            return lifetime.call(callee, args, task.kwargs, task_context)
+        return lifetime.wait_for(callee.func(*args, **task.kwargs))
     except BaseException:
         # Store how far the run came; the next one continues there.
         with suppress(Exception):
@@ -252,11 +318,22 @@ def _serve_all(parent: Parent) -> None:
         log.open_console(config.log)
     codec = config.codec()
     rules = () if config.rules is None else (config.rules.rules(),)
-    server = TaskServer(ChildServices(parent, codec), codec, rules)
+    state = LifespanState() if config.why_no_state is None else LifespanState(config.why_no_state)
+    lifetime = ChildLifetime(config.lifespan, state, _report_unclosed)
+    services = ChildServices(parent, codec, Settings(**config.settings), state)
+    server = TaskServer(services, codec, rules, lifetime)
     while (message := parent.receive()) is not None:
         request = decode_request(message)
         parent.send(Reply(has_started=True))
-        parent.send(server.serve(request))
+        reply = server.serve(request)
+        if not lifetime.is_empty:
+            reply = msgspec.structs.replace(reply, needs_closing=True)
+        parent.send(reply)
+    lifetime.close()
+
+
+def _report_unclosed(name: str, error: Exception) -> None:
+    log.write(ChoreFailed.of(f"close {name}", error))
 
 
 def _reply_of(raised: Signal, clock: Clock) -> Reply:
@@ -269,10 +346,6 @@ def _reply_of(raised: Signal, clock: Clock) -> Reply:
 
 def _record_of(error: BaseException, clock: Clock) -> TaskError:
     return TaskError.from_exception(error, timestamp=clock.now())
-
-
-async def _wait_for(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 def _ignore_stop_signals() -> None:

@@ -26,8 +26,11 @@ from omniq.errors import NotSealed, OmniqError, SerializationError, StaleClaim
 from omniq.models import Task, TaskError
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
+from omniq.storage.urls import WORKER_URL
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
+from omniq.worker.executors.child_lifetime import NOT_IMPORTABLE
+from omniq.worker.executors.process_enqueue import RunAnswers
 from omniq.worker.executors.process_protocol import (
     HEADER,
     SLACK,
@@ -39,13 +42,20 @@ from omniq.worker.executors.process_protocol import (
     Unserialisable,
     decode_reply,
 )
+from omniq.worker.lifespan import Lifespan, importable_path
 
 # A child receives what it needs over its socket; its environment has no secrets that a task could
 # read.
 _SECRETS = re.compile(r"OMNIQ_(URL|\w*KEYS?|DASHBOARD_\w+)")
 
+_BUILD_SETTINGS = ("default_max_retries", "max_payload", "retry", "queues")
+"""The settings that a task is built by which a child enqueues. None of them is a secret."""
+
 _TRIES = 3
 """How many children may die before a run has started: the task did not cause that."""
+
+_CLOSE_SECONDS = 10.0
+"""How long idle children may take together to close their lifespans and resources."""
 
 _REAP_SECONDS = 1.0
 """SIGKILL takes effect immediately, except in an uninterruptible system call."""
@@ -71,34 +81,39 @@ class ProcessExecutor:
         clock: Clock,
         *,
         errors: ErrorRules | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
         self._clock = clock
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
         self._dying: set[asyncio.Future[int]] = set()
         pickles = isinstance(serializer, CloudpickleSerializer)
+        path = None if lifespan is None else importable_path(lifespan)
         config = ChildConfig(
             path=[str(entry) for entry in sys.path],
             max_payload=settings.max_payload,
             # For this pool alone: a task must not get the key of the storage.
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,
+            settings={name: settings.as_data()[name] for name in _BUILD_SETTINGS},
             rules=None if errors is None else EncodedRules.of(errors),
             # In a program of the user, the child's lines belong to that program.
             log=None if log.current_console() is None else log.child_config(),
+            lifespan=path,
+            why_no_state=NOT_IMPORTABLE if lifespan is not None and path is None else None,
         )
         # A child must not know whether and how the storage signs its records.
         self._codec = config.codec()
         self._config = encode_internal(config)
         self._max_message = settings.max_payload + SLACK
 
-    async def call(self, task: Task, task_context: TaskContext) -> Any:
-        """Run the task in a child. When cancelled, the child is killed.
+    async def call(self, task: Task, task_context: TaskContext, function: str) -> Any:
+        """Run the task in a child, with the function at that path. When cancelled, the child is killed.
 
         Raises what the task raised: a `Signal`, or the record of any other exception; and a
         `TaskError` of type WorkerProcessDied when the child died.
         """
         ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
-        request = RunRequest(self._codec.encode_task(task), task_context.timeout, ahead)
+        request = RunRequest(self._codec.encode_task(task), task_context.timeout, ahead, function)
         reply = await self._run_in_child(encode_internal(request), task_context)
         if reply.signal is not None:
             raise reply.signal.to_signal()
@@ -111,17 +126,32 @@ class ProcessExecutor:
         return result.result
 
     async def close(self) -> None:
-        """Kill all children, also those that run a task, and wait until they have ended."""
-        for child in list(self._all):
-            self._drop(child)
-        self._idle.clear()
+        """Kill all children, also those that run a task, and wait until they have ended.
+
+        Idle ones that hold a lifespan or resources close them first.
+        """
+        try:
+            await self._finish_idle()
+        finally:
+            # Also when the worker is stopped by force: no child may outlive it.
+            for child in list(self._all):
+                self._drop(child)
+            self._idle.clear()
         if self._dying:
             ended = asyncio.ensure_future(_all_ended(self._dying))
             if not await self._clock.wait(ended, _REAP_SECONDS):
                 ended.cancel()
 
+    async def _finish_idle(self) -> None:
+        finishing = [child for child in self._idle if child.needs_closing and child.is_alive]
+        if finishing:
+            ended = asyncio.ensure_future(_all_ended({child.finish() for child in finishing}))
+            if not await self._clock.wait(ended, _CLOSE_SECONDS):
+                ended.cancel()
+
     async def _run_in_child(self, request: bytes, task_context: TaskContext) -> Reply:
         died = 0
+        answers = RunAnswers(task_context, self._codec)
         for _ in range(_TRIES):
             child = self._take()
             reply = None
@@ -132,7 +162,7 @@ class ProcessExecutor:
                 await child.send(request)
                 reply = await self._wait_started(child)
                 while not reply.is_final:
-                    await self._handle(reply, child, task_context)
+                    await self._handle(reply, child, task_context, answers)
                     reply = await child.receive(self._max_message)
             except (OSError, EOFError, SerializationError):
                 died = await self._drop(child)
@@ -142,11 +172,14 @@ class ProcessExecutor:
                 self._drop(child)
                 raise
             else:
+                child.needs_closing = reply.needs_closing
                 self._idle.append(child)
                 return reply
         raise _death_of(died)
 
-    async def _handle(self, reply: Reply, child: _Child, task_context: TaskContext) -> None:
+    async def _handle(
+        self, reply: Reply, child: _Child, task_context: TaskContext, answers: RunAnswers
+    ) -> None:
         """Pass on a report of the run, or answer its request."""
         progress = reply.progress
         if progress is not None and progress.task_id == task_context.task_id:
@@ -156,6 +189,9 @@ class ProcessExecutor:
         if reply.checkpoint_request is not None:
             checkpoint = reply.checkpoint_request.checkpoint
             await child.send(encode_internal(await self._reply_to(checkpoint, task_context)))
+        asked = reply.enqueue_request or reply.question
+        if asked is not None:
+            await child.send(encode_internal(await answers.answer(asked)))
 
     async def _reply_to(
         self, checkpoint: bytes | None, task_context: TaskContext
@@ -209,7 +245,7 @@ class _Child:
     """One child process, the leader of its process group, and the socket to it."""
 
     def __init__(self) -> None:
-        self.is_configured = False
+        self.is_configured = self.needs_closing = False
         ours, theirs = socket.socketpair()
         inherited, self._held_pipe = os.pipe()
         try:
@@ -247,6 +283,12 @@ class _Child:
             data += chunk
         return bytes(data)
 
+    def finish(self) -> asyncio.Future[int]:
+        """Ask an idle process to close what it holds and to end; the future has its exit code."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        return self._reap()
+
     def kill(self) -> asyncio.Future[int]:
         """Kill the process and its group; the future has the exit code once it has been reaped."""
         # Before it is reaped: until then no other process can have its id.
@@ -280,6 +322,8 @@ def _spawn(pipe: int, sock: int) -> subprocess.Popen[bytes]:
     environment = {
         name: value for name, value in os.environ.items() if not _SECRETS.fullmatch(name)
     }
+    if os.environ.get("OMNIQ_URL"):
+        environment["OMNIQ_URL"] = WORKER_URL
     numbers = [str(number) for number in (pipe, os.getpid(), sock)]
     return subprocess.Popen(
         # Unbuffered: what a task has printed must not be lost when its process is killed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from omniq.serialization import (
 )
 from omniq.tasks.control import Discard, Retry, Signal, Snooze
 from omniq.tasks.error_rules import ErrorRules, path_of_rule, rule_at
+from omniq.worker.executors.process_enqueue import EnqueueRequest, TaskQuestion
 
 HEADER = struct.Struct(">I")
 """Precedes each message: its length."""
@@ -65,14 +67,19 @@ class EncodedRules(msgspec.Struct, frozen=True):
 class ChildConfig(msgspec.Struct, frozen=True):
     """The first message to a child: how to find functions, and how to decode tasks.
 
-    `pickle_key` signs pickles on this one socket; it is not the key of the storage.
+    `pickle_key` signs pickles on this one socket; it is not the key of the storage. `settings` are
+    those that tasks are built by which a task enqueues. `lifespan` is the path of the worker's, and
+    `why_no_state` says why the child has none.
     """
 
     path: list[str]
     max_payload: int
     pickle_key: str | None
+    settings: dict[str, Any]
     rules: EncodedRules | None = None
     log: LogConfig | None = None
+    lifespan: str | None = None
+    why_no_state: str | None = None
 
     def codec(self) -> Serializer:
         """The codec of tasks and results. Its limit is above that of the storage: a claimed task is
@@ -87,11 +94,14 @@ class RunRequest(msgspec.Struct, frozen=True):
     """Asks a child to run one task.
 
     `ahead`: how far the store's time is ahead of the boot clock, which the child shares, in microseconds.
+    `function`: the path of the task's function. The task may have a name, of which the worker knows
+    the function.
     """
 
     task: bytes
     timeout: float | None
     ahead: int
+    function: str
 
 
 class SignalRecord(msgspec.Struct, frozen=True):
@@ -157,10 +167,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: Progress | None = None
     skipped: Skipped | None = None
     checkpoint_request: CheckpointRequest | None = None
+    enqueue_request: EnqueueRequest | None = None
+    question: TaskQuestion | None = None
     result: bytes | None = None
     error: TaskError | None = None
     unserialisable: TaskError | None = None
     signal: SignalRecord | None = None
+    needs_closing: bool = False
+    """With the end of a run: the process holds a lifespan or resources, which it has to close."""
 
     @property
     def is_final(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -105,9 +106,18 @@ def exit_process(code: int, *, at_once: bool = False) -> NoReturn:
     sys.exit(code)
 
 
+def end_by_sigterm() -> None:
+    """Exit with 0 at SIGTERM, until the worker has its own handlers: it has not claimed anything yet."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    # `restart_process` has blocked it: what arrived since then ends this process now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
 def restart_process() -> NoReturn:
     """Replace this process by a new one with the same command line."""
     flush()
+    # The new program has no handler at first, and would die of the signal. It inherits the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,20 +32,28 @@ from omniq.events import (
     ChoreFailed,
     Dispatcher,
     Event,
+    ScheduleDeclared,
     WorkerAdvice,
+    WorkerDrained,
     WorkerRecycling,
+    WorkerStopRequested,
     WorkerStuck,
 )
+from omniq.models import Schedule
 from omniq.outcomes import Outcome, Released
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.storage import BaseStorage
 from omniq.tasks.task_builder import builder_for
 from omniq.worker import AsyncWorkerPool
 from omniq.worker.interruption import interruption
+from omniq.worker.lifespan import Lifespan
+from omniq.worker.middleware import Middleware
+from omniq.worker.process.module_import import loaded_below
 from omniq.worker.process.start_report import (
     functions_of,
     how_to_stop,
     module_advice,
+    names_of,
     queue_advice,
     queues_of,
     summary,
@@ -58,6 +65,10 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _RELEASE_SECONDS = 0.4
 """How long a forced stop may take to release tasks; with the exit itself it is under a second."""
+
+
+_FOR_SUPERVISOR = (WorkerRecycling, WorkerStuck, WorkerStopRequested)
+"""The events that the supervisor acts on."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +83,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] | None = None
     listeners: tuple[str, ...] = ()
     """Paths of functions without arguments, each of which returns a listener for the pool's events."""
+    lifespan: str | None = None
+    middleware: tuple[str, ...] = ()
+    burst: bool = False
+    """Whether it ends when nothing is left that it may run now."""
+    reports: bool = True
+    """Whether it says what it runs when it starts; the first of several processes does."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -95,7 +112,13 @@ class Recycle(msgspec.Struct, frozen=True):
     task_id: str = ""
 
 
-Notice = Ready | Ended | Recycle
+class StopAsked(msgspec.Struct, frozen=True):
+    """An operator has asked this worker to stop; with `restart`, a new process takes its place."""
+
+    restart: bool = False
+
+
+Notice = Ready | Ended | Recycle | StopAsked
 
 
 class PoolRunner(Protocol):
@@ -132,6 +155,9 @@ class PoolProcess:
         notify: Callable[[Notice], None],
         deaths: dict[int, str],
         address: str = "",
+        *,
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] = (),
     ) -> None:
         """`deaths`: how other workers of this machine died; the caller adds to it.
 
@@ -150,12 +176,19 @@ class PoolProcess:
             queues=config.queues,
             lease=config.lease,
             allow=config.modules,
+            lifespan=lifespan,
+            middleware=middleware,
         )
         self._pool.deaths = deaths
+        self._pool.on_blocked_start = lambda error: notify(Ended(error))
         self._pool.is_supervised = True
-        self._pool.events.subscribe(self._on_event, kinds=(WorkerRecycling, WorkerStuck))
-        for path in config.listeners:
-            self._pool.events.subscribe(_listener_at(path))
+        self._pool.events.subscribe(self._on_event, kinds=_FOR_SUPERVISOR)
+        listeners = [_listener_at(path) for path in config.listeners]
+        for listener in listeners:
+            self._pool.events.subscribe(listener)
+        # A listener may also trace what tasks enqueue.
+        wrappers = [getattr(listener, "wrap_enqueue", None) for listener in listeners]
+        self._pool.enqueue_wrappers = [wrapper for wrapper in wrappers if wrapper is not None]
         self._events = Dispatcher()
         log.attach(self._events)
         self._lock = threading.Lock()
@@ -181,6 +214,10 @@ class PoolProcess:
 
     def release_and_end(self, stuck_task: str = "") -> bool:
         released = threading.Event()
+        with self._lock, suppress(RuntimeError):
+            if self._loop is not None:
+                # A pool with free slots would claim again what is released now.
+                self._loop.call_soon_threadsafe(self._pool.stop_claiming)
         # From a thread that may be abandoned: perhaps everything hangs because of the storage.
         threading.Thread(target=self._release, args=(released, stuck_task), daemon=True).start()
         return released.wait(_RELEASE_SECONDS)
@@ -220,10 +257,20 @@ class PoolProcess:
         if self._stopping.is_set():
             self._begin_stop()
         try:
-            await self._pool.wait()
+            if self._config.burst and not self._stopping.is_set():
+                await self._drain()
+            else:
+                await self._pool.wait()
         finally:
             if self._end is not None:
                 await self._end
+
+    async def _drain(self) -> None:
+        """Run what is there, say how many tasks are left, and end."""
+        owner = self._storage.owner
+        if not await self._pool.run_until_empty() and not self._stopping.is_set():
+            # The pool reports only what is left.
+            self._events.emit(WorkerDrained(owner=owner, left=0))
 
     def _begin_stop(self) -> None:
         self._stopping.set()
@@ -263,24 +310,29 @@ class PoolProcess:
 
     async def _declare_schedules(self) -> None:
         """Store the schedules of `@task(cron=…)` in the worker's modules and their submodules."""
-        prefixes = tuple(f"{name}." for name in self._config.modules)
-        modules = [
-            module
-            for name, module in sorted(sys.modules.items())
-            if name in self._config.modules or name.startswith(prefixes)
-        ]
-        builder = builder_for(self._storage)
-        await AsyncSchedules(self._storage, builder).declare(*modules)
+        modules = loaded_below(self._config.modules)
+        schedules = AsyncSchedules(self._storage, builder_for(self._storage))
+        before = _declared(await schedules.list())
+        await schedules.declare(*modules)
+        after = _declared(await schedules.list())
+        for schedule_id in sorted(before.keys() | after.keys()):
+            old, new = before.get(schedule_id), after.get(schedule_id)
+            if old != new:
+                change = "deleted" if new is None else "added" if old is None else "changed"
+                self._events.emit(ScheduleDeclared(schedule_id=schedule_id, change=change))
 
     async def _prepare_report(self) -> list[str]:
         """Set what the pool reports when it starts; returns advice on what is probably a mistake."""
         storage, config = self._storage, self._config
+        if not config.reports:
+            self._pool.start_report = StartReport(is_short=True)
+            return []
         functions = functions_of(config.modules)
         paths = sorted({path for found in functions.values() for path in found})
         schedules = await storage.list_schedules()
         self._pool.start_report = StartReport(
             storage=self._address,
-            functions=summary(paths),
+            functions=summary(names_of(paths, config.modules)),
             schedules=summary([schedule.id for schedule in schedules]),
             stop=how_to_stop(config.shutdown_timeout),
         )
@@ -303,6 +355,8 @@ class PoolProcess:
                 self._notify(Recycle())
             case WorkerStuck(id=task_id):
                 self._notify(Recycle(stuck=True, task_id=task_id))
+            case WorkerStopRequested(restart=restart):
+                self._notify(StopAsked(restart))
 
     def _release(self, released: threading.Event, stuck_task: str) -> None:
         """Release what this worker holds, over a separate connection and event loop."""
@@ -325,6 +379,17 @@ class PoolProcess:
         if task is None or task.token != token:
             return Released(task_id, token)
         return interruption(task, "its worker was stopped by force", self._clock.now())
+
+
+def _declared(schedules: Iterable[Schedule]) -> dict[str, Schedule]:
+    """What the code says of each schedule that it declares; other workers may fire them meanwhile."""
+    return {
+        schedule.id: msgspec.structs.replace(
+            schedule, next_at=None, last_at=None, paused=False, version=0
+        )
+        for schedule in schedules
+        if schedule.declared
+    }
 
 
 async def _done_before(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

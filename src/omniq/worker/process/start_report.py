@@ -52,6 +52,12 @@ def queues_of(paths: Iterable[str], modules: Sequence[str]) -> set[str]:
     return {options_of(cache.resolve(path)).queue or "default" for path in paths}
 
 
+def names_of(paths: Iterable[str], modules: Sequence[str]) -> list[str]:
+    """The names of these functions, where they have one: the log and dead letters show that."""
+    cache = FunctionCache(modules)
+    return [options_of(cache.resolve(path)).name or path for path in paths]
+
+
 def summary(names: Sequence[str]) -> str:
     """How many there are, and the first of them.
 

@@ -8,30 +8,37 @@ terminal that can be closed; it is ignored elsewhere, and under nohup.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal as signals
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from difflib import get_close_matches
-from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from omniq import log
-from omniq.errors import InvalidValue, OmniqError, SettingsError, ShutdownTimeout
-from omniq.events import ChoreFailed, Dispatcher, WorkerStopping
+from omniq.errors import (
+    InvalidValue,
+    OmniqError,
+    SettingsError,
+    ShutdownTimeout,
+    StorageError,
+)
+from omniq.events import Dispatcher, WorkerStopping
+from omniq.import_guard import refuse_during_import
 from omniq.models import check_int, check_name, check_names, check_seconds
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
-from omniq.storage.urls import storage_url
+from omniq.storage.urls import KIND_SETTINGS, storage_url
+from omniq.worker.lifespan import Lifespan, importable_path
+from omniq.worker.middleware import Middleware, name_of
+from omniq.worker.process import console
+from omniq.worker.process.file_watch import FileWatch, places_of
 from omniq.worker.process.inbox import Inbox
+from omniq.worker.process.module_import import import_with_tasks
 from omniq.worker.process.pool_process import (
     Ended,
     Notice,
@@ -39,10 +46,10 @@ from omniq.worker.process.pool_process import (
     PoolRunner,
     Ready,
     Recycle,
+    StopAsked,
     WorkerConfig,
 )
 from omniq.worker.process.start_report import address
-from omniq.worker.process.task_modules import modules_with_tasks
 from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildren
 
 MIN_LEASE = 0.5
@@ -58,6 +65,10 @@ class _StopRequest(msgspec.Struct, frozen=True):
     signal: int = 0
 
 
+class _FilesChanged(msgspec.Struct, frozen=True):
+    names: list[str]
+
+
 class _StoppedWhileStarting(BaseException):
     """A signal arrived while the user's modules were being imported: nothing has been claimed."""
 
@@ -68,7 +79,11 @@ class Worker:
     `storage` is a URL or a storage object; None is the default storage. The settings give the values
     that are not given. With `processes` above 1 this process runs no task: it keeps that many others
     running, each with `max_concurrency` slots and a new worker id. `listeners` are paths of functions
-    that return a listener for the events of a pool; every process calls them.
+    that return a listener for the events of a pool; every process calls them. Every process
+    enters the `lifespan`, and calls `middleware` around each run: with `processes` above 1 they must be
+    dotted paths, or defined at the top of a module. With `burst` it ends when nothing is left that it may
+    run now. With `reload`, `run` returns when a Python file of the modules or of the current folder has
+    changed, and `needs_restart` is true.
     """
 
     def __init__(
@@ -84,6 +99,10 @@ class Worker:
         shutdown_timeout: float | None = None,
         settings: Settings | None = None,
         listeners: Sequence[str] = (),
+        lifespan: Lifespan | str | None = None,
+        middleware: Sequence[Middleware | str] | None = None,
+        burst: bool = False,
+        reload: bool = False,
     ) -> None:
         check_int("processes", processes, low=1, error=InvalidValue)
         for name, value in (("modules", modules), ("queues", queues), ("listeners", listeners)):
@@ -96,9 +115,12 @@ class Worker:
         self._has_storage_object = isinstance(storage, BaseStorage)
         self._settings = settings = settings or self.storage.settings
         self.processes = processes
+        self._lifespan = _or(lifespan, settings.lifespan)
+        check_names("middleware", middleware)
+        self._middleware = tuple(_or(middleware, settings.middleware))
         self.config = _checked(
             WorkerConfig(
-                modules=tuple(_name_of(module) for module in modules),
+                modules=tuple(_name_of(module) for module in modules) or settings.modules,
                 concurrency=_or(max_concurrency, settings.concurrency),
                 poll_interval=_or(poll_interval, settings.poll_interval),
                 base_retry_delay=settings.base_retry_delay,
@@ -107,11 +129,16 @@ class Worker:
                 shutdown_timeout=_or(shutdown_timeout, settings.shutdown_timeout),
                 queues=None if queues is None else tuple(queues),
                 listeners=tuple(listeners),
+                lifespan=None if self._lifespan is None else _path_of(self._lifespan),
+                middleware=tuple(map(_path_of, self._middleware)),
+                burst=burst,
             )
         )
         """The configuration of each process."""
+        self._reload = reload
         self._check_processes()
-        self._inbox: Inbox[Notice | _StopRequest] = Inbox()
+        self._check_reload()
+        self._inbox: Inbox[Notice | _StopRequest | _FilesChanged] = Inbox()
         self._clock = self.storage.clock
         self._events = Dispatcher()
         log.attach(self._events)
@@ -125,7 +152,10 @@ class Worker:
         self.is_ready = False
         """Whether the worker claims tasks: started, and not stopped."""
         self.needs_restart = False
-        """Whether `run` returned so that a new process takes over: something hangs in this one."""
+        """Whether `run` returned so that a new process takes over: something hangs in this one, or its code
+        has changed."""
+        self.was_asked_to_stop = False
+        """Whether it ends because an operator asked for that through the storage."""
         self.was_cut_off = False
         """Whether tasks still ran at the end of the shutdown timeout. Their threads may still run."""
 
@@ -138,17 +168,23 @@ class Worker:
         before it claims anything.
         """
         self._owns_process = True
-        with self._inbox.woken_by_signals(), self._handling_signals():
+        with self._inbox.woken_by_signals(), self._handling_signals(), self._watching_files():
             try:
                 runner = self._make_runner()
             except _StoppedWhileStarting:
                 return 0
+            except SettingsError as error:
+                if not self._reload:
+                    raise
+                return self._wait_for_change(error)
             return self._supervise(runner, on_ready)
 
     def start(self) -> None:
         """Run in the background; returns once it claims tasks. It does not handle signals."""
         if self._thread is not None:
             raise SettingsError("this worker has been started already; make a new one")
+        if self._reload:
+            raise SettingsError("reload replaces the process: call run(), in the main thread")
         runner = self._make_runner()
         ready = threading.Event()
         self._thread = threading.Thread(
@@ -196,6 +232,12 @@ class Worker:
     def _check_processes(self) -> None:
         if self.processes == 1:
             return
+        given = [each for each in (self._lifespan, *self._middleware) if each is not None]
+        if not all(isinstance(each, str) or importable_path(each) for each in given):
+            raise SettingsError(
+                "processes above 1 import the lifespan and the middleware: define them at the top of a "
+                "module, or give their dotted paths"
+            )
         if self._has_storage_object:
             raise SettingsError("processes above 1 need the URL of a storage, not a storage object")
         if self.storage.capabilities.reach == "process":
@@ -204,12 +246,26 @@ class Worker:
                 "use one process, or a storage that several can share, such as sqlite:///tasks.db"
             )
 
+    def _check_reload(self) -> None:
+        if self._reload and self.config.burst:
+            raise SettingsError("give either burst or reload, not both")
+        if self._reload and self.storage.capabilities.reach == "process":
+            raise SettingsError(
+                f"reload: the tasks of a {self.storage.capabilities.name} storage would be lost at each "
+                "change; use a storage that outlives the process, such as sqlite:///tasks.db"
+            )
+
     def _make_runner(self) -> PoolRunner:
+        refuse_during_import("starts a worker")
         if self.processes > 1:
             config = WorkerChildConfig(
                 worker=self.config,
                 url=self._url,
-                settings=_as_data(self._settings),
+                settings={
+                    **self._settings.as_data(),
+                    # Without those that the environment has for a storage of another kind.
+                    **{name: getattr(self.storage.settings, name) for name in KIND_SETTINGS},
+                },
                 path=sys.path,
                 log=log.child_config(),
             )
@@ -217,35 +273,32 @@ class Worker:
         self._is_starting = True
         try:
             for module in self.config.modules:
-                _import(module)
-            self._import_below()
+                import_with_tasks(module)
         finally:
             self._is_starting = False
         # Now the application has set up `logging`, or has not.
         log.take_stdlib()
-        return PoolProcess(self.storage, self.config, self._inbox.put, self.deaths, self._address())
+        return PoolProcess(
+            self.storage,
+            self.config,
+            self._inbox.put,
+            self.deaths,
+            self._address(),
+            lifespan=self._lifespan,
+            middleware=self._middleware,
+        )
 
     def _address(self) -> str:
         if self._has_storage_object:
             return self.storage.capabilities.name
         return address(storage_url(self._settings, self._url))
 
-    def _import_below(self) -> None:
-        """Import the modules with tasks below the packages: nothing is imported later for a task."""
-        for name in self.config.modules:
-            for found in modules_with_tasks(sys.modules[name]):
-                try:
-                    _import(found)
-                except SettingsError as error:
-                    # The others may run meanwhile; this one was not named.
-                    self._events.emit(ChoreFailed.of("import", error))
-
     # Supervising
 
     def _supervise(self, runner: PoolRunner, on_ready: Callable[[], object]) -> int:
         """Pass on requests until the runner has ended; returns the exit code."""
         runner.start()
-        has_started, deadline = False, _NEVER
+        has_started, is_stopping, deadline = False, False, _NEVER
         while True:
             match self._next_notice(deadline):
                 case Ready():
@@ -253,27 +306,82 @@ class Worker:
                     on_ready()
                 case Ended(error, code):
                     self.was_cut_off = not runner.join(_LAST_STEPS)
+                    is_new = not (has_started or is_stopping or self.needs_restart)
+                    if is_new and self._reload and (code or _is_in_code(error)):
+                        return self._wait_for_change(error)
                     if error is not None:
                         raise error
                     return code
                 case Recycle(stuck=True, task_id=task_id) if self._owns_process:
-                    self.needs_restart = deadline == _NEVER
+                    self.needs_restart = not is_stopping
                     return self._release_and_end(runner, stuck_task=task_id)
                 case Recycle() if self._owns_process:
-                    self.needs_restart = deadline == _NEVER
+                    self.needs_restart = not is_stopping
                     deadline = self._stop(runner, deadline, self.config.shutdown_timeout)
+                case _FilesChanged(names) if not is_stopping:
+                    self._report_change(names)
+                    self.needs_restart = True
+                    timeout = self.config.shutdown_timeout if has_started else 0.0
+                    deadline = self._stop(runner, deadline, timeout)
+                case _FilesChanged():
+                    pass
                 case Recycle():
                     # The process belongs to the caller. The pool waits until its threads have returned.
                     pass
                 case _StopRequest(force=True, signal=signal):
+                    self.needs_restart = False
                     return self._release_and_end(runner, signal)
+                case StopAsked(restart):
+                    self.needs_restart = restart and self._owns_process and not is_stopping
+                    is_stopping = self.was_asked_to_stop = not self.needs_restart
+                    deadline = self._stop(runner, deadline, self.config.shutdown_timeout)
                 case _StopRequest(timeout=timeout):
+                    is_stopping, self.needs_restart = True, False
                     # A worker that has not started has nothing to finish.
                     deadline = self._stop(runner, deadline, timeout if has_started else 0.0)
                 case None:
                     return self._release_and_end(runner)
 
-    def _next_notice(self, deadline: float) -> Notice | _StopRequest | None:
+    # Changed files
+
+    @contextmanager
+    def _watching_files(self) -> Iterator[None]:
+        if not self._reload:
+            yield
+            return
+        # Python compares times in whole seconds: after two quick changes it would run the older code.
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        watch = FileWatch(
+            places_of(self.config.modules),
+            lambda names: self._inbox.put(_FilesChanged(names)),
+            self._clock,
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.stop()
+
+    def _report_change(self, names: list[str]) -> None:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        console.note(f"{os.path.relpath(names[0])}{more} changed: the worker restarts")
+
+    def _wait_for_change(self, error: BaseException | None) -> int:
+        """Wait until the code may be right again, or a signal comes. A child has written its error itself."""
+        if isinstance(error, OmniqError):
+            console.report_error(error)
+        console.note("the worker starts again when a file has changed; Ctrl-C ends it")
+        while True:
+            match self._inbox.get(None):
+                case _FilesChanged(names):
+                    self._report_change(names)
+                    self.needs_restart = True
+                    return 0
+                case _StopRequest():
+                    return 0
+
+    def _next_notice(self, deadline: float) -> Notice | _StopRequest | _FilesChanged | None:
         """The next notice; None when the deadline has passed."""
         while True:
             remaining = deadline - self._clock.monotonic()
@@ -317,6 +425,8 @@ class Worker:
         before = {number: signals.getsignal(number) for number in _stop_signals()}
         for number in before:
             signals.signal(number, self._on_signal)
+        # A process that has replaced itself has blocked it until now: see `console.restart_process`.
+        signals.pthread_sigmask(signals.SIG_UNBLOCK, (signals.SIGTERM,))
         if signals.SIGHUP not in before:
             before[signals.SIGHUP] = signals.signal(signals.SIGHUP, signals.SIG_IGN)
         try:
@@ -333,6 +443,11 @@ class Worker:
         self._inbox.put(_StopRequest(self.config.shutdown_timeout, force, number))
 
 
+def _is_in_code(error: BaseException | None) -> bool:
+    """Whether the error may go when the code is changed."""
+    return isinstance(error, OmniqError) and not isinstance(error, StorageError)
+
+
 def _stop_signals() -> list[signals.Signals]:
     numbers = [signals.SIGTERM, signals.SIGINT, signals.SIGQUIT]
     if os.isatty(0) and signals.getsignal(signals.SIGHUP) != signals.SIG_IGN:
@@ -343,7 +458,10 @@ def _stop_signals() -> list[signals.Signals]:
 def _checked(config: WorkerConfig) -> WorkerConfig:
     """Return the configuration; raises if it is not valid."""
     if not config.modules:
-        raise SettingsError("a worker needs the modules whose functions it may run")
+        raise SettingsError(
+            "name the modules whose functions the worker may run: omniq worker app.tasks; or set them in "
+            'pyproject.toml: [tool.omniq] modules = ["app.tasks"], or OMNIQ_MODULES=app.tasks'
+        )
     check_int("max_concurrency", config.concurrency, low=1, error=InvalidValue)
     check_seconds("poll_interval", config.poll_interval, above_zero=True, error=InvalidValue)
     check_seconds("shutdown_timeout", config.shutdown_timeout, error=InvalidValue)
@@ -362,49 +480,9 @@ def _or(given: Any, default: Any) -> Any:
     return default if given is None else given
 
 
+def _path_of(given: Lifespan | Middleware | str) -> str:
+    return given if isinstance(given, str) else importable_path(given) or name_of(given)
+
+
 def _name_of(module: str | ModuleType) -> str:
     return module if isinstance(module, str) else module.__name__
-
-
-def _as_data(settings: Settings) -> dict[str, Any]:
-    values = {field.name: getattr(settings, field.name) for field in fields(settings) if field.init}
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-    }
-
-
-def _import(name: str) -> None:
-    """Import a module of the user; raises `SettingsError` with the reason in one line."""
-    if name.startswith("."):
-        # A path such as ./tasks.py; Python would take it for a relative import.
-        raise _no_module(name)
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _cannot_import(name, error) from error
-        raise _no_module(name) from error
-    except (Exception, SystemExit) as error:
-        # The top of a user's module is the user's code: it may raise anything.
-        raise _cannot_import(name, error) from error
-
-
-def _no_module(name: str) -> OmniqError:
-    if name.endswith(".py") or "/" in name:
-        module = name.removesuffix(".py").strip("./").replace("/", ".")
-        hint = f"give the name of a module, such as {module}"
-    else:
-        here = [path.stem for path in Path().glob("*.py")]
-        near = get_close_matches(name, here, n=1)
-        place = f"start the worker in the folder of your code; this is {Path.cwd()}"
-        hint = f"did you mean {near[0]}?" if near else place
-    return SettingsError(f"there is no module {name}; {hint}")
-
-
-def _cannot_import(name: str, error: BaseException) -> OmniqError:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    if isinstance(error, SyntaxError):
-        where = f" ({error.filename}, line {error.lineno})"
-        return SettingsError(f"module {name} cannot be imported: {error.msg}{where}")
-    return SettingsError(f"module {name} cannot be imported: {error!r}{where}")

@@ -26,10 +26,23 @@ def _search(package: str, folders: Iterable[str], seen: set[Path]) -> Iterator[s
             source = (
                 place / found.name / "__init__.py" if found.ispkg else place / f"{found.name}.py"
             )
-            if not found.name.startswith("__") and _marks_tasks(source):
+            if found.name.startswith("__") or _is_test(found.name):
+                continue
+            if _marks_tasks(source):
                 yield name
             if found.ispkg:
                 yield from _search(name, [str(place / found.name)], seen)
+
+
+def _is_test(name: str) -> bool:
+    """Whether it is for tests, by its name: such code may mark functions that are no tasks of the worker.
+
+    >>> [_is_test(name) for name in ("tests", "conftest", "test_mail", "mail_test", "testing", "latest")]
+    [True, True, True, True, False, False]
+    """
+    return (
+        name in ("test", "tests", "conftest") or name.startswith("test_") or name.endswith("_test")
+    )
 
 
 def _marks_tasks(file: Path) -> bool:
@@ -38,9 +51,11 @@ def _marks_tasks(file: Path) -> bool:
         if b"omniq" not in source or b"task" not in source:
             return False
         tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError):
-        # It is imported when a module that is named needs it; the error is reported then.
+    except OSError:
         return False
+    except (SyntaxError, ValueError):
+        # It may have tasks: the import has the error, and says where it is.
+        return True
     names = {"task"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "omniq":

@@ -21,6 +21,7 @@ from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 from omniq.worker.process.worker_children import (
     READY,
+    STOPPED,
     Command,
     Died,
     Force,
@@ -61,13 +62,21 @@ def _run(config: WorkerChildConfig, sock: socket.socket, commands: BufferedReade
             shutdown_timeout=worker_config.shutdown_timeout,
             settings=Settings(**config.settings),
             listeners=worker_config.listeners,
+            lifespan=worker_config.lifespan,
+            middleware=worker_config.middleware,
         )
+        # With what only a supervisor decides.
+        worker.config = worker_config
         threading.Thread(target=_follow_commands, args=(worker, commands), daemon=True).start()
         code = worker.run(on_ready=lambda: _report_ready(sock))
     except OmniqError as error:
         console.exit_process(console.report_error(error))
-    # The supervisor replaces it, as every child that ends without a command.
-    console.exit_process(_RECYCLE if worker.needs_restart else code, at_once=worker.was_cut_off)
+    if worker.needs_restart:
+        # The supervisor replaces it, as every child that ends without a command.
+        code = _RECYCLE
+    elif worker.was_asked_to_stop and code == 0:
+        code = STOPPED
+    console.exit_process(code, at_once=worker.was_cut_off)
 
 
 def _report_ready(sock: socket.socket) -> None:

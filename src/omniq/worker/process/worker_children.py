@@ -29,6 +29,8 @@ from omniq.log import LogConfig
 from omniq.worker.process.pool_process import Ended, Notice, Ready, WorkerConfig
 
 READY = b"r"
+STOPPED = 79
+"""The exit code of a child that an operator has stopped through the storage: it is not replaced."""
 
 _SHORTEST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
@@ -104,12 +106,22 @@ class WorkerChildren:
         events = Dispatcher()
         log.attach(events)
         message = msgspec.json.encode(config)
+        # One process says what the worker runs; its first child, which is started alone.
+        quiet = msgspec.structs.replace(config.worker, reports=False)
+        quiet_message = msgspec.json.encode(msgspec.structs.replace(config, worker=quiet))
         self._deaths: deque[Died] = deque(maxlen=_REMEMBERED_DEATHS)
         self._slots = [
             _Slot(
-                message, clock, events, self._deaths, self._on_ready, self._on_death, self._on_end
+                (message if number == 0 else quiet_message, quiet_message),
+                clock,
+                events,
+                self._deaths,
+                self._on_ready,
+                self._on_death,
+                self._on_end,
+                ends_alone=config.worker.burst,
             )
-            for _ in range(count)
+            for number in range(count)
         ]
         self._started = 0
 
@@ -173,15 +185,22 @@ class _Slot:
 
     def __init__(
         self,
-        message: bytes,
+        messages: tuple[bytes, bytes],
         clock: Clock,
         events: Dispatcher,
         deaths: Collection[Died],
         on_ready: Callable[[], None],
         on_death: Callable[[Died], None],
         on_end: Callable[[int], None],
+        *,
+        ends_alone: bool,
     ) -> None:
-        self._message = message
+        """`messages`: the configuration of the first child, and of those that replace it.
+
+        `ends_alone`: a child that ends without an error has done its work, and is not replaced.
+        """
+        self._messages = messages
+        self._ends_alone = ends_alone
         self._clock = clock
         self._events = events
         self._deaths = deaths
@@ -264,7 +283,7 @@ class _Slot:
         with self._lock:
             if self._stopping.is_set():
                 return None
-            self._child = _Child.start(self._message)
+            self._child = _Child.start(self._messages[self._was_ready])
             for death in list(self._deaths):
                 if death.pid != self._child.pid:
                     self._child.send(death)
@@ -274,7 +293,9 @@ class _Slot:
         """The exit code of the slot if this child was its last; None when another replaces it."""
         if self._stopping.is_set():
             # A child that was never ready held no task; one that failed may have.
-            return int(child.is_ready and code != 0)
+            return int(child.is_ready and code not in (0, STOPPED))
+        if code == STOPPED or (self._ends_alone and code == 0):
+            return 0
         if not self._was_ready and code > 0:
             # It wrote the reason to stderr, and the next one would fail in the same way.
             return code

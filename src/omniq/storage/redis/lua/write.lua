@@ -2,8 +2,8 @@
 -- uses: request writes wakeups results places heads lanes task_sets documents changes endings
 -- request   3 nonce of the call, or '' if a repeat needs none; 4 the owner that claims or records, or '';
 --           5 the paused queues as the claim has read them, or 0 if nothing is claimed;
---           6 rows: { id, place as read, new place, state or '', record at its end, dead letter or '', its
---           time of failure, whether only the start of its place is known, whether it is left out if others
+--           6 rows: { id, place as read, new place, state or '', record at its end or a new one or '', dead letter
+--           or '', its time of failure, whether only the start of its place is known, whether it is left out if others
 --           have taken it }; the same place twice only checks the row;
 --           7 documents (see lib/documents); 8 new rows (see lib/changes); 9 how many may wait, 0 for any;
 --           10 finished tasks and 11 dead letters to delete: { id, as read ('' for any) }; 12 only tasks that

@@ -150,7 +150,7 @@ END $$;
 -- p_gated     rows to claim that must be as they were read, in id order
 -- p_claim_id  written to the claimed rows, so that a call whose reply was lost is recognized
 -- p_moved     rows that are parked, or return to the ready order, and do not change otherwise
--- p_changed   new states of rows that are among p_checked, p_held or p_inserted
+-- p_changed   new states of rows that are among p_checked, p_held or p_inserted; with a body, also a new queue and body
 -- returns     the ids of p_free that were claimed
 -- Fails with OQ001 if something has changed meanwhile, OQ002 and the owner as the message if it has no lease, OQ003
 -- and the bound if there would be more waiting tasks, and with a unique violation if an id or a document exists
@@ -280,6 +280,9 @@ BEGIN
         FROM unnest(p_changed) AS given, {schema}.live
         WHERE live.id = ANY (array[given.id]) AND given.cancel_requested AND NOT live.cancel_requested;
         PERFORM {schema}.change_tasks(p_now, p_changed, NULL);
+        UPDATE {schema}.live SET queue = given.queue, body = given.body
+        FROM unnest(p_changed) AS given
+        WHERE given.body IS NOT NULL AND live.id = ANY (array[given.id]);
     END IF;
     -- Tasks that return to the ready order, or a queue that is no longer paused.
     IF (

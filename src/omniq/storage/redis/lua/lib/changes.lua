@@ -1,7 +1,7 @@
 -- Moves rows to other places, stores new rows, and deletes records.
 
 -- Move a row from one place to another ('' stores no record). `state`: '' if it has not changed;
--- `record`: what is stored at its end; `letter`: a dead letter or ''.
+-- `record`: what is stored at its end, or its new record if it has not ended; `letter`: a dead letter or ''.
 local function move_row(id, from, place, state, record, letter, failed_at)
   remove_from_sets(id, from)
   if place ~= '' then add_to_sets(id, place) end
@@ -12,6 +12,7 @@ local function move_row(id, from, place, state, record, letter, failed_at)
   end
   if place ~= '' and not is_finished(place) then
     if state ~= '' then put(KEYS.states, id, state) end
+    if record ~= '' then put(KEYS.tasks, id, record) end
     return false
   end
   drop(KEYS.states, id)

@@ -1,0 +1,98 @@
+"""The limits that tasks share: what each one admits, which tasks hold it, and which wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from omniq.clock import from_micros, to_micros
+from omniq.gate_rules import FOREVER, GateState, ask_again_at, gates_of, room
+from omniq.models import Limit, Task, TaskStatus
+from omniq.storage.base import BaseStorage
+from omniq.to_json import JsonRecord
+
+_RUNNING, _RATE = "running:", "rate:"
+_MAX_READ = 1_000
+
+
+class LimitInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
+    """A running limit or a rate limit that all workers share.
+
+    `running`: the ids of the tasks that hold it. `started`: the starts that its rate counts. `waiting`:
+    how many waiting tasks have this limit, of the first 1,000 of each status. `full`: it admits no task now; `opens_at`:
+    when it does again, if that is a matter of time. The numbers that it allows, `max_running` and
+    `rate` starts in `per` seconds, are in the tasks: they are None if no task that runs or waits has
+    this limit.
+    """
+
+    key: str
+    running: tuple[str, ...] = ()
+    started: int = 0
+    waiting: int = 0
+    full: bool = False
+    opens_at: datetime | None = None
+    max_running: int | None = None
+    rate: int | None = None
+    per: float | None = None
+
+
+async def limits_of(storage: BaseStorage) -> list[LimitInfo]:
+    """Every limit that a claimed or a waiting task has named, sorted by key."""
+    states = await storage.gates()
+    now = storage.clock.now()
+    live = await storage.list_tasks(status=TaskStatus.RUNNING, limit=_MAX_READ)
+    waiting = [
+        *await storage.list_tasks(status=TaskStatus.PENDING, limit=_MAX_READ),
+        *await storage.list_tasks(status=TaskStatus.RETRYING, limit=_MAX_READ),
+    ]
+    rules = _rules([*live, *waiting])
+    counts = Counter(key for task in waiting for key in {limit.key for limit in task.limits})
+    names = {key.partition(":")[2] for key in states if key.startswith((_RUNNING, _RATE))}
+    return [
+        _limit(name, rules.get(name, ()), states, counts[name], now)
+        for name in sorted(names | rules.keys())
+    ]
+
+
+def _rules(tasks: Iterable[Task]) -> dict[str, tuple[Limit, ...]]:
+    """The limits of each key as a task states them. A deployment may have changed them in between."""
+    return {
+        key: tuple(limit for limit in task.limits if limit.key == key)
+        for task in tasks
+        for key in {limit.key for limit in task.limits}
+    }
+
+
+def _limit(
+    key: str,
+    rules: tuple[Limit, ...],
+    states: dict[str, GateState],
+    waiting: int,
+    now: datetime,
+) -> LimitInfo:
+    micros = to_micros(now)
+    gates = gates_of(Task(func_path="omniq.limit", limits=rules))
+    closed = [
+        ask_again_at(gate, state, micros)
+        for gate in gates
+        if room(gate, state := states.get(gate.key, GateState()), micros) == 0
+    ]
+    opens_at = max(closed, default=FOREVER)
+    rated = next((limit for limit in rules if limit.rate is not None), None)
+    running = states.get(f"{_RUNNING}{key}", GateState()).holders
+    starts = states.get(f"{_RATE}{key}", GateState()).starts
+    span = next((gate.span for gate in gates if gate.kind == "rate"), 0)
+    return LimitInfo(
+        key=key,
+        running=tuple(task_id for task_id, _ in running),
+        started=sum(start > micros - span for start in starts) if span else len(starts),
+        waiting=waiting,
+        full=bool(closed),
+        opens_at=None if opens_at >= FOREVER else from_micros(opens_at),
+        max_running=next((each.max_running for each in rules if each.max_running), None),
+        rate=None if rated is None else rated.rate,
+        per=None if rated is None else rated.per,
+    )

@@ -1,0 +1,132 @@
+"""What operators see and change, on a queue for async code: queues, workers, breakers and limits.
+
+Each is an object with `list`, and with what can be done to one of its things. `blocking_operators` has
+the same for blocking code.
+"""
+
+from __future__ import annotations
+
+from omniq.durations import Duration, seconds_of
+from omniq.models import Pong, WorkerInfo
+from omniq.operations.health import BreakerInfo, breakers_of, live_workers
+from omniq.operations.limits import LimitInfo, limits_of
+from omniq.operations.overview import QueueInfo, queue_summaries
+from omniq.storage import BaseStorage
+
+
+class _Operator:
+    """A part of a queue for operators."""
+
+    def __init__(self, storage: BaseStorage) -> None:
+        self._storage = storage
+
+
+class AsyncQueues(_Operator):
+    """The named queues of a storage: `queue.queues`."""
+
+    async def list(self) -> list[QueueInfo]:
+        """Return the queues that have tasks, are paused, or are named by a worker, in name order."""
+        return await queue_summaries(self._storage)
+
+    async def paused(self) -> frozenset[str]:
+        """Return the names of the paused queues. Counts nothing, so it is cheaper than `list`."""
+        return await self._storage.paused_queues()
+
+    async def pause(self, name: str) -> None:
+        """Stop the claims from a queue until it is resumed. Its running tasks continue.
+
+        Tasks can still be enqueued, and wait. The pause is stored: it applies to all workers, also
+        to those that start later.
+        """
+        await self._storage.pause_queue(name)
+
+    async def resume(self, name: str) -> None:
+        """Allow claims from the queue again."""
+        await self._storage.resume_queue(name)
+
+
+class AsyncWorkers(_Operator):
+    """The live workers of a storage: `queue.workers`. `queue.workers()` is `queue.workers.list()`."""
+
+    async def __call__(self) -> list[WorkerInfo]:
+        """Return the live workers with the tasks they run; `stalled` ones make no progress."""
+        return await self.list()
+
+    async def list(self) -> list[WorkerInfo]:
+        """Return the live workers with the tasks they run; `stalled` ones make no progress."""
+        return await live_workers(self._storage)
+
+    async def get(self, worker_id: str) -> WorkerInfo | None:
+        """Return one live worker; None if none has this id."""
+        found = (worker for worker in await self.list() if worker.id == worker_id)
+        return next(found, None)
+
+    async def pause(self, worker_id: str) -> bool:
+        """Stop the claims of one worker; False if it is not alive. Its running tasks continue.
+
+        The worker learns it at its next heartbeat. The pause ends when the worker is resumed or ends.
+        """
+        return await self._storage.pause_worker(worker_id)
+
+    async def resume(self, worker_id: str) -> bool:
+        """Allow the worker to claim again; False if it is not alive."""
+        return await self._storage.resume_worker(worker_id)
+
+    async def stop(self, worker_id: str, *, restart: bool = False) -> bool:
+        """Ask one worker to stop; False if it is not alive. Returns before the worker has stopped.
+
+        The worker learns it at its next heartbeat, within two seconds, and stops as after SIGTERM: it
+        claims nothing more, and its running tasks have the shutdown timeout to finish. `omniq worker
+        --processes` does not start another in its place, unless `restart` is given; a pool inside an
+        application is not started again.
+        """
+        return await self._storage.stop_worker(worker_id, restart=restart)
+
+    async def ping(self, worker_id: str, timeout: Duration = 10) -> Pong | None:
+        """Ask one worker for a sign of life; None without an answer within `timeout` seconds.
+
+        The worker answers at its next heartbeat, also while a task blocks its event loop.
+        """
+        return await self._storage.ping_worker(worker_id, seconds_of("timeout", timeout))
+
+    async def functions(self, worker_id: str, timeout: Duration = 10) -> tuple[str, ...] | None:
+        """Return the functions that one worker has, by path, name and alias; None without an answer."""
+        pong = await self.ping(worker_id, timeout)
+        return None if pong is None else pong.functions
+
+
+class AsyncBreakers(_Operator):
+    """The breakers that tasks share: `queue.breakers`. `queue.breakers()` is `queue.breakers.list()`."""
+
+    async def __call__(self) -> list[BreakerInfo]:
+        """Return the circuit breakers that tasks name, in name order, each with state and reason."""
+        return await self.list()
+
+    async def list(self) -> list[BreakerInfo]:
+        """Return the circuit breakers that tasks name, in name order, each with state and reason."""
+        return await breakers_of(self._storage)
+
+    async def get(self, name: str) -> BreakerInfo | None:
+        """Return one breaker; None if no claimed task has named it."""
+        found = (breaker for breaker in await self.list() if breaker.name == name)
+        return next(found, None)
+
+    async def close(self, name: str) -> bool:
+        """Close a breaker without waiting for a probe; False if no claimed task has named it.
+
+        Its tasks are claimed again, and its failures are counted from 0.
+        """
+        return await self._storage.close_breaker(name)
+
+
+class AsyncLimits(_Operator):
+    """The running limits and rate limits that tasks share: `queue.limits`."""
+
+    async def list(self) -> list[LimitInfo]:
+        """Return the limits in order of their keys, each with the tasks that hold it."""
+        return await limits_of(self._storage)
+
+    async def get(self, key: str) -> LimitInfo | None:
+        """Return one limit; None if no task has named it."""
+        found = (limit for limit in await self.list() if limit.key == key)
+        return next(found, None)
