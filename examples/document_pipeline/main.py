@@ -32,10 +32,11 @@ def plan_failures(service: DocumentService) -> None:
 async def enqueue(queue: AsyncTaskQueue, service: DocumentService) -> list[AsyncTaskHandle[object]]:
     handles: list[AsyncTaskHandle[object]] = []
     for document in DOCUMENTS:
-        named = queue.options(task_id=process_id(document))
+        named = queue.options(task_id=process_id(document), task_type="process")
         handles.append(await named.enqueue(process_document, service.url, document))
     thesis = {"id": "thesis", "title": "On Queues"}
-    named = queue.options(task_id=command_id("summarize", "thesis"))
+    # Commands are tasks of one function: their type tells logs, metrics and dead letters which.
+    named = queue.options(task_id=command_id("summarize", "thesis"), task_type="summarize")
     handles.append(await named.enqueue(run_command, service.url, thesis, "summarize", "briefly"))
     return handles
 

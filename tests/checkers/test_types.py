@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 CALLS = Path(__file__).with_name("calls.txt")
 EXAMPLES = ROOT / "examples"
+PORTS = EXAMPLES / "ports"
+CACHE = ROOT / ".mypy_cache" / "ports"
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -27,6 +32,34 @@ def calls(tmp_path: Path) -> Path:
 def refused_lines() -> set[int]:
     lines = CALLS.read_text(encoding="utf-8").splitlines()
     return {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
+
+
+def basedpyright(
+    folder: Path, include: Sequence[Path], *, extra: Iterable[Path]
+) -> list[dict[str, Any]]:
+    """The errors that it reports for these files."""
+    configuration = {
+        "typeCheckingMode": "standard",
+        "include": list(map(str, include)),
+        # Django has no type annotations; types inferred from its source are wrong. The ports have
+        # modules of the same names: each is checked by itself.
+        "exclude": [str(EXAMPLES / "django_shop"), *([str(PORTS)] if EXAMPLES in include else [])],
+        "extraPaths": [str(ROOT / "src"), *map(str, extra)],
+    }
+    project = folder / "pyrightconfig.json"
+    project.write_text(json.dumps(configuration))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"),
+            *("--pythonpath", sys.executable, "--project", str(project)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)["generalDiagnostics"]
+    return found
 
 
 @pytest.mark.deep
@@ -49,33 +82,36 @@ def test_mypy_refuses_only_the_wrong_calls_and_accepts_the_examples(calls: Path)
 
 
 @pytest.mark.deep
-def test_basedpyright_refuses_only_the_wrong_calls_and_accepts_the_examples(
-    calls: Path, tmp_path: Path
-) -> None:
-    configuration = {
-        "typeCheckingMode": "standard",
-        "include": [str(calls), str(EXAMPLES)],
-        # Django has no type annotations; types inferred from its source are wrong.
-        "exclude": [str(EXAMPLES / "django_shop")],
-        "extraPaths": [
-            str(ROOT / "src"),
-            *map(str, EXAMPLES.glob("*/")),
-        ],
-    }
-    project = tmp_path / "pyrightconfig.json"
-    project.write_text(json.dumps(configuration))
+@pytest.mark.parametrize("name", sorted(folder.name for folder in PORTS.glob("*/")))
+def test_mypy_accepts_a_port(name: str) -> None:
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"),
-            *("--pythonpath", sys.executable, "--project", str(project)),
-        ],
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", ROOT / "pyproject.toml", "."],
+        cwd=PORTS / name,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src"), "MYPY_CACHE_DIR": str(CACHE / name)},
         capture_output=True,
         text=True,
         timeout=230,
         check=False,
     )
 
-    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert done.stdout.startswith("Success"), done.stdout + done.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", sorted(folder.name for folder in PORTS.glob("*/")))
+def test_basedpyright_accepts_a_port(name: str, tmp_path: Path) -> None:
+    if name == "django_project":
+        pytest.skip("Django has no type annotations; types inferred from its source are wrong")
+
+    assert basedpyright(tmp_path, [PORTS / name], extra=[PORTS / name]) == []
+
+
+@pytest.mark.deep
+def test_basedpyright_refuses_only_the_wrong_calls_and_accepts_the_examples(
+    calls: Path, tmp_path: Path
+) -> None:
+    found = basedpyright(tmp_path, [calls, EXAMPLES], extra=EXAMPLES.glob("*/"))
+
     lines = {each["range"]["start"]["line"] + 1 for each in found if each["file"] == str(calls)}
     assert lines == refused_lines()
     assert [each for each in found if each["file"] != str(calls)] == []

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from omniq import Settings
+from omniq import Settings, TaskQueue
 from omniq.models import LEGAL_TRANSITIONS
 from tests.docs import blocks
 
@@ -60,23 +57,6 @@ def test_every_link_has_a_target(text: Path) -> None:
     assert not lost
 
 
-@pytest.mark.deep
-@pytest.mark.timeout(240)
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "--site-dir", str(tmp_path)],
-        cwd=blocks.ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=230,
-        check=False,
-    )
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert "enqueue_many" in (tmp_path / "reference" / "queues.html").read_text(encoding="utf-8")
-
-
 def commands() -> list[tuple[str, str]]:
     """Return every command line of omniq in the docs, with the page that has it."""
     found = []
@@ -101,11 +81,34 @@ def test_every_command_in_the_docs_exists_with_its_options() -> None:
         words = call.split()[1:]
         name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
         options = [word for word in words if word.startswith("--") and word != "--help"]
-        if words[0] != "--help" and (name is None or any(o not in known[name] for o in options)):
+        if words[0] not in ("--help", "--version") and (
+            name is None or any(o not in known[name] for o in options)
+        ):
             unknown.append(f"{where}: {call}")
 
     assert not unknown
     assert len(commands()) > 20
+
+
+def test_the_settings_for_a_small_deployment_load_as_the_guide_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "guides" / "small-deployments.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "omniq.toml").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.load()
+    with TaskQueue() as queue:
+        pool = queue.worker()
+
+        assert queue.storage.capabilities.name == "sqlite"
+        assert queue.storage.max_pending == 100
+        assert pool.stats().workers_count == 3
+    assert (settings.default_timeout, settings.shutdown_timeout) == (300.0, 30.0)
+    assert settings.call_timeout == 10.0
+    explained = re.findall(r"^\| `(\w+) = (\w+)` \|", page, re.M)
+    shown = dict(re.findall(r"^(\w+) = (\d+)$", block, re.M))
+    assert dict(explained) == shown
 
 
 def test_the_manifests_are_valid_for_kubernetes() -> None:
@@ -137,7 +140,7 @@ def test_the_settings_page_lists_every_setting_with_its_default() -> None:
 
     assert rows.keys() == defaults.keys()
     for name, default in defaults.items():
-        if default is not None:
+        if default not in (None, ()):
             # The page may say 30 for 30.0.
             shown = str(default).lower() if isinstance(default, bool) else str(default)
             assert rows[name].strip("`") in (shown, shown.removesuffix(".0"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from omniq import AsyncTaskQueue, PermanentError, TaskFailed, TaskQueue, task
-from omniq.integrations.otel import Spans, trace
+from omniq import (
+    AsyncTaskQueue,
+    PermanentError,
+    Task,
+    TaskContext,
+    TaskFailed,
+    TaskQueue,
+    task,
+)
+from omniq.integrations.otel import Spans, record_exception, trace
 from tests.integrations.conftest import Start
 
 EXPORTER = InMemorySpanExporter()
@@ -67,6 +77,31 @@ async def test_the_spans_of_a_task_form_one_trace():
     assert ran.kind is otel.SpanKind.CONSUMER
 
 
+@task
+async def enqueue_another(ctx: TaskContext) -> None:
+    await ctx.enqueue(work)
+
+
+@task
+def enqueue_another_in_a_thread(ctx: TaskContext) -> None:
+    ctx.enqueue(work)
+
+
+@pytest.mark.parametrize("func", [enqueue_another, enqueue_another_in_a_thread])
+async def test_what_a_task_enqueues_is_part_of_its_trace(func):
+    async with AsyncTaskQueue("memory://") as queue:
+        trace(queue, PROVIDER)
+        await queue.enqueue(func)
+        pool = queue.worker()
+        pool.events.subscribe(Spans(PROVIDER))
+        await pool.run_until_empty()
+
+    found = spans()
+    parent, enqueued = found[f"run {PATH}{func.__name__}"], found[f"enqueue {PATH}work"]
+    assert enqueued.parent.span_id == parent.context.span_id
+    assert found[f"run {PATH}work"].parent.span_id == enqueued.context.span_id
+
+
 async def test_a_failed_run_ends_its_span_with_the_error_type():
     async with AsyncTaskQueue("memory://") as queue:
         handle = await queue.enqueue(fail)
@@ -97,6 +132,7 @@ def test_tasks_of_one_enqueue_many_call_share_its_span():
 
 
 TRACED = """
+from omniq import current_task
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
@@ -109,6 +145,10 @@ trace.set_tracer_provider(provider)
 def work():
     with trace.get_tracer("user").start_as_current_span("inside"):
         pass
+
+
+def parent():
+    current_task().enqueue(work)
 """
 
 
@@ -118,9 +158,57 @@ def test_a_worker_with_several_processes_traces_its_runs(start: Start, tmp_path:
     worker = start(str(tmp_path), "-m", "omniq", "worker", "traced", "--otel", "--processes", "2")
     with TaskQueue(f"sqlite:///{tmp_path}/tasks.db") as queue:
         trace(queue, PROVIDER)
-        queue.enqueue("traced.work")
+        queue.enqueue("traced.parent")
 
-    trace_id = spans()["enqueue traced.work"].context.trace_id
-    for name in ("wait traced.work", "inside", "run traced.work"):
+    trace_id = spans()["enqueue traced.parent"].context.trace_id
+    for name in ("inside", "run traced.work"):
         worker.wait_for(f'"name": "{name}"')
         worker.wait_for(f'"trace_id": "0x{trace_id:032x}"')
+
+
+@task
+async def fail_with_a_cause() -> None:
+    try:
+        raise KeyError("cause")
+    except KeyError as error:
+        raise ValueError("live") from error
+
+
+@task
+def fail_in_a_thread() -> None:
+    raise ValueError("live")
+
+
+@pytest.mark.parametrize("func", [fail_with_a_cause, fail_in_a_thread])
+async def test_the_span_of_a_failed_run_has_its_exception(func: Any) -> None:
+    async with AsyncTaskQueue("memory://") as queue:
+        await queue.options(max_retries=0).enqueue(func)
+        pool = queue.worker(middleware=[record_exception])
+        pool.events.subscribe(Spans(PROVIDER))
+        await pool.run_until_empty()
+
+    (event,) = spans()[f"run {PATH}{func.__name__}"].events
+    assert event.name == "exception"
+    assert event.attributes["exception.type"] == "ValueError"
+    assert event.attributes["exception.message"] == "live"
+    assert func.__name__ in event.attributes["exception.stacktrace"]
+
+
+async def test_tracing_a_queue_does_not_replace_other_wrappers() -> None:
+    seen: list[int] = []
+
+    @contextmanager
+    def count(tasks: list[Task]) -> Iterator[list[Task]]:
+        seen.append(len(tasks))
+        yield tasks
+
+    async with AsyncTaskQueue("memory://") as queue:
+        queue.wrap_enqueue(count)
+        trace(queue, PROVIDER)
+        handle = await queue.enqueue(work)
+        stored = await queue.get_task(handle.id)
+
+    assert seen == [1]
+    assert stored is not None
+    assert "traceparent" in stored.metadata["otel"]
+    assert f"enqueue {PATH}work" in spans()

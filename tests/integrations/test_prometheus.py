@@ -39,15 +39,17 @@ async def test_runs_and_waits_are_counted_by_function_queue_and_outcome():
     registry = CollectorRegistry()
     async with AsyncTaskQueue("memory://") as queue:
         await queue.enqueue_many([(work,), (work,), (fail,)])
+        await queue.options(task_type="report").enqueue(work)
         pool = queue.worker()
         pool.events.subscribe(Counters(registry))
         await pool.run_until_empty()
 
     def value(name: str, func: str, **labels: str) -> float | None:
-        labels = {"func": f"{__name__}.{func}", "queue": "default", **labels}
+        labels = {"func": f"{__name__}.{func}", "queue": "default", "type": "", **labels}
         return registry.get_sample_value(name, labels)
 
     assert value("omniq_runs_total", "work", outcome="succeeded") == 2
+    assert value("omniq_runs_total", "work", outcome="succeeded", type="report") == 1
     assert value("omniq_runs_total", "fail", outcome="failed") == 1
     assert value("omniq_dead_letters_total", "fail") == 1
     assert value("omniq_run_seconds_count", "work") == 2
@@ -107,7 +109,7 @@ def test_a_worker_with_two_processes_has_one_set_of_endpoints(start: Start, tmp_
     _, metrics = fetch(f"{url}/metrics")
 
     # A run is counted after it is recorded; its result may be visible a moment earlier.
-    while 'outcome="succeeded",queue="default"} 20.0' not in metrics:
+    while 'outcome="succeeded",queue="default",type=""} 20.0' not in metrics:
         _, metrics = fetch(f"{url}/metrics")
     assert alive == 200
     assert fetch(f"{url}/ready") == (200, "ready\n")

@@ -78,6 +78,17 @@ def test_django_enqueues_its_tasks_and_a_worker_runs_them(start: Start, tmp_path
     assert results["count"]["value"] == 8
 
 
+def test_the_django_worker_has_the_options_of_omniq_worker(start: Start, tmp_path: Path) -> None:
+    shop = {"SHOP_DB": str(tmp_path / "shop.db")}
+    options = ("--burst", "--shutdown-timeout", "7", "--metrics-port", "0", "--log-level", "info")
+    worker = start("django_shop", "manage.py", "omniq_worker", *options, **shop)
+    worker.wait_for("running tasks have 7 s to finish")
+    worker.wait_for("left=0")
+
+    reloading = start("django_shop", "manage.py", "omniq_worker", "--reload", "--burst", **shop)
+    reloading.wait_for("either burst or reload")
+
+
 ROLLED_BACK = """
 import django
 django.setup()
@@ -93,7 +104,7 @@ except KeyError:
 print([task.id == stored.id for task in backend.queue.list_tasks()])
 found = send_parcel.get_result(stored.id)
 print(found.status, found.task.priority, found.args, found.attempts, found.errors)
-print(backend.queue.get_task(stored.id).max_retries)
+print(backend.queue.get_task(stored.id).max_retries, found == stored)
 try:
     send_parcel.get_result(rolled_back.id)
 except Exception as error:
@@ -109,7 +120,45 @@ def test_a_django_task_of_a_rolled_back_transaction_is_not_stored(
     script = start("django_shop", "-c", ROLLED_BACK, **shop)
 
     script.wait_for("TaskResultDoesNotExist")
-    assert script.output[:3] == ["[True]\n", "READY 9 [2] 0 []\n", "5\n"]
+    assert script.output[:3] == ["[True]\n", "READY 9 [2] 0 []\n", "5 True\n"]
+
+
+NOT_JSON = """
+import django
+django.setup()
+from omniq.integrations.django.backend import signals
+from odd import odd
+finished = []
+def note(task_result, **_):
+    finished.append(task_result.status)
+signals.task_finished.connect(note)
+queue = odd.get_backend().queue
+result = odd.enqueue()
+with queue.worker(allow=["odd"]):
+    try:
+        queue.handle(result.id).result(timeout=20)
+    except Exception as error:
+        print(type(error).__name__)
+result.refresh()
+print(result.status, result.attempts, [str(status) for status in finished])
+print(result.errors[0].exception_class, result.errors[0].traceback.splitlines()[-1])
+queue.close()
+"""
+
+
+def test_a_django_task_that_returns_no_json_fails_once_and_its_signal_says_so(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from shop.tasks import task\n\n\n@task\ndef odd():\n    return {1, 2}\n"
+    )
+    python_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    shop = {"SHOP_DB": str(tmp_path / "shop.db"), "DJANGO_SETTINGS_MODULE": "shop.settings"}
+    script = start("django_shop", "-c", NOT_JSON, PYTHONPATH=python_path, **shop)
+
+    script.wait_for("TaskFailed")
+    script.wait_for("FAILED 1 .*'FAILED'")
+    script.wait_for("TypeError.*TypeError: Unsupported type")
 
 
 PLANTED = """
