@@ -110,6 +110,7 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 package: $(STAMP) ## build wheel and sdist, check them, and install them on every Python from 3.11 that is here
 	@rm -rf dist
 	@$(BIN)/python -m build -q --installer uv --outdir dist/packages .
+	@$(BIN)/python -m build -q --installer uv --wheel --outdir dist/packages distributions/omniq-contract
 	@$(BIN)/python -m twine check --strict dist/packages/*
 	@$(BIN)/python -m tests.install_packages dist/packages
 

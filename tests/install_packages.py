@@ -57,9 +57,9 @@ def check(python: Path, package: Path) -> str:
 
 
 def main(folder: Path) -> int:
-    packages = sorted([*folder.glob("*.whl"), *folder.glob("*.tar.gz")])
+    packages = sorted([*folder.glob("omniq-*.whl"), *folder.glob("omniq-*.tar.gz")])
     if len(packages) != 2:
-        raise SystemExit(f"expected one wheel and one sdist in {folder}, found {packages}")
+        raise SystemExit(f"expected one wheel and one sdist of omniq in {folder}, found {packages}")
     for version, python in interpreters().items():
         for package in packages:
             print(f"Python {version:5} {package.name}: omniq {check(python, package)}", flush=True)

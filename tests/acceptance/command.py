@@ -10,10 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from omniq import TaskQueue
-from omniq.cli import worker_exec
 from omniq.clock import SYSTEM_CLOCK
 
 TASKS = '''
@@ -88,29 +85,21 @@ def wait_until(condition: Callable[[], object], what: str = "", within: float = 
 
 
 class WorkerCommand:
-    """A running `omniq worker`. A thread reads its output, so that it never waits for a full pipe.
-
-    The command parses its arguments and then replaces its process by one that has not imported the
-    parser. Both steps run in the new process with `parse_here=False`. Otherwise this process parses
-    the arguments, which takes longer in a new process than the start of the worker does.
-    """
+    """A running `omniq worker`. A thread reads its output, so that it never waits for a full pipe."""
 
     def __init__(
         self,
         folder: Path,
         *arguments: str,
         modules: tuple[str, ...] = ("tasks",),
-        parse_here: bool = True,
         **environ: str,
     ) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
-        command = ["worker", *modules, *arguments]
-        parsed = parsed_command(command) if parse_here else {}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "omniq", *command],
+            [sys.executable, "-m", "omniq", "worker", *modules, *arguments],
             cwd=folder,
-            env={**clean_environment(), **parsed, **environ},
+            env={**clean_environment(), **environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -155,15 +144,6 @@ class WorkerCommand:
         self._reader.join(timeout=PATIENCE)
         assert self.process.stderr is not None
         self.process.stderr.close()
-
-
-def parsed_command(arguments: list[str]) -> dict[str, str]:
-    """Return the variable in which a worker's process finds its parsed command line."""
-    from omniq.cli.app import app
-
-    command = app(arguments, prog_name="omniq", standalone_mode=False)
-    assert isinstance(command, worker_exec.WorkerCommand), f"exit code {command}"
-    return {worker_exec._VARIABLE: msgspec.json.encode(command).decode()}
 
 
 def clean_environment() -> dict[str, str]:

@@ -61,7 +61,7 @@ def run_once(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_worker_runs_any_function_of_its_modules_from_the_current_folder(
     run_worker, queue, processes
 ):
-    worker = run_worker("--processes", processes, parse_here=False)
+    worker = run_worker("--processes", processes)
     first, second = queue.enqueue("tasks.add", 1, 2), queue.enqueue("tasks.double", 4)
 
     assert (first.result(PATIENCE), second.result(PATIENCE)) == (3, 8)
@@ -128,17 +128,19 @@ def test_a_rolling_deploy_loses_and_charges_no_task_of_a_new_function(run_worker
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_the_worker_process_does_not_import_the_command_line_parser(
+def test_the_worker_process_imports_of_the_command_line_only_what_it_parses_with(
     run_worker, queue, folder, processes
 ):
     (folder / "inspect_modules.py").write_text(
         "import sys\n\ndef modules():\n    return list(sys.modules)\n"
     )
-    run_worker("--processes", processes, modules=("inspect_modules",), parse_here=False)
+    run_worker("--processes", processes, modules=("inspect_modules",))
     modules = queue.enqueue("inspect_modules.modules").result(PATIENCE)
 
     assert "omniq.worker" in modules
-    assert not {"typer", "rich", "pydantic", "omniq.cli.app"} & set(modules)
+    ours = {name.removeprefix("omniq.cli.") for name in modules if name.startswith("omniq.cli.")}
+    assert ours <= {"app", "command", "options", "worker", "worker_exec"}
+    assert "omniq.cli.app" in modules or processes == "2"
 
 
 # Errors before anything is claimed
@@ -324,6 +326,56 @@ def test_a_signal_while_the_modules_are_imported_ends_it_with_0(run_worker, queu
     assert worker.lines == []
 
 
+def test_processes_ignore_settings_for_a_storage_of_another_kind(run_worker, queue):
+    """The URL is given here: the schema in the environment is for another program's storage."""
+    worker = run_worker("--processes", "2", OMNIQ_SCHEMA="jobs")
+    handle = queue.enqueue("tasks.add", 1, 2)
+
+    assert handle.result(timeout=60) == 3
+    worker.send(signal.SIGTERM)
+    assert worker.ends(within=at_most(10.0)) == 0
+
+
+def test_a_signal_before_the_worker_runs_ends_it_with_0(folder, url):
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'omniq.cli.worker_exec':\n"
+        "            open('parsing', 'w').close()\n"
+        "            import time\n"
+        "            time.sleep(0.5)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "omniq", "worker", "tasks", "--url", url],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        stderr=subprocess.PIPE,
+    )
+    wait_until((folder / "parsing").exists)
+    process.send_signal(signal.SIGTERM)
+
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"Traceback" not in stderr
+
+
+def test_a_worker_that_was_started_with_the_signal_blocked_stops_nevertheless(folder, url, queue):
+    """As after a restart: the process blocks SIGTERM before it replaces itself."""
+    (folder / "run.py").write_text(
+        "import signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "from omniq import Worker\n"
+        "sys.exit(Worker(sys.argv[1], ['tasks']).run())\n"
+    )
+    process = subprocess.Popen([sys.executable, "run.py", url], cwd=folder)
+    assert queue.enqueue("tasks.add", 1, 2).result(timeout=60) == 3
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(timeout=60) == 0
+
+
 # Closed pipes and terminals
 
 
@@ -394,7 +446,7 @@ def test_a_worker_whose_threads_hang_is_replaced(run_worker, queue, folder, proc
         queue.options(timeout=0.2, max_retries=0).enqueue("tasks.wait_for", str(folder / "never"))
         for _ in range(int(processes))
     ]
-    worker = run_worker("--processes", processes, "--shutdown-timeout", "1")
+    worker = run_worker("--processes", processes, "--shutdown-timeout", "1", "-c", "1")
     for handle in hanging:
         wait_for_status(queue, handle.id, FAILED)
 

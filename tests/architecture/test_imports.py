@@ -21,7 +21,8 @@ SRC = Path(__file__).parents[2] / "src" / "omniq"
 # A package stands for all of its modules, but for those that have an entry of their own.
 LAYERS = """
 _version _deprecation errors clock _event_loop _futures _process_id _backoff places masking escaping
-retry cron settings events failpoints signing _portal to_json running_task
+retry
+cron settings events failpoints signing _portal to_json running_task import_guard
 _blocking models log metrics
 outcomes serialization durations gate_rules
 tasks circuit_breaker
@@ -56,6 +57,7 @@ FRAMEWORKS = {
     **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "dashboard"),
     **dict.fromkeys(("django", "fastapi", "flask"), "integrations"),
     **dict.fromkeys(("opentelemetry", "prometheus_client"), "integrations"),
+    **dict.fromkeys(("sentry_sdk", "sqlalchemy"), "integrations"),
 }
 
 # Code that needs the time, a random number or an id takes a `Clock`. `failpoints` delays a real

@@ -9,7 +9,8 @@ from starlette.routing import Mount
 
 from omniq import AsyncTaskQueue
 from omniq.dashboard import Access, Role, create_app
-from omniq.models import Progress, TaskStatus
+from omniq.models import Progress, TaskError, TaskStatus
+from omniq.outcomes import Failed
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from tests.browser.served import bearer, dashboard_client, sign_in
@@ -43,6 +44,20 @@ async def test_a_task_page_shows_its_history(queue, client, dead):
     for part in ("an argument", "the mailbox is full", "Traceback", "Timeline", "enqueued"):
         assert part in text
     assert "How it ended" in text
+
+
+async def test_a_task_and_a_dead_letter_show_their_type(queue, client, dead):
+    call = queue.options(task_type="summarize", timeout=None, max_retries=0)
+    typed, other = (await call.enqueue("shop.say", "x")).id, await dead("y")
+    page = (await client.get(f"/tasks/{typed}", headers=bearer())).text
+    (task,) = await queue.storage.reserve(1)
+    await queue.storage.record([Failed(typed, task.token, TaskError("no"), "permanent")])
+    listed = (await client.get("/dead?type=summarize", headers=bearer())).text
+
+    assert "<dt>Type</dt><dd>summarize</dd>" in page
+    assert "<dt>Timeout</dt><dd>none</dd>" in page
+    assert f"{typed} · summarize" in listed
+    assert f'value="{other}"' not in listed
 
 
 async def test_a_waiting_task_says_why_it_does_not_run(queue, client):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from typer.main import get_command
 
 from omniq.cli.app import app
+from omniq.cli.command import Command, Group, Option, Parameter
+from omniq.cli.help_page import meaning, usage
 
-_COMMON_OPTIONS = {"--url", "--json", "--yes", "--help"}
+_COMMON_OPTIONS = {"--url", "--json", "--yes"}
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
@@ -41,39 +40,34 @@ Durations are seconds or `30s`, `5m`, `2h`, `7d`; instants have a time zone: `20
 | 3 | not found: a task, a dead letter, a schedule, a storage |
 | 130 | interrupted |
 
-An error is one line on stderr; `--debug`, anywhere on the line, adds the traceback. `omniq --install-completion` installs
-completion of commands and options for your shell.
+An error is one line on stderr; `--debug`, anywhere on the line, adds the traceback. `omniq completion` prints the script that
+completes commands, options and names in your shell.
 """
 
 
 def reference() -> str:
     """The whole page."""
-    return HEAD + "".join(_sections(get_command(app), "omniq"))
+    return HEAD + "".join(_sections(app, "omniq"))
 
 
-def _sections(command: Any, path: str) -> Iterator[str]:
-    for name, each in command.commands.items():
-        if hasattr(each, "commands"):
-            if each.invoke_without_command:
-                yield _section(each, f"{path} {name}")
-            yield from _sections(each, f"{path} {name}")
-        else:
-            yield _section(each, f"{path} {name}")
+def _sections(group: Group, path: str) -> Iterator[str]:
+    for name in group.helps:
+        match group.get(name):
+            case Group() as inner:
+                yield from _sections(inner, f"{path} {name}")
+            case Command() as command:
+                yield _section(command, f"{path} {name}")
 
 
-def _section(command: Any, path: str) -> str:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option"]
-    usage = " ".join([path, *(_usage(each) for each in arguments)])
-    lines = [f"\n## `{usage}`\n", f"{_text(command.help)}\n", "| | |", "|---|---|"]
-    lines += [f"| `{_usage(each)}` | {_cell(each.help)} |" for each in arguments]
-    own = [each for each in options if not _COMMON_OPTIONS & set(each.opts)]
-    lines += [f"| `{_option(each)}` | {_cell(each.help)} |" for each in own]
-    common = [
-        name for each in options for name in each.opts if name in _COMMON_OPTIONS - {"--help"}
-    ]
-    if not arguments and not own:
+def _section(command: Command, path: str) -> str:
+    heading = " ".join([path, *(usage(each) for each in command.arguments)])
+    lines = [f"\n## `{heading}`\n", f"{_text(command.help)}\n", "| | |", "|---|---|"]
+    lines += [f"| `{_cell(usage(each))}` | {_cell(meaning(each))} |" for each in command.arguments]
+    own = [each for each in command.options if each.title not in _COMMON_OPTIONS]
+    lines += [f"| `{_option(each)}` | {_cell(meaning(each))} |" for each in own]
+    if not command.arguments and not own:
         lines = lines[:2]
+    common = [each.title for each in command.options if each.title in _COMMON_OPTIONS]
     return "\n".join([*lines, *_common(common)]) + "\n"
 
 
@@ -81,18 +75,10 @@ def _common(names: list[str]) -> list[str]:
     return [f"\nCommon options: {', '.join(f'`{name}`' for name in names)}."] if names else []
 
 
-def _usage(argument: Any) -> str:
-    name = argument.metavar or argument.name.upper()
-    many = "…" if argument.nargs == -1 else ""
-    return f"{name}{many}" if argument.required else f"[{name}{many}]"
-
-
-def _option(option: Any) -> str:
-    names = ", ".join(sorted(option.opts, key=len, reverse=True))
-    if option.is_flag:
-        return names
-    value = option.metavar or max(option.opts, key=len).lstrip("-").upper()
-    return f"{names} {value}".replace("|", "\\|")
+def _option(option: Parameter) -> str:
+    assert isinstance(option.shape, Option)
+    names = ", ".join(sorted(option.shape.names, key=len, reverse=True))
+    return names if option.kind is bool else _cell(f"{names} {option.metavar}")
 
 
 def _text(help_text: str | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
 from omniq import __version__ as omniq_version
+from omniq.cli.app import app
+from omniq.cli.command import summary
 
 GROUPS = ("tasks", "dead", "queues", "schedules")
 
@@ -128,6 +129,9 @@ def test_every_storage_serves_the_same_commands(omniq, folder, request, storage)
     assert [task["id"] for task in ask("tasks", "list", "--json").lines] == [task_id]
     reasons = ask("explain", task_id, "--json").json["reasons"]
     assert [reason["code"] for reason in reasons] == ["not_due", "queue_paused", "no_worker"]
+    assert ask("tasks", "change", task_id, "--priority", "3", "--json").json["priority"] == 3
+    ask("tasks", "run", task_id)
+    ask("events", "--duration", "200ms", "--interval", "0.1")
     ask("tasks", "cancel", task_id)
     assert ask("stats", "--json").json["by_status"]["cancelled"] == 1
     assert [schedule["id"] for schedule in ask("schedules", "list", "--json").lines] == ["s"]
@@ -135,48 +139,35 @@ def test_every_storage_serves_the_same_commands(omniq, folder, request, storage)
     assert ask("tasks", "list", "--json").lines == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_can_complete_commands_and_options(folder, shell):
-    environ = {
-        **os.environ,
-        "_OMNIQ_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": "omniq tas",
-        "COMP_CWORD": "1",
-        "_TYPER_COMPLETE_ARGS": "omniq tas",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-    }
-    script = "import sys; sys.argv[0] = 'omniq'; from omniq.cli import main; main([])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=30
-    )
-
-    assert "tasks" in done.stdout
-
-
-def test_starting_the_command_imports_nothing_that_only_some_commands_need():
+def test_starting_a_command_imports_nothing_that_only_others_need(folder):
     # Not what the interpreter itself was started with: a coverage run loads sqlite3.
     script = (
-        "import sys; before = set(sys.modules); import omniq.cli.app; "
+        "import sys; before = set(sys.modules); from omniq.cli.app import app; {use}; "
         "print(' '.join(sys.modules.keys() - before))"
     )
-    loaded = set(
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
-        ).stdout.split()
-    )
+
+    def loaded(use: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(use=use)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        return set(done.stdout.split())
 
     heavy = {
-        "sqlite3",
-        "asyncpg",
-        "psycopg",
-        "redis",
-        "starlette",
-        "uvicorn",
-        "jinja2",
-        "rich.live",
-        "rich.progress",
-        "rich.table",
-        "pygments",
-        "pytest",
+        *("sqlite3", "asyncpg", "psycopg", "redis", "starlette", "uvicorn", "jinja2", "pytest"),
+        *("typer", "click", "rich", "argparse", "pydantic"),
     }
-    assert heavy.isdisjoint(loaded)
+    modules = {f"omniq.cli.{name}" for name in ("stats", "tasks", "dashboard", "demo", "worker")}
+    assert (heavy | modules | {"omniq.queue", "omniq.worker.pool"}).isdisjoint(loaded("0"))
+    assert (heavy | modules).isdisjoint(loaded("app.get('enqueue').parameters"))
+    assert heavy.isdisjoint(loaded("[app.get(name) for name in app.helps]"))
+
+
+def test_the_table_of_commands_says_what_their_own_helps_say():
+    for name, help in app.helps.items():
+        found = app.get(name)
+        assert found is not None
+        assert summary(found.help) == help

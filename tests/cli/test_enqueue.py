@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omniq.models import TaskStatus
+from omniq.models import NO_TIMEOUT, TaskStatus
 
 
 def test_it_prints_the_id_of_a_task_with_these_arguments(omniq, queue):
@@ -116,3 +116,30 @@ def test_a_function_that_is_not_marked_is_enqueued_with_a_note(omniq, queue):
 
     assert queue.get_task(completed.out.strip()).func_path == "clitasks.unmarked"
     assert "clitasks.unmarked: mark it with @task, or a worker in another process" in completed.err
+
+
+def test_options_of_retries_types_and_limits_are_stored(omniq, queue):
+    flags = ("--retry", "10s,1m", "--task-type", "sum", "--timeout", "none", "--interval", "1h")
+    made = omniq("enqueue", "clitasks.add", "1", *flags, "--reschedule-on-failure")
+    plain = omniq("enqueue", "clitasks.add", "1").out.strip()
+    task = queue.get_task(made.out.strip())
+    shown = " ".join(omniq("tasks", "show", task.id).out.split())
+
+    assert (task.retry_delays, task.max_retries, task.task_type) == ((10.0, 60.0), 2, "sum")
+    assert (task.timeout, task.reschedule_on_failure) == (NO_TIMEOUT, True)
+    assert queue.get_task(plain).timeout is None
+    assert "type sum failures 0 of 3 attempts at most retry 10, 60" in shown
+    assert "timeout none" in shown
+    assert "also after a failure" in shown
+    assert [record["id"] for record in omniq("tasks", "list", "--type", "sum", "--json").lines] == [
+        task.id
+    ]
+    listed = omniq("tasks", "list", "--type", "sum", "--json", "--all").lines
+    assert [record["id"] for record in listed] == [task.id]
+
+
+def test_wrong_delays_say_what_is_expected(omniq):
+    refused = omniq("enqueue", "clitasks.add", "1", "--retry", "soon")
+
+    assert refused.code == 2
+    assert "expected delays such as 10s,30s,1m" in refused.err

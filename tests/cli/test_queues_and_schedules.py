@@ -24,6 +24,24 @@ def test_a_paused_queue_is_listed_and_resumed(omniq, queue):
     assert [line["paused"] for line in omniq("queues", "list", "--json").lines] == [False]
 
 
+def test_pausing_and_resuming_print_json_for_programs(omniq, queue):
+    with queue.worker():
+        worker = queue.workers()[0].id
+        found = [
+            omniq("queues", "pause", "mail", "web", "--json"),
+            omniq("queues", "resume", "mail", "--json"),
+            omniq("workers", "pause", worker, "--json"),
+            omniq("workers", "resume", worker, "--json"),
+        ]
+
+    assert [(each.lines, each.err) for each in found] == [
+        ([{"queue": "mail", "paused": True}, {"queue": "web", "paused": True}], ""),
+        ([{"queue": "mail", "paused": False}], ""),
+        ([{"worker": worker, "paused": True}], ""),
+        ([{"worker": worker, "paused": False}], ""),
+    ]
+
+
 def test_a_bad_queue_name_is_a_usage_error(omniq, queue):
     completed = omniq("queues", "pause", "a queue")
 

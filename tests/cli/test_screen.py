@@ -199,6 +199,19 @@ def test_a_reader_that_closes_the_pipe_early_causes_no_error(queue, url, folder)
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_a_reader_that_closes_the_pipe_of_a_long_text_causes_no_error(folder):
+    command = f"{sys.executable} -m omniq schema sql --url postgresql://localhost/none"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -n 1; exit ${{PIPESTATUS[0]}}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_character_that_the_encoding_lacks_is_escaped(queue, url, folder):
     handle = queue.enqueue("clitasks.add", "漢")
     done = subprocess.run(

@@ -18,7 +18,7 @@ def test_json_is_one_object_a_line_with_every_field(omniq, queue):
     queue.enqueue("clitasks.add", 1)
     (record,) = omniq("tasks", "list", "--json").lines
 
-    assert record.keys() == set(Task.__struct_fields__)
+    assert record.keys() == set(Task.__struct_fields__) | {"failures"}
     assert record["status"] == "pending"
 
 
@@ -119,6 +119,7 @@ def test_the_detail_as_json_has_stable_keys(omniq, dead_task):
         "progress",
         "steps",
         "timeline",
+        "pending_hook",
     ]
     assert record["attempts"][0]["error"]["error_type"] == "RuntimeError"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from omniq import __version__
 from omniq.storage import open_storage
 from omniq.testing.servers import PostgresServer, RedisServer
 from tests.acceptance.command import clean_environment
@@ -81,6 +82,7 @@ def test_the_doctor_reports_the_guarantees_of_a_local_storage(doctor, url, survi
     findings = doctor.findings(url)
 
     assert findings["survives"][0].startswith(survives)
+    assert findings["versions"][0].startswith(f"omniq {__version__}, Python 3.")
     assert findings["write and read"][1] == "ok"
     assert {verdict for _, verdict in findings.values()} == {"ok"}
 

@@ -322,7 +322,7 @@ async def test_the_filter_and_the_patcher_give_the_ids_of_the_running_task():
                 (await queue.enqueue(f"tests.log.speaking.{name}")).id
                 for name in ("in_loop", "in_thread", "with_own_id")
             ]
-            await queue.worker().run_until_empty()
+            await queue.worker(concurrency=1).run_until_empty()
     finally:
         target.removeHandler(handler)
 

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 import omniq
+from omniq.events import ProcessEnded
+from omniq.log.config import LogConfig
+from omniq.log.console import JsonFormat
 from tests.acceptance.command import PATIENCE, WorkerCommand, clean_environment, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -242,10 +245,18 @@ def test_lines_of_user_code_carry_task_function_and_attempt(run_worker, queue, p
             line = line_with(worker, f"{library} says {name}")
             logger = "shop.mail" if library == "stdlib" else "shop"
             assert re.search(
-                rf"\.\d+ INFO +\d+ {logger} id={ids[name]} func_path=shop\.{name} attempt=1: "
+                rf"\.\d+Z INFO +\d+ {logger} id={ids[name]} func_path=shop\.{name} attempt=1: "
                 rf"{library} says {name}$",
                 line,
             )
+
+
+def test_pid_is_in_every_json_line_the_process_that_wrote_it():
+    json_format = JsonFormat(LogConfig(format="json"))
+    event = ProcessEnded(pid=7, how="exit code 1", restart_in=0.10000000000000031)
+    line = json.loads(json_format.event(event))
+
+    assert (line["pid"], line["worker_pid"], line["restart_in"]) == (os.getpid(), 7, 0.1)
 
 
 def test_json_lines_parse_and_carry_the_same_fields(run_worker, queue):
@@ -378,7 +389,7 @@ def test_a_worker_that_does_not_stop_in_time_says_once_that_it_stops(run_worker,
         "import time\nfrom omniq import task\n@task\ndef sleep(): time.sleep(60)\n"
     )
     queue.enqueue("sleeps.sleep")
-    worker = run_worker("--shutdown-timeout", "0.5", modules="sleeps")
+    worker = run_worker("--shutdown-timeout", "0.5", "-c", "1", modules="sleeps")
     worker.wait_for("task.started")
     lines = stopped(worker)
 

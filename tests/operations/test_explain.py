@@ -160,6 +160,17 @@ async def test_a_function_that_no_worker_has_is_named_with_its_releases(storage,
     assert "shop.send" in reason.text
 
 
+async def test_the_first_word_of_a_name_is_not_taken_for_a_module(storage, worker):
+    names = frozenset({"shop", "mail.send"})
+    await worker(queues=("other",), runnable=Runnable(modules=("shop",), names=names))
+    await worker(concurrency=1, runnable=Runnable(modules=("web",)))
+    await storage.enqueue(a_task("a", func_path="mail.send"))
+
+    (reason,) = await reasons(storage, "a")
+    assert reason.code == "no_worker_for_function"
+    assert reason.hint.endswith("omniq worker MODULE")
+
+
 async def test_a_function_that_no_live_worker_has_is_named_with_what_the_workers_run(
     storage, worker
 ):

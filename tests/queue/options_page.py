@@ -5,6 +5,7 @@ python -m tests.queue.options_page    writes it again
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -15,26 +16,146 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 HEAD = """# Task options
 
 Options decide how a task is enqueued and run. `@task(…)` sets options for a function, `queue.options(…)` for the calls that follow, and
-`queue.schedules.add(…)` for the tasks of a schedule; `omniq enqueue` and `omniq schedules add` have them as flags. An option
-of a call overrides `@task`, which overrides the settings. Durations are seconds or `timedelta`, and `30s`, `5m`, `2h` or `7d` on
-the command line. A wrong value raises `InvalidTask` before anything is stored.
+`queue.schedules.add(…)` for the tasks of a schedule; `omniq enqueue` and `omniq schedules add` have them as flags. Durations are
+seconds or `timedelta`, and `30s`, `5m`, `2h` or `7d` on the command line. A wrong value raises `InvalidTask` before anything is stored.
 
-This page is generated from the table in `omniq.tasks.options` by `python -m tests.queue.options_page`; a test compares the two.
+An option of a call overrides `@task`, which overrides the settings. All of them are stored with the task when it is enqueued: a
+later deploy changes new tasks only. Exceptions are the options that only `@task` has: a worker reads them from its own code.
+
+This page is generated from the table in `omniq.tasks.options` by `python -m tests.queue.options_page`; a test compares the two, and
+runs the examples.
 
 """
+
+EXAMPLES: Mapping[str, str] = {
+    "queue": '@task(queue="mail")',
+    "priority": "queue.options(priority=10)",
+    "max_retries": "@task(max_retries=0)",
+    "max_crashes": "@task(max_crashes=0)",
+    "retry": "@task(retry=[10, 30, 60])",
+    "timeout": "@task(timeout=None)",
+    "executor": '@task(executor="process")',
+    "breaker": '@task(breaker="smtp")',
+    "rate": '@task(rate="100/m")',
+    "max_running": "@task(max_running=1)",
+    "limit_key": '@task(max_running=1, limit_key=lambda user, text: f"user {user}")',
+    "cron": '@task(cron="0 3 * * MON-FRI")',
+    "tz": '@task(cron="0 3 * * *", tz="Europe/Berlin")',
+    "interval": "@task(interval=30)",
+    "reschedule_on_failure": "queue.options(interval=60, reschedule_on_failure=True)",
+    "expires": "queue.options(expires=3600)",
+    "result_ttl": "@task(result_ttl=timedelta(days=7))",
+    "unique": "queue.options(unique=True)",
+    "errors": "@task(errors=ErrorRules(http=True))",
+    "on_success": "@task(on_success=log_result)",
+    "on_failure": "@task(on_failure=count_failure)",
+    "on_dead": "@task(on_dead=call_someone)",
+    "name": '@task(name="mail.send")',
+    "aliases": '@task(aliases=["app.old_module.send"])',
+    "task_type": 'queue.options(task_type="summarize")',
+    "schedules": '@task(schedules=[Cron("0 3 * * *", args=("eu",))])',
+    "metadata": 'queue.options(metadata={"tenant": "acme"})',
+    "connection": "queue.options(connection=connection)",
+    "eta": "queue.options(eta=datetime(2100, 1, 31, 12, tzinfo=UTC))",
+    "delay": "queue.options(delay=30)",
+    "task_id": 'queue.options(task_id="invoice-4711")',
+    "at": 'queue.schedules.add("party", send, at=datetime(2100, 1, 31, tzinfo=UTC))',
+    "start": 'queue.schedules.add("later", send, interval=60, start=datetime(2100, 1, 1, tzinfo=UTC))',
+    "end": 'queue.schedules.add("season", send, interval=60, end=datetime(2100, 1, 1, tzinfo=UTC))',
+    "missed": 'queue.schedules.add("hourly", send, interval=3600, missed="skip")',
+    "max_missed": 'queue.schedules.add("bills", send, interval=3600, missed="all", max_missed=24)',
+    "overlap": 'queue.schedules.add("slow", send, interval=60, overlap="skip")',
+    "jitter": 'queue.schedules.add("spread", send, interval=3600, jitter=300)',
+}
+"""One for each option."""
+
+DETAILS: Mapping[str, str] = {
+    "unique": """\
+The key belongs to the whole storage: two functions, or two queues, that use the same text share it. The task that holds the key keeps
+it from its enqueue until it has ended (pending, running, retrying; a repeating task as long as it repeats), and it is free again in the
+same step that records the end. Until then a second enqueue is not an error and stores nothing: it returns the handle of the task that
+holds the key, whatever the new arguments are.
+
+| value | key |
+|---|---|
+| `unique="import"` | that text |
+| `unique=lambda user, *rest: f"import {user}"` | what the function makes of the arguments |
+| `unique=True` | the function and all its arguments: equal calls, in any order of keyword arguments, are the same |
+
+A dead letter holds no key. If another task has it by then, `dead.retry` raises `DuplicateTask`. `unique` does not limit what runs at the
+same time under different keys: see `max_running`.""",
+    "retry": """\
+`retry=[10, 30, 60]` waits 10 seconds before the first retry, then 30, then 60: three retries, so `max_retries` need not be given; another
+number beside the list is an error. `ExponentialBackoff(base=1, cap=600)` waits 1, 2, 4 … seconds plus a jitter of up to 10 %,
+`LinearBackoff(step=5)` 5, 10, 15 …; `max_retries` says how often. [Retries](../guides/retries.md#delays) has the table of which decides: the call, `@task`, the queue, the settings.
+
+If `max_retries` of one level meets a shorter list of another, the last delay of the list is repeated. On the command line and in
+settings the text is `10s,30s,1m`, `linear(step=5s)` or `exponential(base=1s, cap=10m)`.""",
+    "timeout": """\
+A run that takes longer is stopped and counts as failed, with the error `TaskTimeout`. Not given, the setting `default_timeout` applies,
+300 seconds. `timeout=None` is no limit: such a run counts as stuck in `health()` only after `endless_after`, and `ctx.timeout` is None.""",
+    "executor": """\
+`async def` functions run on the event loop of the worker, others in a thread. `executor="process"` runs the function in a child process:
+for work that needs a processor, and because a process, unlike a thread, can be stopped at its timeout.""",
+    "expires": """\
+A task that no worker has started by then ends as CANCELLED with the reason `expired`. A run that has started is not stopped: that is
+`timeout`.""",
+    "result_ttl": """\
+A task that has ended is kept for this long with its result, and is then deleted, so that its id is free again. With 0 nothing is kept:
+`handle.result()` raises `TaskNotFound`. Dead letters stay until they are retried or deleted.""",
+    "limit_key": """\
+`rate` and `max_running` count over all workers, for each key: without a key, for the function. `limit_key="smtp"` in several functions
+makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
+    "interval": """\
+In `options(…)`, `interval` and `cron` make one task that runs again and again under one id: the next run is due one interval after the
+end of the last, and `get_result` has the newest run. In `@task(…)` and `schedules.add(…)` they are a [schedule](../guides/scheduling.md),
+which enqueues a new task each time.""",
+    "reschedule_on_failure": """\
+A repeating task whose run fails and is not retried becomes a dead letter and ends. With `reschedule_on_failure=True` it goes on with its
+next run instead: there is no dead letter and no `on_dead`; the failure is the newest result, an event and a log line, and is in the
+history until a run succeeds. A task whose worker dies too often still ends. The tasks of a schedule are separate, so the next one comes
+in any case.""",
+    "task_type": """\
+Tells tasks of one function apart that do different work: the type is in log lines and events (`task_type`), in metrics (`type`),
+and in dead letters (`letter.task_type`, `dead.list(task_type="summarize")`, `omniq dead list --type summarize`). It never decides what
+runs. The type of a task that was given none is the path of its function.""",
+    "metadata": """\
+Plain data for your own use, such as a tenant or a trace id: it is in `ctx.metadata`, in the dashboard's filter, and is shown, so it is no
+place for secrets.""",
+    "task_id": """\
+An id is taken as long as a record has it, also that of a task that has ended: a second enqueue raises `DuplicateTask`. `unique` is the
+option that returns the task instead.""",
+    "max_crashes": """\
+A worker that dies costs no retry; it is counted separately, so that a task that kills its workers ends. 0, like 1, means at most once:
+after a crash the task is a dead letter with the reason `crashed`.""",
+    "on_dead": """\
+`on_success`, `on_failure` and `on_dead` are called by the worker once the outcome is recorded. An exception in a hook is logged and
+changes nothing. `on_dead` is called at least once, also if its worker is lost
+before it has ended; the others at most once. See [dead letters](../guides/dead-letters.md#hooks).""",
+}
+"""What one line cannot say."""
 
 
 def page() -> str:
     """The whole page."""
     faces = get_args(Face)
-    heads = ["option", "type", "default", "meaning", *(f"`{face}`" for face in faces)]
-    lines = [_line(heads), _line(["---"] * 4 + [":-:"] * len(faces))]
-    return HEAD + "\n".join([*lines, *map(_row, OPTIONS.values())]) + "\n"
+    heads = ["option", "type", "default", "meaning", "example"]
+    lines = [_line(heads), _line(["---"] * len(heads)), *map(_row, OPTIONS.values())]
+    places = [_line(["option", *(f"`{face}`" for face in faces)])]
+    places += [_line(["---", *[":-:"] * len(faces)]), *map(_places, OPTIONS.values())]
+    details = [f"### {name}\n\n{text}\n" for name, text in DETAILS.items()]
+    parts = ["\n".join(lines), "## Where each can be given", "\n".join(places), "## In detail"]
+    return HEAD + "\n\n".join([*parts, *details])
 
 
 def _row(option: Option) -> str:
+    example = f"`{EXAMPLES[option.name]}`" if option.name in EXAMPLES else ""
+    return _line([f"`{option.name}`", option.type, option.default, option.help, example])
+
+
+def _places(option: Option) -> str:
     marks = ["✓" if face in option.faces else "" for face in get_args(Face)]
-    return _line([f"`{option.name}`", option.type, option.default, option.help, *marks])
+    return _line([f"`{option.name}`", *marks])
 
 
 def _line(cells: list[str]) -> str:

@@ -26,8 +26,10 @@ from omniq import (
     TaskStatus,
     WorkerPool,
 )
+from omniq.queue.blocking_operators import Breakers, Limits, Queues, Workers
 from omniq.queue.blocking_queue import DeadLetters
 from omniq.queue.dead_letters import AsyncDeadLetters
+from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
 from omniq.scheduling.schedules import AsyncSchedules, Schedules
 from tests.queue import sample_tasks
 
@@ -36,6 +38,10 @@ FACES = [
     (AsyncTaskHandle, TaskHandle),
     (AsyncDeadLetters, DeadLetters),
     (AsyncSchedules, Schedules),
+    (AsyncQueues, Queues),
+    (AsyncWorkers, Workers),
+    (AsyncBreakers, Breakers),
+    (AsyncLimits, Limits),
     (AsyncWorkerPool, WorkerPool),
 ]
 

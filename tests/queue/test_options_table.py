@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_overloads
 
 import pytest
 
-from omniq import task
+from omniq import Cron, ErrorRules, TaskQueue, task
 from omniq.cli.enqueue import enqueue
 from omniq.cli.schedules import add
 from omniq.queue.async_queue import EnqueueOptions
 from omniq.scheduling.schedules import ScheduleOptions
 from omniq.tasks.options import OPTIONS, TaskOptions, names_on, option_help
-from tests.queue.options_page import PAGE, page
+from tests.queue.options_page import DETAILS, EXAMPLES, PAGE, page
 
 NO_OPTIONS = {"func", "args", "kwargs", "url", "wait", "as_json", "schedule_id"}
 """Parameters of the commands that are not options of a task."""
@@ -59,3 +60,30 @@ def test_the_page_about_options_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         "the options have changed: python -m tests.queue.options_page"
     )
+
+
+def test_the_page_has_an_example_of_every_option() -> None:
+    assert EXAMPLES.keys() == OPTIONS.keys()
+    assert DETAILS.keys() <= OPTIONS.keys()
+    for name, example in EXAMPLES.items():
+        assert f"{name}=" in example
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_the_page_run(name: str) -> None:
+    def hook(task: Any, outcome: Any) -> None: ...
+
+    with TaskQueue("memory://") as queue:
+        names = {
+            "queue": queue,
+            "connection": object(),
+            "send": "shop.send",
+            "log_result": hook,
+            "count_failure": hook,
+            "call_someone": hook,
+            **{each.__name__: each for each in (task, ErrorRules, Cron, datetime, timedelta)},
+            "UTC": UTC,
+        }
+        made = eval(EXAMPLES[name].removeprefix("@"), names)
+
+    assert made is not None

@@ -180,7 +180,6 @@ def test_no_process_of_a_worker_shows_a_key_or_a_url_in_the_process_list(tmp_pat
         "--processes",
         "2",
         modules=("tests.security.secret_tasks",),
-        parse_here=False,
         OMNIQ_URL=f"sqlite:///{tmp_path}/{CANARY}.db?durability=os",
         OMNIQ_SIGNING_KEY=f"{CANARY}-signing-key",
         OMNIQ_ENCRYPTION_KEY=f"{CANARY}-encryption-key",

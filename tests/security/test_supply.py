@@ -56,12 +56,13 @@ def test_a_bill_of_materials_can_be_made_from_the_installed_packages():
             and "platform_system" not in each
         ]  # fmt: skip
 
-    assert {"msgspec", "loguru", "typer", "rich", "cronsim"} <= set(bill)
+    assert {"msgspec", "loguru", "cronsim"} <= set(bill)
     assert [
         name for name, facts in bill.items() if not facts["version"] or not facts["licence"]
     ] == []
     assert json.dumps(bill)
-    assert len(bill) <= 15
+    # With omniq itself, and two more that loguru needs on Windows, they are six.
+    assert len(bill) <= 3
 
 
 def fake_programs(folder: Path, **programs: str) -> Path:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+from loguru import logger
+
+from omniq import AsyncTaskQueue, log
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock
@@ -34,5 +37,34 @@ class OrphanedCheckpointTests:
 
         clock.advance(timedelta(seconds=1))
         assert await storage.purge_checkpoints(clock.now()) == 1
+        assert await storage.load_checkpoint("gone") is None
+        assert await storage.load_checkpoint("live") == b"step 3"
+
+    async def test_a_queue_deletes_orphaned_state_by_age_and_logs_how_much(
+        self, storage: BaseStorage, clock: ManualClock, copy_checkpoint: CopyCheckpoint
+    ) -> None:
+        queue = AsyncTaskQueue(storage)
+        await storage.enqueue(a_task("live"))
+        (task,) = await storage.reserve(1)
+        await storage.save_checkpoint("live", task.token, b"step 3")
+        await copy_checkpoint("live", "gone")
+        lines: list[tuple[str, int]] = []
+        sink = logger.add(
+            lambda message: lines.append(
+                (message.record["level"].name, message.record["extra"]["count"])
+            ),
+            filter=lambda record: record["extra"].get("event") == "state.cleaned",
+        )
+        log.enable("INFO")
+        try:
+            clock.advance(timedelta(hours=23))
+            too_young = await queue.cleanup_orphaned_state()
+            younger = await queue.cleanup_orphaned_state(older_than=timedelta(hours=22))
+        finally:
+            log.disable()
+            logger.remove(sink)
+
+        assert (too_young, younger) == (0, 1)
+        assert lines == [("INFO", 0), ("INFO", 1)]
         assert await storage.load_checkpoint("gone") is None
         assert await storage.load_checkpoint("live") == b"step 3"

@@ -1035,6 +1035,35 @@ async def test_a_change_of_one_task_of_a_shared_file_does_not_affect_the_others(
     assert len(await storage.list_tasks(limit=200)) == 99
 
 
+async def test_a_file_has_the_record_of_its_task_and_a_file_of_a_batch_those_of_all_its_names(
+    storage, folder
+):
+    """The tasks of one call share files of up to 18 KiB; a larger record has a file alone."""
+    task = a_task("alone", args=["arg-alone"])
+    await storage.enqueue(task)
+    (alone,) = (folder / "tasks" / name for name in names(folder, "tasks"))
+    assert alone.stat().st_nlink == 1
+    assert storage.serializer.encode_task(task) in alone.read_bytes()
+
+    sizes = {"a": 10, "b": 10, "large": 20_000, "c": 10}
+    batch = [a_task(each, args=["x" * size, f"arg-{each}"]) for each, size in sizes.items()]
+    await storage.enqueue_many(batch)
+    files = {
+        name.partition(".")[0]: folder / "tasks" / name
+        for name in names(folder, "tasks")
+        if name != alone.name
+    }
+    shared = {each: path.stat().st_ino for each, path in files.items()}
+
+    assert files.keys() == sizes.keys()
+    assert all(path.name.endswith(".task") for path in files.values())
+    assert shared["a"] == shared["b"]
+    assert len({shared["a"], shared["large"], shared["c"]}) == 3
+    for each in sizes:
+        held = {other for other in sizes if f"arg-{other}".encode() in files[each].read_bytes()}
+        assert held == {other for other in sizes if shared[other] == shared[each]}
+
+
 @pytest.mark.parametrize("retried", [False, True])
 async def test_arguments_of_an_ended_task_are_not_left_in_the_file_of_its_batch(
     storage, another, folder, clock, retried

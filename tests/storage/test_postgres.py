@@ -462,6 +462,12 @@ def test_the_schema_commands_set_up_check_and_print(postgres_url):
         "",
     )
     assert _omniq("schema", "check", url=postgres_url) == (0, "version 7\n", "")
+    assert _omniq("schema", "check", "--json", url=postgres_url) == (0, '{"version": 7}\n', "")
+    assert _omniq("schema", "install", "--json", url=postgres_url) == (
+        0,
+        '{"before": 7, "after": 7}\n',
+        "",
+    )
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")

@@ -19,10 +19,12 @@ import msgspec
 import pytest
 
 from omniq import failpoints
+from omniq.clock import to_micros
 from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Failed, Released, Succeeded
 from omniq.settings import Settings
+from omniq.storage.inspection import DeadQuery
 from omniq.storage.sqlite import (
     SQLiteStorage,
     connection,
@@ -121,6 +123,33 @@ async def test_no_statement_of_a_claim_scans_a_table_or_sorts(storage, path):
 
     assert len(steps) > 40
     assert scans == []
+
+
+async def test_dead_letters_are_found_by_the_time_of_their_failure_without_reading_the_others(path):
+    """A hundred old letters and a new one: SQLite finds it by an index on the time."""
+    clock = ManualClock()
+    async with SQLiteStorage(path, clock=clock, settings=QUICK) as storage:
+        for failing in (100, 1):
+            clock.advance(timedelta(hours=1))
+            await storage.enqueue_many(some(failing, max_retries=0))
+            outcomes = [
+                Failed(task.id, task.token, TaskError("boom"), "exhausted")
+                for task in await storage.reserve(failing)
+            ]
+            await storage.record(outcomes)
+        since = clock.now()
+        (letter,) = await storage.list_dead(since=since)
+    with closing(sqlite3.connect(path)) as db:
+        db.create_function("omniq_largest", 0, lambda: 1 << 20)
+        sqls: list[str] = []
+        db.set_trace_callback(sqls.append)
+        found = queries.list_dead(db, DeadQuery(since=to_micros(since)))
+        db.set_trace_callback(None)
+        steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sqls[0]}")]
+
+    assert len(found) == 1
+    assert letter.last_failure == since
+    assert any("omniq_dead_failure (last_failure>?" in step for step in steps)
 
 
 @pytest.mark.fault("F96")

@@ -47,6 +47,43 @@ def test_enqueued_finds_tasks_by_the_given_arguments(omniq_queue: ManualQueue) -
     assert not omniq_queue.enqueued(report)
 
 
+def test_enqueued_has_every_task_also_when_its_record_has_expired(omniq_queue: ManualQueue) -> None:
+    omniq_queue.schedules.add("nightly", report, cron="0 3 * * *")
+    omniq_queue.options(result_ttl=0).enqueue(send, "a@b")
+    omniq_queue.run_for(days=31)
+
+    assert len(omniq_queue.enqueued(report)) == 31
+    (sent,) = omniq_queue.enqueued(send)
+    assert sent.status is TaskStatus.SUCCESS
+    assert len(omniq_queue.list_tasks()) < 31
+
+
+def test_enqueued_has_a_retried_task_once_and_a_task_of_the_same_id_again(
+    omniq_queue: ManualQueue,
+) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    once(fail)
+    omniq_queue.options(task_id="daily", max_retries=0).enqueue(send, "a@b")
+    omniq_queue.run()
+    omniq_queue.dead.retry("daily")
+
+    assert [task.status for task in omniq_queue.enqueued(send)] == [TaskStatus.PENDING]
+    omniq_queue.run_for(days=2)
+    omniq_queue.options(task_id="daily").enqueue(send, "a@b")
+    omniq_queue.run()
+    assert [task.status for task in omniq_queue.enqueued(send)] == [TaskStatus.SUCCESS] * 2
+
+
+def test_a_task_that_waits_for_a_faulty_storage_goes_on(omniq_queue: ManualQueue) -> None:
+    handle = omniq_queue.enqueue(publish, "doc")
+    omniq_queue.faults.fail("checkpoint", times=3)
+    omniq_queue.run()
+
+    assert handle.status() is TaskStatus.SUCCESS
+
+
 def test_a_search_without_a_match_shows_what_was_enqueued(omniq_queue: ManualQueue) -> None:
     omniq_queue.enqueue(send, "a@b")
 

@@ -79,8 +79,8 @@ def test_no_color_is_respected(monkeypatch, variable, expected):
     [
         (["--help"], 0, "worker", ""),
         ([], 2, "worker", ""),
-        (["nosuch"], 2, "", "omniq: No such command 'nosuch'"),
-        (["worker"], 2, "", "omniq: Missing argument"),
+        (["nosuch"], 2, "", "omniq: no such command: nosuch"),
+        (["worker"], 2, "", "omniq: name the modules"),
     ],
 )
 def test_the_command_line_exits_with_the_right_code(capsys, arguments, code, out, err):

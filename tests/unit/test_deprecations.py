@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import UTC, datetime
 
 import msgspec
@@ -67,16 +66,17 @@ def test_a_misspelt_event_is_an_attribute_error():
         _ = events.TaskFaild  # type: ignore[attr-defined]  # that there is none is the point
 
 
-def test_a_dead_letter_names_its_function_as_a_task_does():
-    with pytest.warns(DeprecationWarning, match="use DeadLetter.func_path"):
-        old = LETTER.task_type
+def test_a_dead_letter_has_a_type_and_names_its_function_as_a_task_does():
+    typed = msgspec.structs.replace(LETTER, own_type="newsletter")
 
-    assert old == LETTER.func_path == "mail.send"
+    assert LETTER.task_type == LETTER.func_path == "mail.send"
+    assert (typed.task_type, typed.func_path) == ("newsletter", "mail.send")
 
 
 def test_dead_letters_are_read_and_written_as_in_the_release_before():
     values = msgspec.structs.asdict(LETTER)
     assert values.pop("is_verified")
+    assert values.pop("own_type") is None
     old = LetterOf0_1(task_type=values.pop("func_path"), **values)
     decode_old, decode_new = internal_decoder(LetterOf0_1), internal_decoder(DeadLetter)
 
@@ -86,7 +86,11 @@ def test_dead_letters_are_read_and_written_as_in_the_release_before():
 
 
 def test_the_json_of_a_dead_letter_keeps_its_keys():
-    assert list(plain(LETTER)) == [*LetterOf0_1.__struct_fields__, "is_verified"]
+    shown = plain(LETTER)
+
+    added = ["is_verified", "id", "func_path"]
+    assert list(shown) == [*LetterOf0_1.__struct_fields__, *added]
+    assert (shown["id"], shown["func_path"], shown["task_type"]) == ("a", "mail.send", "mail.send")
 
 
 async def fail(storage: BaseStorage, task_id: str, func_path: str) -> None:
@@ -95,18 +99,14 @@ async def fail(storage: BaseStorage, task_id: str, func_path: str) -> None:
     await storage.record([Failed(task.id, task.token, TaskError("no"))])
 
 
-async def test_dead_letters_are_filtered_by_the_old_argument_too():
+async def test_the_type_of_a_task_without_one_is_its_function():
     async with AsyncTaskQueue("memory://") as queue:
         await fail(queue.storage, "a", "mail.send")
         await fail(queue.storage, "b", "mail.fetch")
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            listed = await queue.dead.list(task_type="mail.send")
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            stored = await queue.storage.list_dead(task_type="mail.send")
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            exported = [record async for record in queue.dead.export(task_type="mail.send")]
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            retried = await queue.dead.retry_all(task_type="mail.send")
+        listed = await queue.dead.list(task_type="mail.send")
+        stored = await queue.storage.list_dead(task_type="mail.send")
+        exported = [record async for record in queue.dead.export(task_type="mail.send")]
+        retried = await queue.dead.retry_all(task_type="mail.send")
 
         assert [letter.task_id for letter in listed] == ["a"]
         assert stored == listed
@@ -115,30 +115,11 @@ async def test_dead_letters_are_filtered_by_the_old_argument_too():
         assert [letter.task_id for letter in await queue.dead.list()] == ["b"]
 
 
-def test_the_blocking_queue_takes_the_old_argument_too():
+def test_the_blocking_queue_filters_by_type_too():
     with TaskQueue("memory://") as queue:
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            assert queue.dead.list(task_type="mail.send") == []
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            assert queue.dead.retry_all(task_type="mail.send") == 0
-        with pytest.warns(DeprecationWarning, match="task_type .* use func_path"):
-            assert list(queue.dead.export(task_type="mail.send")) == []
-
-
-async def test_the_new_argument_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        async with AsyncTaskQueue("memory://") as queue:
-            assert await queue.dead.list(func_path="mail.send") == []
-            assert await queue.dead.retry_all(func_path="mail.send") == 0
-
-
-async def test_the_warning_names_the_line_of_the_caller():
-    async with AsyncTaskQueue("memory://") as queue:
-        with pytest.warns(DeprecationWarning, match="use func_path") as warned:
-            await queue.dead.list(task_type="mail.send")
-
-    assert [warning.filename for warning in warned] == [__file__]
+        assert queue.dead.list(task_type="mail.send") == []
+        assert queue.dead.retry_all(task_type="mail.send") == 0
+        assert list(queue.dead.export(task_type="mail.send")) == []
 
 
 async def test_surround_is_wrap_enqueue():

@@ -29,7 +29,7 @@ CLAIM = ("t1", 1)
 HTTP = ErrorRules(http=True)
 RULES = ErrorRules(permanent=(KeyError,))
 
-TRANSIENT, PERMANENT, PARTIAL = ErrorCategory
+TRANSIENT, PERMANENT, PARTIAL, UNCLASSIFIED = ErrorCategory
 
 
 def record_of(error: BaseException, *rules: ErrorRules) -> TaskError:
@@ -199,7 +199,8 @@ def test_only_transient_errors_are_retried_when_that_is_the_rule():
     worth = [KeyError(), TimeoutError(), ConnectionResetError(), http_error(500)]
 
     assert {record_of(error, rules).category for error in worth} == {TRANSIENT}
-    assert record_of(ValueError(), rules).category is PERMANENT
+    assert record_of(ValueError(), rules).category is UNCLASSIFIED
+    assert record_of(http_error(404), rules).category is PERMANENT
     assert record_of(PartialError("x"), rules).category is PARTIAL
 
 
@@ -207,7 +208,7 @@ def test_a_task_may_retry_what_its_worker_does_not():
     lenient, strict = ErrorRules(only_transient=False), ErrorRules(only_transient=True)
 
     assert record_of(ValueError(), lenient, strict).category is TRANSIENT
-    assert record_of(ValueError(), ErrorRules(), strict).category is PERMANENT
+    assert record_of(ValueError(), ErrorRules(), strict).category is UNCLASSIFIED
 
 
 def test_no_error_has_no_category():

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from omniq.errors import InvalidTask
-from omniq.models import BreakerRule
+from omniq.models import NO_TIMEOUT, BreakerRule
 from omniq.retry import LinearBackoff
 from omniq.tasks.options import TaskOptions, check_options
 
@@ -19,9 +19,42 @@ def test_without_options_nothing_is_stored():
 
 
 def test_only_given_options_are_set():
-    options = check_options(queue="mail", priority=0, result_ttl=0, timeout=None)
+    options = check_options(queue="mail", priority=0, result_ttl=0, unique=None)
 
     assert options.given() == {"queue": "mail", "priority": 0, "result_ttl": 0.0}
+
+
+def test_a_timeout_of_none_is_given_and_means_no_limit():
+    assert check_options(timeout=None).given() == {"timeout": NO_TIMEOUT}
+    assert check_options().timeout is None
+
+
+def test_a_list_of_delays_gives_the_number_of_retries():
+    options = check_options(retry=[10, timedelta(minutes=1), 0])
+
+    assert (options.retry, options.max_retries) == ((10.0, 60.0, 0.0), 3)
+    assert check_options(retry=(1, 2), max_retries=2).max_retries == 2
+    assert check_options(retry=LinearBackoff(5)).max_retries is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retry": [1, 2], "max_retries": 3}, "give the list alone"),
+        ({"retry": []}, "max_retries=0"),
+        ({"retry": [1, -1]}, "must be a finite number"),
+        ({"retry": [1, None]}, "None in the list"),
+        ({"retry": ["10s"]}, "expected a number of seconds"),
+        ({"retry": "10, 30"}, r"such as \[10, 30, 60\]"),
+        ({"retry": 5}, r"such as \[10, 30, 60\]"),
+        ({"retry": [1] * 1001}, "at most 1000"),
+        ({"reschedule_on_failure": "yes"}, "expected True or False"),
+        ({"task_type": ""}, "1 to 512 characters"),
+    ],
+)
+def test_wrong_values_say_what_is_expected(options, message):
+    with pytest.raises(InvalidTask, match=message):
+        check_options(**options)
 
 
 def test_durations_become_seconds():

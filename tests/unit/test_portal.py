@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -22,7 +23,7 @@ import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
 from omniq._portal import Portal, is_async, run_here
-from omniq.errors import InvalidTask, StorageClosed, StorageError
+from omniq.errors import CallTimeout, InvalidTask, StorageClosed, StorageError
 
 # Python 3.12 and later warn about a fork with threads, which these tests do on purpose.
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -339,3 +340,97 @@ def test_a_coroutine_that_suspends_cannot_run_in_the_calling_thread():
 
     with pytest.raises(InvalidTask, match="is for async code; use AsyncTaskQueue"):
         run_here(wait(), object())
+
+
+# Deadlines
+
+
+async def ignore_cancellation(release: asyncio.Event) -> str:
+    while not release.is_set():
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            continue
+    return "done"
+
+
+def test_a_call_past_its_deadline_is_cancelled_and_cleaned_up():
+    portal, cleaned_up = Portal(call_timeout=0.2), list[str]()
+    with pytest.raises(CallTimeout, match=r"within 0\.2 s") as caught:
+        portal.run(run_forever(threading.Event(), cleaned_up))
+    portal.close()
+
+    assert caught.value.was_sent
+    assert cleaned_up == ["yes"]
+
+
+def test_a_call_that_ignores_its_cancellation_does_not_hold_its_caller():
+    portal, release = Portal(call_timeout=0.1), asyncio.Event()
+
+    async def end() -> None:
+        release.set()
+
+    began = time.monotonic()
+    with pytest.raises(CallTimeout):
+        portal.run(ignore_cancellation(release))
+    took = time.monotonic() - began
+    with portal.deadline(None):
+        portal.run(end())
+    portal.close()
+
+    assert took < 10
+
+
+def test_a_call_that_ends_while_it_is_cancelled_returns_what_it_has():
+    async def finish_when_cancelled() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "stored"
+        raise AssertionError
+
+    async def fail_when_cancelled() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise StorageError("the connection was cut")
+
+    portal = Portal(call_timeout=0.1)
+    assert portal.run(finish_when_cancelled()) == "stored"
+    with pytest.raises(CallTimeout) as caught:
+        portal.run(fail_when_cancelled())
+    portal.close()
+
+    assert isinstance(caught.value.__cause__, StorageError)
+
+
+def test_a_call_after_the_deadline_is_not_made():
+    portal, started = Portal(), threading.Event()
+    with portal.deadline(0), pytest.raises(CallTimeout) as caught:
+        portal.run(run_forever(started, []))
+    portal.close()
+
+    assert not caught.value.was_sent
+    assert not started.is_set()
+
+
+def test_blocks_of_deadlines_may_be_nested():
+    portal = Portal()
+    with portal.deadline(0):
+        with portal.deadline(60):
+            assert portal.run(answer()) == 42
+        with portal.deadline(None):
+            assert portal.run(answer()) == 42
+        with pytest.raises(CallTimeout):
+            portal.run(answer())
+    assert portal.run(answer()) == 42
+    portal.close()
+
+
+def test_the_time_that_a_call_waits_on_purpose_is_added():
+    portal = Portal(call_timeout=0.1)
+    assert portal.run(asyncio.sleep(0.4, "late"), wait=30.0) == "late"
+    assert portal.run(asyncio.sleep(0.4, "late"), wait=None) == "late"
+    with pytest.raises(CallTimeout):
+        portal.run(asyncio.sleep(30), wait=0.0)
+    portal.close()

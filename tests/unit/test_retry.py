@@ -15,8 +15,11 @@ from omniq.retry import (
     Backoff,
     ExponentialBackoff,
     LinearBackoff,
+    ListedDelays,
     may_retry,
     next_delay,
+    policy_from_text,
+    policy_text,
     retry_delay,
 )
 
@@ -32,6 +35,45 @@ backoffs = st.builds(ExponentialBackoff, base=seconds, jitter=fractions, cap=cap
 
 def test_the_first_retry_waits_the_base_and_each_later_one_twice_as_long():
     assert [retry_delay(n, base=3.0) for n in range(4)] == [3.0, 6.0, 12.0, 24.0]
+
+
+def test_listed_delays_are_waited_in_their_order_and_the_last_one_again():
+    listed = ListedDelays((5.0, 0.0, 7.5))
+
+    assert [listed.delay(attempts, 0.9) for attempts in range(5)] == [5.0, 0.0, 7.5, 7.5, 7.5]
+    assert next_delay(listed, 0, 30.0, 0.9) == 30.0
+    assert ListedDelays((1e300,)).delay(0, 0.0) == LONGEST_DELAY
+
+
+@pytest.mark.parametrize("stored", [-1.0, math.nan, -math.inf])
+def test_a_stored_delay_that_is_none_is_no_delay(stored):
+    assert ListedDelays((stored,)).delay(0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("10", (10.0,)),
+        ("10s, 1.5m ,2h", (10.0, 90.0, 7200.0)),
+        ("linear(step=5)", LinearBackoff(5.0)),
+        (" linear ( step = 500ms , cap = 1d ) ", LinearBackoff(0.5, 86_400.0)),
+        ("exponential()", ExponentialBackoff()),
+        ("exponential(base=2s, jitter=0, cap=10m)", ExponentialBackoff(2.0, 0.0, 600.0)),
+        ("0.00001", (0.00001,)),
+    ],
+)
+def test_a_policy_is_read_from_text_and_written_as_text(text, policy):
+    assert policy_from_text(text) == policy
+    assert policy_from_text(policy_text(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "1,,2", "-1", "5 years", "linear()", "linear(5)", "linear(step=-1)", "cubic(a=1)"],
+)
+def test_other_text_is_no_policy(text):
+    with pytest.raises(ValueError, match=r"expected|argument"):
+        policy_from_text(text)
 
 
 def test_linear_backoff_waits_one_step_more_each_time():

@@ -12,6 +12,7 @@ import pytest
 
 from omniq.errors import SettingsError
 from omniq.masking import mask_url
+from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
 
 NAMES = [field.name for field in fields(Settings) if field.init]
@@ -30,13 +31,16 @@ def test_the_defaults_are_those_that_are_documented():
 
     assert {name: getattr(settings, name) for name in NAMES} == {
         "url": None,
-        "concurrency": 1,
+        "concurrency": 10,
+        "modules": (),
         "poll_interval": 1.0,
         "lease": 30.0,
         "default_timeout": 300.0,
         "default_max_retries": 3,
         "max_crashes": 3,
         "base_retry_delay": 1.0,
+        "retry": None,
+        "queues": None,
         "result_ttl": 86400.0,
         "serializer": "msgspec",
         "signing_key": None,
@@ -51,9 +55,21 @@ def test_the_defaults_are_those_that_are_documented():
         "shutdown_timeout": 30.0,
         "max_payload": 1048576,
         "errors": None,
+        "lifespan": None,
+        "middleware": (),
+        "start_timeout": 60.0,
         "unknown_function_timeout": None,
         "root_opens_any_store": False,
         "require_key": False,
+        "max_pending": None,
+        "schema": "omniq",
+        "poll_only": False,
+        "pool_size": 10,
+        "prefix": "omniq",
+        "call_timeout": None,
+        "stalled_after": 10.0,
+        "stuck_grace": 10.0,
+        "endless_after": 3600.0,
     }
 
 
@@ -139,9 +155,15 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
         "log_tracebacks": "0",
         "log_error_messages": "False",
         "base_dir": "elsewhere",
+        "modules": "app.tasks, shop",
         "errors": "app.tasks.RULES",
+        "lifespan": "app.tasks.lifespan",
+        "middleware": "app.mw.one, app.mw.two",
+        "retry": "linear(step=5s, cap=1m)",
+        "queues": '{"mail": {"retry": "10s, 30s"}}',
         "root_opens_any_store": "True",
         "require_key": "true",
+        "poll_only": "true",
     }
     for name in NAMES:
         monkeypatch.setenv(f"OMNIQ_{name.upper()}", texts.get(name, "17"))
@@ -153,6 +175,41 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
     assert settings.log_format == "json"
     assert (settings.log_tracebacks, settings.log_error_messages) == (False, False)
     assert settings.base_dir == Path("elsewhere")
+    assert settings.retries_of("web") == (17, LinearBackoff(5.0, 60.0))
+    assert settings.retries_of("mail") == (2, (10.0, 30.0))
+    assert settings.modules == ("app.tasks", "shop")
+    assert settings.lifespan == "app.tasks.lifespan"
+    assert settings.middleware == ("app.mw.one", "app.mw.two")
+
+
+def test_a_queue_may_have_its_own_retries_in_a_file(folder):
+    (folder / "pyproject.toml").write_text(
+        "[tool.omniq]\nretry = [1, '2s', 4.5]\n"
+        "[tool.omniq.queues.mail]\nretry = 'exponential(base=2, cap=1h)'\n"
+        "[tool.omniq.queues.web]\nmax_retries = 0\n"
+    )
+    settings = Settings.load()
+
+    assert settings.retries_of("default") == (3, (1.0, 2.0, 4.5))
+    assert settings.retries_of("mail") == (3, ExponentialBackoff(base=2.0, cap=3600.0))
+    assert settings.retries_of("web") == (0, (1.0, 2.0, 4.5))
+    assert settings.sources["queues"] == "pyproject.toml"
+    assert settings.shown()["retry"] == "1, 2, 4.5"
+    assert settings.shown()["queues"] == (
+        '{"mail": {"retry": "exponential(base=2, jitter=0.1, cap=3600)"}, "web": {"max_retries": 0}}'
+    )
+    # As it reaches the processes of a worker, and as another process reads what is shown.
+    assert Settings(**settings.as_data()) == settings
+    assert Settings(retry=settings.shown()["retry"]).retry == settings.retry
+
+
+def test_a_list_of_delays_and_another_number_of_retries_contradict_each_other(monkeypatch):
+    assert Settings(retry=[1, 2, 3, 4]).retries_of("default")[0] == 4
+    with pytest.raises(SettingsError, match="contradict each other"):
+        Settings(retry=[1, 2], default_max_retries=5)
+    monkeypatch.setenv("OMNIQ_DEFAULT_MAX_RETRIES", "3")
+    with pytest.raises(SettingsError, match="contradict each other"):
+        Settings.load(retry=[1, 2])
 
 
 def test_durations_may_be_timedeltas():
@@ -166,6 +223,34 @@ def test_durations_may_be_timedeltas():
         ("url", "no-scheme"),
         ("url", 5),
         ("concurrency", 0),
+        ("retry", []),
+        ("retry", [1, -1]),
+        ("retry", [1, "x"]),
+        ("retry", "soon"),
+        ("retry", "linear(step=-1)"),
+        ("retry", "linear(stp=1)"),
+        ("retry", "linear(1)"),
+        ("retry", "exponential(jitter=2)"),
+        ("retry", 5),
+        ("queues", {"mail": 5}),
+        ("queues", {"mail": {"retries": 5}}),
+        ("queues", {"mail": {"max_retries": -1}}),
+        ("queues", {"mail": {"retry": [1, 2], "max_retries": 3}}),
+        ("queues", {"no name": {"max_retries": 3}}),
+        ("queues", ["mail"]),
+        ("max_pending", 0),
+        ("max_pending", "many"),
+        ("schema", ""),
+        ("prefix", "a b"),
+        ("prefix", "x" * 101),
+        ("poll_only", 1),
+        ("pool_size", 0),
+        ("call_timeout", 0),
+        ("stalled_after", 0),
+        ("stuck_grace", -1),
+        ("modules", "app.tasks"),
+        ("modules", ["app/tasks"]),
+        ("modules", ["app", ""]),
         ("concurrency", 1.0),
         ("concurrency", True),
         ("poll_interval", 0),

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from contextlib import suppress
 from typing import Any
 
-from omniq import AsyncTaskQueue, Snooze, TaskContext, TaskQueue, current_task, task
+from omniq import (
+    AsyncTaskQueue,
+    OmniqError,
+    Snooze,
+    TaskContext,
+    TaskNotWaiting,
+    TaskQueue,
+    current_task,
+    task,
+)
 
 NUMBERS: list[int] = []
 """What `list_numbers` returns; a test changes it between runs."""
@@ -126,6 +137,122 @@ USERS = [
 ]
 
 
+@task(executor="thread")
+async def changes_its_handles(ctx: TaskContext) -> list[Any]:
+    handle = await ctx.options(delay=3600).enqueue(leaf, 21)
+    changed = await handle.change(priority=5)
+    await handle.run_now()
+    result = await handle.result(timeout=20)
+    try:
+        await handle.change(priority=6)
+    except TaskNotWaiting as error:
+        return [changed.priority, result, error.status]
+    return []
+
+
+@task
+def changes_its_handles_in_thread(ctx: TaskContext) -> list[Any]:
+    handle = ctx.options(delay=3600).enqueue(leaf, 21)
+    changed = handle.change(priority=5)
+    handle.run_now()
+    result = handle.result(timeout=20)
+    try:
+        handle.change(priority=6)
+    except TaskNotWaiting as error:
+        return [changed.priority, result, error.status]
+    return []
+
+
+@task(executor="process")
+def changes_its_handles_in_process(ctx: TaskContext) -> list[Any]:
+    return changes_its_handles_in_thread(ctx)
+
+
+CHANGERS = [
+    changes_its_handles,
+    changes_its_handles_in_thread,
+    changes_its_handles_in_process,
+]
+
+
+@task(executor="process")
+async def gives_up_waiting(ctx: TaskContext) -> str:
+    handle = await ctx.options(delay=3600).enqueue(leaf, 1)
+    try:
+        await asyncio.wait_for(handle.result(), 0.1)
+    except TimeoutError:
+        return "gave up"
+    return "waited"
+
+
+@task(executor="process")
+def leaves_a_thread_that_waits(ctx: TaskContext, number: int) -> int:
+    handle = ctx.options(delay=3600).enqueue(leaf, number)
+
+    def wait() -> None:
+        with suppress(OmniqError):
+            handle.result()
+
+    threading.Thread(target=wait, daemon=True).start()
+    return os.getpid()
+
+
+async def _enqueue_seven(ctx: TaskContext) -> None:
+    await ctx.enqueue(leaf, 7)
+
+
+def _enqueue_seven_blocking(ctx: TaskContext) -> None:
+    ctx.enqueue(leaf, 7)
+
+
+@task
+async def in_steps(ctx: TaskContext) -> None:
+    """Each run begins after the steps of the one before."""
+    await ctx.step("first", _enqueue_seven, ctx)
+    await ctx.sleep(0.01)
+    await ctx.step("second", _enqueue_seven_blocking, ctx)
+    await ctx.sleep(0.01)
+    await ctx.enqueue(leaf, 7)
+
+
+@task
+def in_steps_in_thread(ctx: TaskContext) -> None:
+    ctx.step("first", _enqueue_seven_blocking, ctx)
+    ctx.sleep(0.01)
+    ctx.step("second", _enqueue_seven_blocking, ctx)
+    ctx.sleep(0.01)
+    ctx.enqueue(leaf, 7)
+
+
+@task(executor="process")
+def in_steps_in_process(ctx: TaskContext) -> None:
+    in_steps_in_thread(ctx)
+
+
+STEPPERS = [in_steps, in_steps_in_thread, in_steps_in_process]
+
+
+@task
+async def with_a_cursor(ctx: TaskContext) -> None:
+    """The second run begins at the third item."""
+    async for number in ctx.cursor("numbers", [7, 7, 7, 7]):
+        await ctx.enqueue(leaf, number)
+        NUMBERS.append(number)
+        if len(NUMBERS) == 3:
+            raise ValueError("again")
+    await ctx.enqueue(leaf, 7)
+
+
+@task
+def with_a_cursor_in_thread(ctx: TaskContext) -> None:
+    for number in ctx.cursor("numbers", [7, 7, 7, 7]):
+        ctx.enqueue(leaf, number)
+        NUMBERS.append(number)
+        if len(NUMBERS) == 3:
+            raise ValueError("again")
+    ctx.enqueue(leaf, 7)
+
+
 @task
 async def lists(ctx: TaskContext, good_attempt: int) -> None:
     """Enqueues one task for each item of a list that is another one in the next run."""
@@ -230,6 +357,26 @@ def in_transaction_in_thread(ctx: TaskContext, failures: int = 0) -> None:
                     raise ValueError("rolled back")
         except ValueError:
             continue
+
+
+@task
+async def at_once_in_transaction(ctx: TaskContext) -> None:
+    """Also while the transaction is being opened."""
+    opening = asyncio.ensure_future(_enqueue_while_opening(ctx))
+    async with ctx.transaction():
+        await asyncio.gather(*[ctx.enqueue(leaf, number) for number in range(4)], opening)
+
+
+async def _enqueue_while_opening(ctx: TaskContext) -> None:
+    while not ctx.in_transaction:
+        await asyncio.sleep(0)
+    await ctx.enqueue(leaf, 4)
+
+
+@task
+def at_once_in_transaction_in_thread(ctx: TaskContext) -> None:
+    with ctx.transaction():
+        from_many_threads(ctx, 5, 1)
 
 
 @task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from omniq import BreakerRule, PermanentError, Task, TaskError, task
@@ -84,6 +85,18 @@ async def fail_with_a_slow_hook() -> None:
     raise ValueError("slow")
 
 
+async def hang_in_hook(task: Task, error: TaskError) -> None:
+    RECORDER.note("hook began")
+    if not RECORDER.gate("hook").is_set():
+        await asyncio.sleep(3600)
+    RECORDER.note("hook ended")
+
+
+@task(max_retries=0, on_dead=hang_in_hook)
+async def fail_with_an_endless_hook() -> None:
+    raise ValueError("slow")
+
+
 @task
 async def fail(message: str) -> None:
     raise ValueError(message)
@@ -102,3 +115,18 @@ async def unwritable() -> Any:
 @task
 async def add(a: int, b: int = 0) -> int:
     return a + b
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@task
+def takes_an_order(order: Order) -> int:
+    return order.number
+
+
+@task(executor="process")
+def takes_an_order_in_process(order: Order) -> int:
+    return order.number

@@ -173,3 +173,14 @@ async def report(fraction: float) -> None:
 @task
 def secret_argument(password: str) -> str:
     return password
+
+
+def broken_hook(*_: object) -> None:
+    raise RuntimeError("the hook is broken")
+
+
+@task(on_success=broken_hook)
+def succeed_with_broken_hook(number: int) -> int:
+    if number < 0:
+        raise ValueError("negative")
+    return number

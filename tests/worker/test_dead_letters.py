@@ -40,6 +40,19 @@ async def bury(queue: AsyncTaskQueue, func=guarded_tasks.fail, *args: object, **
     return handle.id
 
 
+@pytest.mark.parametrize("name", ["takes_an_order", "takes_an_order_in_process"])
+async def test_arguments_that_do_not_fit_are_a_dead_letter_without_frames_of_omniq(
+    memory_queue, name
+):
+    path = f"{guarded_tasks.__name__}.{name}"
+    task_id = await bury(memory_queue, path, {"number": "x"}, max_retries=3)
+
+    letter = await memory_queue.dead.get(task_id)
+    assert (letter.failure_reason, letter.attempt_count) == ("permanent", 1)
+    assert letter.error_details.startswith(f"SerializationError: {path}: order.number: ")
+    assert "Traceback" not in letter.error_details
+
+
 @pytest.mark.parametrize("reason", GRAVES)
 async def test_every_permanent_failure_ends_as_a_dead_letter_with_all_details(queue, reason):
     func, args, runs, error = GRAVES[reason]

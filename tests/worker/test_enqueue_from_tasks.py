@@ -26,6 +26,7 @@ from omniq import (
     TaskQueue,
     TaskStatus,
 )
+from omniq.serialization import CloudpickleSerializer
 from omniq.signing import Seal, SealedSerializer
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.sqlite import SQLiteStorage
@@ -94,6 +95,29 @@ async def test_a_handle_works_where_the_task_runs(queue, user):
     assert await run(queue, user) == [42, True, "cancelled", None]
 
 
+@pytest.mark.parametrize("changer", tasks.CHANGERS, ids=lambda func: func.__name__)
+async def test_a_handle_changes_its_task_where_the_task_runs(queue, changer):
+    assert await run(queue, changer) == [5, 42, "success"]
+
+
+async def test_a_wait_that_is_given_up_in_a_child_process_ends(memory_queue):
+    handle = await memory_queue.enqueue(tasks.gives_up_waiting)
+    async with memory_queue.worker(poll_interval=0.05):
+        assert await handle.result(timeout=20) == "gave up"
+
+
+async def test_a_thread_that_a_run_leaves_in_a_child_process_takes_no_message_of_the_next(
+    memory_queue,
+):
+    async with memory_queue.worker(concurrency=1, poll_interval=0.05):
+        pids = set()
+        for number in range(5):
+            handle = await memory_queue.enqueue(tasks.leaves_a_thread_that_waits, number)
+            pids.add(await handle.result(timeout=20))
+
+    assert len(pids) == 1
+
+
 async def test_a_parent_gathers_results_without_holding_a_slot(queue):
     handle = await queue.enqueue(tasks.gathers, [1, 2, 3])
     async with queue.worker(concurrency=1, poll_interval=0.02):
@@ -114,6 +138,24 @@ async def test_equal_calls_are_different_tasks(queue):
     await run(queue, tasks.equal_calls, 5, 2)
 
     assert await arguments(queue) == [7] * 5
+
+
+@pytest.mark.parametrize("stepper", tasks.STEPPERS, ids=lambda func: func.__name__)
+async def test_equal_calls_in_steps_that_earlier_runs_finished_are_not_taken_for_another(
+    queue, stepper
+):
+    await run(queue, stepper)
+
+    assert await arguments(queue) == [7] * 3
+
+
+@pytest.mark.parametrize("func", [tasks.with_a_cursor, tasks.with_a_cursor_in_thread])
+async def test_equal_calls_for_items_of_a_cursor_are_different_tasks(memory_queue, func):
+    tasks.NUMBERS.clear()
+    await run(memory_queue, func)
+
+    assert len(tasks.NUMBERS) == 5
+    assert await arguments(memory_queue) == [7] * 5
 
 
 async def test_threads_of_a_run_may_enqueue_at_the_same_time(queue):
@@ -261,6 +303,15 @@ async def test_in_a_transaction_the_tasks_exist_once_it_is_committed(transaction
     assert await arguments(transactional) == sorted([1, 2, failures])
 
 
+@pytest.mark.parametrize(
+    "func", [tasks.at_once_in_transaction, tasks.at_once_in_transaction_in_thread]
+)
+async def test_in_a_transaction_many_may_enqueue_at_the_same_time(transactional, func):
+    await run(transactional, func)
+
+    assert await arguments(transactional) == [0, 1, 2, 3, 4]
+
+
 async def test_in_a_transaction_that_is_rolled_back_nothing_is_enqueued(transactional):
     with pytest.raises(TaskError, match="rolled back"):
         await run(transactional, tasks.only_rolled_back)
@@ -333,6 +384,16 @@ def test_ids_differ_by_task_occurrence_function_arguments_and_name():
     assert ids_of(parent, call, name="x") == ids_of(
         parent, msgspec.structs.replace(call, args=(2,)), name="x"
     )
+
+
+def test_pickled_objects_are_kept_apart_in_any_order():
+    pytest.importorskip("cloudpickle")
+    storage = MemoryStorage(serializer=CloudpickleSerializer("k" * 32))
+    parent, one, other = a_task(), *(a_task(args=(complex(1, part),)) for part in (1, 2))
+
+    first = ids_of(parent, one, other, storage=storage)
+    assert ids_of(parent, other, one, storage=storage) == first[::-1]
+    assert len(set(first)) == 2
 
 
 def test_ids_look_like_others_and_sort_with_their_parents_time():

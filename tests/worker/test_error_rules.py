@@ -59,7 +59,11 @@ async def test_a_worker_may_retry_only_what_is_transient(memory_queue, tmp_path,
     transient = await run(memory_queue, func, str(tmp_path), "TransientError", **rules)
 
     assert (refused.reason, refused.attempts) == ("permanent", 1)
-    assert (other.reason, other.attempts) == ("permanent", 1)
+    assert (other.reason, other.attempts) == ("unclassified", 1)
+    assert other.error is not None
+    assert other.error.category is ErrorCategory.UNCLASSIFIED
+    letters = await memory_queue.dead.list(reason="unclassified")
+    assert [letter.task_id for letter in letters] == [other.task_id]
     assert (transient.reason, transient.attempts) == ("exhausted", 2)
 
 
@@ -76,7 +80,7 @@ async def test_a_setting_gives_rules_to_the_whole_application(tmp_path):
     async with AsyncTaskQueue(MemoryStorage(settings=settings)) as queue:
         result = await run(queue, tasks.fail_with, str(tmp_path), "ValueError")
 
-    assert (result.reason, result.attempts) == ("permanent", 1)
+    assert (result.reason, result.attempts) == ("unclassified", 1)
 
 
 async def test_error_rules_apply_to_steps_too(memory_queue, tmp_path):

@@ -166,6 +166,7 @@ async def test_events_are_emitted_in_the_order_of_a_tasks_states(queue: AsyncTas
     await pool.run_until_empty()
 
     assert [event.name for event in emitted if event.name.startswith("task.")] == [
+        "task.enqueued",
         "task.claimed",
         "task.started",
         "task.retried",

@@ -12,13 +12,13 @@ from omniq import (
     BreakerRule,
     BreakerState,
     Health,
+    InvalidValue,
     Runnable,
     Settings,
     StuckTask,
     TaskQueue,
 )
 from omniq.events import ClockDiffers, Dispatcher, Event, TaskStuck, WorkerStalled
-from omniq.operations.health import ENDLESS, GRACE, OVERDUE
 from omniq.outcomes import Released
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
@@ -28,6 +28,9 @@ from tests.worker import guarded_tasks, hostile_tasks
 from tests.worker.recorder import until
 
 LEASE = 1000.0
+
+# The documented defaults of `stalled_after`, `stuck_grace` and `endless_after`.
+OVERDUE, GRACE, ENDLESS = timedelta(seconds=10), timedelta(seconds=10), timedelta(hours=1)
 
 
 @pytest.fixture
@@ -195,6 +198,53 @@ async def test_a_task_without_a_timeout_uses_the_default_timeout(clock, default)
         clock.advance(0.001)
 
         assert len((await queue.health()).stuck) == 1
+
+
+async def test_the_settings_say_when_a_worker_is_stalled_and_a_task_stuck(clock, emitted):
+    limits = Settings(
+        stalled_after=100, stuck_grace=50, endless_after=400, default_timeout=None, lease=LEASE
+    )
+    async with MemoryStorage(clock=clock, settings=limits) as storage:
+        queue, dispatcher = AsyncTaskQueue(storage), Dispatcher()
+        dispatcher.subscribe(emitted.append)
+        alerts = FleetAlerts(storage, dispatcher, StatsRecorder(dispatcher))
+        await queue.options(timeout=60, task_id="bounded").enqueue(guarded_tasks.add, 1)
+        await queue.options(task_id="endless").enqueue(guarded_tasks.add, 1)
+        async with storage.another() as worker:
+            await worker.renew(lease=LEASE, concurrency=4)
+            await worker.reserve(2)
+            seen = []
+            for seconds in (99, 2, 8, 2, 288, 2):
+                clock.advance(seconds)
+                await alerts.check_workers()
+                await alerts.check_workers()
+                health = await queue.health()
+                seen.append((bool(health.stalled), [stuck.task_id for stuck in health.stuck]))
+
+    assert seen == [
+        (False, []),
+        (True, []),
+        (True, []),
+        (True, ["bounded"]),
+        (True, ["bounded"]),
+        (True, ["bounded", "endless"]),
+    ]
+    assert [type(event) for event in emitted] == [WorkerStalled, TaskStuck, TaskStuck]
+
+
+async def test_arguments_of_health_replace_the_settings(queue, worker, clock):
+    await queue.options(timeout=60).enqueue(guarded_tasks.add, 1)
+    await worker.reserve(1)
+    clock.advance(65)
+    usual = await queue.health()
+    strict = await queue.health(stuck_grace=5)
+    lenient = await queue.health(stalled_after=timedelta(minutes=2))
+
+    assert (len(usual.stalled), usual.stuck) == (1, ())
+    assert len(strict.stuck) == 1
+    assert lenient.stalled == ()
+    with pytest.raises(InvalidValue, match="stalled_after"):
+        await queue.health(stalled_after=-1)
 
 
 async def test_a_stuck_task_is_reported_once_for_each_run(queue, alerts, worker, emitted, clock):

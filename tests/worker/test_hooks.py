@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from omniq import AsyncTaskQueue, InvalidTask, TaskStatus
+from omniq import AsyncTaskQueue, InvalidTask, Settings, ShutdownTimeout, TaskError, TaskStatus
 from omniq.events import Event, HookFailed, TaskDead
+from omniq.operations.explain import explain
+from omniq.operations.task_detail import task_detail
+from omniq.outcomes import Failed
+from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.tasks.options import check_options
 from omniq.testing.clock import ManualClock
+from omniq.testing.faults import FaultyStorage
+from tests.storage.memory_log import MemoryLogStore
 from tests.worker import guarded_tasks
 from tests.worker.recorder import a_while, until
 
@@ -106,3 +114,115 @@ async def test_no_hook_is_called_for_a_failure_that_was_not_recorded(memory_queu
 def test_a_hook_must_be_a_function(name):
     with pytest.raises(InvalidTask, match=name):
         check_options(**{name: "mail.send"})
+
+
+# Hooks of lost workers
+
+
+def memory_stores(clock: ManualClock) -> Callable[[], BaseStorage]:
+    first = MemoryStorage(clock=clock)
+    return lambda: first.another()
+
+
+def log_stores(clock: ManualClock) -> Callable[[], BaseStorage]:
+    store = MemoryLogStore(clock, Settings(), None)
+    return store.another
+
+
+@pytest.mark.parametrize("stores", [memory_stores, log_stores])
+async def test_a_hook_is_called_by_another_worker_if_its_own_was_lost(recorder, stores):
+    """The worker that recorded the dead letter never calls the hook."""
+    clock = ManualClock()
+    make = stores(clock)
+    async with make() as lost, AsyncTaskQueue(make()) as queue:
+        handle = await queue.enqueue(guarded_tasks.fail_with_hooks, "x")
+        (claimed,) = await lost.reserve(1)
+        error = TaskError("no stock", error_type="ShopError")
+        await lost.record([Failed(claimed.id, claimed.token, error, hook=lost.owner)])
+        async with queue.worker():
+            for _ in range(20):
+                clock.advance(1)
+                await a_while(0.001)
+            assert recorder.names() == []
+            clock.advance(queue.storage.settings.lease)
+            while await queue.storage.pending_hook(handle.id) is not None:
+                clock.advance(1)
+                await a_while(0.001)
+
+    assert recorder.names() == ["dead x"]
+    assert recorder.facts["dead"] == (handle.id, ("x",), "no stock")
+
+
+async def test_a_pool_that_stops_leaves_its_hook_to_the_next_one(recorder, memory_queue):
+    handle = await memory_queue.enqueue(guarded_tasks.fail_with_an_endless_hook)
+    first = memory_queue.worker()
+    await first.start()
+    await until(lambda: "hook began" in recorder.names())
+    with pytest.raises(ShutdownTimeout):
+        await first.stop(0.1)
+    assert await memory_queue.storage.pending_hook(handle.id) is not None
+
+    recorder.gate("hook").set()
+    async with memory_queue.worker(lease=1):
+        await until(lambda: "hook ended" in recorder.names())
+        while await memory_queue.storage.pending_hook(handle.id) is not None:
+            await a_while(0.01)
+
+    assert recorder.names() == ["hook began", "hook began", "hook ended"]
+
+
+async def test_a_hook_that_its_function_no_longer_has_is_forgotten(recorder):
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    async with AsyncTaskQueue(storage) as queue:
+        handle = await queue.enqueue(guarded_tasks.add, 1)
+        lost = storage.another()
+        await lost.open()
+        (claimed,) = await lost.reserve(1)
+        await lost.record([Failed(claimed.id, claimed.token, TaskError("no stock"), hook="")])
+        async with queue.worker():
+            while await queue.storage.pending_hook(handle.id) is not None:
+                clock.advance(1)
+                await a_while(0.001)
+
+    assert recorder.names() == []
+
+
+async def test_a_hook_whose_end_could_not_be_recorded_is_recorded_later(recorder):
+    clock = ManualClock()
+    faulty = FaultyStorage(MemoryStorage(clock=clock))
+    async with AsyncTaskQueue(faulty) as queue:
+        handle = await queue.options(max_retries=0).enqueue(guarded_tasks.fail_with_hooks, "x")
+        faulty.fail("dead", times=3)
+        async with queue.worker():
+            while await queue.storage.pending_hook(handle.id) is not None:
+                clock.advance(1)
+                await a_while(0.001)
+
+    assert recorder.names().count("dead x") == 1
+
+
+async def test_a_task_whose_function_has_no_hook_leaves_nothing_to_call(memory_queue):
+    handle = await memory_queue.options(max_retries=0).enqueue(guarded_tasks.fail, "x")
+    await memory_queue.worker().run_until_empty()
+
+    assert await memory_queue.dead.get(handle.id) is not None
+    assert await memory_queue.storage.pending_hooks() == ([], "")
+
+
+async def test_explain_and_the_detail_of_a_task_show_its_pending_hook():
+    async with AsyncTaskQueue(MemoryStorage()) as queue:
+        storage = queue.storage
+        handle = await queue.enqueue(guarded_tasks.fail_with_hooks, "x")
+        (claimed,) = await storage.reserve(1)
+        outcome = Failed(claimed.id, claimed.token, TaskError("no stock"), hook=storage.owner)
+        await storage.record([outcome])
+
+        reasons = (await explain(storage, handle.id)).reasons
+        assert [reason.code for reason in reasons] == ["dead", "hook"]
+        assert f"worker {storage.owner} calls it" in reasons[1].text
+        detail = await task_detail(storage, handle.id)
+        assert detail.pending_hook is not None
+        assert await storage.take_hook(detail.pending_hook)
+        await storage.end_hook(handle.id, claimed.token)
+        assert len((await explain(storage, handle.id)).reasons) == 1

@@ -20,8 +20,9 @@ from omniq import (
     log,
 )
 from omniq.metrics import Metrics
-from omniq.storage import open_storage
+from omniq.storage import BaseStorage, open_storage
 from tests.worker import sample_tasks
+from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, a_while, until
 
 Find = Callable[[str], Any]
@@ -201,7 +202,6 @@ async def test_metrics_of_a_pool_count_its_tasks_and_hold_the_highest_queue(
     metrics = Metrics()
     pool = memory_queue.worker(concurrency=2)
     pool.events.subscribe(metrics.observe)
-    pool.events.subscribe(lambda _: metrics.update_queue_size(pool.stats().queued_tasks))
     for name in ("a", "b", "c", "d", "e"):
         await pool.submit(sample_tasks.hold, name)
     await memory_queue.options(max_retries=0).enqueue(sample_tasks.fail)
@@ -212,9 +212,46 @@ async def test_metrics_of_a_pool_count_its_tasks_and_hold_the_highest_queue(
         await until(lambda: pool.stats().completed_tasks == 5 and pool.stats().failed_tasks == 1)
 
     numbers = metrics.get_metrics()
-    assert (numbers["total_submitted"], numbers["total_completed"]) == (5, 5)
+    assert (numbers["total_submitted"], numbers["total_completed"]) == (6, 5)
     assert numbers["total_failed"] == 1
-    assert numbers["queue_high_water"] == 5
+    assert numbers["queue_high_water"] == pool.stats().queue_high_water == 6
+
+
+async def test_metrics_count_what_a_queue_enqueues_on_the_storage_of_the_pool(
+    storage: BaseStorage, queue: AsyncTaskQueue
+) -> None:
+    metrics = Metrics()
+    pool = AsyncWorkerPool(storage, concurrency=2)
+    pool.events.subscribe(metrics.observe)
+    await queue.enqueue_many(sample_tasks.add, range(20))
+    for number in range(5):
+        await pool.submit(sample_tasks.add, number)
+    await queue.options(unique="one").enqueue(sample_tasks.add, 1)
+    await queue.options(unique="one").enqueue(sample_tasks.add, 1)
+    assert await pool.run_until_empty() == 0
+
+    numbers = metrics.get_metrics()
+    assert (numbers["total_submitted"], numbers["total_completed"]) == (26, 26)
+    assert numbers["queue_high_water"] == 26
+    assert pool.stats().queued_tasks == 0
+
+
+async def test_the_highest_queue_has_what_other_processes_enqueued(
+    store: Store, storage: BaseStorage, recorder: RunRecorder
+) -> None:
+    metrics = Metrics()
+    async with store.another() as other:
+        await AsyncTaskQueue(other).enqueue_many(sample_tasks.hold, ["held"] * 10)
+        pool = AsyncWorkerPool(storage, concurrency=1)
+        pool.events.subscribe(metrics.observe)
+        async with pool:
+            await until(lambda: metrics.get_metrics()["queue_high_water"] == 9)
+            recorder.open_all()
+            recorder.gate("held").set()
+            await until(lambda: pool.stats().completed_tasks == 10)
+
+    assert metrics.get_metrics()["total_submitted"] == 0
+    assert pool.stats().queue_high_water == 9
 
 
 async def test_the_recommended_settings_bound_slots_queue_and_times(recorder: RunRecorder) -> None:

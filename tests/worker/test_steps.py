@@ -24,6 +24,7 @@ from omniq.tasks.functions import FunctionCache
 from omniq.tasks.steps import read_checkpoint
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
+from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.lease_watch import LeaseWatch
@@ -488,13 +489,13 @@ async def test_a_sleeping_task_may_be_cancelled(memory_queue, tmp_path):
 
 
 async def test_orphaned_checkpoints_are_deleted_and_those_of_waiting_tasks_are_not(tmp_path):
-    clock, dispatcher = ManualClock(), Dispatcher()
+    clock, dispatcher, functions = ManualClock(), Dispatcher(), FunctionCache()
     async with MemoryStorage(clock=clock) as storage:
         chores = Maintenance(
             storage,
             dispatcher,
             FleetAlerts(storage, dispatcher, StatsRecorder(dispatcher)),
-            FailureHooks(FunctionCache(), dispatcher),
+            DeadHooks(storage, functions, FailureHooks(functions, dispatcher)),
             LeaseWatch(clock, 30, lambda: False),
             lease=30,
             poll_interval=1,

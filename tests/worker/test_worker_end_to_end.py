@@ -127,7 +127,7 @@ async def test_task_retried_after_worker_crash(store: Store) -> None:
 
 async def test_stop_worker_with_in_flight_tasks(store: Store, recorder: RunRecorder) -> None:
     async with AsyncTaskQueue(store.another()) as caller:
-        worker = a_worker(store.another())
+        worker = a_worker(store.another(), max_concurrency=1)
         worker.start()
         handle = await caller.enqueue(sample_tasks.hold, "held")
         await until(lambda: recorder.inside == 1)

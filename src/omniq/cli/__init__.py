@@ -6,12 +6,12 @@ traceback; `--config FILE`, also anywhere, names the settings file.
 
 The commands, in the order of `app`, which registers them:
 
-- `worker`: `omniq worker`; `worker_exec`: the process that runs it
+- `worker`: `omniq worker`; `worker_exec`: how it is executed
 - `enqueue`: `omniq enqueue`
-- `stats`: `omniq stats`, once or live; `keyboard`: the keys of the live view
+- `stats`: `omniq stats`, once or live
 - `explain`: `omniq explain`
-- `tasks`, `dead`, `schedules`: the command groups of these names
-- `queues`: `omniq queues`, `omniq workers` and `omniq breakers`
+- `tasks`, `dead`, `queues`, `schedules`, `workers`, `breakers`: the command groups of these names
+- `limits`, `events`: `omniq limits`, `omniq events`
 - `purge`: `omniq purge`
 - `dashboard`: `omniq dashboard`
 - `demo`: `omniq demo`; `demo_tasks`: the tasks that it runs
@@ -20,10 +20,13 @@ The commands, in the order of `app`, which registers them:
 
 What they share:
 
+- `command`: makes commands from functions; `help_page`: what `--help` prints; `completion`: what shells offer
 - `queue_session`: opens the storage, runs the command, closes the storage
 - `options`: options that several commands have
 - `parsing`: durations, instants and JSON values as users type them
-- `output`: tables, progress bars, JSON and confirmation questions
+- `output`: what commands print: tables, JSON and confirmation questions
+- `live_view`: views that are refreshed; `keyboard`: the keys of a live view
+- `text`, `tables`, `screen`: styled text, tables at any width, live views and progress bars
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Set by the script of a shell; see `completion`.
+    if (shell := os.environ.get("_OMNIQ_COMPLETE")) is not None:
+        _complete(given, shell)
     debug, given = _take_debug(given)
     console.escape_unencodable_output()
     if arguments is None:
@@ -61,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = getattr(error, "code", code)
         if debug:
             console.write(traceback.format_exc())
+    except BrokenPipeError:
+        # The reader of the output has closed it, as in `omniq tasks list | head`.
+        code = 0
     except KeyboardInterrupt:
         code = _INTERRUPTED
     console.flush()
@@ -68,33 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str], *, is_own_process: bool) -> int:
+    if is_own_process and arguments[:1] == ["worker"] and os.name == "posix":
+        console.end_by_sigterm()
     # Imported here, so that Ctrl-C during the import shows no traceback.
-    from omniq.cli import worker_exec
+    from omniq.cli.app import run
 
-    given = worker_exec.received_command() if is_own_process else None
-    if given is not None:
-        given.run()
-    returned = _run_command(arguments)
-    if isinstance(returned, worker_exec.WorkerCommand):
-        if is_own_process:
-            worker_exec.exec_worker(returned)
-        returned.run()
+    returned = run(arguments)
     return returned if isinstance(returned, int) else 0
 
 
-def _run_command(arguments: list[str]) -> object:
-    """Parse and run the command; return what it returned, or the exit code of a usage error."""
-    from omniq.cli.app import app, usage_message
+def _complete(words: list[str], shell: str) -> NoReturn:
+    """Answer a shell that completes a command line. It shows no errors."""
+    from omniq.cli.completion import print_candidates
 
-    try:
-        return app(arguments, prog_name="omniq", standalone_mode=False)
-    except Exception as error:
-        message = usage_message(error)
-        if message is None:
-            raise
-        if message:
-            console.report_error(message)
-        return console.BAD_USAGE
+    warnings.simplefilter("ignore")
+    print_candidates(words, shell)
+    console.flush()
+    sys.exit(0)
 
 
 def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:

@@ -1,95 +1,98 @@
-"""Registers the commands. A command or a command group is one module and one line here."""
+"""The table of commands. A command or a command group is one module and one line here.
+
+A module is imported when its command is used: the start of `omniq enqueue` does not pay for the others.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+import sys
+from collections.abc import Sequence
 
 from omniq._version import __version__
-from omniq.cli import (
-    dashboard,
-    dead,
-    demo,
-    doctor,
-    enqueue,
-    explain,
-    purge,
-    queues,
-    schedules,
-    schema,
-    stats,
-    tasks,
-    worker,
-)
-
-app = typer.Typer(
-    name="omniq",
-    help="A task queue: run workers, inspect and manage tasks.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _show_version(is_given: bool) -> None:
-    if is_given:
-        typer.echo(f"omniq {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="Settings file, instead of omniq.toml and pyproject.toml of the project; "
-            "default: OMNIQ_CONFIG. Accepted anywhere on the line.",
-            show_default=False,
-        ),
-    ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; accepted anywhere on the line.")
-    ] = False,
-) -> None:
-    """A task queue: run workers, inspect and manage tasks."""
-
+from omniq.cli.command import Group, HelpRequested
 
 # In the order in which a new user needs them.
-app.command("worker")(worker.worker)
-app.command("enqueue", context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
-app.command("stats")(stats.stats)
-app.command("explain")(explain.explain)
-for group in (tasks.app, dead.app, queues.app, schedules.app, queues.workers):
-    app.add_typer(group)
-app.command("breakers")(queues.breakers)
-app.command("purge")(purge.purge)
-app.command("dashboard")(dashboard.dashboard)
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
-app.add_typer(schema.app, no_args_is_help=True)
+_COMMANDS = {
+    "worker": ("omniq.cli.worker:worker", "Run the tasks of these modules until stopped."),
+    "enqueue": (
+        "omniq.cli.enqueue:enqueue",
+        "Enqueue a call of a function and print the task's id.",
+    ),
+    "stats": ("omniq.cli.stats:stats", "Show queues, rates, latencies, workers and failures."),
+    "explain": (
+        "omniq.cli.explain:explain",
+        "Say why a task does not run, which worker runs it, or how it ended.",
+    ),
+    "tasks": ("omniq.cli.tasks:app", "List, show, run, change, cancel, delete and retry tasks."),
+    "dead": (
+        "omniq.cli.dead:app",
+        "List dead letters: tasks that failed for good. Retry or delete them.",
+    ),
+    "queues": ("omniq.cli.queues:app", "List, pause, resume and purge queues."),
+    "schedules": ("omniq.cli.schedules:app", "List, add, pause and trigger schedules."),
+    "workers": (
+        "omniq.cli.workers:app",
+        "List, pause, resume, stop and ping workers; list what they can run.",
+    ),
+    "breakers": (
+        "omniq.cli.breakers:app",
+        "List the circuit breakers that all workers share, and close them.",
+    ),
+    "limits": (
+        "omniq.cli.limits:limits",
+        "List the limits that all workers share, with the tasks that hold them and wait for them.",
+    ),
+    "events": (
+        "omniq.cli.events:events",
+        "Print what happens to tasks, workers, queues and breakers, as it happens.",
+    ),
+    "purge": (
+        "omniq.cli.purge:purge",
+        "Delete finished tasks and their results. Waiting and running tasks are not affected.",
+    ),
+    "dashboard": (
+        "omniq.cli.dashboard:dashboard",
+        "Show the queue in a browser, where operators can also manage it.",
+    ),
+    "demo": (
+        "omniq.cli.demo:demo",
+        "Show omniq at work in less than a minute, without a server; one worker is killed.",
+    ),
+    "doctor": ("omniq.cli.doctor:doctor", "Check the storage and the settings."),
+    "schema": (
+        "omniq.cli.schema:app",
+        "Create and upgrade tables, sign what an older omniq has stored, report a restored storage.",
+    ),
+    "completion": (
+        "omniq.cli.completion:completion",
+        "Print the script that completes commands, options and names in your shell.",
+    ),
+}
+
+app = Group("omniq", "A task queue: run workers, inspect and manage tasks.", _COMMANDS)
+
+_OPTIONS = (
+    (
+        "    --config FILE",
+        "Settings file, instead of omniq.toml and pyproject.toml of the project; "
+        "default: OMNIQ_CONFIG. Accepted anywhere on the line.",
+    ),
+    ("    --debug", "Show tracebacks; accepted anywhere on the line."),
+    ("    --version", "Print the version and exit."),
+)
+"""Options of all commands; `main` has read --config and --debug before."""
 
 
-def usage_message(error: Exception) -> str | None:
-    """The usage error in one line; None for any other error.
+def run(arguments: Sequence[str]) -> object:
+    """Run the command that the arguments name; returns what it returns."""
+    if arguments[:1] == ["--version"]:
+        sys.stdout.write(f"omniq {__version__}\n")
+        return 0
+    try:
+        return app.run(arguments, "omniq")
+    except HelpRequested as asked:
+        # Not needed by any command, nor by a worker, which runs for months.
+        from omniq.cli.help_page import print_help
 
-    Empty when only the help was requested, and has been shown.
-    """
-    # Tested by its method, not by its class: some versions of typer contain a copy of click.
-    describe = getattr(error, "format_message", None)
-    if describe is None:
-        return None
-    if not (message := str(describe()).rstrip(".")):
-        return ""
-    context = getattr(error, "ctx", None)
-    command = "omniq" if context is None else context.command_path
-    return f"{message}; see {command} --help"
+        print_help(asked.command, asked.path, _OPTIONS if asked.command is app else ())
+        return asked.code

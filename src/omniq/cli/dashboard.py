@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from omniq.cli import output
+from omniq.cli.command import Option
 from omniq.cli.options import Url
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.log import LogConfig
@@ -19,27 +18,23 @@ def dashboard(
     url: Url = None,
     host: Annotated[
         str,
-        typer.Option(
+        Option(
             "--host",
             help="Address to listen on; one that other machines can reach requires credentials.",
         ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(
-            "--port", "-p", min=0, max=65535, help="Port to listen on; 0 picks a free port."
-        ),
+        Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 picks a free port."),
     ] = 8484,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Allow no changes.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Allow no changes.")] = False,
     names: Annotated[
         list[str] | None,
-        typer.Option(
-            "--name", metavar="HOST", help="A host name that browsers may use; repeatable."
-        ),
+        Option("--name", metavar="HOST", help="A host name that browsers may use; repeatable."),
     ] = None,
     proxies: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--trusted-proxy",
             metavar="ADDRESS",
             help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "
@@ -47,7 +42,7 @@ def dashboard(
         ),
     ] = None,
     https: Annotated[
-        bool, typer.Option("--https", help="Browsers use TLS: a proxy in front terminates it.")
+        bool, Option("--https", help="Browsers use TLS: a proxy in front terminates it.")
     ] = False,
 ) -> None:
     """Show the queue in a browser, where operators can also manage it.

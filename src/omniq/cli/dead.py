@@ -9,10 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypedDict
 
-import typer
-
 from omniq.cli import output
-from omniq.cli.groups import list_group
+from omniq.cli.command import Argument, Group, Option
 from omniq.cli.options import Json, Limit, Url, Yes
 from omniq.cli.parsing import count_of, letter_line, parse_duration, parse_json_value, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
@@ -25,52 +23,57 @@ from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.worker.process import console
 
-app = list_group("dead", "List dead letters: tasks that failed for good. Retry or delete them.")
+app = Group("dead", "List dead letters: tasks that failed for good. Retry or delete them.")
 
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters, or their beginnings.")
+    list[str] | None,
+    Argument(metavar="ID", help="Ids of dead letters, or their beginnings.", complete="dead"),
 ]
-Every = Annotated[
-    bool, typer.Option("--all", help="All dead letters, or those that match the filters.")
-]
+Every = Annotated[bool, Option("--all", help="All dead letters, or those that match the filters.")]
 Function = Annotated[
-    str | None, typer.Option("--type", "-t", help="Only of this function: module.function.")
+    str | None,
+    Option("--func", "-f", help="Only of this function: module.function.", complete="function"),
+]
+Type = Annotated[
+    str | None,
+    Option(
+        "--type",
+        "-t",
+        help="Only with this task type. Without one, a task has the path of its function.",
+    ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        "--since", metavar="SPAN", help="Only those that failed within this time, such as 1h."
-    ),
+    Option("--since", metavar="SPAN", help="Only those that failed within this time, such as 1h."),
 ]
 Until = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--until", metavar="SPAN", help="Only those that failed longer ago than this, such as 7d."
     ),
 ]
-Reason = Annotated[
-    str | None, typer.Option("--reason", "-r", help="Only with this failure reason.")
-]
+Reason = Annotated[str | None, Option("--reason", "-r", help="Only with this failure reason.")]
 
 
 @app.command("list")
 def list_(
     url: Url = None,
     func_path: Function = None,
+    task_type: Type = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 50,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="ID", help="Continue after this id, in id order."),
+        Option("--after", metavar="ID", help="Continue after this id, in id order."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the newest dead letters, latest failure first; with `--after`, in order of id."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = _filters(task_queue, func_path, reason, since, until)
+        chosen = _filters(task_queue, func_path, task_type, reason, since, until)
         if after is None:
             found = await newest_dead(task_queue.storage, limit, **chosen)
         else:
@@ -95,8 +98,8 @@ def list_(
             )
             for letter in found
         ]
-        columns = ("id", "function", "failed", "error", "reason", ">runs", "queue")
-        output.print_rich(output.Listing(columns, rows, has_task_ids=True))
+        columns = ("id", "function", "failed", "error", "reason", ">attempts", "queue")
+        output.show(output.Listing(columns, rows, has_task_ids=True))
 
     with_queue(url, work)
 
@@ -104,7 +107,8 @@ def list_(
 @app.command()
 def show(
     task_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the dead letter, or its beginning.")
+        str,
+        Argument(metavar="ID", help="Id of the dead letter, or its beginning.", complete="dead"),
     ],
     url: Url = None,
     as_json: Json = False,
@@ -119,7 +123,7 @@ def show(
         if as_json:
             output.print_json(detail)
         else:
-            output.print_rich(*task_page(detail, task_queue.storage.clock.now()))
+            output.show(*task_page(detail, task_queue.storage.clock.now()))
 
     with_queue(url, work)
 
@@ -130,25 +134,24 @@ def retry(
     url: Url = None,
     every: Every = False,
     func_path: Function = None,
+    task_type: Type = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="Run completed steps again.")
-    ] = False,
+    from_start: Annotated[bool, Option("--from-start", help="Run completed steps again.")] = False,
     args: Annotated[
         str | None,
-        typer.Option("--args", metavar="JSON", help="New arguments, as a list: '[1, 2]'."),
+        Option("--args", metavar="JSON", help="New arguments, as a list: '[1, 2]'."),
     ] = None,
     kwargs: Annotated[
         str | None,
-        typer.Option("--kwargs", metavar="JSON", help="""New keyword arguments: '{"a": 1}'."""),
+        Option("--kwargs", metavar="JSON", help="""New keyword arguments: '{"a": 1}'."""),
     ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Run dead letters again under their ids; a task with durable steps resumes after the completed ones."""
-    check_choice(ids, every, any((func_path, reason, since, until)))
+    check_choice(ids, every, any((func_path, task_type, reason, since, until)))
     if (args is not None or kwargs is not None) and (every or len(ids or ()) != 1):
         raise CommandFailed("--args and --kwargs need exactly one id", console.BAD_USAGE)
     other_args, other_kwargs = (
@@ -166,7 +169,7 @@ def retry(
             output.print_report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
             return
         chosen = chosen or await bulk_actions.dead_ids(
-            task_queue.storage, **_filters(task_queue, func_path, reason, since, until)
+            task_queue.storage, **_filters(task_queue, func_path, task_type, reason, since, until)
         )
         if every:
             output.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
@@ -178,7 +181,8 @@ def retry(
 @app.command()
 def delete(
     ids: Annotated[
-        list[str], typer.Argument(metavar="ID", help="Ids of dead letters, or their beginnings.")
+        list[str],
+        Argument(metavar="ID", help="Ids of dead letters, or their beginnings.", complete="dead"),
     ],
     url: Url = None,
     yes: Yes = False,
@@ -202,7 +206,7 @@ def delete(
 def purge(
     older_than: Annotated[
         str,
-        typer.Option(
+        Option(
             "--older-than",
             metavar="SPAN",
             help="Only those that failed longer ago than this, such as 12h or 30d.",
@@ -230,10 +234,11 @@ def purge(
 @app.command()
 def export(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The file to write; stdout if not given.")
+        Path | None, Argument(metavar="FILE", help="The file to write; stdout if not given.")
     ] = None,
     url: Url = None,
     func_path: Function = None,
+    task_type: Type = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
@@ -241,7 +246,7 @@ def export(
     """Export dead letters as JSON lines, each with its call, failed runs and tracebacks."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = _filters(task_queue, func_path, reason, since, until)
+        chosen = _filters(task_queue, func_path, task_type, reason, since, until)
         total, count = len(await bulk_actions.dead_ids(task_queue.storage, **chosen)), 0
         with output.progress_bar("exporting") as progress, _destination(file) as stream:
             async for record in task_queue.dead.export(**chosen):
@@ -267,6 +272,7 @@ def _destination(file: Path | None) -> Iterator[TextIO]:
 
 class _Filters(TypedDict):
     func_path: str | None
+    task_type: str | None
     reason: str | None
     since: datetime | None
     until: datetime | None
@@ -275,6 +281,7 @@ class _Filters(TypedDict):
 def _filters(
     task_queue: AsyncTaskQueue,
     func_path: str | None,
+    task_type: str | None,
     reason: str | None,
     since: str | None,
     until: str | None,
@@ -284,7 +291,13 @@ def _filters(
         None if seconds is None else now - timedelta(seconds=seconds)
         for seconds in (parse_duration("--since", since), parse_duration("--until", until))
     )
-    return {"func_path": func_path, "reason": reason, "since": first, "until": last}
+    return {
+        "func_path": func_path,
+        "task_type": task_type,
+        "reason": reason,
+        "since": first,
+        "until": last,
+    }
 
 
 def _container(name: str, text: str | None, kind: type[Any]) -> Any:

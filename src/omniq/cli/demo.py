@@ -12,20 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
-import typer
 
 from omniq.cli import demo_tasks, output
+from omniq.cli.command import Option
 from omniq.cli.queue_session import CommandFailed
+from omniq.cli.screen import region
 from omniq.clock import SYSTEM_CLOCK
 from omniq.models import TaskResult, TaskStatus, WorkerInfo
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.tasks.functions import path_of
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _WORKERS = 3
 _LEASE = 1.5
@@ -49,7 +47,7 @@ _Workers = dict[int, subprocess.Popen[bytes]]
 def demo(
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="FOLDER", help="Keep the storage in this new folder."),
+        Option("--keep", metavar="FOLDER", help="Keep the storage in this new folder."),
     ] = None,
 ) -> None:
     """Show omniq at work in less than a minute, without a server; one worker is killed.
@@ -148,13 +146,11 @@ class _Demo:
             _end(workers.values())
 
     async def _watch(self, queue: AsyncTaskQueue, ids: set[str], workers: _Workers) -> None:
-        from rich.live import Live
-
         deadline = SYSTEM_CLOCK.monotonic() + _TIMEOUT
-        with Live(console=output.terminal(), refresh_per_second=10) as live:
+        with region() as view:
             while SYSTEM_CLOCK.monotonic() < deadline:
                 snapshot = await self._take_snapshot(queue, ids)
-                live.update(_render(snapshot))
+                view.update([_render(snapshot)])
                 if not snapshot.left:
                     return
                 if not self._killed:
@@ -220,7 +216,7 @@ class _Demo:
             ">lost",
             "how it runs",
         )
-        output.print_rich("", output.Listing(columns, rows))
+        output.show("", output.Listing(columns, rows))
         steps = Counter(fields[1] for fields in self._lines() if fields[0] == _DOCUMENT)
         counted = ", ".join(f"{step} ×{steps[step]}" for step in demo_tasks.STEPS)
         output.print_line("")
@@ -252,15 +248,18 @@ def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
             worker.wait()
 
 
-def _render(snapshot: _Snapshot) -> RenderableType:
-    from rich.text import Text
-
+def _render(snapshot: _Snapshot) -> output.Renderable:
     done = snapshot.total - snapshot.left
     full = done * _BAR // snapshot.total
-    count = Text.assemble(("█" * full, "green"), "░" * (_BAR - full), f" {done}/{snapshot.total}")
-    states = Text("   ").join(
-        Text.assemble(output.status_text(status), f" {snapshot.by_status[status]}")
-        for status in TaskStatus
+    count = output.Text.of(
+        output.Text("█" * full, "green"), f"{'░' * (_BAR - full)} {done}/{snapshot.total}"
+    )
+    states = output.Text.join(
+        "   ",
+        [
+            output.Text.of(output.status_text(status), f" {snapshot.by_status[status]}")
+            for status in TaskStatus
+        ],
     )
     held = "   ".join(f"{worker.pid} holds {len(worker.running)}" for worker in snapshot.workers)
     return output.key_values(

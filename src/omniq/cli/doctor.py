@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import statistics
+import sys
+from contextlib import suppress
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import msgspec
-import typer
 
+from omniq._version import __version__
+from omniq.cli import output
+from omniq.cli.command import Option
 from omniq.cli.options import Url
-from omniq.escaping import visible
 from omniq.masking import mask_url
 from omniq.models import Task
 from omniq.operations.doctor import Finding, check_storage
@@ -36,7 +41,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 def doctor(
     url: Url = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Check the storage and the settings.
 
@@ -46,7 +51,9 @@ def doctor(
     settings = Settings.load(url=url)
     diagnosis = asyncio.run(_examine(settings))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode())
+        sys.stdout.write(
+            f"{msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode()}\n"
+        )
     else:
         _show(diagnosis)
     return 0 if diagnosis.healthy else console.FAILURE
@@ -54,7 +61,7 @@ def doctor(
 
 async def _examine(settings: Settings) -> Diagnosis:
     async with open_storage(settings=settings) as storage:
-        findings = await check_storage(storage)
+        findings = [_versions(), *await check_storage(storage)]
         findings.append(_protection(storage))
         findings.append(await _round_trip(storage))
         shown, sources = storage.settings.shown(), storage.settings.sources
@@ -66,6 +73,16 @@ async def _examine(settings: Settings) -> Diagnosis:
             {"name": name, "value": value, "source": sources[name]} for name, value in shown.items()
         ],
     )
+
+
+def _versions() -> Finding:
+    """The versions that a report of a problem should name."""
+    names = ("msgspec", "loguru", "cronsim", "asyncpg", "hiredis")
+    found = [f"omniq {__version__}", f"Python {platform.python_version()}"]
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return Finding("versions", ", ".join([*found, platform.platform(terse=True)]))
 
 
 def _protection(storage: BaseStorage) -> Finding:
@@ -99,13 +116,13 @@ async def _round_trip(storage: BaseStorage) -> Finding:
 
 
 def _show(diagnosis: Diagnosis) -> None:
-    typer.echo(visible(diagnosis.url))
+    output.print_line(diagnosis.url)
     width = max(len(finding.name) for finding in diagnosis.findings)
     for finding in diagnosis.findings:
         mark, _, remark = finding.verdict.partition(": ")
         line = f"  {mark:<4}  {finding.name:<{width}}  {finding.value}"
-        typer.echo(visible(f"{line} ({remark})" if remark else line))
-    typer.echo("settings")
+        output.print_line(f"{line} ({remark})" if remark else line)
+    output.print_line("settings")
     for setting in diagnosis.settings:
         line = f"  {setting['name']:<20}  {setting['value']}  ({setting['source']})"
-        typer.echo(visible(line))
+        output.print_line(line)

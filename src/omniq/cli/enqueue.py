@@ -5,75 +5,88 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
-
 from omniq.cli import output
+from omniq.cli.command import Argument, Option
 from omniq.cli.options import Json, Url
-from omniq.cli.parsing import parse_duration, parse_instant, parse_json_value, parse_pairs
+from omniq.cli.parsing import (
+    parse_duration,
+    parse_instant,
+    parse_json_value,
+    parse_pairs,
+    parse_retry,
+)
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask
+from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask, SettingsError
 from omniq.models import TaskResult, TaskStatus, check_func_path
 from omniq.operations.formatting import as_argument
 from omniq.queue.async_queue import AsyncTaskQueue, EnqueueOptions
 from omniq.scheduling.schedules import check_call
+from omniq.settings import Settings
+from omniq.tasks.function_lookup import MARKED
 from omniq.tasks.functions import resolve, why_not_elsewhere
 from omniq.tasks.options import option_help
 from omniq.tasks.passed_functions import PASSED
 from omniq.worker.import_path import use_current_folder
+from omniq.worker.process.module_import import import_with_tasks
 
 
 def enqueue(
-    func: Annotated[
-        str, typer.Argument(metavar="FUNC", help="Path of the function: module.function.")
-    ],
+    func: Annotated[str, Argument(metavar="FUNC", help="Path of the function: module.function.")],
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS", help="""Its arguments as JSON: 1 true '"text"'."""),
+        Argument(metavar="ARGS", help="""Its arguments as JSON: 1 true '"text"'."""),
     ] = None,
     kwargs: Annotated[
         list[str] | None,
-        typer.Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
+        Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
     ] = None,
     url: Url = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help=option_help("queue"))] = None,
+    queue: Annotated[
+        str | None, Option("--queue", "-q", help=option_help("queue"), complete="queue")
+    ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", "-p", help=option_help("priority"))
+        int | None, Option("--priority", "-p", help=option_help("priority"))
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="SPAN", help=option_help("delay"))
+        str | None, Option("--delay", metavar="SPAN", help=option_help("delay"))
     ] = None,
-    eta: Annotated[
-        str | None, typer.Option("--eta", metavar="WHEN", help=option_help("eta"))
-    ] = None,
+    eta: Annotated[str | None, Option("--eta", metavar="WHEN", help=option_help("eta"))] = None,
     interval: Annotated[
-        str | None, typer.Option("--interval", metavar="SPAN", help=option_help("interval"))
+        str | None, Option("--interval", metavar="SPAN", help=option_help("interval"))
     ] = None,
-    cron: Annotated[
-        str | None, typer.Option("--cron", metavar="EXPR", help=option_help("cron"))
-    ] = None,
-    tz: Annotated[str | None, typer.Option("--tz", help=option_help("tz"))] = None,
+    cron: Annotated[str | None, Option("--cron", metavar="EXPR", help=option_help("cron"))] = None,
+    tz: Annotated[str | None, Option("--tz", help=option_help("tz"))] = None,
+    reschedule_on_failure: Annotated[
+        bool, Option("--reschedule-on-failure", help=option_help("reschedule_on_failure"))
+    ] = False,
     max_retries: Annotated[
-        int | None, typer.Option("--max-retries", help=option_help("max_retries"))
+        int | None, Option("--max-retries", help=option_help("max_retries"))
+    ] = None,
+    retry: Annotated[
+        str | None, Option("--retry", metavar="SPANS", help=option_help("retry"))
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SPAN", help=option_help("timeout"))
+        str | None, Option("--timeout", metavar="SPAN", help=option_help("timeout"))
     ] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="SPAN", help=option_help("expires"))
+        str | None, Option("--expires", metavar="SPAN", help=option_help("expires"))
     ] = None,
     unique: Annotated[
-        str | None, typer.Option("--unique", metavar="KEY", help=option_help("unique"))
+        str | None, Option("--unique", metavar="KEY", help=option_help("unique"))
     ] = None,
-    task_id: Annotated[str | None, typer.Option("--id", help=option_help("task_id"))] = None,
+    task_id: Annotated[str | None, Option("--id", help=option_help("task_id"))] = None,
+    task_type: Annotated[
+        str | None, Option("--task-type", metavar="TYPE", help=option_help("task_type"))
+    ] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--metadata", "-m", metavar="NAME=JSON", help=option_help("metadata") + " Repeatable."
         ),
     ] = None,
     wait: Annotated[
         str | None,
-        typer.Option("--wait", metavar="SPAN", help="Wait this long for the result, and print it."),
+        Option("--wait", metavar="SPAN", help="Wait this long for the result, and print it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -92,13 +105,19 @@ def enqueue(
         "interval": parse_duration("--interval", interval),
         "cron": cron,
         "tz": tz,
+        "reschedule_on_failure": reschedule_on_failure or None,
         "max_retries": max_retries,
-        "timeout": parse_duration("--timeout", timeout),
+        "retry": parse_retry("--retry", retry),
         "expires": parse_duration("--expires", expires),
         "unique": unique,
         "task_id": task_id,
+        "task_type": task_type,
         "metadata": parse_pairs("--metadata", metadata or ()) or None,
     }
+    if timeout is not None:
+        # A timeout that is not given is the default, and not the same as none.
+        is_none = timeout.strip().lower() == "none"
+        options["timeout"] = None if is_none else parse_duration("--timeout", timeout)
     wait_seconds = parse_duration("--wait", wait)
     function = function_at(func)
     check_call(function, values, named)
@@ -130,9 +149,11 @@ def function_at(path: str) -> Callable[..., Any] | str:
             output.print_note(warning)
             PASSED.add(path)
         return function
-    except ForbiddenFunction as error:
-        raise InvalidTask(str(error)) from error
     except FunctionNotFound as error:
+        if (named := _named_function(path)) is not None:
+            return named
+        if isinstance(error, ForbiddenFunction):
+            raise InvalidTask(str(error)) from error
         if isinstance(error.__cause__, AttributeError) and str(error).endswith(
             str(error.__cause__)
         ):
@@ -141,6 +162,22 @@ def function_at(path: str) -> Callable[..., Any] | str:
         why = "its module is not here" if error.elsewhere else str(error)
         output.print_note(f"{path}: {why}; enqueued unchecked, without the options of its @task")
         return path
+
+
+def _named_function(name: str) -> Callable[..., Any] | None:
+    """The function of that name in the modules that the settings name, for a name of `@task(name=…)`."""
+    settings = Settings.load()
+    if not settings.modules:
+        return None
+    use_current_folder(settings.modules, settings.modules_folder())
+    for module in settings.modules:
+        try:
+            import_with_tasks(module)
+        except SettingsError as error:
+            # The function may be in another module, and this machine need not have any.
+            output.print_note(str(error))
+    paths = MARKED.paths_of(name)
+    return resolve(paths[0]) if paths else None
 
 
 def show_result(
@@ -154,7 +191,7 @@ def show_result(
     if as_json:
         output.print_json(result)
     elif result.status is TaskStatus.SUCCESS:
-        output.print_rich(output.value_text(result.result))
+        output.show(output.value_text(result.result))
     if result.status is not TaskStatus.SUCCESS:
         error = result.error
         why = result.reason or "" if error is None else f"{error.error_type}: {error.message}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import Annotated
 
 from omniq.cli import output
+from omniq.cli.command import Argument
 from omniq.cli.options import Json, Url
 from omniq.cli.parsing import format_instant, relative_time
 from omniq.cli.queue_session import with_queue
@@ -16,12 +15,12 @@ from omniq.operations.explain import explain as explain_task
 from omniq.operations.find_tasks import full_id
 from omniq.queue.async_queue import AsyncTaskQueue
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 def explain(
-    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The id of the task.")],
+    task_id: Annotated[
+        str,
+        Argument(metavar="TASK_ID", help="The id of the task, or its beginning.", complete="task"),
+    ],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -33,15 +32,17 @@ def explain(
         if as_json:
             output.print_json(explanation)
         else:
-            output.print_rich(*_page(explanation, task_queue.storage.clock.now()))
+            output.show(*_page(explanation, task_queue.storage.clock.now()))
 
     with_queue(url, work)
 
 
-def _page(explanation: Explanation, now: datetime) -> list[RenderableType]:
-    head = output.text(f"{explanation.task_id} {explanation.func_path} ", "bold")
-    head.append_text(output.status_text(explanation.status))
-    page: list[RenderableType] = [head]
+def _page(explanation: Explanation, now: datetime) -> list[output.Renderable]:
+    head = output.Text.of(
+        output.text(f"{explanation.task_id} {explanation.func_path} ", "bold"),
+        output.status_text(explanation.status),
+    )
+    page: list[output.Renderable] = [head]
     for number, reason in enumerate(explanation.reasons, start=1):
         page.append(output.line(f"  {number}. {reason.text}{_when(reason, now)}"))
         if reason.hint:

@@ -17,6 +17,7 @@ from omniq.operations.formatting import (
     letter_line,
     relative_time,
 )
+from omniq.retry import Backoff, policy_from_text
 
 __all__ = [
     "count_of",
@@ -27,6 +28,7 @@ __all__ = [
     "parse_instant",
     "parse_json_value",
     "parse_pairs",
+    "parse_retry",
     "relative_time",
 ]
 
@@ -47,6 +49,23 @@ def parse_duration(name: str, text: str | None) -> float | None:
             f"{name} {text}: expected seconds, or a duration such as 30s, 5m, 2h, 7d"
         )
     return float(found[1]) * UNIT_SECONDS[found[2] or "s"]
+
+
+def parse_retry(name: str, text: str | None) -> Backoff | tuple[float, ...] | None:
+    """Parse the delays before retries, or a backoff.
+
+    >>> parse_retry("--retry", "10s,1m"), parse_retry("--retry", "linear(step=5s)")
+    ((10.0, 60.0), LinearBackoff(step=5.0, cap=None))
+    """
+    if text is None:
+        return None
+    try:
+        return policy_from_text(text)
+    except ValueError:
+        raise InvalidValue(
+            f"{name} {text}: expected delays such as 10s,30s,1m, or a backoff such as "
+            "'linear(step=5s)' or 'exponential(base=1s, cap=10m)'"
+        ) from None
 
 
 def parse_instant(name: str, text: str | None) -> datetime | None:

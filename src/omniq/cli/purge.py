@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-import typer
-
 from omniq.cli import output
+from omniq.cli.command import Option
 from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import count_of, parse_duration
 from omniq.cli.queue_session import with_queue
@@ -18,14 +17,14 @@ from omniq.queue.async_queue import AsyncTaskQueue
 def purge(
     older_than: Annotated[
         str,
-        typer.Option(
+        Option(
             "--older-than",
             metavar="SPAN",
             help="Only tasks that ended longer ago than this, such as 12h or 7d; 0 for all.",
         ),
     ],
     url: Url = None,
-    dead: Annotated[bool, typer.Option("--dead", help="Purge dead letters too.")] = False,
+    dead: Annotated[bool, Option("--dead", help="Purge dead letters too.")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import typer
-
 from omniq.errors import OmniqError, SettingsError
 from omniq.masking import mask_url
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -42,11 +40,7 @@ def with_queue(
         async with AsyncTaskQueue(chosen, settings=settings) as queue:
             return await work(queue)
 
-    try:
-        return asyncio.run(session())
-    except BrokenPipeError:
-        # The reader of the output has closed it, as in `omniq tasks list | head`.
-        raise typer.Exit(0) from None
+    return asyncio.run(session())
 
 
 def check_exists(url: str, creates: bool = False) -> None:

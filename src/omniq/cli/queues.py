@@ -1,25 +1,22 @@
-"""`omniq queues`, `omniq workers` and `omniq breakers`."""
+"""`omniq queues`: list, pause, resume and purge queues."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from omniq.cli import output
-from omniq.cli.groups import list_group
-from omniq.cli.options import Json, Url
-from omniq.cli.parsing import relative_time
-from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.models import WorkerInfo
-from omniq.operations.health import breakers_of, live_workers
+from omniq.cli.command import Argument, Group
+from omniq.cli.options import Json, Url, Yes
+from omniq.cli.parsing import count_of
+from omniq.cli.queue_session import with_queue
+from omniq.models import TaskStatus
+from omniq.operations import bulk_actions
 from omniq.operations.overview import queue_summaries
 from omniq.queue.async_queue import AsyncTaskQueue
-from omniq.worker.process import console
 
-app = list_group("queues", "List, pause and resume queues.")
+app = Group("queues", "List, pause, resume and purge queues.")
 
-Names = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Names of queues.")]
+Names = Annotated[list[str], Argument(metavar="QUEUE", help="Names of queues.", complete="queue")]
 
 
 @app.command("list")
@@ -42,7 +39,7 @@ def list_(url: Url = None, as_json: Json = False) -> None:
                 )
                 for line in lines
             ]
-            output.print_rich(
+            output.show(
                 output.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
             )
         else:
@@ -52,133 +49,57 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def pause(names: Names, url: Url = None) -> None:
+def pause(names: Names, url: Url = None, as_json: Json = False) -> None:
     """Pause queues: workers claim no tasks from them. Running tasks continue, and tasks can be enqueued."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         known = {line.name for line in await queue_summaries(task_queue.storage)}
         for name in names:
-            await task_queue.storage.pause_queue(name)
-            output.print_line(f"paused: {name}")
-            if name not in known:
+            await task_queue.queues.pause(name)
+            output.print_pause("queue", name, is_paused=True, as_json=as_json)
+            if name not in known and not as_json:
                 output.print_note(f"{name}: no task and no worker names this queue now")
 
     with_queue(url, work, creates=True)
 
 
 @app.command()
-def resume(names: Names, url: Url = None) -> None:
+def resume(names: Names, url: Url = None, as_json: Json = False) -> None:
     """Resume queues: workers claim tasks from them again."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        paused = await task_queue.storage.paused_queues()
+        paused = await task_queue.queues.paused()
         for name in names:
-            await task_queue.storage.resume_queue(name)
-            output.print_line(f"resumed: {name}")
-            if name not in paused:
+            await task_queue.queues.resume(name)
+            output.print_pause("queue", name, is_paused=False, as_json=as_json)
+            if name not in paused and not as_json:
                 output.print_note(f"{name}: this queue was not paused")
 
     with_queue(url, work, creates=True)
 
 
-workers = list_group("workers", "List, pause and resume workers.")
-
-Workers = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of workers.")]
-
-
-@workers.command("list")
-def list_workers(url: Url = None, as_json: Json = False) -> None:
-    """List the live workers and how many tasks each runs."""
+@app.command()
+def purge(
+    names: Names,
+    url: Url = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Cancel all waiting tasks of queues. Running tasks continue, and tasks can be enqueued meanwhile."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        found = await live_workers(task_queue.storage)
-        if as_json:
-            for worker in found:
-                output.print_json(worker)
-            return
-        if not found:
-            output.print_note("no worker is alive; start one: omniq worker MODULE")
-            return
-        now = task_queue.storage.clock.now()
-        rows = [
-            (
-                worker.id,
-                f"{len(worker.running)}/{worker.concurrency or '?'}",
-                _state(worker),
-                f"{worker.host}:{worker.pid}",
-                ", ".join(worker.queues) or "all",
-                str(worker.runnable or "all"),
-                relative_time(worker.last_heartbeat, now),
-                relative_time(worker.started_at, now),
-            )
-            for worker in found
+        storage = task_queue.storage
+        waiting = [
+            task.id
+            for name in names
+            for status in (TaskStatus.PENDING, TaskStatus.RETRYING)
+            async for task in bulk_actions.all_tasks(storage, status=status, queue=name)
         ]
-        columns = ("worker", ">busy", "state", "process", "queues", "runs", "heartbeat", "started")
-        output.print_rich(output.Listing(columns, rows))
-
-    with_queue(url, work)
-
-
-def _state(worker: WorkerInfo) -> output.Cell:
-    if worker.stalled:
-        return output.text("stalled", "red")
-    return output.text("paused", "yellow") if worker.paused else output.text("alive", "green")
-
-
-@workers.command("pause")
-def pause_workers(ids: Workers, url: Url = None) -> None:
-    """Pause workers: they claim no more tasks; running tasks continue. A restarted worker is not paused."""
-
-    async def work(task_queue: AsyncTaskQueue) -> None:
-        for worker_id in ids:
-            _check_alive(worker_id, await task_queue.storage.pause_worker(worker_id))
-            output.print_line(f"paused: {worker_id}")
-
-    with_queue(url, work)
-
-
-@workers.command("resume")
-def resume_workers(ids: Workers, url: Url = None) -> None:
-    """Resume workers: they claim tasks again."""
-
-    async def work(task_queue: AsyncTaskQueue) -> None:
-        for worker_id in ids:
-            _check_alive(worker_id, await task_queue.storage.resume_worker(worker_id))
-            output.print_line(f"resumed: {worker_id}")
-
-    with_queue(url, work)
-
-
-def _check_alive(worker_id: str, is_alive: bool) -> None:
-    if not is_alive:
-        raise CommandFailed(f"worker {worker_id}: none with that id is alive", console.NOT_FOUND)
-
-
-def breakers(url: Url = None, as_json: Json = False) -> None:
-    """List the circuit breakers that all workers share, each with its state, since when, and why."""
-
-    async def work(task_queue: AsyncTaskQueue) -> None:
-        found = await breakers_of(task_queue.storage)
-        if as_json:
-            for breaker in found:
-                output.print_json(breaker)
-            return
-        if not found:
-            output.print_note("no breaker has been used yet")
-            return
-        now = task_queue.storage.clock.now()
-        rows = [
-            (
-                breaker.name,
-                output.text(breaker.state, "green" if breaker.state == "closed" else "red"),
-                breaker.failures,
-                relative_time(breaker.opened_at, now),
-                breaker.reason,
-                breaker.probe or "",
-            )
-            for breaker in found
-        ]
-        columns = ("breaker", "state", ">failures", "opened", "because of", "probed by")
-        output.print_rich(output.Listing(columns, rows))
+        output.confirm(
+            f"Cancel {count_of(len(waiting), 'waiting task')} of {', '.join(names)}?", yes
+        )
+        with output.progress_bar("cancelling") as progress:
+            done = await bulk_actions.cancel_tasks(storage, waiting, on_progress=progress)
+        output.print_report(done, "cancelled", as_json)
 
     with_queue(url, work)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
 from omniq.cli import output
+from omniq.cli.command import Argument, Group, Option
 from omniq.cli.enqueue import function_at
-from omniq.cli.groups import list_group
 from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import (
     count_of,
@@ -31,9 +29,9 @@ from omniq.worker.process import console
 if TYPE_CHECKING:
     from datetime import datetime
 
-app = list_group("schedules", "List, add, pause and trigger schedules.")
+app = Group("schedules", "List, add, pause and trigger schedules.")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule.")]
+Id = Annotated[str, Argument(metavar="ID", help="Id of the schedule.", complete="schedule")]
 
 
 @app.command("list")
@@ -49,7 +47,7 @@ def list_(url: Url = None, as_json: Json = False) -> None:
         elif found or older:
             now = task_queue.storage.clock.now()
             rows = [_row(each, now) for each in found] + [_older_row(each) for each in older]
-            output.print_rich(output.Listing(_COLUMNS, rows))
+            output.show(output.Listing(_COLUMNS, rows))
         else:
             output.print_note("no schedules")
         if older:
@@ -98,7 +96,7 @@ def show(
     schedule_id: Id,
     url: Url = None,
     count: Annotated[
-        int, typer.Option("--next", "-n", min=0, max=1000, help="Number of next times to show.")
+        int, Option("--next", "-n", min=0, max=1000, help="Number of next times to show.")
     ] = 5,
     as_json: Json = False,
 ) -> None:
@@ -119,7 +117,7 @@ def show(
             ("keywords", output.value_text(task.kwargs) if task.kwargs else ""),
             ("queue", task.queue),
             ("state", "paused" if schedule.paused else ""),
-            ("from code", "yes" if schedule.declared else ""),
+            ("from code", (schedule.module or "yes") if schedule.declared else ""),
             ("missed", schedule.missed),
             ("overlap", schedule.overlap),
             ("jitter", f"{schedule.jitter:g} s" if schedule.jitter else ""),
@@ -129,57 +127,51 @@ def show(
         ]
         now = task_queue.storage.clock.now()
         times = [("next", f"{format_instant(at)} ({relative_time(at, now)})") for at in upcoming]
-        output.print_rich(output.key_values([*pairs, *times]))
+        output.show(output.key_values([*pairs, *times]))
 
     with_queue(url, work)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command()
 def add(
-    schedule_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the schedule.")],
-    func: Annotated[
-        str, typer.Argument(metavar="FUNC", help="Path of the function: module.function.")
-    ],
+    schedule_id: Annotated[str, Argument(metavar="ID", help="Id of the schedule.")],
+    func: Annotated[str, Argument(metavar="FUNC", help="Path of the function: module.function.")],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments as JSON.")
+        list[str] | None, Argument(metavar="ARGS", help="Its arguments as JSON.")
     ] = None,
     kwargs: Annotated[
         list[str] | None,
-        typer.Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
+        Option("--kwargs", "-k", metavar="NAME=JSON", help="A keyword argument; repeatable."),
     ] = None,
     url: Url = None,
-    cron: Annotated[
-        str | None, typer.Option("--cron", metavar="EXPR", help=option_help("cron"))
-    ] = None,
-    tz: Annotated[str | None, typer.Option("--tz", help=option_help("tz"))] = None,
+    cron: Annotated[str | None, Option("--cron", metavar="EXPR", help=option_help("cron"))] = None,
+    tz: Annotated[str | None, Option("--tz", help=option_help("tz"))] = None,
     interval: Annotated[
-        str | None, typer.Option("--interval", metavar="SPAN", help=option_help("interval"))
+        str | None, Option("--interval", metavar="SPAN", help=option_help("interval"))
     ] = None,
-    at: Annotated[str | None, typer.Option("--at", metavar="WHEN", help=option_help("at"))] = None,
+    at: Annotated[str | None, Option("--at", metavar="WHEN", help=option_help("at"))] = None,
     start: Annotated[
-        str | None, typer.Option("--start", metavar="WHEN", help=option_help("start"))
+        str | None, Option("--start", metavar="WHEN", help=option_help("start"))
     ] = None,
-    end: Annotated[
-        str | None, typer.Option("--end", metavar="WHEN", help=option_help("end"))
-    ] = None,
+    end: Annotated[str | None, Option("--end", metavar="WHEN", help=option_help("end"))] = None,
     missed: Annotated[
         str,
-        typer.Option("--missed", metavar="skip|once|all", help=option_help("missed")),
+        Option("--missed", metavar="skip|once|all", help=option_help("missed")),
     ] = "once",
     overlap: Annotated[
         str,
-        typer.Option(
+        Option(
             "--overlap",
             metavar="allow|skip|queue|cancel_old",
             help=option_help("overlap"),
         ),
     ] = "allow",
     jitter: Annotated[
-        str | None, typer.Option("--jitter", metavar="SPAN", help=option_help("jitter"))
+        str | None, Option("--jitter", metavar="SPAN", help=option_help("jitter"))
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help=option_help("queue"))] = None,
+    queue: Annotated[str | None, Option("--queue", "-q", help=option_help("queue"))] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", "-p", help=option_help("priority"))
+        int | None, Option("--priority", "-p", help=option_help("priority"))
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -267,10 +259,10 @@ def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
 def backfill(
     schedule_id: Id,
     start: Annotated[
-        str, typer.Option("--start", metavar="WHEN", help="Start of the window: 2026-01-01T00:00Z.")
+        str, Option("--start", metavar="WHEN", help="Start of the window: 2026-01-01T00:00Z.")
     ],
     end: Annotated[
-        str, typer.Option("--end", metavar="WHEN", help="End of the window: 2026-01-31T00:00Z.")
+        str, Option("--end", metavar="WHEN", help="End of the window: 2026-01-31T00:00Z.")
     ],
     url: Url = None,
     as_json: Json = False,

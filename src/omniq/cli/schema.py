@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Protocol, runtime_checkable
 
-import typer
-
 from omniq.cli import output
-from omniq.cli.options import Url, Yes
+from omniq.cli.command import Group, Option
+from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import count_of, relative_time
 from omniq.cli.queue_session import CommandFailed, check_exists
 from omniq.cli.schedules import timing
@@ -24,7 +24,7 @@ from omniq.storage import BaseStorage, open_storage
 from omniq.storage.sealed_documents import OlderDocument
 from omniq.storage.urls import storage_url
 
-app = typer.Typer(
+app = Group(
     name="schema",
     help="Create and upgrade tables, sign what an older omniq has stored, report a restored storage.",
 )
@@ -45,16 +45,23 @@ class HasSchema(Protocol):
 
 
 @app.command()
-def install(url: Url = None) -> None:
-    """Create the tables in a database; does nothing if they exist."""
-    _print_upgrade(*asyncio.run(_storage(url).upgrade_schema()))
+def install(url: Url = None, as_json: Json = False) -> None:
+    """Create the tables in a database; does nothing if they exist.
+
+    With `--json` it prints the version before, which is 0 without tables, and after.
+    """
+    before, after = asyncio.run(_storage(url).upgrade_schema())
+    if as_json:
+        output.print_json({"before": before, "after": after})
+    else:
+        _print_upgrade(before, after)
 
 
 @app.command()
 def upgrade(
     url: Url = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")
+        bool, Option("--dry-run", help="Show what would be done, and change nothing.")
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -113,7 +120,7 @@ def _show_older(older: Sequence[OlderDocument], now: datetime) -> None:
         if each.checkpoint is not None:
             done = ", ".join(each.checkpoint.done())
             pairs += [("done", output.line(done)), ("sleeps", ", ".join(each.checkpoint.sleeps))]
-        output.print_rich(output.key_values(pairs), "")
+        output.show(output.key_values(pairs), "")
 
 
 def _facts_of_schedule(schedule: Schedule, now: datetime) -> list[tuple[str, output.Cell]]:
@@ -130,19 +137,23 @@ def _facts_of_schedule(schedule: Schedule, now: datetime) -> list[tuple[str, out
 
 
 @app.command()
-def check(url: Url = None) -> None:
+def check(url: Url = None, as_json: Json = False) -> None:
     """Print the version of the tables; exits with 1 if this omniq cannot use them."""
-    typer.echo(f"version {asyncio.run(_storage(url).check_schema())}")
+    version = asyncio.run(_storage(url).check_schema())
+    if as_json:
+        output.print_json({"version": version})
+    else:
+        output.print_line(f"version {version}")
 
 
 @app.command()
 def sql(url: Url = None) -> None:
     """Print the SQL that sets up an empty database, to review or run manually."""
-    typer.echo(_storage(url).schema_sql(), nl=False)
+    sys.stdout.write(_storage(url).schema_sql())
 
 
 @app.command()
-def restored(url: Url = None) -> None:
+def restored(url: Url = None, as_json: Json = False) -> None:
     """Report that any storage was restored from a backup. Run it before the first worker starts.
 
     Fencing tokens continue above all that were given before, also those that the backup does not know.
@@ -150,7 +161,10 @@ def restored(url: Url = None) -> None:
     becomes a dead letter, because it may have run.
     """
     epoch = asyncio.run(_mark_restored(Settings.load(url=url)))
-    typer.echo(f"the storage is now in epoch {epoch}")
+    if as_json:
+        output.print_json({"epoch": epoch})
+    else:
+        output.print_line(f"the storage is now in epoch {epoch}")
 
 
 async def _mark_restored(settings: Settings) -> int:
@@ -162,7 +176,7 @@ def _print_upgrade(before: int, after: int) -> None:
     done = (
         "is at" if before == after else "set up at" if before == 0 else f"upgraded from {before} to"
     )
-    typer.echo(f"{done} version {after}")
+    output.print_line(f"{done} version {after}")
 
 
 def _storage(url: str | None) -> HasSchema:

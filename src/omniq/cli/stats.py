@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
 from omniq.cli import output
-from omniq.cli.keyboard import quit_key
+from omniq.cli.live_view import Interval, Watch, is_screen, live, stream
 from omniq.cli.options import Json, Url
 from omniq.cli.parsing import format_duration, format_instant, letter_line, relative_time
 from omniq.cli.queue_session import with_queue
-from omniq.errors import StorageError
 from omniq.models import TaskStatus
 from omniq.operations.overview import Monitor, Overview, Percentiles
 from omniq.queue.async_queue import AsyncTaskQueue
 
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-
 
 def stats(
     url: Url = None,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", "-w", help="Refresh until q or Ctrl-C; in a pipe, print once."),
-    ] = False,
-    interval: Annotated[
-        float,
-        typer.Option("--interval", "-i", min=0.1, metavar="S", help="Seconds between refreshes."),
-    ] = 1.0,
+    watch: Watch = False,
+    interval: Interval = 1.0,
     as_json: Json = False,
 ) -> None:
     """Show queues, rates, latencies, workers and failures.
@@ -40,48 +24,29 @@ def stats(
     """
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        monitor = Monitor(task_queue.storage)
-        if watch and (as_json or sys.stdout.isatty()):
-            with quit_key() as pressed:
-                await (_stream if as_json else _live)(task_queue, monitor, interval, pressed)
-        elif as_json:
+        clock, monitor = task_queue.storage.clock, Monitor(task_queue.storage)
+
+        async def live_page() -> list[output.Renderable]:
+            return page(await monitor.overview(), is_live=True)
+
+        async def print_sample() -> None:
             output.print_json(await monitor.overview())
+
+        if watch and as_json:
+            await stream(clock, interval, print_sample)
+        elif watch and is_screen():
+            await live(clock, interval, live_page)
+        elif as_json:
+            await print_sample()
         else:
-            output.print_rich(page(await monitor.overview()))
+            output.show(*page(await monitor.overview()))
 
     with_queue(url, work)
 
 
-async def _stream(
-    task_queue: AsyncTaskQueue, monitor: Monitor, interval: float, pressed: asyncio.Future[None]
-) -> None:
-    while not pressed.done():
-        output.print_json(await monitor.overview())
-        sys.stdout.flush()
-        await task_queue.storage.clock.wait(pressed, interval)
-
-
-async def _live(
-    task_queue: AsyncTaskQueue, monitor: Monitor, interval: float, pressed: asyncio.Future[None]
-) -> None:
-    from rich.live import Live
-
-    with Live(console=output.terminal(), screen=True, auto_refresh=False) as live:
-        while not pressed.done():
-            try:
-                shown: RenderableType = page(await monitor.overview(), is_live=True)
-            except StorageError as error:
-                # The view survives a restart of the server.
-                shown = output.block(f"the storage does not answer, trying again: {error}")
-            live.update(shown, refresh=True)
-            await task_queue.storage.clock.wait(pressed, interval)
-
-
-def page(overview: Overview, *, is_live: bool = False) -> Group:
+def page(overview: Overview, *, is_live: bool = False) -> list[output.Renderable]:
     """The whole overview, for a terminal of any width."""
-    from rich.console import Group
-
-    parts: list[RenderableType] = [_head(overview, is_live), "", _numbers(overview)]
+    parts: list[output.Renderable] = [_head(overview, is_live), "", _numbers(overview)]
     if overview.queues:
         parts += ["", _queues(overview)]
     if overview.workers:
@@ -92,20 +57,21 @@ def page(overview: Overview, *, is_live: bool = False) -> Group:
         parts += ["", _unrunnable(overview)]
     if overview.failures:
         parts += ["", _failures(overview)]
-    return Group(*parts)
+    return parts
 
 
-def _head(overview: Overview, is_live: bool) -> RenderableType:
+def _head(overview: Overview, is_live: bool) -> output.Renderable:
     how = "  q quits" if is_live else ""
     return output.text(f"omniq on {overview.storage}  {format_instant(overview.at)}{how}", "bold")
 
 
-def _numbers(overview: Overview) -> RenderableType:
-    from rich.text import Text
-
-    counts = Text("   ").join(
-        Text.assemble(output.status_text(status), f" {overview.by_status[status]:,}")
-        for status in TaskStatus
+def _numbers(overview: Overview) -> output.Renderable:
+    counts = output.Text.join(
+        "   ",
+        [
+            output.Text.of(output.status_text(status), f" {overview.by_status[status]:,}")
+            for status in TaskStatus
+        ],
     )
     pairs: list[tuple[str, output.Cell]] = [
         ("tasks", counts),
@@ -134,7 +100,7 @@ def _percentiles(spread: Percentiles | None) -> str:
     return f"{format_duration(spread.median)} median   {format_duration(spread.p95)} p95   (newest {spread.count})"
 
 
-def _queues(overview: Overview) -> RenderableType:
+def _queues(overview: Overview) -> output.Renderable:
     rows = [
         (
             line.name,
@@ -148,7 +114,7 @@ def _queues(overview: Overview) -> RenderableType:
     return output.Listing(("queue", ">waiting", ">running", "state", ">workers"), rows)
 
 
-def _workers(overview: Overview) -> RenderableType:
+def _workers(overview: Overview) -> output.Renderable:
     rows = [
         (
             worker.id,
@@ -163,7 +129,7 @@ def _workers(overview: Overview) -> RenderableType:
     return output.Listing(("worker", ">busy", "state", "process", "queues", "heartbeat"), rows)
 
 
-def _breakers(overview: Overview) -> RenderableType:
+def _breakers(overview: Overview) -> output.Renderable:
     rows = [
         (
             breaker.name,
@@ -177,7 +143,7 @@ def _breakers(overview: Overview) -> RenderableType:
     return output.Listing(("breaker", "state", "opened", "because of"), rows)
 
 
-def _unrunnable(overview: Overview) -> RenderableType:
+def _unrunnable(overview: Overview) -> output.Renderable:
     rows = [
         (each.func_path, f"{each.waiting:,}", output.text("no live worker can run it", "red"))
         for each in overview.unrunnable
@@ -185,7 +151,7 @@ def _unrunnable(overview: Overview) -> RenderableType:
     return output.Listing(("function", ">waiting", "why"), rows)
 
 
-def _failures(overview: Overview) -> RenderableType:
+def _failures(overview: Overview) -> output.Renderable:
     rows = [
         (
             letter.task_id,

@@ -1,42 +1,60 @@
-"""`omniq tasks`: list, show, cancel, delete and retry tasks."""
+"""`omniq tasks`: list, show, run, change, cancel, delete and retry tasks."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import Annotated
 
 from omniq.cli import output
-from omniq.cli.groups import list_group
+from omniq.cli.command import Argument, Group, Option
+from omniq.cli.live_view import Interval, Watch, is_screen, live
 from omniq.cli.options import Json, Limit, Url, Yes
-from omniq.cli.parsing import count_of, format_duration, format_instant, relative_time
+from omniq.cli.parsing import (
+    count_of,
+    format_duration,
+    format_instant,
+    parse_duration,
+    parse_instant,
+    relative_time,
+)
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.models import Attempt, DeadLetter, Task, TaskStatus
 from omniq.operations import bulk_actions
 from omniq.operations.find_tasks import full_id, full_ids
-from omniq.operations.formatting import as_argument
+from omniq.operations.formatting import as_argument, timeout_text
 from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import without_secrets
 from omniq.operations.task_detail import UNVERIFIED, UNVERIFIED_LETTER, TaskDetail, task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.retry import policy_text
 from omniq.worker.process import console
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-app = list_group("tasks", "List, show, cancel, delete and retry tasks.")
+app = Group("tasks", "List, show, run, change, cancel, delete and retry tasks.")
 
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", help="Ids of tasks, or their beginnings.")
+    list[str] | None,
+    Argument(metavar="ID", help="Ids of tasks, or their beginnings.", complete="task"),
 ]
 Status = Annotated[
     TaskStatus | None,
-    typer.Option("--status", "-s", help="Only with this status: pending, running, …"),
+    Option(
+        "--status",
+        "-s",
+        help="Only with this status: pending, running, retrying, success, failed or cancelled.",
+    ),
 ]
-Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")]
+Queue = Annotated[str | None, Option("--queue", "-q", help="Only of this queue.", complete="queue")]
 Func = Annotated[
-    str | None, typer.Option("--func", "-f", help="Only of this function: module.function.")
+    str | None,
+    Option("--func", "-f", help="Only of this function: module.function.", complete="function"),
+]
+Type = Annotated[
+    str | None,
+    Option(
+        "--type",
+        "-t",
+        help="Only with this task type. Without one, a task has the path of its function.",
+    ),
 ]
 
 
@@ -46,29 +64,53 @@ def list_(
     status: Status = None,
     queue: Queue = None,
     func: Func = None,
+    task_type: Type = None,
     limit: Limit = 50,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="ID", help="Continue after this id, oldest first."),
+        Option("--after", metavar="ID", help="Continue after this id, oldest first."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All tasks, oldest first.")] = False,
+    every: Annotated[bool, Option("--all", help="All tasks, oldest first.")] = False,
+    watch: Watch = False,
+    interval: Interval = 1.0,
     as_json: Json = False,
 ) -> None:
     """List the newest tasks, newest first; with `--after` or `--all`, in order of id."""
+    if watch and (every or as_json):
+        raise CommandFailed(
+            "--watch shows a screen of tasks: give it without --all and --json; "
+            "omniq events --json prints what happens",
+            console.BAD_USAGE,
+        )
 
     async def work(task_queue: AsyncTaskQueue) -> None:
+        clock = task_queue.storage.clock
+
+        async def live_page() -> list[output.Renderable]:
+            found = await _chosen(task_queue, status, queue, func, task_type, limit, after, every)
+            head = output.text(f"{count_of(len(found), 'task')}  q quits", "bold")
+            return [head, "", _table(found, clock.now())]
+
+        if watch and is_screen():
+            await live(clock, interval, live_page)
+            return
         if every and as_json:
             async for task in bulk_actions.all_tasks(
-                task_queue.storage, status=status, queue=queue, func_path=func, after=after or ""
+                task_queue.storage,
+                status=status,
+                queue=queue,
+                func_path=func,
+                after=after or "",
+                task_type=task_type,
             ):
                 output.print_json(task)
             return
-        tasks = await _chosen(task_queue, status, queue, func, limit, after, every)
+        tasks = await _chosen(task_queue, status, queue, func, task_type, limit, after, every)
         if as_json:
             for task in tasks:
                 output.print_json(task)
         elif tasks:
-            output.print_rich(_table(tasks, task_queue.storage.clock.now()))
+            output.show(_table(tasks, clock.now()))
         else:
             output.print_note("no tasks")
 
@@ -80,26 +122,36 @@ async def _chosen(
     status: TaskStatus | None,
     queue: str | None,
     func: str | None,
+    task_type: str | None,
     limit: int,
     after: str | None,
     every: bool,
 ) -> list[Task]:
     storage = task_queue.storage
-    if every:
-        return [
-            task
-            async for task in bulk_actions.all_tasks(
-                storage, status=status, queue=queue, func_path=func, after=after or ""
-            )
-        ]
-    if after is not None:
+    if after is None and not every:
+        return await newest_tasks(
+            storage, limit, status=status, queue=queue, func_path=func, task_type=task_type
+        )
+    if not every and task_type is None:
         return await storage.list_tasks(
             status=status, queue=queue, func_path=func, limit=limit, after=after
         )
-    return await newest_tasks(storage, limit, status=status, queue=queue, func_path=func)
+    found: list[Task] = []
+    async for task in bulk_actions.all_tasks(
+        storage,
+        status=status,
+        queue=queue,
+        func_path=func,
+        after=after or "",
+        task_type=task_type,
+    ):
+        if not every and len(found) == limit:
+            break
+        found.append(task)
+    return found
 
 
-def _table(tasks: list[Task], now: datetime) -> RenderableType:
+def _table(tasks: list[Task], now: datetime) -> output.Renderable:
     rows = [
         (
             task.id,
@@ -108,18 +160,20 @@ def _table(tasks: list[Task], now: datetime) -> RenderableType:
             task.queue,
             relative_time(task.created_at, now),
             "" if task.status.is_final or task.owner else relative_time(task.eta, now),
-            task.attempts,
+            task.failures,
             task.priority,
         )
         for task in tasks
     ]
-    columns = ("id", "status", "function", "queue", "enqueued", "due", ">failed", ">priority")
+    columns = ("id", "status", "function", "queue", "enqueued", "due", ">failures", ">priority")
     return output.Listing(columns, rows, has_task_ids=True)
 
 
 @app.command()
 def show(
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the task, or its beginning.")],
+    task_id: Annotated[
+        str, Argument(metavar="ID", help="Id of the task, or its beginning.", complete="task")
+    ],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -131,15 +185,17 @@ def show(
         if as_json:
             output.print_json(detail)
         else:
-            output.print_rich(*task_page(detail, task_queue.storage.clock.now()))
+            output.show(*task_page(detail, task_queue.storage.clock.now()))
 
     with_queue(url, work)
 
 
-def task_page(detail: TaskDetail, now: datetime) -> list[RenderableType]:
+def task_page(detail: TaskDetail, now: datetime) -> list[output.Renderable]:
     """Everything about a task, for people."""
     task, result = detail.task, detail.result
-    page = [output.key_values([*_identity(task, detail.dead, now), *_running(detail)])]
+    page: list[output.Renderable] = [
+        output.key_values([*_identity(task, detail.dead, now), *_running(detail)])
+    ]
     if task.status is TaskStatus.SUCCESS and result is not None:
         page += ["", output.key_values([("result", output.value_text(result.result))])]
         if result.warnings:
@@ -176,19 +232,28 @@ def _identity(
         ("keywords", output.value_text(safe.kwargs) if task.kwargs else ""),
         ("metadata", output.value_text(task.metadata) if task.metadata else ""),
         ("enqueued", f"{format_instant(task.created_at)} ({relative_time(task.created_at, now)})"),
-        ("retries", f"{task.attempts} failed of {task.max_retries + 1} runs at most"),
+        ("type", task.task_type or ""),
+        ("failures", f"{task.failures} of {count_of(task.max_retries + 1, 'attempt')} at most"),
+        ("retry", _retry_text(task)),
         ("crashes", task.crashes or ""),
-        ("timeout", format_duration(task.timeout) if task.timeout else ""),
+        ("timeout", timeout_text(task)),
         ("expires", format_instant(task.expires)),
-        (
-            "repeats",
-            task.cron or (f"every {format_duration(task.interval)}" if task.interval else ""),
-        ),
+        ("repeats", _repeats_text(task)),
         ("unique", task.unique or ""),
         ("schedule", task.schedule_id or ""),
         ("limits", output.value_text(task.limits) if task.limits else ""),
         ("breakers", ", ".join(rule.name for rule in task.breakers)),
     ]
+
+
+def _retry_text(task: Task) -> str:
+    policy = task.retry_delays or task.retry
+    return policy_text(policy) if policy else ""
+
+
+def _repeats_text(task: Task) -> str:
+    text = task.cron or (f"every {format_duration(task.interval)}" if task.interval else "")
+    return f"{text}, also after a failure" if task.reschedule_on_failure else text
 
 
 def _running(detail: TaskDetail) -> list[tuple[str, output.Cell]]:
@@ -198,15 +263,23 @@ def _running(detail: TaskDetail) -> list[tuple[str, output.Cell]]:
         ("claim", task.token if task.owner else ""),
         ("progress", "" if progress is None else f"{progress.fraction:.0%} {progress.message}"),
         ("cancelled", "requested, not done yet" if task.cancel_requested and task.owner else ""),
+        ("on_dead", _hook_text(detail)),
     ]
 
 
-def _attempt(attempt: Attempt) -> list[RenderableType]:
+def _hook_text(detail: TaskDetail) -> str:
+    hook = detail.pending_hook
+    if hook is None:
+        return ""
+    return f"not ended yet, worker {hook.owner}" if hook.owner else "waits for a worker"
+
+
+def _attempt(attempt: Attempt) -> list[output.Renderable]:
     error = attempt.error
-    head = f"run {attempt.number} {attempt.outcome} at {format_instant(attempt.finished_at)}"
+    head = f"attempt {attempt.number} {attempt.outcome} at {format_instant(attempt.finished_at)}"
     if error is None:
         return [output.text(head, "bold")]
-    shown: list[RenderableType] = [
+    shown: list[output.Renderable] = [
         output.text(f"{head}: {error.error_type}: {error.message}", "bold"),
     ]
     if error.traceback:
@@ -217,14 +290,75 @@ def _attempt(attempt: Attempt) -> list[RenderableType]:
 
 
 @app.command()
+def run(
+    ids: Annotated[
+        list[str],
+        Argument(metavar="ID", help="Ids of tasks, or their beginnings.", complete="task"),
+    ],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Make waiting tasks due now, also those that wait for a retry. A paused queue and limits still hold them."""
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        for task_id in await full_ids(task_queue.storage, ids):
+            _print_change(await task_queue.run_now(task_id), "due now", as_json)
+
+    with_queue(url, work)
+
+
+@app.command()
+def change(
+    ids: Annotated[
+        list[str],
+        Argument(metavar="ID", help="Ids of tasks, or their beginnings.", complete="task"),
+    ],
+    url: Url = None,
+    priority: Annotated[int | None, Option("--priority", "-p", help="Its new priority.")] = None,
+    queue: Annotated[
+        str | None, Option("--queue", "-q", help="Move it to this queue.", complete="queue")
+    ] = None,
+    eta: Annotated[
+        str | None,
+        Option("--eta", metavar="WHEN", help="Not before this time, such as 2026-01-31T12:00Z."),
+    ] = None,
+    delay: Annotated[
+        str | None, Option("--delay", metavar="SPAN", help="Not before this time has passed.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change the priority, queue or due time of waiting tasks. One that runs or has ended is refused."""
+    seconds, instant = parse_duration("--delay", delay), parse_instant("--eta", eta)
+    if priority is None and queue is None and instant is None and seconds is None:
+        raise CommandFailed("give --priority, --queue, --eta or --delay", console.BAD_USAGE)
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        now = task_queue.storage.clock.now()
+        for task_id in await full_ids(task_queue.storage, ids):
+            task = await task_queue.change(
+                task_id, priority=priority, queue=queue, eta=instant, delay=seconds
+            )
+            due = relative_time(task.eta, now) or "now"
+            what = f"queue {task.queue}, priority {task.priority}, due {due}"
+            _print_change(task, what, as_json)
+
+    with_queue(url, work)
+
+
+def _print_change(task: Task, what: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json(task)
+    else:
+        output.print_line(f"{task.id}: {what}")
+
+
+@app.command()
 def cancel(
     ids: Ids = None,
     url: Url = None,
     every: Annotated[
         bool,
-        typer.Option(
-            "--all", help="All waiting and running tasks, or those that match the filters."
-        ),
+        Option("--all", help="All waiting and running tasks, or those that match the filters."),
     ] = False,
     status: Status = None,
     queue: Queue = None,
@@ -271,7 +405,7 @@ def delete(
     ids: Ids = None,
     url: Url = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All finished tasks, or those that match the filters.")
+        bool, Option("--all", help="All finished tasks, or those that match the filters.")
     ] = False,
     status: Status = None,
     queue: Queue = None,
@@ -296,11 +430,9 @@ def delete(
 
 @app.command()
 def retry(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of failed tasks.")],
+    ids: Annotated[list[str], Argument(metavar="ID", help="Ids of failed tasks.", complete="dead")],
     url: Url = None,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="Run completed steps again.")
-    ] = False,
+    from_start: Annotated[bool, Option("--from-start", help="Run completed steps again.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run failed tasks again under their ids, as `omniq dead retry` does."""

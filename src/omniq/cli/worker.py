@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
-import typer
-
+from omniq.cli.command import Argument, Option
 from omniq.cli.options import Url
 from omniq.cli.worker_exec import WorkerCommand
+from omniq.settings import Settings
+
+
+def _default(name: str) -> str:
+    return f"Setting {name}, by default {getattr(Settings(), name):g}."
 
 
 def worker(
     modules: Annotated[
-        list[str],
-        typer.Argument(metavar="MODULE", help="Modules whose functions this worker may run."),
-    ],
+        list[str] | None,
+        Argument(
+            metavar="MODULE",
+            help="Modules whose functions this worker may run; those of the setting modules, if none.",
+        ),
+    ] = None,
     url: Url = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            "--concurrency", "-c", min=1, help="Number of tasks that each process runs at a time."
+        Option(
+            "--concurrency",
+            "-c",
+            min=1,
+            help=f"Number of tasks that each process runs at a time. {_default('concurrency')}",
         ),
     ] = None,
     processes: Annotated[
         int,
-        typer.Option(
+        Option(
             "--processes",
             "-p",
             min=1,
@@ -33,75 +43,104 @@ def worker(
     ] = 1,
     queues: Annotated[
         str | None,
-        typer.Option("--queues", "-q", metavar="A,B", help="Claim from these queues only."),
+        Option("--queues", "-q", metavar="A,B", help="Claim from these queues only."),
     ] = None,
     poll_interval: Annotated[
         float | None,
-        typer.Option(
-            "--poll-interval", metavar="S", help="Polling interval when idle, in seconds."
+        Option(
+            "--poll-interval",
+            metavar="S",
+            help=f"Polling interval when idle, in seconds. {_default('poll_interval')}",
         ),
     ] = None,
     lease: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--lease",
             metavar="S",
-            help="Seconds until other workers take over the tasks of a dead worker; at least 0.5.",
+            help="Seconds until other workers take over the tasks of a dead worker; at least 0.5. "
+            f"{_default('lease')}",
         ),
     ] = None,
     shutdown_timeout: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--shutdown-timeout",
             metavar="S",
-            help="Seconds that running tasks have to finish after a stop.",
+            help="Seconds that running tasks have to finish after a stop. "
+            f"{_default('shutdown_timeout')}",
         ),
     ] = None,
+    burst: Annotated[
+        bool,
+        Option("--burst", help="End when nothing is left that this worker may run now."),
+    ] = False,
+    reload: Annotated[
+        bool,
+        Option(
+            "--reload", help="Restart when a Python file of the project changes; for development."
+        ),
+    ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--metrics-port", metavar="PORT", help="Serve /metrics, /health, /ready and /scale."
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option("--metrics-host", metavar="HOST", help="Address to serve them on.")
+        str, Option("--metrics-host", metavar="HOST", help="Address to serve them on.")
     ] = "127.0.0.1",
     metrics_names: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--metrics-name",
             metavar="NAME",
             help="A host name by which clients may request them, besides addresses and localhost; "
             "repeatable.",
         ),
     ] = None,
+    lifespan: Annotated[
+        str | None,
+        Option(
+            "--lifespan",
+            metavar="PATH",
+            help="An async context manager that each process enters before its first task, such as "
+            "app.tasks.lifespan; what it yields is ctx.state.",
+        ),
+    ] = None,
+    middleware: Annotated[
+        list[str] | None,
+        Option(
+            "--middleware",
+            metavar="PATH",
+            help="A function around each run, such as app.mw.sentry; repeatable, the first outermost.",
+        ),
+    ] = None,
     otel: Annotated[
-        bool, typer.Option("--otel", help="Record an OpenTelemetry span for each run.")
+        bool, Option("--otel", help="Record an OpenTelemetry span for each run.")
     ] = False,
     log_level: Annotated[
         str | None,
-        typer.Option(
-            "--log-level", metavar="LEVEL", help="Lowest level to log: DEBUG, INFO, WARNING, …"
-        ),
+        Option("--log-level", metavar="LEVEL", help="Lowest level to log: DEBUG, INFO, WARNING, …"),
     ] = None,
     log_format: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--log-format", metavar="text|json", help="Lines for people, or one JSON object each."
         ),
     ] = None,
-) -> WorkerCommand:
+) -> NoReturn:
     """Run the tasks of these modules until stopped.
 
     On SIGTERM or Ctrl-C it claims no more tasks, lets running tasks finish, releases those that
     do not finish in time, and exits with 0. A second signal ends it within a second.
 
     It runs the functions that the modules define, except those whose name begins with an underscore,
-    and those marked with `@task` in modules below them. A module in the current folder is used if it
+    and those marked with `@task` in modules below them, which it imports. A module in the current folder is used if it
     has the name; other imports find that folder last, and not at all with PYTHONSAFEPATH.
     """
-    return WorkerCommand(
-        modules=modules,
+    command = WorkerCommand(
+        modules=modules or [],
         processes=processes,
         url=url,
         concurrency=concurrency,
@@ -109,10 +148,15 @@ def worker(
         poll_interval=poll_interval,
         lease=lease,
         shutdown_timeout=shutdown_timeout,
+        burst=burst,
+        reload=reload,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         metrics_names=metrics_names or [],
+        lifespan=lifespan,
+        middleware=middleware,
         otel=otel,
         log_level=log_level,
         log_format=log_format,
     )
+    command.run()

@@ -1,9 +1,4 @@
-"""The parsed `omniq worker` command, and the process that runs it.
-
-Parsing a command line imports modules that a worker does not need, and a worker runs for months. So
-the process replaces itself by a new program, which gets the parsed command in a variable. It has
-the same process id, the same parent and the same command line.
-"""
+"""Executes the parsed `omniq worker` command."""
 
 from __future__ import annotations
 
@@ -21,8 +16,6 @@ from omniq.worker.import_path import use_current_folder
 from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 
-_VARIABLE = "_OMNIQ_WORKER_COMMAND"
-
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `omniq worker`. None: the value of the settings applies."""
@@ -35,9 +28,13 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     poll_interval: float | None = None
     lease: float | None = None
     shutdown_timeout: float | None = None
+    burst: bool = False
+    reload: bool = False
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     metrics_names: list[str] = []
+    lifespan: str | None = None
+    middleware: list[str] | None = None
     otel: bool = False
     log_level: str | None = None
     log_format: str | None = None
@@ -50,6 +47,8 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             poll_interval=self.poll_interval,
             lease=self.lease,
             shutdown_timeout=self.shutdown_timeout,
+            lifespan=self.lifespan,
+            middleware=self.middleware,
             log_level=self.log_level,
             log_format=self.log_format,
         )
@@ -58,7 +57,10 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
         """Run the worker in this process, and exit with its exit code."""
         with warnings.catch_warnings(record=True) as found:
             settings = self.settings()
-        use_current_folder(self.modules)
+        if self.modules:
+            use_current_folder(self.modules)
+        else:
+            use_current_folder(settings.modules, settings.modules_folder())
         console.start_logging(LogConfig.of(settings))
         for warning in found:
             console.note(str(warning.message), "WARNING")
@@ -71,7 +73,14 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             lease=self.lease,
             settings=settings,
             listeners=self._listeners(),
+            burst=self.burst,
+            reload=self.reload,
+            middleware=self._middleware(settings),
         )
+        if settings.url is not None and self.url is not None:
+            # A task that opens a queue without a URL means the storage of its worker. It is in the arguments
+            # of this process already, which more users can read than its environment.
+            os.environ["OMNIQ_URL"] = settings.url
         if self.metrics_port is None:
             code = runner.run()
         else:
@@ -85,6 +94,11 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             console.restart_process()
         console.exit_process(code, at_once=runner.was_cut_off)
 
+    def _middleware(self, settings: Settings) -> list[str]:
+        """Paths of the middleware of each process."""
+        recording = ["omniq.integrations.otel.record_exception"] if self.otel else []
+        return [*recording, *settings.middleware]
+
     def _listeners(self) -> list[str]:
         """Paths of the listeners of each process, which imports them."""
         if self.otel and find_spec("opentelemetry") is None:
@@ -94,21 +108,3 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             "omniq.integrations.otel.Spans": self.otel,
         }
         return [path for path, is_enabled in enabled.items() if is_enabled]
-
-
-def exec_worker(command: WorkerCommand) -> NoReturn:
-    """Replace this process by a new one that runs the command, on systems that can do that."""
-    # Fails here if the settings are wrong, before the process is replaced.
-    with warnings.catch_warnings(action="ignore"):
-        # The new process shows them.
-        command.settings()
-    if os.name == "posix":
-        os.environ[_VARIABLE] = msgspec.json.encode(command).decode()
-        console.restart_process()
-    command.run()
-
-
-def received_command() -> WorkerCommand | None:
-    """The command that `exec_worker` passed to this process, if it did."""
-    text = os.environ.pop(_VARIABLE, None)
-    return None if text is None else msgspec.json.decode(text, type=WorkerCommand)

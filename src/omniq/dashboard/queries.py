@@ -60,6 +60,7 @@ class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which dead letters to list, in order of id."""
 
     function: Text | None = None
+    type: Text | None = None
     reason: Text | None = None
     limit: Size = 50
     after: Text | None = None
@@ -117,6 +118,7 @@ async def list_dead_page(state: AppState, query: DeadQuery) -> list[DeadLetter]:
         query,
         lambda: state.storage.list_dead(
             func_path=query.function,
+            task_type=query.type,
             reason=query.reason,
             limit=query.limit,
             after=query.after,

@@ -15,7 +15,13 @@ from starlette.responses import HTMLResponse
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.cookies import delete_notice, read_notice
 from omniq.dashboard.middleware import User
-from omniq.operations.formatting import count_of, format_duration, letter_line, relative_time
+from omniq.operations.formatting import (
+    count_of,
+    format_duration,
+    letter_line,
+    relative_time,
+    timeout_text,
+)
 from omniq.to_json import plain
 
 _MAX_VALUE_LENGTH = 20_000
@@ -33,6 +39,7 @@ def environment() -> Environment:
     )
     templates.filters.update(
         duration=format_duration,
+        timeout=timeout_text,
         number=number,
         rate=rate,
         value=value_text,

@@ -107,10 +107,10 @@ class EventTail:
 
     def _new_ones(self, newest: Sequence[Task], before: dict[str, Task]) -> set[str]:
         """The ids of the tasks that are newer than those of the poll before."""
+        since, self._polled_at = self._polled_at, self._storage.clock.now()
         new = list(takewhile(lambda task: task.id not in before, newest))
         if len(new) == len(newest):
             # All of those may have been deleted. Clocks of programs that enqueue may be behind.
-            since, self._polled_at = self._polled_at, self._storage.clock.now()
             new = [task for task in new if task.created_at > since - _CLOCK_ERROR]
         return {task.id for task in new}
 

@@ -403,8 +403,10 @@ def _module_of(task: Task, workers: Sequence[WorkerInfo]) -> str:
     module = task.func_path.rpartition(".")[0]
     for worker in workers:
         if worker.runnable is not None:
-            of_names = {name.rpartition(".")[0] for name in worker.runnable.names}
-            if module in of_names or module in (worker.runnable.modules or ()):
+            modules = worker.runnable.modules or ()
+            # Beside modules, the other names are those of `@task(name=…)`, which begin with any word.
+            of_paths = {path.rpartition(".")[0] for path in modules or worker.runnable.names}
+            if module in of_paths or module in modules:
                 return as_argument(module)
     return _ANY_MODULE
 

@@ -44,7 +44,7 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.function_types import FunctionTypes
-from omniq.tasks.functions import declared_in, options_of, own_path_of, path_of
+from omniq.tasks.functions import functions_in, options_of, own_path_of, path_of
 from omniq.tasks.task_builder import TaskBuilder, call_options
 
 Ts = TypeVarTuple("Ts")
@@ -260,21 +260,24 @@ class AsyncSchedules:
         `omniq worker` does this for its modules when it starts; for a pool in your code, call it
         yourself. The id is the function's name, or its path without one; for a call with arguments, a
         text that is made of these is added. A schedule that the code has changed is updated, and
-        one that one of these modules no longer declares is deleted. A schedule of the same id that
-        `add` stored is not changed: an edit at run time takes precedence over the code. A function
-        that needs arguments declares none with `cron` or `interval`: `enqueue` repeats it with the
-        given arguments. Raises `InvalidTask` for arguments that the function does not accept, and
+        one that one of these modules no longer declares is deleted, also if its function has moved
+        here and has its earlier path as an alias. A schedule of the same id that `add` stored is not
+        changed: an edit at run time takes precedence over the code. A function that needs arguments
+        declares none with `cron` or `interval`: `enqueue` repeats it with the given arguments. Raises `InvalidTask` for arguments that the function does not accept, and
         `SettingsError` for an id that two functions declare.
         """
-        found = [function for source in sources for function in declared_in(source)]
+        found = [function for source in sources for function in functions_in(source)]
         declared = self._all_declared(found)
         known = {schedule.id: schedule for schedule in await self._storage.list_schedules()}
         # One of the same id that waits for a seal may be an edit at run time.
         waiting = {older.id for older in await self._storage.older_documents(max_pages=0)}
         modules = {source.__name__ for source in sources if isinstance(source, ModuleType)}
+        # A function that has moved says where it was.
+        moved = {alias for func in found for alias in options_of(func).aliases}
         for schedule in known.values():
             is_removed = schedule.declared and schedule.id not in declared
-            if is_removed and _declaring_module(schedule) in modules:
+            is_ours = _declaring_module(schedule) in modules or schedule.task.func_path in moved
+            if is_removed and is_ours:
                 await self._storage.delete_schedule(schedule.id)
         return [
             await self._save(schedule)
@@ -296,7 +299,10 @@ class AsyncSchedules:
         return declared
 
     def _declared(self, func: Callable[..., Any]) -> Iterator[Schedule]:
-        options, path = options_of(func), path_of(func)
+        options = options_of(func)
+        if not (options.cron or options.interval or options.schedules):
+            return
+        path = path_of(func)
         several: Sequence[DeclaredSchedule] = options.schedules
         if options.cron is not None and _needs_no_arguments(func):
             several = [Cron(options.cron, tz=options.tz)]
@@ -348,7 +354,9 @@ class AsyncSchedules:
         while True:
             known = await self._replaceable(schedule.id)
             updated = _with_next_time(schedule, known, now)
-            if updated.next_at is None and (known is None or known.next_at is not None):
+            is_over = updated.next_at is None and (known is None or known.next_at is not None)
+            # The code of a schedule that has ended may stay: it must not stop the worker.
+            if is_over and not schedule.declared:
                 raise InvalidValue(f"schedule {schedule.id}: names no time in the future")
             if known is None:
                 await self._storage.put_schedule(updated)

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from omniq.errors import SerializationError
+from omniq.errors import InvalidTask, SerializationError
 from omniq.serialization import TO_BASE
 from omniq.tasks.converters import (
     ANYTHING,
@@ -158,6 +158,9 @@ def resolve_annotations(
         holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
             found |= typing.get_type_hints(holder, names, own_names, include_extras=True)
+        except InvalidTask:
+            # Of `Resource(…)`, which says what is wrong.
+            raise
         except Exception:
             # Evaluating the text of an annotation runs it, and it may raise anything.
             found[name] = _resource_in(annotation, names)
@@ -165,16 +168,28 @@ def resolve_annotations(
 
 
 def _resource_in(annotation: Any, names: dict[str, Any]) -> Any:
-    """The resource of an annotation whose type exists for type checkers only; `Any` without one."""
+    """The resource of an annotation whose type exists for type checkers only; `Any` without one.
+
+    Raises `InvalidTask` for a resource that cannot be made: as an ordinary parameter, a caller could pass
+    a value for it.
+    """
     if not isinstance(annotation, str) or "Resource(" not in annotation:
         return Any
     try:
         hint = eval(annotation, names, _Names(names))
         resource = resource_of(hint)
+    except InvalidTask:
+        raise
     except Exception:
         return Any
-    is_known = resource is not None and resource.make is not _ForTypeCheckers
-    return typing.Annotated[Any, resource] if is_known else Any
+    if resource is None:
+        return Any
+    if resource.make is _ForTypeCheckers:
+        raise InvalidTask(
+            f"{annotation:.200}: its names do not exist in the module of the function; define or import "
+            "what makes the resource at the top of the module, and not under TYPE_CHECKING only"
+        )
+    return typing.Annotated[Any, resource]
 
 
 class _Missing(type):

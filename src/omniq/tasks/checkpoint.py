@@ -18,6 +18,7 @@ from omniq.errors import InvalidTask, OmniqError
 from omniq.models import check_int, check_key
 from omniq.serialization import Serializer
 from omniq.tasks.steps import (
+    PLACE,
     CheckpointAccess,
     CheckpointData,
     CursorPosition,
@@ -116,9 +117,14 @@ class Cursor(Generic[T]):
         items = self._items_after(position)
         if not isinstance(items, Iterable):
             raise InvalidTask(f"cursor {self._name!r}: only async tasks iterate over this")
-        for item in islice(items, 0 if self._resumes_after_item else position.count, None):
-            yield item
-            position = run_without_loop(self._step_past(item, position))
+        outer = PLACE.get()
+        try:
+            for item in islice(items, 0 if self._resumes_after_item else position.count, None):
+                PLACE.set((self._name, position.count))
+                yield item
+                position = run_without_loop(self._step_past(item, position))
+        finally:
+            PLACE.set(outer)
         run_without_loop(self._end(position))
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -126,12 +132,17 @@ class Cursor(Generic[T]):
         if position.has_ended:
             return
         skip = 0 if self._resumes_after_item else position.count
-        async for item in _async_items(self._items_after(position)):
-            if skip:
-                skip -= 1
-                continue
-            yield item
-            position = await self._step_past(item, position)
+        outer = PLACE.get()
+        try:
+            async for item in _async_items(self._items_after(position)):
+                if skip:
+                    skip -= 1
+                    continue
+                PLACE.set((self._name, position.count))
+                yield item
+                position = await self._step_past(item, position)
+        finally:
+            PLACE.set(outer)
         await self._end(position)
 
     def _items_after(self, position: CursorPosition) -> Items[T]:

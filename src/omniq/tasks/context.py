@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
@@ -20,6 +21,7 @@ from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.control import Signal, Snooze
 from omniq.tasks.error_rules import FailedStep
 from omniq.tasks.steps import (
+    PLACE,
     RunCheckpoint,
     WorkerServices,
     await_or_block,
@@ -76,6 +78,7 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         "_task",
         "completed",
         "connection",
+        "connection_lock",
         "has_seen_stop",
         "result",
         "timeout",
@@ -97,6 +100,8 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         """The value that a transaction records as the task's result."""
         self.connection: Any = None
         """That of the run's open transaction."""
+        self.connection_lock: asyncio.Lock
+        """Held by one enqueue in the transaction at a time. Set when a transaction begins."""
         self.completed: Succeeded | None = None
         """The outcome, once the run's transaction is committed; nothing later changes it."""
 
@@ -308,13 +313,17 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         if self._is_stopped:
             # Another run may have begun.
             raise StaleClaim(self._task.id, self._task.token)
+        self.check_incomplete()
+        return await self._services.enqueue(self._task, self, new)
+
+    def check_incomplete(self) -> None:
+        """Raise `InvalidTask` after the commit of the transaction."""
         if self.completed is not None:
-            # After a crash, the task would not run again to enqueue it.
+            # After a crash, the task would not run again to enqueue anything.
             raise InvalidTask(
                 "the task is complete: its transaction has been committed; call ctx.enqueue inside "
                 "ctx.transaction(), or before it"
             )
-        return await self._services.enqueue(self._task, self, new)
 
     @property
     def enqueued(self) -> EnqueuedIds | None:
@@ -385,16 +394,21 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         return value
 
     async def _call_step(self, name: str, func: Callable[..., Any], call: Callable[[], Any]) -> Any:
-        if has_event_loop():
-            if inspect.iscoroutinefunction(func):
-                return await call()
-            value = await self._services.in_thread(call)
-            return await value if inspect.isawaitable(value) else value
-        value = call()
-        if inspect.iscoroutine(value):
-            value.close()
-            raise InvalidTask(f"step {name!r}: an async function needs an async task")
-        return value
+        outer = PLACE.get()
+        PLACE.set((name, -1))
+        try:
+            if has_event_loop():
+                if inspect.iscoroutinefunction(func):
+                    return await call()
+                value = await self._services.in_thread(call)
+                return await value if inspect.isawaitable(value) else value
+            value = call()
+            if inspect.iscoroutine(value):
+                value.close()
+                raise InvalidTask(f"step {name!r}: an async function needs an async task")
+            return value
+        finally:
+            PLACE.set(outer)
 
     def _encode_result(self, step: str, func: Callable[..., Any], value: object) -> bytes:
         # Imported late: a program that only declares tasks does not need it.

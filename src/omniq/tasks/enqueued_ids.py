@@ -4,9 +4,11 @@ So a task that runs again, after a failure or a crash, enqueues nothing twice: t
 already. An id is a hash of the task that enqueues, of its occurrence if it repeats, and of
 
     the name that `ctx.options(name=…)` gives, and the place in its `enqueue_many`; without a name
-    the function, the arguments, and how many equal calls the run has made before.
+    the function, the arguments, the step or the item of a cursor that makes the call, and how many
+    equal calls the run has made there before.
 
-The order of different calls is no part of it: threads and coroutines may enqueue at the same time, and
+With the step or the item, because the next run may begin after it: its first call of a kind is then not
+the first of the task. The order of different calls is no part of it: threads and coroutines may enqueue at the same time, and
 when a list is another one in the next run, no item is left out and none is enqueued twice.
 """
 
@@ -24,6 +26,7 @@ from omniq.errors import DuplicateTask, InvalidTask, OmniqError, SerializationEr
 from omniq.models import Task
 from omniq.serialization import Serializer
 from omniq.signing import SealedSerializer
+from omniq.tasks.steps import Place, encode_value
 from omniq.tasks.task_enqueuer import NewTasks
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ class EnqueuedIds:
             digest, _ = self._use(self._hash("name", new.name), _name_twice(new.name))
             keys = [(digest, place) for place in range(len(new.tasks))]
         else:
-            keys = [self._next(self._digest(task)) for task in new.tasks]
+            keys = [self._next(self._digest(task, new.place)) for task in new.tasks]
         tasks = [
             msgspec.structs.replace(task, id=self._id(digest, number))
             for task, (digest, number) in zip(new.tasks, keys, strict=True)
@@ -97,18 +100,28 @@ class EnqueuedIds:
         self._counts[digest] = number = self._counts.get(digest, 0) + 1
         return digest, number
 
-    def _digest(self, task: Task) -> bytes:
+    def _digest(self, task: Task, place: Place | None) -> bytes:
         """What is the same in equal calls."""
         try:
             digest = self._builder.digest(task.func_path, task.args, task.kwargs)
         except SerializationError:
-            # Pickled objects have no bytes that are the same in each run: such calls are counted.
-            digest = ""
+            digest = self._pickle_digest(task)
         serializer = self._serializer
         if isinstance(serializer, SealedSerializer) and serializer.seal.is_encrypting:
             # The id can be read: without the key, no one may try out which arguments it was made from.
             digest = serializer.seal.unique_names(digest)[0]
-        return self._hash("call", task.func_path, task.queue, digest)
+        where = () if place is None else (place[0], str(place[1]))
+        return self._hash("call", task.func_path, task.queue, digest, *where)
+
+    def _pickle_digest(self, task: Task) -> str:
+        # If an object has another pickle in each run, its call is another one, and can be given a name.
+        # A number in its place would leave out calls when their order changes.
+        call = task.args, dict(sorted(task.kwargs.items()))
+        try:
+            return hashlib.sha256(encode_value(self._serializer, call)).hexdigest()
+        except SerializationError:
+            # It cannot be stored either, and the storage says why.
+            return ""
 
     def _id(self, digest: bytes, number: int) -> str:
         tail = hashlib.sha256(digest + number.to_bytes(8, "big")).digest()[:10]

@@ -449,6 +449,12 @@ def _marked(module_name: str, name: str, func: object) -> _Marked:
     return _Marked(f"{module_name}.{name}", f"{module_name}.{func.__qualname__}", names)
 
 
+def marked_methods(module: ModuleType) -> list[FunctionType]:
+    """The marked static methods of the classes that the module defines."""
+    values = list(_contents(module).items())
+    return [func for _, func in _marked_in_classes(module.__name__, "", values)]
+
+
 def _marked_in_classes(
     module_name: str, prefix: str, values: list[tuple[str, Any]]
 ) -> Iterator[tuple[str, Any]]:

@@ -42,6 +42,7 @@ from omniq.tasks.function_lookup import (
     is_refused,
     loaded_function,
     main_name,
+    marked_methods,
     why_unfit,
 )
 from omniq.tasks.options import Executor, Hook, SuccessHook, TaskOptions, check_options
@@ -119,8 +120,8 @@ def options_of(func: Callable[..., Any]) -> TaskOptions:
     return options if isinstance(options, TaskOptions) else _NO_OPTIONS
 
 
-def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the function, or those that a module defines with a schedule."""
+def functions_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the function, or those that a module defines."""
     if not isinstance(source, ModuleType):
         return [source]
     own = [
@@ -128,11 +129,7 @@ def declared_in(source: ModuleType | Callable[..., Any]) -> list[Callable[..., A
         for value in vars(source).values()
         if isinstance(value, FunctionType) and value.__module__ == source.__name__
     ]
-    return [func for func in own if _has_schedule(options_of(func))]
-
-
-def _has_schedule(options: TaskOptions) -> bool:
-    return bool(options.cron or options.interval or options.schedules)
+    return [*own, *marked_methods(source)]
 
 
 def path_of(func: Callable[..., Any] | str) -> str:
@@ -211,9 +208,11 @@ def pass_to_queue(
 ) -> None:
     """Note that this process has passed the function to a queue: its own pools may then run it.
 
-    Warns when other workers will not.
+    Warns when other workers will not. A function with a name is noted by its path: a name is none, and
+    nothing is imported by it.
     """
-    if func_path not in passed:
+    path = func_path if isinstance(func, str) else own_path_of(func)
+    if path not in passed:
         if warning := why_not_elsewhere(func, func_path):
             code = getattr(func, "__code__", None)
             if code is None:
@@ -222,7 +221,7 @@ def pass_to_queue(
                 # The place to mend. The call may also be in another thread, that of the synchronous API.
                 place = code.co_filename, code.co_firstlineno
                 warnings.warn_explicit(warning, UnmarkedFunctionWarning, *place)
-        passed.add(func_path)
+        passed.add(path)
 
 
 def why_not_elsewhere(func: Callable[..., Any] | str, func_path: str) -> str | None:
@@ -280,6 +279,8 @@ class FunctionCache:
         self._failed_imports: dict[str, str] | None = None
         # The paths of the functions that have a name, by name. Replaced, never changed.
         self._paths: dict[str, str] = {}
+        # Of the names that were resolved: they mean the same function from then on.
+        self._own_paths: dict[str, str] = {}
         self._lock = threading.Lock()
         self._seen = -1
         self._seen_marked: frozenset[str] | None = None
@@ -324,7 +325,7 @@ class FunctionCache:
 
     def own_path(self, func_path: str) -> str:
         """The path from which to import the function, if `func_path` is a name; else the same text."""
-        return self._paths.get(func_path, func_path)
+        return self._own_paths.get(func_path) or self._paths.get(func_path, func_path)
 
     def _mine(self, paths: Sequence[str]) -> Sequence[str]:
         return paths if self._allow is None else [path for path in paths if self._names(path)]
@@ -401,7 +402,12 @@ class FunctionCache:
 
     def _find(self, func_path: str) -> Callable[..., Any]:
         if (own_path := self._paths.get(func_path)) is not None:
+            self._own_paths[func_path] = own_path
             func_path = own_path
+        elif len(several := self._mine(self._marked.named.get(func_path, ()))) > 1:
+            # Found when a module was imported later: it could be either. Nor is it a path.
+            both = f"{several[0]} and {several[1]}"
+            raise FunctionNotFound(func_path, f"two functions have the name: {both}", elsewhere=True)
         if self._allow is None:
             # What this process has enqueued by its path, this process may also import.
             is_passed = func_path in self._passed

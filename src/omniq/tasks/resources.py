@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -19,6 +20,7 @@ from omniq.errors import InvalidTask
 Scope = Literal["worker", "run"]
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_UNIONS = (typing.Union, types.UnionType)
 _VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -47,6 +49,13 @@ class Resource:
                 f"Resource({type(make).__name__}): expected the function that makes it; pass the "
                 "function, do not call it"
             )
+        try:
+            hash(make)
+        except TypeError:
+            raise InvalidTask(
+                f"Resource({type(make).__name__}): tasks share what the same function makes, and this "
+                "object has no hash; pass a function"
+            ) from None
         if self.scope not in get_args(Scope):
             raise InvalidTask(f"scope {self.scope!r}: expected 'worker' or 'run'")
 
@@ -57,11 +66,12 @@ class Resource:
 
     def open(self, *args: Any, **kwargs: Any) -> Any:
         """Call `make`; a generator becomes a context manager."""
-        if inspect.isasyncgenfunction(self.make):
-            return contextlib.asynccontextmanager(self.make)(*args, **kwargs)
-        if inspect.isgeneratorfunction(self.make):
-            return contextlib.contextmanager(self.make)(*args, **kwargs)
-        return self.make(*args, **kwargs)
+        made = self.make(*args, **kwargs)
+        if inspect.isasyncgen(made):
+            return contextlib.asynccontextmanager(lambda: made)()
+        if inspect.isgenerator(made):
+            return contextlib.contextmanager(lambda: made)()
+        return made
 
 
 class _Injected:
@@ -96,7 +106,11 @@ def resource_of(hint: Any) -> Resource | None:
     """Return the resource that an annotation names; None for an ordinary one."""
     if type(hint).__name__ == "TypeAliasType":
         hint = hint.__value__
-    if typing.get_origin(hint) is not Annotated:
+    origin = typing.get_origin(hint)
+    if origin in _UNIONS:
+        # Annotated[Pool, Resource(make_pool)] | None: a worker makes it all the same.
+        return next(filter(None, map(resource_of, get_args(hint))), None)
+    if origin is not Annotated:
         return None
     for mark in reversed(hint.__metadata__):
         if isinstance(mark, Resource):

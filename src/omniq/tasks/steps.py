@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -42,6 +43,12 @@ _MOST_NAMES = 20
 _NO_ID = "step"
 _UNTIL_SEALED = 60.0
 """Seconds after which a task whose checkpoint waits to be sealed looks at it again."""
+
+Place = tuple[str, int]
+"""The name of a step and -1, or that of a cursor and the number of its item."""
+
+PLACE: ContextVar[Place | None] = ContextVar("omniq_place", default=None)
+"""The step or the item of a cursor that runs here. A later run may leave out what is finished."""
 
 
 class WorkerServices(Protocol):

@@ -18,7 +18,7 @@ import msgspec
 
 from omniq.errors import InvalidTask
 from omniq.models import Task, check_key
-from omniq.tasks.steps import await_or_block, has_event_loop, run_on_loop_of
+from omniq.tasks.steps import PLACE, Place, await_or_block, has_event_loop, run_on_loop_of
 
 if TYPE_CHECKING:
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle
@@ -52,12 +52,14 @@ _Call = tuple[_Function, tuple[Any, ...], dict[str, Any]]
 class NewTasks(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one `ctx.enqueue` or `ctx.enqueue_many`, as tasks.
 
-    `has_id`: the caller chose the id, with `task_id`. Otherwise the tasks get other ids.
+    `has_id`: the caller chose the id, with `task_id`. Otherwise the tasks get other ids. `place` is the
+    step, or the item of a cursor, that makes the calls.
     """
 
     tasks: Sequence[Task]
     name: str | None = None
     has_id: bool = False
+    place: Place | None = None
 
 
 class TaskEnqueuer:
@@ -215,7 +217,7 @@ async def enqueue_calls(
         for each in calls
     ]
     has_id = call is not None and call.task_id is not None
-    new = NewTasks(tasks=tasks, name=name, has_id=has_id)
+    new = NewTasks(tasks=tasks, name=name, has_id=has_id, place=PLACE.get())
     ids = await run_on_loop_of(services, context.enqueue_new(new))
     return [
         services.handle(task_id, builder.types_of(func), blocking=not has_event_loop())

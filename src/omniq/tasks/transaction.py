@@ -79,11 +79,14 @@ class Transaction:
         context.connection, self._enqueued = _OPENING, context.enqueued
         if context.enqueued is not None:
             context.enqueued = context.enqueued.copy()
-        try:
-            context.connection = connection = await transaction.__aenter__()
-        except BaseException:
-            self._leave()
-            raise
+        context.connection_lock = asyncio.Lock()
+        # What is enqueued meanwhile waits for the connection.
+        async with context.connection_lock:
+            try:
+                context.connection = connection = await transaction.__aenter__()
+            except BaseException:
+                self._leave()
+                raise
         self._entered = transaction
         return connection
 

@@ -346,6 +346,7 @@ class Model:
             if old.task.unique is not None and record.task.unique == old.task.unique:
                 raise DuplicateTask(record.task.id)
         del self.tasks.dead[task_id]
+        self.tasks.hooks.pop(task_id, None)
         self.tasks.finished.pop(task_id, None)
         if from_start:
             self.tasks.checkpoints.pop(task_id, None)
@@ -364,6 +365,7 @@ class Model:
         if task_id not in self.tasks.dead:
             return False
         del self.tasks.dead[task_id]
+        self.tasks.hooks.pop(task_id, None)
         self.tasks.checkpoints.pop(task_id, None)
         return True
 
@@ -375,6 +377,16 @@ class Model:
             if dead_letter.last_failure < older_than
         ]
         return sum(self.delete_dead(task_id) for task_id in old)
+
+    def take_hook(self, owner: Owner, task_id: str) -> bool:
+        if task_id not in self.tasks.hooks:
+            return False
+        self.tasks.hooks[task_id][0] = owner.name
+        return True
+
+    def end_hook(self, task_id: str, token: int) -> None:
+        if task_id in self.tasks.hooks and self.tasks.hooks[task_id][1] == token:
+            del self.tasks.hooks[task_id]
 
     def report_progress(self, owner: Owner, report: Progress) -> None:
         if self.held_by(owner.name).get(report.task_id) == report.token:

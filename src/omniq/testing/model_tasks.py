@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -99,6 +100,8 @@ class ModelTasks:
         self.dead: dict[str, tuple[DeadLetter, Record]] = {}
         self.checkpoints: dict[str, bytes] = {}
         self.progress: dict[str, Progress] = {}
+        self.hooks: dict[str, list[Any]] = {}
+        """The pending hooks of dead letters: owner, token and reason."""
 
     # Reading
 
@@ -152,7 +155,9 @@ class ModelTasks:
                 if outcome.next_eta is not None and record.repeats:
                     self._fail_and_repeat(record, outcome, outcome.next_eta)
                     return
-                self._finish_failed(record, outcome.error, outcome.reason, how, by_owner=True)
+                self._finish_failed(
+                    record, outcome.error, outcome.reason, how, by_owner=True, hook=outcome.hook
+                )
             case Cancelled():
                 self.finish_cancelled(record, outcome.reason, by_owner=True)
             case Retried():
@@ -225,8 +230,17 @@ class ModelTasks:
         )
 
     def _finish_failed(
-        self, record: Record, error: TaskError, reason: str, how: str, *, by_owner: bool
+        self,
+        record: Record,
+        error: TaskError,
+        reason: str,
+        how: str,
+        *,
+        by_owner: bool,
+        hook: str | None = "",
     ) -> None:
+        if hook is not None:
+            self.hooks[record.task.id] = [hook, record.token, reason]
         if record.status is RUNNING:
             self._charge(record, error, how)
         dead_letter = DeadLetter(

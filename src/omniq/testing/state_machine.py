@@ -458,6 +458,27 @@ class StorageStateMachine(RuleBasedStateMachine):
             lambda: self._model.retry_dead(task_id, from_start=from_start),
         )
 
+    @step(1, needs="_ids", slot=SLOT, back=BACK)
+    def take_hook(self, slot: int, back: int) -> None:
+        task_id = self._some_dead(back)
+
+        async def take(storage: BaseStorage) -> bool:
+            hook = await storage.pending_hook(task_id)
+            return hook is not None and await storage.take_hook(hook)
+
+        self._compare(slot, take, lambda: self._model.take_hook(self._owners[slot], task_id))
+
+    @step(1, needs="_ids", slot=SLOT, back=BACK, is_current=MOSTLY_TRUE)
+    def end_hook(self, slot: int, back: int, is_current: bool) -> None:
+        task_id = self._some_dead(back)
+        _, token, _ = self._model.tasks.hooks.get(task_id, ("", 1, ""))
+        token += not is_current
+        self._compare(
+            slot,
+            lambda storage: storage.end_hook(task_id, token),
+            lambda: self._model.end_hook(task_id, token),
+        )
+
     @step(1, needs="_ids", slot=SLOT, back=BACK, is_dead=MOSTLY_TRUE)
     def delete_dead(self, slot: int, back: int, is_dead: bool) -> None:
         task_id = self._some_dead(back) if is_dead else self._some_id(back)

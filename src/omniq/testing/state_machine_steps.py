@@ -202,7 +202,7 @@ def outcome_of(spec: OutcomeSpec, claim: Claimed, *, now: datetime, repeats: boo
         "repeat": Succeeded(task_id, token, result, at if repeats else None),
         "retry": Retried(task_id, token, an_error(now), at),
         "hold": Retried(task_id, token, an_error(now)),
-        "fail": Failed(task_id, token, an_error(now), "broken"),
+        "fail": Failed(task_id, token, an_error(now), "broken", hook=""),
         "interrupt": Failed(task_id, token, an_error(now), "crashed"),
         "go_on": Failed(task_id, token, an_error(now), "broken", at if repeats else None),
         "reschedule": Rescheduled(task_id, token, at),

@@ -17,7 +17,7 @@ from omniq.models import Attempt, DeadLetter, Task, TaskError, TaskResult, Worke
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
-from omniq.storage.types import GivenBack
+from omniq.storage.types import GivenBack, PendingHook
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Owner
 
@@ -157,6 +157,8 @@ class StoreUnderTest:
                 return msgspec.structs.replace(value, error_details=details)
             case GivenBack():
                 return msgspec.structs.replace(value, owner=self._name(value.owner))
+            case PendingHook():
+                return [self._name(value.owner), value.token, value.reason]
             case WorkerInfo():
                 return msgspec.structs.replace(
                     value, id=self._name(value.id), running=list(value.running)
@@ -188,7 +190,7 @@ _STORE_VIEWS: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
 STORE_VIEWS = (*_STORE_VIEWS, "held_by")
 """The reads of a whole store, besides the list of its tasks."""
 
-_TASK_VIEWS = ("task", "result", "history", "dead", "checkpoint", "progress")
+_TASK_VIEWS = ("task", "result", "history", "dead", "checkpoint", "progress", "hook")
 
 
 def _task_reads(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
@@ -198,6 +200,7 @@ def _task_reads(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
     yield storage.get_dead(task_id)
     yield storage.load_checkpoint(task_id)
     yield storage.get_progress(task_id)
+    yield storage.pending_hook(task_id)
 
 
 def differences(seen: Any, wanted: Any, where: str) -> Iterator[str]:

@@ -38,6 +38,12 @@ def use_current_folder(names: Iterable[str], folder: Path | None = None) -> None
     _install()
 
 
+def named_folder() -> Path | None:
+    """The folder of the modules that a command or a settings file names; None in other programs."""
+    folders = [_split(entry)[1] for entry in sys.path if entry.startswith(_MARK)]
+    return Path(folders[0]) if folders else None
+
+
 def use_path(entries: list[str]) -> None:
     """Use the import path of the parent process."""
     sys.path[:] = entries
@@ -50,13 +56,19 @@ class _NamedModules:
     def __init__(self, entry: str) -> None:
         if not entry.startswith(_MARK):
             raise ImportError(entry)
-        names, _, self._folder = entry.removeprefix(_MARK).partition(" in ")
+        names, self._folder = _split(entry)
         self._names = frozenset(names.split(","))
 
     def find_spec(self, fullname: str, target: ModuleType | None = None, /) -> ModuleSpec | None:
         if fullname not in self._names:
             return None
         return PathFinder.find_spec(fullname, [self._folder], target)
+
+
+def _split(entry: str) -> tuple[str, str]:
+    """The names and the folder of such an entry."""
+    names, _, folder = entry.removeprefix(_MARK).partition(" in ")
+    return names, folder
 
 
 def _install() -> None:

@@ -81,6 +81,8 @@ class OpenLifespan:
         timer.daemon = True
         if on_block is not None:
             timer.start()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             async with asyncio.timeout(timeout) as limit:
                 manager = self._make()
@@ -88,6 +90,8 @@ class OpenLifespan:
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            if isinstance(error, LifespanFailed):
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
                 raise late from error
@@ -102,13 +106,30 @@ class OpenLifespan:
         finally:
             timer.cancel()
         self._manager = manager
+        if clock() - began > timeout:
+            # It has blocked the event loop, and `on_block` has reported that it failed.
+            with contextlib.suppress(Exception):
+                await self.leave()
+            raise late
         return state
 
     async def leave(self) -> None:
-        """Leave it, if it was entered."""
+        """Leave it, if it was entered. What ends the worker's event loop is raised as an `Exception`."""
         manager, self._manager = self._manager, None
-        if manager is not None:
+        if manager is None:
+            return
+        try:
             await manager.__aexit__(None, None, None)
+        except (Exception, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            # The other parts of the worker are still to be closed, the storage among them.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise TimeoutError(
+                    f"{self._name} was cut off at the end of the shutdown timeout"
+                ) from error
+            raise RuntimeError(f"{self._name} raised {error!r}") from error
 
     def _make(self) -> AbstractAsyncContextManager[Any]:
         made: Any = self._lifespan()
@@ -117,8 +138,8 @@ class OpenLifespan:
         if not hasattr(type(made), "__aenter__"):
             if inspect.iscoroutine(made):
                 made.close()
-            raise InvalidValue(
-                f"lifespan {self._name}: expected a function with @asynccontextmanager, which yields once"
+            raise LifespanFailed(
+                f"the lifespan {self._name}: expected a function with @asynccontextmanager, which yields once"
             )
         manager: AbstractAsyncContextManager[Any] = made
         return manager
@@ -131,7 +152,9 @@ def _ignore(_: LifespanFailed) -> None:
 def lifespan_of(given: Lifespan | str) -> Lifespan:
     """Return the lifespan; one that is given by its path is imported. Raises `SettingsError`."""
     found = object_at("lifespan", given) if isinstance(given, str) else given
-    if not callable(found):
+    # What @asynccontextmanager returns when it is called is callable, too: it is also a decorator.
+    is_called = not isinstance(found, type) and hasattr(type(found), "__aenter__")
+    if not callable(found) or is_called:
         raise InvalidValue(
             f"lifespan={given!r}: expected a function with @asynccontextmanager; pass the function, "
             "do not call it"

@@ -13,6 +13,7 @@ it raises is the run's. It can neither replace the result nor hide an exception 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
@@ -83,6 +84,8 @@ class _Run:
 
 def name_of(middleware: object) -> str:
     """The path of a middleware, or of a lifespan, for people."""
+    if isinstance(middleware, functools.partial):
+        middleware = middleware.func
     kind = middleware if hasattr(middleware, "__qualname__") else type(middleware)
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -100,15 +103,25 @@ def middleware_of(given: Sequence[Middleware | str]) -> tuple[Middleware, ...]:
 def _middleware_of(given: Middleware | str) -> Middleware:
     found: Any = object_at("middleware", given) if isinstance(given, str) else given
     if isinstance(found, type):
-        found = found()
-    call = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
-    if not callable(found) or not inspect.iscoroutinefunction(call):
+        found = _made(found, given)
+    calls = (found, getattr(found, "__call__", None))  # noqa: B004
+    if not callable(found) or not any(map(inspect.iscoroutinefunction, calls)):
         raise InvalidValue(
             f"middleware {given!r}: expected async def around(ctx, call_next), or an object with such "
             "a method __call__"
         )
     middleware: Middleware = found
     return middleware
+
+
+def _made(kind: type, given: Middleware | str) -> Any:
+    try:
+        return kind()
+    except TypeError as error:
+        raise InvalidValue(
+            f"middleware {given!r}: the class is called without arguments, and that fails: {error}; make "
+            "an object of it at the top of a module, and give that or its path"
+        ) from error
 
 
 def object_at(setting: str, path: str) -> Any:

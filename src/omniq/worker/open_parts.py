@@ -95,7 +95,10 @@ def make_execution(
         lifespan=config.lifespan,
     )
     parts.on_exit("close processes", processes.close)
-    resources = WorkerResources(lambda name, error: parts.report(f"close resource {name}", error))
+    resources = WorkerResources(
+        lambda name, error: parts.report(f"close resource {name}", error),
+        storage.settings.start_timeout,
+    )
     parts.on_exit("close resources", resources.close)
     return Execution(
         functions,

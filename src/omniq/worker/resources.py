@@ -110,6 +110,9 @@ def _function_of(make: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(make, type):
         found: Callable[..., Any] = make.__init__  # type: ignore[misc]
         return found
+    if not inspect.isroutine(make):
+        called: Callable[..., Any] = type(make).__call__
+        return called
     return make
 
 
@@ -197,12 +200,14 @@ class WorkerResources:
     """Makes the resources of a worker process, on the event loop that it is made in.
 
     Each has an asyncio task that makes it, waits, and closes it: some libraries insist that the same
-    task does both. A run that is cancelled does not end the making; other runs wait for it too.
+    task does both. A run that is cancelled does not end the making; other runs wait for it too. One that
+    hangs ends after `timeout` seconds, and the next run tries again.
     """
 
-    def __init__(self, report: Callable[[str, Exception], None]) -> None:
+    def __init__(self, report: Callable[[str, Exception], None], timeout: float) -> None:
         """`report(name, error)` is called when closing a resource fails."""
         self._report = report
+        self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         # Not the context of the run that is first: what belongs to that run must not leak into others.
         self._context = contextvars.copy_context()
@@ -251,7 +256,7 @@ class WorkerResources:
                     name: await self.get(each, needs_of(each), place)
                     for name, each in needs.resources
                 }
-                value = await enter(stack, place, partial(resource.open, **values))
+                value = await self._enter(stack, place, resource, values)
                 self._made.append(keeper)
                 keeper.made.set_result(value)
                 await keeper.closing.wait()
@@ -265,6 +270,21 @@ class WorkerResources:
             keeper.made.set_exception(_raisable(error, resource))
             # Marks it as retrieved: the run that waited may have been cancelled.
             keeper.made.exception()
+
+
+    async def _enter(
+        self, stack: AsyncExitStack, place: Place, resource: Resource, values: dict[str, Any]
+    ) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                return await enter(stack, place, partial(resource.open, **values))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(
+                f"the resource {resource.name} was not made within {self._timeout:g} s (setting "
+                "start_timeout)"
+            ) from error
 
 
 class _Keeper:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from datetime import datetime
 from typing import Any, TypeVar
 
 from omniq._portal import Portal
 from omniq.durations import Duration
-from omniq.models import Progress, TaskStatus
+from omniq.models import Progress, Task, TaskStatus
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.storage.base import BaseStorage
 from omniq.tasks.function_types import FunctionTypes
@@ -52,6 +53,20 @@ class OtherLoopHandle(AsyncTaskHandle[R]):
 
     async def cancel(self) -> bool:
         return await run_on_loop_of(self._services, super().cancel())
+
+    async def change(
+        self,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        eta: datetime | None = None,
+        delay: Duration | None = None,
+    ) -> Task:
+        change = super().change(priority=priority, queue=queue, eta=eta, delay=delay)
+        return await run_on_loop_of(self._services, change)
+
+    async def run_now(self) -> Task:
+        return await run_on_loop_of(self._services, super().run_now())
 
     async def progress(self) -> Progress | None:
         return await run_on_loop_of(self._services, super().progress())

@@ -99,11 +99,17 @@ class TaskServices:
         return stored
 
     async def _store(self, tasks: list[Task], nonce: str, context: TaskContext) -> list[str]:
-        storage, connection = self.storage, context.connection
-        if connection is not None:
-            # That of a thread stands for one that belongs to this event loop.
-            connection = getattr(connection, "async_connection", connection)
-            return await storage.enqueue_within(connection, tasks, nonce=nonce)
+        storage = self.storage
+        if context.in_transaction:
+            # A connection does one thing at a time, and coroutines and threads may enqueue at the same time.
+            async with context.connection_lock:
+                connection = context.connection
+                if connection is not None:
+                    # That of a thread stands for one that belongs to this event loop.
+                    connection = getattr(connection, "async_connection", connection)
+                    return await storage.enqueue_within(connection, tasks, nonce=nonce)
+            # The transaction ended while this call waited.
+            context.check_incomplete()
         return await self._retrying("enqueue", lambda: storage.enqueue_many(tasks, nonce=nonce))
 
     def handle(

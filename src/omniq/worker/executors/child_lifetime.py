@@ -31,12 +31,20 @@ class ChildLifetime:
     """Enters the lifespan before the first task, makes resources, and closes all at the end."""
 
     def __init__(
-        self, lifespan: str | None, state: LifespanState, report: Callable[[str, Exception], None]
+        self,
+        lifespan: str | None,
+        state: LifespanState,
+        report: Callable[[str, Exception], None],
+        timeout: float,
     ) -> None:
-        """`lifespan` is its path. `report(name, error)` is called when closing fails."""
+        """`lifespan` is its path. `report(name, error)` is called when closing fails.
+
+        Entering the lifespan may take `timeout` seconds, and so may making each resource.
+        """
         self._path = lifespan
         self._state = state
         self._report = report
+        self._timeout = timeout
         self._runner: asyncio.Runner | None = None
         self._resources: WorkerResources | None = None
         self._injectors: dict[Callable[..., Any], Injector] = {}
@@ -91,11 +99,14 @@ class ChildLifetime:
     def _made_resources(self) -> WorkerResources:
         if self._resources is None:
             self._runner = asyncio.Runner()
-            self._resources = self._runner.run(self._make_resources())
+            # A new context: what belongs to the first task must not leak into what outlives it.
+            self._resources = self._runner.run(
+                self._make_resources(), context=contextvars.Context()
+            )
         return self._resources
 
     async def _make_resources(self) -> WorkerResources:
-        return WorkerResources(self._report)
+        return WorkerResources(self._report, self._timeout)
 
 
 async def _wait_for(value: Any) -> Any:

@@ -78,6 +78,7 @@ class Parent:
         self._socket = sock
         self._lock = threading.Lock()
         self._asking = threading.Lock()
+        self._is_running = False
 
     def receive(self) -> bytes | None:
         """The next message; None when the parent has ended."""
@@ -89,9 +90,25 @@ class Parent:
         with self._lock:
             self._socket.sendall(HEADER.pack(len(message)) + message)
 
-    def ask(self, request: Reply) -> bytes:
-        """Send the request and wait for its reply. The parent sends nothing else during a run."""
+    def begin_run(self) -> None:
+        self._is_running = True
+        self.send(Reply(has_started=True))
+
+    def end_run(self, reply: Reply) -> None:
+        """Send how the run ended. From then on, threads that it has left running cannot ask."""
+        # First: a thread that asks again and again would keep the lock.
+        self._is_running = False
         with self._asking:
+            self.send(reply)
+
+    def ask(self, request: Reply) -> bytes:
+        """Send the request and wait for its reply. The parent sends nothing else during a run.
+
+        Between two runs its next message is not a reply, and belongs to the main thread.
+        """
+        with self._asking:
+            if not self._is_running:
+                raise StorageClosed("the task has ended")
             self.send(request)
             message = self.receive()
         if message is None:
@@ -138,7 +155,7 @@ class ChildServices:
                 f"enqueue_many: {len(tasks)} calls take {size:,} bytes, and {self._max_message:,} can "
                 "be sent to the worker at once; enqueue fewer in one call"
             )
-        return self._ask_about(EnqueueRequest(tasks, new.name, new.has_id)).ids
+        return self._ask_about(EnqueueRequest(tasks, new.name, new.has_id, new.place)).ids
 
     def handle(
         self, task_id: str, types: FunctionTypes | None, *, blocking: bool
@@ -319,16 +336,17 @@ def _serve_all(parent: Parent) -> None:
     codec = config.codec()
     rules = () if config.rules is None else (config.rules.rules(),)
     state = LifespanState() if config.why_no_state is None else LifespanState(config.why_no_state)
-    lifetime = ChildLifetime(config.lifespan, state, _report_unclosed)
-    services = ChildServices(parent, codec, Settings(**config.settings), state)
+    settings = Settings(**config.settings)
+    lifetime = ChildLifetime(config.lifespan, state, _report_unclosed, settings.start_timeout)
+    services = ChildServices(parent, codec, settings, state)
     server = TaskServer(services, codec, rules, lifetime)
     while (message := parent.receive()) is not None:
         request = decode_request(message)
-        parent.send(Reply(has_started=True))
+        parent.begin_run()
         reply = server.serve(request)
         if not lifetime.is_empty:
             reply = msgspec.structs.replace(reply, needs_closing=True)
-        parent.send(reply)
+        parent.end_run(reply)
     lifetime.close()
 
 

@@ -7,7 +7,9 @@ this run, and about no others.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any, Literal, TypeVar, assert_never, cast
 
 import msgspec
@@ -23,6 +25,7 @@ from omniq.errors import (
     StaleClaim,
     StorageError,
     TaskNotFound,
+    TaskNotWaiting,
 )
 from omniq.models import Progress, Task, TaskResult
 from omniq.operations.handle import AsyncTaskHandle, TaskHandle
@@ -30,7 +33,7 @@ from omniq.serialization import Serializer, internal_decoder
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext
 from omniq.tasks.function_types import FunctionTypes
-from omniq.tasks.steps import has_event_loop, run_without_loop
+from omniq.tasks.steps import Place, has_event_loop, run_without_loop
 from omniq.tasks.task_enqueuer import NewTasks
 
 _T = TypeVar("_T")
@@ -38,7 +41,7 @@ _T = TypeVar("_T")
 _LONGEST_WAIT = 0.5
 """Seconds that the worker waits for a result before it answers: it answers one question at a time."""
 
-Question = Literal["task", "result", "cancel", "progress"]
+Question = Literal["task", "result", "cancel", "change", "run_now", "progress"]
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True):
@@ -47,14 +50,18 @@ class EnqueueRequest(msgspec.Struct, frozen=True):
     tasks: list[bytes]
     name: str | None
     has_id: bool
+    place: Place | None
 
 
 class TaskQuestion(msgspec.Struct, frozen=True):
-    """A child asks about a task that it has enqueued, or asks to cancel it."""
+    """A child asks about a task that it has enqueued, or asks to cancel or change it."""
 
     question: Question
     task_id: str
     seconds: float = 0.0
+    priority: int | None = None
+    queue: str | None = None
+    eta: datetime | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -63,12 +70,15 @@ class Refusal(msgspec.Struct, frozen=True):
     kind: str
     message: str
     number: int = 0
+    status: str = ""
 
     @classmethod
     def of(cls, error: OmniqError) -> Refusal:
         match error:
             case DuplicateTask() | TaskNotFound():
                 return cls(type(error).__name__, error.task_id)
+            case TaskNotWaiting():
+                return cls("TaskNotWaiting", error.task_id, status=error.status)
             case StaleClaim():
                 return cls("StaleClaim", error.task_id, error.token or 0)
             case QueueFull():
@@ -86,6 +96,8 @@ class Refusal(msgspec.Struct, frozen=True):
                 return DuplicateTask(self.message)
             case "TaskNotFound":
                 return TaskNotFound(self.message)
+            case "TaskNotWaiting":
+                return TaskNotWaiting(self.message, self.status)
             case "StaleClaim":
                 return StaleClaim(self.message, self.number)
             case "QueueFull":
@@ -134,7 +146,7 @@ class RunAnswers:
 
     async def _enqueue(self, request: EnqueueRequest) -> Answer:
         tasks = [self._codec.decode_task(task) for task in request.tasks]
-        new = NewTasks(tasks=tasks, name=request.name, has_id=request.has_id)
+        new = NewTasks(tasks=tasks, name=request.name, has_id=request.has_id, place=request.place)
         ids = await self._context.enqueue_new(new)
         self._enqueued.update(ids)
         return Answer(ids=ids)
@@ -153,6 +165,14 @@ class RunAnswers:
                 return Answer(result=None if result is None else self._codec.encode_result(result))
             case "cancel":
                 return Answer(is_cancelled=await storage.cancel(task_id))
+            case "change":
+                changed = await storage.change_task(
+                    task_id, priority=request.priority, queue=request.queue, eta=request.eta
+                )
+                return Answer(task=self._codec.encode_task(changed))
+            case "run_now":
+                changed = await storage.run_task_now(task_id)
+                return Answer(task=self._codec.encode_task(changed))
             case "progress":
                 return Answer(progress=await storage.get_progress(task_id))
             case _:
@@ -170,7 +190,7 @@ class ChildTasks:
     def __init__(self, ask: Ask, codec: Serializer, clock: Clock) -> None:
         self._ask = ask
         self._codec = codec
-        self._clock = clock
+        self.clock = clock
 
     async def get_task(self, task_id: str) -> Task | None:
         task = self._ask(TaskQuestion("task", task_id)).task
@@ -179,21 +199,39 @@ class ChildTasks:
     async def cancel(self, task_id: str) -> bool:
         return self._ask(TaskQuestion("cancel", task_id)).is_cancelled
 
+    async def change_task(
+        self, task_id: str, *, priority: int | None, queue: str | None, eta: datetime | None
+    ) -> Task:
+        asked = TaskQuestion("change", task_id, priority=priority, queue=queue, eta=eta)
+        return self._codec.decode_task(self._ask(asked).task or b"")
+
+    async def run_task_now(self, task_id: str) -> Task:
+        return self._codec.decode_task(self._ask(TaskQuestion("run_now", task_id)).task or b"")
+
     async def get_progress(self, task_id: str) -> Progress | None:
         return self._ask(TaskQuestion("progress", task_id)).progress
 
     async def wait_for_result(self, task_id: str, timeout: float | None) -> TaskResult | None:
+        is_over = threading.Event()
+
         def wait() -> TaskResult | None:
-            end = None if timeout is None else self._clock.monotonic() + timeout
-            while True:
-                left = _LONGEST_WAIT if end is None else end - self._clock.monotonic()
+            end = None if timeout is None else self.clock.monotonic() + timeout
+            while not is_over.is_set():
+                left = _LONGEST_WAIT if end is None else end - self.clock.monotonic()
                 answer = self._ask(TaskQuestion("result", task_id, max(0.0, left)))
                 if answer.result is not None:
                     return self._codec.decode_result(answer.result)
                 if left <= 0 or self._ask(TaskQuestion("task", task_id)).task is None:
                     return None
+            return None
 
-        return await asyncio.to_thread(wait) if has_event_loop() else wait()
+        if not has_event_loop():
+            return wait()
+        try:
+            return await asyncio.to_thread(wait)
+        finally:
+            # A caller that was cancelled waits no longer: the end of the event loop waits for the thread.
+            is_over.set()
 
 
 class _ChildPortal(Portal):

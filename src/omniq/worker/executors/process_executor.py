@@ -48,8 +48,8 @@ from omniq.worker.lifespan import Lifespan, importable_path
 # read.
 _SECRETS = re.compile(r"OMNIQ_(URL|\w*KEYS?|DASHBOARD_\w+)")
 
-_BUILD_SETTINGS = ("default_max_retries", "max_payload", "retry", "queues")
-"""The settings that a task is built by which a child enqueues. None of them is a secret."""
+_CHILD_SETTINGS = ("default_max_retries", "max_payload", "retry", "queues", "start_timeout")
+"""What a child builds the tasks by that it enqueues, and how long it may start. None is a secret."""
 
 _TRIES = 3
 """How many children may die before a run has started: the task did not cause that."""
@@ -94,7 +94,7 @@ class ProcessExecutor:
             max_payload=settings.max_payload,
             # For this pool alone: a task must not get the key of the storage.
             pickle_key=clock.new_id() + clock.new_id() if pickles else None,
-            settings={name: settings.as_data()[name] for name in _BUILD_SETTINGS},
+            settings={name: settings.as_data()[name] for name in _CHILD_SETTINGS},
             rules=None if errors is None else EncodedRules.of(errors),
             # In a program of the user, the child's lines belong to that program.
             log=None if log.current_console() is None else log.child_config(),

@@ -28,6 +28,8 @@ NOT_FOUND = 3
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 _show_warning = warnings.showwarning
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 _EXIT_SECONDS = 5.0
 """Seconds the interpreter has to exit; it does not wait longer for threads of the application."""
 
@@ -109,15 +111,19 @@ def exit_process(code: int, *, at_once: bool = False) -> NoReturn:
 def end_by_sigterm() -> None:
     """Exit with 0 at SIGTERM, until the worker has its own handlers: it has not claimed anything yet."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    # `restart_process` has blocked it: what arrived since then ends this process now.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    unblock_signals()
+
+
+def unblock_signals() -> None:
+    """End what `restart_process` began: a signal that arrived since then is handled now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
 def restart_process() -> NoReturn:
     """Replace this process by a new one with the same command line."""
     flush()
-    # The new program has no handler at first, and would die of the signal. It inherits the mask.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    # The new program has no handlers at first, and would die of a signal. It inherits the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from omniq.errors import OmniqError, SettingsError, UnguardedModule
 from omniq.import_guard import importing
 from omniq.log.user_frames import where
+from omniq.worker.import_path import named_folder
 from omniq.worker.process.task_modules import modules_with_tasks
 
 
@@ -76,7 +77,7 @@ def _user_line(error: BaseException) -> str:
 
 
 def _where_it_is(name: str) -> str:
-    here = Path.cwd()
+    here = named_folder() or Path.cwd()
     first = name.partition(".")[0]
     if (here / "src" / first).exists() or (here / "src" / f"{first}.py").exists():
         return f"it is in {here / 'src'}: install your project, or set PYTHONPATH=src"

@@ -425,8 +425,7 @@ class Worker:
         before = {number: signals.getsignal(number) for number in _stop_signals()}
         for number in before:
             signals.signal(number, self._on_signal)
-        # A process that has replaced itself has blocked it until now: see `console.restart_process`.
-        signals.pthread_sigmask(signals.SIG_UNBLOCK, (signals.SIGTERM,))
+        console.unblock_signals()
         if signals.SIGHUP not in before:
             before[signals.SIGHUP] = signals.signal(signals.SIGHUP, signals.SIG_IGN)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +21,8 @@ def _search(package: str, folders: Iterable[str], seen: set[Path]) -> Iterator[s
             # Links can make a circle.
             continue
         seen.add(place)
-        for found in pkgutil.iter_modules([folder]):
+        modules = list(pkgutil.iter_modules([folder]))
+        for found in modules:
             name = f"{package}.{found.name}"
             source = (
                 place / found.name / "__init__.py" if found.ispkg else place / f"{found.name}.py"
@@ -32,6 +33,25 @@ def _search(package: str, folders: Iterable[str], seen: set[Path]) -> Iterator[s
                 yield name
             if found.ispkg:
                 yield from _search(name, [str(place / found.name)], seen)
+        for name in _plain_folders(place, {found.name for found in modules}):
+            yield from _search(f"{package}.{name}", [str(place / name)], seen)
+
+
+def _plain_folders(place: Path, modules: Container[str]) -> list[str]:
+    """The folders that Python imports from without an `__init__.py`, but not before a module of that name."""
+    try:
+        return [
+            each.name
+            for each in place.iterdir()
+            if each.name.isidentifier()
+            and each.name not in modules
+            and not each.name.startswith("__")
+            and each.name != "node_modules"
+            and not _is_test(each.name)
+            and each.is_dir()
+        ]
+    except OSError:
+        return []
 
 
 def _is_test(name: str) -> bool:
