@@ -188,6 +188,16 @@ def test_burst_with_nothing_to_do_says_so(run_worker):
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_burst_does_not_wait_for_a_server_that_is_unreachable(folder, processes):
+    options = ("--burst", "--processes", processes, "--url", "redis://localhost:1/0")
+    ended = run_once(folder, "worker", "tasks", *options)
+
+    assert ended.returncode == 1
+    assert "Connection refused" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_signal_ends_a_burst(run_worker, queue, folder, processes):
     handle = queue.enqueue("tasks.await_for", str(folder / "never"))
     worker = run_worker("--burst", "--processes", processes, "--shutdown-timeout", "0.5")

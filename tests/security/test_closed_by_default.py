@@ -40,6 +40,7 @@ from tests.security.worker_entries import (
     OPEN,
     plant,
     through_async_pool,
+    through_lifespan,
     through_worker,
 )
 
@@ -249,8 +250,9 @@ async def test_only_tasks_and_public_functions_of_the_named_modules_run(entry, m
         assert (await storage.stats()).dead == 0
 
     expected = set(ALLOWED[modules])
-    if entry is through_worker and any(name in (SHOP, "tests.security") for name in modules):
-        # `Worker` imports the modules with tasks below a package when it starts.
+    is_importing = entry in (through_worker, through_lifespan)
+    if is_importing and any(name in (SHOP, "tests.security") for name in modules):
+        # These import the modules with tasks below a package when they start.
         expected.add("not_imported.marked")
     assert sorted(shop.RAN) == sorted(expected)
     is_imported = f"{SHOP}.not_imported" in sys.modules

@@ -210,7 +210,8 @@ async def in_steps(ctx: TaskContext) -> None:
     """Each run begins after the steps of the one before."""
     await ctx.step("first", _enqueue_seven, ctx)
     await ctx.sleep(0.01)
-    await ctx.step("second", _enqueue_seven_blocking, ctx)
+    in_thread_of_the_worker: Any = ctx.step("second", _enqueue_seven_blocking, ctx)
+    await in_thread_of_the_worker
     await ctx.sleep(0.01)
     await ctx.enqueue(leaf, 7)
 
@@ -368,7 +369,7 @@ async def at_once_in_transaction(ctx: TaskContext) -> None:
 
 
 async def _enqueue_while_opening(ctx: TaskContext) -> None:
-    while not ctx.in_transaction:
+    while not ctx.in_transaction:  # noqa: ASYNC110 - no event says so
         await asyncio.sleep(0)
     await ctx.enqueue(leaf, 4)
 

@@ -11,7 +11,16 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from omniq import INJECTED, Resource, Task, TaskContext, TaskResult, task
+from omniq import (
+    INJECTED,
+    OmniqError,
+    Resource,
+    Task,
+    TaskContext,
+    TaskResult,
+    current_task,
+    task,
+)
 
 if TYPE_CHECKING:
     from collections import UserList
@@ -100,6 +109,38 @@ async def broken_teardown() -> AsyncIterator[str]:
     yield "fine"
     note("teardown")
     raise RuntimeError("the teardown is broken")
+
+
+@contextlib.asynccontextmanager
+async def exiting_teardown() -> AsyncIterator[str]:
+    yield "fine"
+    note("teardown")
+    raise SystemExit(4)
+
+
+@contextlib.asynccontextmanager
+async def cancelled_teardown() -> AsyncIterator[str]:
+    """Awaits a task that it has cancelled, which raises CancelledError."""
+    beat = asyncio.create_task(asyncio.sleep(3600))
+    yield "fine"
+    note("teardown")
+    beat.cancel()
+    await beat
+
+
+@contextlib.asynccontextmanager
+async def hanging_teardown() -> AsyncIterator[str]:
+    yield "fine"
+    note("teardown")
+    await asyncio.sleep(3600)
+
+
+@contextlib.asynccontextmanager
+async def entered_late() -> AsyncIterator[str]:
+    time.sleep(1)  # noqa: ASYNC251 - it blocks the event loop on purpose
+    note("entered late")
+    yield "late"
+    note("left")
 
 
 def not_a_lifespan() -> str:
@@ -194,6 +235,34 @@ def swallow() -> Iterator[str]:
 async def hang() -> str:
     await asyncio.sleep(3600)
     return "never"
+
+
+def make_report(number: object) -> Iterator[str]:
+    yield f"report of {number}"
+
+
+async def make_report_async(number: object) -> AsyncIterator[str]:
+    yield f"report of {number}"
+
+
+class MakeReport:
+    def __call__(self, number: Annotated[int, Resource(make_number)]) -> Iterator[str]:
+        return make_report(number)
+
+
+@dataclass
+class Unhashable:
+    """A dataclass that can be compared has no hash."""
+
+    def __call__(self) -> int:
+        return 1
+
+
+def find_owner() -> str:
+    try:
+        return current_task().task_id
+    except OmniqError:
+        return "no task"
 
 
 def need_itself(other: Annotated[str, Resource(lambda: "")]) -> str:
@@ -346,6 +415,16 @@ async def make_stubborn() -> AsyncIterator[int]:
 
 @task(executor="process")
 async def use_stubborn(*, it: Annotated[int, Resource(make_stubborn)] = INJECTED) -> int:
+    return it
+
+
+@task(executor="process")
+def use_owner_in_a_process(*, it: Annotated[str, Resource(find_owner)] = INJECTED) -> str:
+    return it
+
+
+@task(executor="process")
+def hang_in_a_process(*, it: Annotated[str, Resource(hang)] = INJECTED) -> str:
     return it
 
 

@@ -319,7 +319,7 @@ async def test_the_problems_name_everything_that_needs_an_operator(queue, storag
     assert health.problems == [
         "breaker smtp is open: ValueError",
         "queue mail is paused and holds 1 tasks",
-        "1 tasks wait and there is no worker",
+        "1 task waits and there is no worker",
         "1 dead letters wait for an operator",
     ]
 

@@ -17,6 +17,7 @@ from omniq import (
     LifespanFailed,
     Settings,
     SettingsError,
+    ShutdownTimeout,
     TaskFailed,
     TaskQueue,
     TaskStatus,
@@ -166,6 +167,51 @@ async def test_a_teardown_that_raises_is_reported_and_hides_nothing(memory_queue
     assert "the teardown is broken" in emitted[0].error
 
 
+@pytest.mark.parametrize(
+    ("lifespan", "message"),
+    [
+        (resource_tasks.exiting_teardown, "exiting_teardown raised SystemExit(4)"),
+        (resource_tasks.cancelled_teardown, "cancelled_teardown raised CancelledError()"),
+    ],
+)
+async def test_a_teardown_may_raise_anything(memory_queue, log, lifespan, message):
+    pool = memory_queue.worker(lifespan=lifespan)
+    emitted: list[ChoreFailed] = []
+    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    async with pool:
+        pass
+
+    assert pool.has_ended
+    assert noted(log) == ["teardown"]
+    assert [each.chore for each in emitted] == ["close lifespan"]
+    assert message in emitted[0].error
+
+
+async def test_a_teardown_that_hangs_is_cut_off_and_reported(memory_queue, log):
+    pool = memory_queue.worker(lifespan=resource_tasks.hanging_teardown)
+    emitted: list[ChoreFailed] = []
+    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    await pool.start()
+    with pytest.raises(ShutdownTimeout):
+        await pool.stop(timeout=0.1)
+
+    assert pool.has_ended
+    assert noted(log) == ["teardown"]
+    (failed,) = emitted
+    assert failed.chore == "close lifespan"
+    assert "hanging_teardown was cut off at the end of the shutdown timeout" in failed.error
+
+
+async def test_a_lifespan_that_blocked_for_too_long_does_not_start_a_worker(store, log):
+    async with store.another(start_timeout=0.2) as storage:
+        pool = AsyncTaskQueue(storage).worker(lifespan=resource_tasks.entered_late)
+        with pytest.raises(LifespanFailed, match=r"did not start within 0.2 s"):
+            await pool.start()
+
+        assert pool.has_ended
+        assert noted(log) == ["entered late", "left"]
+
+
 async def test_without_a_lifespan_the_state_says_how_to_name_one(memory_queue):
     handle = await memory_queue.options(max_retries=0).enqueue(resource_tasks.greet, "a")
     async with memory_queue.worker():
@@ -269,6 +315,8 @@ def test_a_path_without_a_lifespan_is_an_error_that_names_it():
         AsyncTaskQueue("memory:").worker(lifespan=f"{MODULE}.none")
     with pytest.raises(InvalidValue, match="pass the function, do not call it"):
         AsyncTaskQueue("memory:").worker(lifespan=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="pass the function, do not call it"):
+        AsyncTaskQueue("memory:").worker(lifespan=resource_tasks.lifespan())  # type: ignore[arg-type]
 
 
 def test_a_blocking_pool_and_a_worker_object_have_it_too(log):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,6 +270,37 @@ def test_what_is_no_middleware_is_refused():
         queue.worker(middleware=f"{MODULE}.first")
     with pytest.raises(SettingsError, match=r"middleware='app\.none': it cannot be imported"):
         queue.worker(middleware=["app.none"])
+
+
+class WithOptions:
+    def __init__(self, name: str) -> None:
+        self.names = [name]
+
+    async def __call__(self, ctx: TaskContext, call_next: CallNext) -> None:
+        await call_next()
+
+
+def test_a_class_that_needs_arguments_is_refused_with_a_sentence():
+    queue = AsyncTaskQueue("memory:")
+    with pytest.raises(InvalidValue, match="the class is called without arguments, and that fails"):
+        queue.worker(middleware=[WithOptions])
+    queue.worker(middleware=[WithOptions("mine")])
+
+
+async def test_a_partial_function_is_a_middleware(memory_queue):
+    seen: list[str] = []
+
+    async def named(name: str, ctx: TaskContext, call_next: CallNext) -> None:
+        seen.append(name)
+        if name == "broken":
+            return
+        await call_next()
+
+    middleware = [functools.partial(named, "mine")]
+    assert await result_of(memory_queue, middleware, sample_tasks.add, 1, 2) == 3
+    assert seen == ["mine"]
+    with pytest.raises(TaskFailed, match=r"<locals>\.named did not await call_next\(\)"):
+        await result_of(memory_queue, [functools.partial(named, "broken")], sample_tasks.add, 1, 2)
 
 
 # Hooks of a task

@@ -115,6 +115,30 @@ async def test_a_resource_that_hangs_ends_with_the_timeout_of_the_run(memory_que
     assert pool.has_ended
 
 
+async def test_a_resource_that_hangs_is_made_again_by_a_later_run(store):
+    tries: list[int] = []
+
+    async def hang_once() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            await asyncio.sleep(3600)
+        return "made"
+
+    resource_tasks.use_number.__annotations__["it"] = Annotated[str, Resource(hang_once)]
+    async with store.another(start_timeout=0.3) as storage:
+        queue = AsyncTaskQueue(storage)
+        handle = await queue.options(timeout=10).enqueue(resource_tasks.use_number)
+        async with queue.worker(base_retry_delay=0):
+            assert await handle.result(30) == "made"
+        (attempt,) = await queue.history(handle.id)
+
+    assert attempt.error.error_type == "TimeoutError"
+    assert attempt.error.message == (
+        "the resource test_a_resource_that_hangs_is_made_again_by_a_later_run.<locals>.hang_once was not "
+        "made within 0.3 s (setting start_timeout)"
+    )
+
+
 async def test_a_teardown_that_raises_is_reported_and_the_others_are_closed(memory_queue, log):
     def make_broken() -> Any:
         yield "broken"
@@ -197,6 +221,21 @@ async def test_each_child_process_has_a_lifespan_and_resources_and_closes_them(q
 
 
 @pytest.mark.timeout(60)
+async def test_what_a_child_process_keeps_belongs_to_none_of_its_tasks(memory_queue):
+    resource = await run(memory_queue, resource_tasks.use_owner_in_a_process)
+
+    assert resource == "no task"
+
+
+async def test_a_resource_that_hangs_in_a_child_process_ends_too(store):
+    async with store.another(start_timeout=0.3) as storage:
+        queue = AsyncTaskQueue(storage)
+        handle = await queue.options(max_retries=0).enqueue(resource_tasks.hang_in_a_process)
+        async with queue.worker():
+            with pytest.raises(TaskFailed, match=r"the resource hang was not made within 0\.3 s"):
+                await handle.result(30)
+
+
 async def test_a_child_process_that_does_not_close_is_killed_with_the_time_of_the_stop(
     memory_queue, log
 ):
@@ -258,6 +297,33 @@ async def test_arguments_of_a_record_never_take_the_place_of_a_resource(queue):
     assert (result.status, result.result[0]) == (TaskStatus.SUCCESS, 18)
 
 
+def test_a_resource_that_may_be_none_is_a_resource():
+    for hint in (
+        Annotated[int, Resource(resource_tasks.make_number)] | None,
+        "None | Annotated[int, Resource(resource_tasks.make_number)]",
+    ):
+
+        def func(a: int, number: Any = None) -> None: ...
+
+        func.__annotations__["number"] = hint
+        types = FunctionTypes(func, "x.func")
+
+        assert [each.name for each in types.resources] == ["number"]
+        assert not types.accepts((1, 2), {})
+
+
+async def test_callable_objects_and_functions_that_return_generators_make_resources(memory_queue):
+    for make in (
+        resource_tasks.MakeReport(),
+        lambda: resource_tasks.make_report("plain"),
+        lambda: resource_tasks.make_report_async("async"),
+    ):
+        resource_tasks.use_number.__annotations__["it"] = Annotated[str, Resource(make)]
+        made = await run(memory_queue, resource_tasks.use_number)
+
+        assert made in ("report of 7", "report of plain", "report of async")
+
+
 def test_a_name_for_type_checkers_only_does_not_hide_a_resource():
     types = FunctionTypes(resource_tasks.for_type_checkers, "x.f")
 
@@ -309,6 +375,18 @@ def test_a_resource_is_made_of_a_function():
 
     with pytest.raises(InvalidTask, match="its names do not exist in the module"):
         FunctionTypes(unknown, "x.unknown")
+
+    def hidden(pool: Annotated[int | None, Resource(make_here)] = None) -> None: ...
+
+    with pytest.raises(InvalidTask, match="its names do not exist in the module"):
+        FunctionTypes(hidden, "x.hidden")
+
+    def misspelt(pool: Annotated[int | None, Resource(int, scope="task")] = None) -> None: ...
+
+    with pytest.raises(InvalidTask, match="expected 'worker' or 'run'"):
+        FunctionTypes(misspelt, "x.misspelt")
+    with pytest.raises(InvalidTask, match="this object has no hash; pass a function"):
+        Resource(resource_tasks.Unhashable())
 
     def positional(pool: Annotated[int, Resource(int)], /) -> None: ...
 
