@@ -10,7 +10,7 @@ OmniqError
 ├── DuplicateTask          the task id is taken
 ├── QueueFull              the storage holds `max_pending` waiting tasks
 ├── TaskNotFound           there is no record of that task
-├── TaskNotWaiting         it is running or has ended, so that it cannot be changed
+├── TaskNotWaiting         the task is running or has ended, so it cannot be changed
 ├── ScheduleNotFound       there is no schedule with that id
 ├── FunctionNotFound       a function path does not lead to a function
 │   └── ForbiddenFunction      it may not be run here
@@ -116,13 +116,13 @@ class TaskNotFound(OmniqError):
 
 
 class TaskNotWaiting(OmniqError):
-    """A task was to be changed that a worker holds or that has ended. `status` is what it is now."""
+    """Only a waiting task can be changed; a worker holds this one, or it has ended: see `status`."""
 
     def __init__(self, task_id: str, status: str) -> None:
         how = {"running": "is running", "retrying": "is held by a worker"}.get(status, "has ended")
         advice = "; retry its dead letter, or enqueue it again" if how == "has ended" else ""
         super().__init__(
-            f"task {task_id} {how} ({status}), and only a task that waits can be changed{advice}"
+            f"task {task_id} {how} ({status}), and only a waiting task can be changed{advice}"
         )
         self.task_id = task_id
         self.status = status
@@ -159,7 +159,7 @@ class UnguardedModule(OmniqError):
     def __init__(self, module: str, what: str) -> None:
         super().__init__(
             f"module {module} {what} when it is imported, and each process that runs its tasks imports "
-            "it; put that under if __name__ == '__main__':"
+            "it; put that code under if __name__ == '__main__':"
         )
         self.module = module
 
@@ -179,17 +179,17 @@ class StorageClosed(StorageError):
 class CallTimeout(StorageError, TimeoutError):
     """A blocking call took longer than `call_timeout` or its deadline allows, and was cancelled.
 
-    A write is one atomic step, so it is done as a whole or not at all. `was_sent` says what is known of
-    it: False: the storage got no request, and nothing was written. True: the request was on its way, and
-    the storage may have done it, or may do it yet. Look before you repeat the call. An enqueue with a
-    `task_id` may be repeated: if the first one was stored, the second raises `DuplicateTask`.
+    A write is one atomic step: it takes effect as a whole or not at all. If `was_sent` is False, the
+    storage received no request, and nothing was written. If it is True, the storage may have done what
+    was asked, or may still do it: check before you repeat the call. An enqueue with a `task_id` can be
+    repeated: if the first one was stored, the second raises `DuplicateTask`.
     """
 
     def __init__(self, timeout: float, *, was_sent: bool) -> None:
         if was_sent:
             text = (
-                f"no answer within {timeout:g} s; the storage may have done what was asked, all of it "
-                "or nothing, or may do it yet: look before you repeat the call"
+                f"no answer within {timeout:g} s; the call may have taken effect, or may still do so, as a "
+                "whole or not at all: check before you repeat it"
             )
         else:
             text = "the deadline had passed before the call; nothing was sent to the storage"

@@ -459,7 +459,7 @@ OverlapPolicy = Literal["allow", "skip", "queue", "cancel_old"]
 """What happens at a nominal time when the previous run has not ended."""
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Schedule(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rule that enqueues a task at its nominal times, at most once for each.
 
     The nominal times come from `cron` (in the zone `tz`, or UTC) or `interval` (seconds, counted
@@ -488,6 +488,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     declared: bool = False
     module: str = ""
     version: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields as values for JSON, without the secrets among the arguments."""
+        return {**plain(self), "task": self.task.as_dict()}
 
 
 def check_task(task: Task) -> None:
@@ -693,7 +697,7 @@ def check_delays(
     if not delays:
         raise error(f"{field}: the list is empty; for no retries, give max_retries=0")
     if len(delays) > MAX_DELAYS:
-        raise error(f"{field}: a list of {len(delays)} delays; at most {MAX_DELAYS}")
+        raise error(f"{field}: a list of {len(delays)} delays; the maximum is {MAX_DELAYS}")
     for delay in delays:
         if delay is None:
             raise error(f"{field}: None in the list; expected a number of seconds")

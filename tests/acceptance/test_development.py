@@ -341,8 +341,9 @@ def test_modules_are_found_in_folders_without_an_init_file(run_worker, queue, fo
     [
         (SCHEDULED + "import nowhere_to_be_found\n", "nowhere_to_be_found"),
         (SCHEDULED + "def (\n", "line 5"),
+        (SCHEDULED + "import os\nos.environ['NOT_SET']\n", "broken.py:6 in <module>"),
     ],
-    ids=["import", "syntax"],
+    ids=["import", "syntax", "below"],
 )
 def test_an_error_in_a_module_below_is_one_line_that_names_it(
     run_worker, queue, folder, source, message, processes
@@ -360,8 +361,8 @@ def test_an_error_in_a_module_below_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("tasks:app", "give the module alone: tasks"),
-        ("tasks.add", "add is defined in the module tasks; give that: tasks"),
+        ("tasks:app", "give only the module: tasks"),
+        ("tasks.add", "add is defined in the module tasks; give the module: tasks"),
         ("./tasks", "give the name of a module, such as tasks"),
         ("packaged", "it is in {folder}/src: install your project, or set PYTHONPATH=src"),
         ("nowhere", "looked in {folder} and among the installed packages"),
@@ -387,7 +388,7 @@ def test_the_help_shows_the_defaults(folder):
         ("lease", "30"),
         ("shutdown_timeout", "30"),
     ):
-        assert f"Setting {setting}, by default {default}." in shown
+        assert f"Default: the setting {setting}, else {default}." in shown
 
 
 # What several processes say

@@ -160,4 +160,4 @@ def test_a_worker_that_is_not_alive_is_not_found(omniq, queue):
     for command in ("pause", "resume"):
         completed = omniq("workers", command, "missing")
         assert completed.code == 3
-        assert "none with that id is alive" in completed.err
+        assert "no live worker has that id" in completed.err

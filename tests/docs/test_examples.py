@@ -27,6 +27,7 @@ def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "got SIGKILL" in done.stdout
+    assert "Warning" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

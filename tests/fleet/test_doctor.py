@@ -87,6 +87,14 @@ def test_the_doctor_reports_the_guarantees_of_a_local_storage(doctor, url, survi
     assert {verdict for _, verdict in findings.values()} == {"ok"}
 
 
+@pytest.mark.parametrize("url", ["sqlite:///tasks.db", "file:tasks"])
+def test_the_doctor_says_where_a_local_storage_is_and_whether_it_created_it(doctor, tmp_path, url):
+    path = tmp_path / url.removeprefix("sqlite:///").removeprefix("file:")
+
+    assert doctor.findings(url)["place"] == (f"{path}, created now", "ok")
+    assert doctor.findings(url)["place"] == (str(path), "ok")
+
+
 async def test_the_doctor_leaves_no_files_behind(doctor, tmp_path):
     url = f"sqlite:///{tmp_path}/tasks.db"
     assert doctor.run("--url", url).returncode == 0

@@ -20,6 +20,7 @@ from omniq.events import (
     Dispatcher,
     Event,
     HookFailed,
+    LoopBlocked,
     TaskDead,
     TaskStarted,
     TaskSucceeded,
@@ -289,6 +290,25 @@ def test_what_a_failure_shows_is_a_setting(kind, records, monkeypatch):
             assert "(/a.py:1 in f)" in text
             assert ("sesame" in str(vars(records[-1]))) is messages
             assert ('File "/a.py"' in text) is tracebacks
+
+
+def test_a_blocked_loop_is_shown_with_the_place_in_the_users_code_and_what_to_write(
+    records, monkeypatch
+):
+    stack = (
+        f'  File "{asyncio.base_events.__file__}", line 640, in run_until_complete\n    self.run()\n'
+        '  File "/app/tasks.py", line 7, in fetch\n    time.sleep(5)\n'
+    )
+    event = LoopBlocked(owner="w1", id="t1", func_path="mail.fetch", stack=stack)
+    for tracebacks in (True, False):
+        monkeypatch.setenv("OMNIQ_LOG_TRACEBACKS", str(tracebacks))
+        log.to_stdlib()
+        log.write(event)
+        text = records[-1].getMessage()
+
+        assert "(/app/tasks.py:7 in fetch); call it with asyncio.to_thread" in text
+        assert "run_until_complete" not in text
+        assert ("\n        time.sleep(5)" in text) is tracebacks
 
 
 # The ids of tasks

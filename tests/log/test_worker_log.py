@@ -182,6 +182,7 @@ def test_the_password_of_a_storage_is_not_in_the_log(run_worker):
     worker = run_worker("--url", "redis://me:hunter2@127.0.0.1:1/0")
     worker.wait_for("chore.failed")
 
+    assert "; trying again until it answers" in line_with(worker, "chore.failed")
     assert "hunter2" not in worker.text
 
 
@@ -225,7 +226,7 @@ def test_a_worker_without_the_function_says_so_once_and_starts_nothing(run_worke
 
     line = line_with(worker, "function.missing")
     assert " WARNING " in line
-    assert "shop has no missing_function" in line
+    assert "shop has no missing_function; its tasks wait for a worker that has it" in line
     assert "task.started" not in "".join(one for one in worker.lines if "missing_function" in one)
 
 
@@ -376,8 +377,9 @@ def test_a_fork_in_a_task_writes_no_line_twice(run_worker, queue):
         line_with(worker, "task.started", handle.id)
 
 
-def test_below_the_level_nothing_is_written(run_worker, queue):
-    worker = run_worker("--log-level", "ERROR")
+@pytest.mark.parametrize("level", ["WARNING", "ERROR"])
+def test_below_the_level_nothing_is_written(run_worker, queue, level):
+    worker = run_worker("--log-level", level)
     wait_until(lambda: queue.workers())
     queue.enqueue("shop.in_a_thread", "x").result(PATIENCE)
 

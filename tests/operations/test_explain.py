@@ -192,6 +192,20 @@ async def test_a_function_that_no_live_worker_has_is_named_with_what_the_workers
     assert await codes(storage, "b") == ["due"]
 
 
+async def test_a_function_that_was_renamed_or_is_newer_than_the_worker_gets_advice_for_that(
+    storage, worker
+):
+    await worker(runnable=Runnable(modules=("shop",), excluded=frozenset({"shop.old"})))
+    await storage.enqueue(a_task("a", func_path="shop.old"))
+
+    (reason,) = await reasons(storage, "a")
+    assert reason.code == "no_worker_for_function"
+    assert reason.hint == (
+        "restart the worker if its shop is older; if the function was renamed, mark the new one "
+        "with @task(aliases=['shop.old'])"
+    )
+
+
 async def test_only_workers_that_have_the_function_are_busy(storage, worker):
     busy = await worker(concurrency=1, runnable=Runnable(modules=("shop",)))
     await worker(concurrency=5, runnable=Runnable(modules=("mail",)))

@@ -10,7 +10,8 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
-from omniq import QueueStats, Task, TaskError, TaskResult, TaskStatus
+from omniq import QueueStats, Schedule, Task, TaskError, TaskResult, TaskStatus
+from omniq.operations.health import BreakerInfo
 
 TASK = Task(
     id="t1",
@@ -49,6 +50,16 @@ async def untyped():
     return {"task": TASK, "results": [RESULT], "stats": STATS}
 
 
+@app.get("/operations", response_model=None)
+async def operations():
+    return {
+        "schedules": [Schedule(id="nightly", task=TASK, cron="0 3 * * *")],
+        "breakers": [
+            BreakerInfo(name="stripe", state="open", opened_at=datetime(2026, 1, 2, tzinfo=UTC))
+        ],
+    }
+
+
 @pytest.fixture
 async def client():
     transport = httpx.ASGITransport(app)
@@ -78,6 +89,14 @@ async def test_secrets_among_the_arguments_are_hidden(client):
 
     assert task["args"] == [1, "[redacted]"]
     assert task["kwargs"]["password"] == "[redacted]"
+
+
+async def test_schedules_and_breakers_are_json_too_without_secrets(client):
+    found = (await client.get("/operations")).json()
+
+    assert found["schedules"][0]["cron"] == "0 3 * * *"
+    assert found["schedules"][0]["task"]["args"] == [1, "[redacted]"]
+    assert found["breakers"][0]["opened_at"] == "2026-01-02T00:00:00+00:00"
 
 
 async def test_the_schema_of_the_application_is_made(client):

@@ -258,6 +258,25 @@ class Unhashable:
         return 1
 
 
+async def check_task() -> AsyncIterator[str]:
+    """Fails the run if another asyncio task leaves it than has entered it, as cancel scopes do."""
+    owner = asyncio.current_task()
+    try:
+        yield "entered"
+    finally:
+        if asyncio.current_task() is not owner:
+            raise RuntimeError("left by another task")
+
+
+async def exit_at_start() -> str:
+    raise SystemExit(3)
+
+
+async def exit_at_end() -> AsyncIterator[str]:
+    yield "made"
+    raise SystemExit(4)
+
+
 def find_owner() -> str:
     try:
         return current_task().task_id
@@ -415,6 +434,40 @@ async def make_stubborn() -> AsyncIterator[int]:
 
 @task(executor="process")
 async def use_stubborn(*, it: Annotated[int, Resource(make_stubborn)] = INJECTED) -> int:
+    return it
+
+
+CheckOf = Annotated[str, Resource(check_task, scope="run")]
+
+
+@task
+async def check_on_the_loop(fails: bool, *, it: CheckOf = INJECTED) -> str:
+    if fails:
+        raise ValueError("the function failed")
+    return it
+
+
+@task
+def check_in_a_thread(fails: bool, *, it: CheckOf = INJECTED) -> str:
+    if fails:
+        raise ValueError("the function failed")
+    return it
+
+
+@task(executor="process")
+def check_in_a_process(fails: bool, *, it: CheckOf = INJECTED) -> str:
+    if fails:
+        raise ValueError("the function failed")
+    return it
+
+
+@task
+def exit_before(*, it: Annotated[str, Resource(exit_at_start, scope="run")] = INJECTED) -> str:
+    return it
+
+
+@task
+def exit_after(*, it: Annotated[str, Resource(exit_at_end, scope="run")] = INJECTED) -> str:
     return it
 
 

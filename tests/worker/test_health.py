@@ -132,6 +132,15 @@ async def test_monitor_detects_stalls_and_reports_each_once(alerts, worker, emit
     assert [type(event) for event in emitted] == [WorkerStalled, WorkerStalled]
 
 
+async def test_a_worker_does_not_report_itself_as_stalled(alerts, storage, emitted, clock):
+    """After a block its own heartbeat is late, but it runs again: it has just looked."""
+    await storage.renew(lease=LEASE, concurrency=4)
+    clock.advance(OVERDUE * 2)
+    await alerts.check_workers()
+
+    assert emitted == []
+
+
 async def test_a_stalled_worker_is_reported_with_the_age_of_its_heartbeat(
     alerts, worker, emitted, clock
 ):

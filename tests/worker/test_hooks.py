@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, InvalidTask, Settings, ShutdownTimeout, TaskError, TaskStatus
+from omniq import (
+    AsyncTaskQueue,
+    InvalidTask,
+    Settings,
+    ShutdownTimeout,
+    TaskError,
+    TaskStatus,
+    task,
+)
 from omniq.events import Event, HookFailed, TaskDead
 from omniq.operations.explain import explain
 from omniq.operations.task_detail import task_detail
@@ -53,6 +62,7 @@ async def test_an_exception_of_a_hook_is_reported_and_changes_nothing(queue, rec
     assert facts["on_failure"].error_message == "the hook is broken"
     assert "the hook is broken" in facts["on_failure"].traceback
     assert facts["on_dead"].error == "SystemExit"
+    assert {event.attempt for event in facts.values()} == {1}
     letter = await queue.dead.get(handle.id)
     assert (letter.failure_reason, letter.attempt_count) == ("permanent", 1)
 
@@ -226,3 +236,17 @@ async def test_explain_and_the_detail_of_a_task_show_its_pending_hook():
         assert await storage.take_hook(detail.pending_hook)
         await storage.end_hook(handle.id, claimed.token)
         assert len((await explain(storage, handle.id)).reasons) == 1
+
+
+def _one(error: Any) -> None: ...
+
+
+def _keyword(task: Any, *, error: Any) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["on_success", "on_failure", "on_dead"])
+@pytest.mark.parametrize("hook", [_one, _keyword])
+def test_a_hook_that_cannot_be_called_with_two_arguments_is_refused_at_once(name, hook):
+    second = "result" if name == "on_success" else "error"
+    with pytest.raises(InvalidTask, match=rf"function of \(task, {second}\), but it takes \("):
+        task(**{name: hook})(guarded_tasks.add)

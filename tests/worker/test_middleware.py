@@ -282,7 +282,7 @@ class WithOptions:
 
 def test_a_class_that_needs_arguments_is_refused_with_a_sentence():
     queue = AsyncTaskQueue("memory:")
-    with pytest.raises(InvalidValue, match="the class is called without arguments, and that fails"):
+    with pytest.raises(InvalidValue, match="calling the class without arguments fails"):
         queue.worker(middleware=[WithOptions])
     queue.worker(middleware=[WithOptions("mine")])
 

@@ -193,6 +193,27 @@ async def test_async_resources_work_in_tasks_of_threads(memory_queue):
     assert await run(memory_queue, resource_tasks.use_async_client_in_plain_code) is True
 
 
+@pytest.mark.parametrize(
+    "func",
+    [
+        resource_tasks.check_on_the_loop,
+        resource_tasks.check_in_a_thread,
+        resource_tasks.check_in_a_process,
+    ],
+)
+async def test_one_asyncio_task_enters_and_leaves_an_async_resource(memory_queue, func):
+    assert await run(memory_queue, func, False) == "entered"
+    with pytest.raises(TaskFailed, match="ValueError: the function failed"):
+        await run(memory_queue, func, True)
+
+
+async def test_async_code_of_a_resource_that_exits_does_not_end_the_worker(memory_queue):
+    with pytest.raises(TaskFailed, match="SystemExit: 3"):
+        await run(memory_queue, resource_tasks.exit_before)
+    with pytest.raises(TaskFailed, match="SystemExit: 4"):
+        await run(memory_queue, resource_tasks.exit_after)
+
+
 async def test_a_resource_cannot_hide_the_exception_of_the_function(memory_queue):
     with pytest.raises(TaskFailed, match="not hidden by swallowing"):
         await run(memory_queue, resource_tasks.use_swallowing)
@@ -390,7 +411,7 @@ def test_a_resource_is_made_of_a_function():
 
     def positional(pool: Annotated[int, Resource(int)], /) -> None: ...
 
-    with pytest.raises(InvalidTask, match="a parameter that can be named"):
+    with pytest.raises(InvalidTask, match="a parameter that can be passed by name"):
         FunctionTypes(positional, "x.positional")
 
 

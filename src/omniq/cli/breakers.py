@@ -61,7 +61,8 @@ def close(
         for name in names:
             if not await task_queue.breakers.close(name):
                 raise CommandFailed(
-                    f"breaker {name}: no task that was claimed has named it", console.NOT_FOUND
+                    f"breaker {name}: no claimed task has named it; omniq breakers lists those in use",
+                    console.NOT_FOUND,
                 )
             if as_json:
                 output.print_json({"breaker": name, "state": "closed"})

@@ -70,6 +70,7 @@ async def take_step(run_log: str, document: str, step: str) -> str:
     return f"{step} of {document}"
 
 
+@task
 def heartbeat(run_log: str) -> None:
     """The task of the schedule."""
     write_line(run_log, "heartbeat")

@@ -17,13 +17,14 @@ from omniq._version import __version__
 from omniq.cli import output
 from omniq.cli.command import Option
 from omniq.cli.options import Url
+from omniq.escaping import visible
 from omniq.masking import mask_url
 from omniq.models import Task
 from omniq.operations.doctor import Finding, check_storage
 from omniq.settings import Settings
 from omniq.signing import protection
 from omniq.storage import BaseStorage, open_storage
-from omniq.storage.urls import storage_url
+from omniq.storage.urls import local_path, storage_url
 from omniq.worker.process import console
 
 _ROUND_TRIPS = 5
@@ -45,7 +46,7 @@ def doctor(
 ) -> int:
     """Check the storage and the settings.
 
-    Opens the storage, reads the settings of its server, writes a task that no worker will run,
+    Opens the storage, and creates a missing one on this machine; reads the settings of its server, writes a task that no worker will run,
     reads it back and deletes it. Exits with 1 if a check fails.
     """
     settings = Settings.load(url=url)
@@ -60,8 +61,9 @@ def doctor(
 
 
 async def _examine(settings: Settings) -> Diagnosis:
+    place = _place(storage_url(settings))
     async with open_storage(settings=settings) as storage:
-        findings = [_versions(), *await check_storage(storage)]
+        findings = [_versions(), *place, *await check_storage(storage)]
         findings.append(_protection(storage))
         findings.append(await _round_trip(storage))
         shown, sources = storage.settings.shown(), storage.settings.sources
@@ -83,6 +85,15 @@ def _versions() -> Finding:
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     return Finding("versions", ", ".join([*found, platform.platform(terse=True)]))
+
+
+def _place(url: str) -> list[Finding]:
+    """Where a local storage is. Asked before it is opened, which creates a missing one."""
+    path = local_path(url)
+    if path is None:
+        return []
+    created = "" if path.exists() else ", created now"
+    return [Finding("place", visible(f"{path.absolute()}{created}"))]
 
 
 def _protection(storage: BaseStorage) -> Finding:

@@ -186,7 +186,7 @@ def show_result(
     """Print the result of a task; fails unless the task succeeded."""
     if result is None:
         raise CommandFailed(
-            f"task {task_id} has not ended within {wait_seconds:g} s; see omniq explain {as_argument(task_id)}"
+            f"task {task_id} did not end within {wait_seconds:g} s; see omniq explain {as_argument(task_id)}"
         )
     if as_json:
         output.print_json(result)

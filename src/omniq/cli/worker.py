@@ -11,7 +11,7 @@ from omniq.settings import Settings
 
 
 def _default(name: str) -> str:
-    return f"Setting {name}, by default {getattr(Settings(), name):g}."
+    return f"Default: the setting {name}, else {getattr(Settings(), name):g}."
 
 
 def worker(
@@ -19,7 +19,7 @@ def worker(
         list[str] | None,
         Argument(
             metavar="MODULE",
-            help="Modules whose functions this worker may run; those of the setting modules, if none.",
+            help="Modules whose functions this worker may run. Default: the setting modules.",
         ),
     ] = None,
     url: Url = None,
@@ -73,7 +73,7 @@ def worker(
     ] = None,
     burst: Annotated[
         bool,
-        Option("--burst", help="End when nothing is left that this worker may run now."),
+        Option("--burst", help="Exit when nothing is left that this worker can run now."),
     ] = False,
     reload: Annotated[
         bool,
@@ -88,7 +88,7 @@ def worker(
         ),
     ] = None,
     metrics_host: Annotated[
-        str, Option("--metrics-host", metavar="HOST", help="Address to serve them on.")
+        str, Option("--metrics-host", metavar="HOST", help="Address to serve metrics on.")
     ] = "127.0.0.1",
     metrics_names: Annotated[
         list[str] | None,
@@ -113,7 +113,7 @@ def worker(
         Option(
             "--middleware",
             metavar="PATH",
-            help="A function around each run, such as app.mw.sentry; repeatable, the first outermost.",
+            help="A function around each run, such as app.mw.sentry; repeatable, the first is the outermost.",
         ),
     ] = None,
     otel: Annotated[
@@ -135,9 +135,10 @@ def worker(
     On SIGTERM or Ctrl-C it claims no more tasks, lets running tasks finish, releases those that
     do not finish in time, and exits with 0. A second signal ends it within a second.
 
-    It runs the functions that the modules define, except those whose name begins with an underscore,
-    and those marked with `@task` in modules below them, which it imports. A module in the current folder is used if it
-    has the name; other imports find that folder last, and not at all with PYTHONSAFEPATH.
+    It runs the functions that the modules define, except those whose names begin with an underscore. It
+    also imports the modules below a package that mark functions with `@task`, and runs these. A named
+    module is searched for in the current folder first; other imports search that folder last, and not
+    at all with PYTHONSAFEPATH.
     """
     command = WorkerCommand(
         modules=modules or [],

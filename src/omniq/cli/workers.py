@@ -109,7 +109,7 @@ def stop(
         bool,
         Option(
             "--restart",
-            help="Let omniq worker --processes start another in the place of each; without it, it does not.",
+            help="Start a new process in place of each.",
         ),
     ] = False,
     yes: Yes = False,
@@ -117,7 +117,7 @@ def stop(
 ) -> None:
     """Ask workers to stop, as SIGTERM does: they claim no more tasks, and let running tasks finish.
 
-    They learn it at their next heartbeat, within two seconds. The command does not wait for their end.
+    Workers read the request at their next heartbeat, within two seconds. The command does not wait until they have ended.
     """
     check_choice(ids, every, is_filtered=False)
 
@@ -139,9 +139,9 @@ def stop(
 def ping(
     ids: AnyIds = None, url: Url = None, timeout: Timeout = "10s", as_json: Json = False
 ) -> None:
-    """Ask workers for a sign of life. Fails if one does not answer in time.
+    """Check that workers answer. Fails if one does not answer in time.
 
-    A worker answers at its next heartbeat, so up to two seconds are no sign of load.
+    A worker answers at its next heartbeat, so an answer may take two seconds although the worker is idle.
     """
 
     async def work(task_queue: AsyncTaskQueue) -> None:
@@ -165,7 +165,7 @@ def ping(
 def functions(
     ids: AnyIds = None, url: Url = None, timeout: Timeout = "10s", as_json: Json = False
 ) -> None:
-    """List the functions that workers can run, by path, name and alias, as they answer."""
+    """List the functions that workers can run, by path, name and alias. The workers are asked."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await _pongs(task_queue, ids, timeout)
@@ -219,7 +219,8 @@ async def _full_ids(task_queue: AsyncTaskQueue, texts: list[str]) -> list[str]:
         found = [text] if text in alive else [each for each in alive if each.startswith(text)]
         if len(found) > 1:
             raise CommandFailed(
-                f"worker {text}: the beginning of several ids, such as {found[0]} and {found[1]}",
+                f"worker {text}: the beginning of several ids, such as {found[0]} and {found[1]}; "
+                "give more characters",
                 console.BAD_USAGE,
             )
         chosen += found or [text]
@@ -228,4 +229,6 @@ async def _full_ids(task_queue: AsyncTaskQueue, texts: list[str]) -> list[str]:
 
 def _check_alive(worker_id: str, is_alive: bool) -> None:
     if not is_alive:
-        raise CommandFailed(f"worker {worker_id}: none with that id is alive", console.NOT_FOUND)
+        raise CommandFailed(
+            f"worker {worker_id}: no live worker has that id; see omniq workers", console.NOT_FOUND
+        )

@@ -23,7 +23,7 @@ from omniq.escaping import visible
 from omniq.events import Event, WorkerStarted
 from omniq.log.config import LogConfig
 from omniq.log.stderr import Stderr
-from omniq.log.wording import fields_of, indented, level_of, text_of
+from omniq.log.wording import fields_of, indented, level_named, level_of, text_of
 from omniq.running_task import RunningTask
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Console:
 
     def __init__(self, config: LogConfig) -> None:
         self.config = config
+        self._lowest = level_named(config.level).no
         self._format: _Format = (
             JsonFormat(config) if config.format == "json" else TextFormat(config)
         )
@@ -95,7 +96,9 @@ class Console:
         gathered.append(self._format.succeeded(task, seconds))
 
     def event(self, event: Event) -> None:
-        """Write the line of an event."""
+        """Write the line of an event, unless it is below the level: of one kind, events differ in it."""
+        if level_named(level_of(event)).no < self._lowest:
+            return
         line = self._format.event(event)
         try:
             loop = asyncio.get_running_loop()

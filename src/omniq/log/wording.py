@@ -147,6 +147,7 @@ def fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
         else:
             del fields[key]
     traceback = fields.pop("traceback", "")
+    stack = fields.pop("stack", "")
     for name, value in fields.items():
         if isinstance(value, str):
             fields[name] = visible(value)
@@ -158,6 +159,10 @@ def fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
             shown = shown_message if config.error_messages else None
             lines = user_frames(traceback, shown)
             fields["traceback"] = "\n".join(map(visible, lines))
+    if stack:
+        fields["where"] = visible(where(stack))
+        if config.tracebacks:
+            fields["stack"] = "\n".join(map(visible, user_frames(stack, shown_message)))
     return fields
 
 
@@ -167,6 +172,11 @@ def text_of(event: Event, fields: dict[str, Any]) -> str:
         return _failure(event, fields)
     if isinstance(event, WorkerAdvice):
         return f"{event.name}: {fields['advice']}"
+    if isinstance(event, FunctionMissing):
+        head = event.name + _pairs({"func_path": fields["func_path"]})
+        return f"{head}: {fields['reason']}; its tasks wait for a worker that has it"
+    if isinstance(event, LoopBlocked):
+        return _block(event, fields)
     return event.name + _pairs(fields)
 
 
@@ -185,6 +195,16 @@ def _failure(event: AttemptFailed | HookFailed, fields: dict[str, Any]) -> str:
     if "traceback" in fields:
         text += "\n" + indented(fields["traceback"])
     return text
+
+
+def _block(event: LoopBlocked, fields: dict[str, Any]) -> str:
+    head = event.name + _pairs({key: fields[key] for key in fields if key not in ("where", "stack")})
+    place = f" ({fields['where']})" if "where" in fields else ""
+    text = (
+        f"{head}: this code blocks the event loop, and no other task goes on{place}; call it with "
+        "asyncio.to_thread, or write the task with def instead of async def"
+    )
+    return text + "\n" + indented(fields["stack"]) if "stack" in fields else text
 
 
 def _short(seconds: float) -> str:

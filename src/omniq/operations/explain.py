@@ -148,7 +148,7 @@ def _hook_of(detail: TaskDetail) -> list[Reason]:
         hint = "if that worker is lost, another one that has the function calls the hook"
     else:
         text = "Its on_dead hook waits for a worker that has the function"
-        hint = f"start a worker with {hook.func_path}"
+        hint = f"start a worker that has {hook.func_path}"
     facts = {"worker": hook.owner, "function": hook.func_path}
     return [Reason(code="hook", text=text, since=hook.died_at, hint=hint, facts=facts)]
 
@@ -390,12 +390,25 @@ def _function_hint(task: Task, workers: Sequence[WorkerInfo]) -> str:
     if task.func_path.rpartition(".")[2].startswith("_"):
         return "names with a leading underscore are never run: rename the function"
     module = _module_of(task, workers)
+    is_gone = any(_lacks(worker, task) for worker in workers) and not any(
+        worker.can_run(task.func_path) for worker in workers
+    )
+    if module != _ANY_MODULE and is_gone:
+        return (
+            f"restart the worker if its {module} is older; if the function was renamed, mark the "
+            f"new one with @task(aliases=[{task.func_path!r}])"
+        )
     if module != _ANY_MODULE:
         return f"start a worker that has it: omniq worker {module}"
     return (
         "mark the function with @task in a module that a worker imports, or start a worker with "
         f"its module: omniq worker {module}"
     )
+
+
+def _lacks(worker: WorkerInfo, task: Task) -> bool:
+    """Whether the worker has looked into the module of the function, and did not find the function."""
+    return worker.runnable is not None and task.func_path in worker.runnable.excluded
 
 
 def _module_of(task: Task, workers: Sequence[WorkerInfo]) -> str:

@@ -98,7 +98,8 @@ async def full_id(storage: BaseStorage, text: str) -> str:
         raise TaskNotFound(text, hint)
     if len(found) > 1:
         raise InvalidValue(
-            f"{text}: the beginning of several ids, such as {found[0]} and {found[1]}"
+            f"{text}: the beginning of several ids, such as {found[0]} and {found[1]}; give more "
+            "characters"
         )
     return found[0] if found else text
 

@@ -21,6 +21,7 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.incarnation import StoreRecord
 from omniq.storage.row_rules import FORMAT
+from omniq.to_json import JsonRecord
 
 _BREAKER = "breaker:"
 
@@ -72,7 +73,7 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class BreakerInfo(msgspec.Struct, frozen=True, kw_only=True):
+class BreakerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """A circuit breaker that the fleet shares. `probe` is the task that probes it now, if any.
 
     `opened_at` and `reason`, the type of the last error, are set while it is not closed.

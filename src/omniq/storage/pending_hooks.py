@@ -31,6 +31,7 @@ class _Stored(msgspec.Struct, array_like=True):
     queue: str
     reason: str
     error: TaskError | None
+    lost: int = 0
 
 
 _decode = internal_decoder(_Stored)
@@ -55,8 +56,11 @@ def pending_hook(serializer: Serializer, row: Row, finish: Finish, now: int) -> 
 
 
 def taken_over(serializer: Serializer, document: Document, owner: str) -> DocumentChange:
-    """The change by which that owner is the one that calls the hook."""
-    stored = msgspec.structs.replace(_open(serializer, document), owner=owner)
+    """The change by which that owner is the one that calls the hook. An earlier one was lost."""
+    stored = _open(serializer, document)
+    if stored.owner and stored.owner != owner:
+        stored.lost += 1
+    stored.owner = owner
     return _change(serializer, document.key, stored, document.data)
 
 
@@ -76,6 +80,7 @@ def read_hook(serializer: Serializer, document: Document) -> PendingHook | None:
         died_at=died_at,
         reason=stored.reason,
         error=stored.error or TaskError("unknown"),
+        lost=stored.lost,
     )
 
 

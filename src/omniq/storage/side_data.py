@@ -237,7 +237,8 @@ class SideData(Inspection):
     async def take_hook(self, hook: PendingHook) -> bool:
         """Take over the call of a hook whose owner is lost, or that has none; returns whether it was.
 
-        H3. Of several owners that take one hook as they have read it, one returns True.
+        H3. Of several owners that take one hook as they have read it, one returns True. It counts how many
+            had it before and were lost.
         """
         return await self._opened.take_hook(hook, self._identity.owner)
 

@@ -142,8 +142,8 @@ class SideEngine:
             with suppress(Moved):
                 return await self.backend.transact(work, claims_as=claims_as)
         raise StorageError(
-            f"what this call reads was changed {_TRIES:,} times before it could write: a stored record "
-            "may be damaged; omniq doctor checks the storage"
+            f"gave up: what this call reads was changed {_TRIES:,} times before it could write; a stored "
+            "record may be damaged: run omniq doctor"
         )
 
     async def _transact_within(

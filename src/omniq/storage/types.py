@@ -121,7 +121,7 @@ class PendingHook(msgspec.Struct, frozen=True, kw_only=True):
     """A call of `on_dead` that is recorded with a dead letter, and not made yet as far as the store knows.
 
     `owner` is the worker that makes it; empty until one that has the function has taken it. `token` is that
-    of the claim that the task died with.
+    of the claim that the task died with. `lost` counts the workers before this one that had it and were lost.
     """
 
     task_id: str
@@ -132,6 +132,7 @@ class PendingHook(msgspec.Struct, frozen=True, kw_only=True):
     died_at: datetime
     reason: str
     error: TaskError
+    lost: int = 0
 
 
 class WorkerRequest(msgspec.Struct, frozen=True):

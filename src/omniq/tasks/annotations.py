@@ -187,7 +187,7 @@ def _resource_in(annotation: Any, names: dict[str, Any]) -> Any:
     if resource.make is _ForTypeCheckers:
         raise InvalidTask(
             f"{annotation:.200}: its names do not exist in the module of the function; define or import "
-            "what makes the resource at the top of the module, and not under TYPE_CHECKING only"
+            "what makes the resource at the top of the module, not only under TYPE_CHECKING"
         )
     return typing.Annotated[Any, resource]
 

@@ -134,8 +134,8 @@ class EnqueuedIds:
 
 def _name_twice(name: str) -> InvalidTask:
     return InvalidTask(
-        f"ctx.options(name={name!r}): this run has enqueued a task of that name already; give each "
-        "its own name"
+        f"ctx.options(name={name!r}): this run has already enqueued a task with that name; give each "
+        "call a different one"
     )
 
 

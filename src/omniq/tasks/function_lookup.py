@@ -221,7 +221,10 @@ def _why_unnamed(func: FunctionType) -> str | None:
     if func.__name__ == "<lambda>":
         return "it is a lambda, which a worker cannot import; define it with def in a module"
     if "<locals>" in func.__qualname__:
-        return "it is defined inside a function; move it to the top of its module"
+        return (
+            "it is defined inside a function; move it to the top of its module, or, if a decorator "
+            "made it, use functools.wraps in the decorator"
+        )
     return None
 
 

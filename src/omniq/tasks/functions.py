@@ -407,7 +407,9 @@ class FunctionCache:
         elif len(several := self._mine(self._marked.named.get(func_path, ()))) > 1:
             # Found when a module was imported later: it could be either. Nor is it a path.
             both = f"{several[0]} and {several[1]}"
-            raise FunctionNotFound(func_path, f"two functions have the name: {both}", elsewhere=True)
+            raise FunctionNotFound(
+                func_path, f"two functions have the name: {both}", elsewhere=True
+            )
         if self._allow is None:
             # What this process has enqueued by its path, this process may also import.
             is_passed = func_path in self._passed

@@ -7,6 +7,7 @@ the two commands; `docs/reference/options.md` is generated from it.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -239,9 +240,22 @@ def _error_rules(_: str, value: Any) -> ErrorRules:
 
 
 def _hook(name: str, value: Any) -> Any:
+    second = "result" if name == "on_success" else "error"
     if not callable(value):
-        second = "result" if name == "on_success" else "error"
         raise InvalidTask(f"{name} {value!r}: expected a function of (task, {second})")
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        # Some builtins have none.
+        return value
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        # Here and not at the first failure, which the hook is there to report.
+        given = getattr(value, "__qualname__", repr(value))
+        raise InvalidTask(
+            f"{name} {given}: expected a function of (task, {second}), but it takes {signature}"
+        ) from None
     return value
 
 
@@ -397,7 +411,7 @@ OPTIONS: Mapping[str, Option] = {
             type="list of durations, ExponentialBackoff or LinearBackoff",
             default="setting retry, else exponential",
             faces=_NOT_ADD,
-            help="The delays before retries. A list has one delay for each retry: its length is max_retries.",
+            help="The delays before retries. A list has one delay for each retry, and its length is max_retries.",
             check=_retry,
         ),
         Option(
@@ -405,7 +419,7 @@ OPTIONS: Mapping[str, Option] = {
             type="duration or None",
             default="setting default_timeout",
             faces=_NOT_ADD,
-            help="Stop a run after this time. None, on the command line none, is no limit.",
+            help="Stop a run after this time. None means no limit; on the command line: none.",
             check=_timeout,
         ),
         Option(
@@ -475,7 +489,7 @@ OPTIONS: Mapping[str, Option] = {
             type="bool",
             default="False",
             faces=_NOT_SCHEDULED,
-            help="A repeating task goes on with its next run after a failure that is not retried.",
+            help="Continue a repeating task with its next run after a failure that is not retried.",
             check=_switch,
         ),
         Option(
@@ -513,7 +527,7 @@ OPTIONS: Mapping[str, Option] = {
             "on_success",
             type="function of (task, result)",
             faces=_DECORATOR,
-            help="Called after a run that succeeded, once that is recorded.",
+            help="Called after a successful run, once the success is recorded.",
             check=_hook,
         ),
         Option(
@@ -550,7 +564,7 @@ OPTIONS: Mapping[str, Option] = {
             type="str",
             default="path of the function",
             faces=_NOT_ADD,
-            help="What kind of work it is, for logs, metrics, dead letters and their filters.",
+            help="The kind of work, shown in logs, metrics and dead letters; never decides what runs.",
             check=_label,
         ),
         Option(

@@ -84,8 +84,8 @@ class _Injected:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"a worker fills in this parameter, and there is none here: pass a value when you call "
-            f"the function yourself (asked for .{name})"
+            f"only a worker fills in this parameter: pass a value when you call the function yourself "
+            f"(.{name} of INJECTED was used)"
         )
 
 
@@ -133,7 +133,8 @@ def resource_parameters(
         if resource is not None:
             if parameter.kind is Parameter.POSITIONAL_ONLY or parameter.kind in _VARIABLE:
                 raise InvalidTask(
-                    f"parameter {parameter.name}: a resource needs a parameter that can be named"
+                    f"parameter {parameter.name}: a resource needs a parameter that can be passed by "
+                    "name; make it keyword-only"
                 )
             is_named = parameter.kind is Parameter.KEYWORD_ONLY
             found.append(

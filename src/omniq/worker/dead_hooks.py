@@ -1,10 +1,13 @@
 """The `on_dead` hooks that one pool calls: for its dead letters, and those that lost workers have left.
 
 A hook is recorded with its dead letter until it has ended (`storage/pending_hooks.py`), so it is called at
-least once: twice if its worker is lost after the call and before that is recorded.
+least once: twice if its worker is lost after the call and before that is recorded. A hook that may be what
+its workers die of is called alone among such hooks, and not for ever.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from omniq.errors import OmniqError, StorageError
 from omniq.failpoints import hit
@@ -20,6 +23,9 @@ from omniq.worker.failure_hooks import FailureHooks
 _PAGE = 500
 """Pending hooks that one round looks at. The next round goes on behind them."""
 
+_MOST_LOST = 5
+"""Workers that may be lost with one hook. It is not called again then."""
+
 
 class DeadHooks:
     """Calls the hooks, on the pool's event loop, and records that they have ended."""
@@ -29,8 +35,13 @@ class DeadHooks:
         self._functions = functions
         self._hooks = hooks
         self._calling: set[Claim] = set()
-        self._ended: list[Claim] = []
+        self._suspect: Claim | None = None
+        """A hook that is called here, and that two workers were lost with."""
+        self._ended: set[Claim] = set()
+        """Hooks whose end is not recorded yet."""
         self._seen: set[Claim] = set()
+        """Those of this owner that the last round through all pages has seen, and that nothing here calls."""
+        self._seen_now: set[Claim] = set()
         self._after = ""
 
     def may_have_hook(self, func_path: str) -> bool:
@@ -60,7 +71,8 @@ class DeadHooks:
             return
         self._calling.add(claim)
         hit("hook.before")
-        self._hooks.died(task, error, lambda has_ended: self._on_end(claim, has_ended))
+        if not self._hooks.died(task, error, lambda has_ended: self._on_end(claim, has_ended)):
+            self._calling.discard(claim)
 
     async def _on_end(self, claim: Claim, has_ended: bool) -> None:
         self._calling.discard(claim)
@@ -68,39 +80,32 @@ class DeadHooks:
             # The pool stops: another worker calls it again.
             return
         hit("hook.after")
-        self._ended.append(claim)
-        await self._record_ended()
+        self._ended.add(claim)
+        # The next round tries again.
+        with suppress(StorageError):
+            await self._record_end(claim)
 
-    async def _record_ended(self) -> None:
-        while self._ended:
-            claim = self._ended[0]
-            try:
-                await self._storage.end_hook(*claim)
-            except StorageError:
-                # The next round tries again.
-                return
-            if claim in self._ended:
-                self._ended.remove(claim)
+    async def _record_end(self, claim: Claim) -> None:
+        await self._storage.end_hook(*claim)
+        self._ended.discard(claim)
 
     async def take_lost(self) -> None:
         """Call the hooks whose workers are lost, and those that no worker has yet, if the function is here."""
-        await self._record_ended()
+        for claim in tuple(self._ended):
+            await self._record_end(claim)
         page, self._after = await self._storage.pending_hooks(self._after, _PAGE)
         others = [hook for hook in page if not self._is_under_way(hook)]
-        if not others:
-            self._seen = set()
-            return
-        live = {worker.id for worker in await self._storage.workers()}
-        seen: set[Claim] = set()
+        live = {worker.id for worker in await self._storage.workers()} if others else set()
         for hook in others:
             claim = (hook.task_id, hook.token)
             is_mine = hook.owner == self._storage.owner
             if is_mine and claim not in self._seen:
                 # Perhaps the reply that says so is still on its way.
-                seen.add(claim)
+                self._seen_now.add(claim)
             elif is_mine or hook.owner not in live:
                 await self._take(hook)
-        self._seen = seen
+        if not self._after:
+            self._seen, self._seen_now = self._seen_now, set()
 
     def _is_under_way(self, hook: PendingHook) -> bool:
         claim = (hook.task_id, hook.token)
@@ -113,8 +118,19 @@ class DeadHooks:
         if not has_hook:
             await self._storage.end_hook(hook.task_id, hook.token)
             return
+        claim = (hook.task_id, hook.token)
+        if hook.lost and self._suspect in self._calling:
+            # One of them may be what kills its workers. The others must not be lost with it.
+            return
         task = await self._verified_task(hook)
-        if task is not None and await self._storage.take_hook(hook):
+        if task is None:
+            return
+        if hook.owner != self._storage.owner and hook.lost + 1 >= _MOST_LOST:
+            await self._storage.end_hook(*claim)
+            self._hooks.gave_up(task, hook.lost + 1)
+        elif await self._storage.take_hook(hook):
+            if hook.lost:
+                self._suspect = claim
             self.died(task, hook.error)
 
     async def _verified_task(self, hook: PendingHook) -> Task | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omniq.errors import FunctionNotFound
 from omniq.events import Dispatcher, HookFailed
-from omniq.models import Task, TaskError, TaskResult
+from omniq.models import Task, TaskError, TaskResult, TaskStatus
 from omniq.tasks.functions import FunctionCache, options_of
 from omniq.tasks.options import Hook, SuccessHook
 
@@ -57,9 +57,14 @@ class FailureHooks:
         """Call `on_failure`: a run failed by itself, and that is recorded."""
         self._begin("on_failure", task, error)
 
-    def died(self, task: Task, error: TaskError, ended: HookEnded) -> None:
-        """Call `on_dead`: the task is a dead letter now. Then await `ended`."""
-        self._begin("on_dead", task, error, ended)
+    def died(self, task: Task, error: TaskError, ended: HookEnded) -> bool:
+        """Call `on_dead`: the task is a dead letter now. Then await `ended`. False if it has no such hook."""
+        return self._begin("on_dead", task, error, ended)
+
+    def gave_up(self, task: Task, workers: int) -> None:
+        """Report that `on_dead` is not called again: all workers that called it were lost."""
+        text = f"{workers} workers were lost that called it, so it is not called again"
+        self._report("on_dead", task, TaskError(text, error_type="WorkerLost"))
 
     async def finish(self) -> None:
         """Wait a few seconds for the running calls, then cancel them."""
@@ -85,16 +90,18 @@ class FailureHooks:
         task: Task,
         end: TaskError | TaskResult,
         ended: HookEnded | None = None,
-    ) -> None:
+    ) -> bool:
         hook = self._hooks_of(task.func_path).get(name)
-        if hook is not None:
-            work = self._call(name, hook, task, end)
-            if ended is not None:
-                work = _then(work, ended)
-            call = asyncio.get_running_loop().create_task(work)
-            # Referenced until it ends: the event loop holds only a weak reference.
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+        if hook is None:
+            return False
+        work = self._call(name, hook, task, end)
+        if ended is not None:
+            work = _then(work, ended)
+        call = asyncio.get_running_loop().create_task(work)
+        # Referenced until it ends: the event loop holds only a weak reference.
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return True
 
     async def _call(
         self, name: str, hook: Callable[..., Any], task: Task, end: TaskError | TaskResult
@@ -111,19 +118,26 @@ class FailureHooks:
             task_of_call = asyncio.current_task()
             if name == "on_dead" and task_of_call is not None and task_of_call.cancelling():
                 raise
-            record = TaskError.from_exception(raised)
-            self._events.emit(
-                HookFailed(
-                    id=task.id,
-                    func_path=task.func_path,
-                    queue=task.queue,
-                    attempt=task.attempts,
-                    hook=name,
-                    error=record.error_type,
-                    error_message=record.message,
-                    traceback=record.traceback,
-                )
+            self._report(name, task, TaskError.from_exception(raised))
+
+    def _report(self, hook: str, task: Task, error: TaskError) -> None:
+        self._events.emit(
+            HookFailed(
+                id=task.id,
+                func_path=task.func_path,
+                queue=task.queue,
+                attempt=_attempt(task),
+                hook=hook,
+                error=error.error_type,
+                error_message=error.message,
+                traceback=error.traceback,
             )
+        )
+
+
+def _attempt(task: Task) -> int:
+    """The number of the attempt that has ended, which a task as it was claimed does not count yet."""
+    return task.attempts + task.crashes + (task.status is TaskStatus.RUNNING)
 
 
 async def _then(work: Coroutine[Any, Any, None], ended: HookEnded) -> None:

@@ -54,7 +54,8 @@ class FleetAlerts:
             return
         workers = await live_workers(self._storage)
         for worker in workers:
-            if worker.stalled and worker.id not in self._stalled:
+            # A worker that looks at others is not stalled itself, although its own record may still say so.
+            if worker.stalled and worker.id not in (*self._stalled, self._storage.owner):
                 self._events.emit(
                     events.WorkerStalled(
                         owner=worker.id,

@@ -119,8 +119,8 @@ def _made(kind: type, given: Middleware | str) -> Any:
         return kind()
     except TypeError as error:
         raise InvalidValue(
-            f"middleware {given!r}: the class is called without arguments, and that fails: {error}; make "
-            "an object of it at the top of a module, and give that or its path"
+            f"middleware {given!r}: calling the class without arguments fails: {error}; create an "
+            "instance at the top of a module, and give the instance or its path"
         ) from error
 
 

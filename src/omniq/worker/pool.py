@@ -248,8 +248,8 @@ class AsyncWorkerPool:
         task, runtime = running_task(), self._runtime
         if task is not None and runtime is not None and runtime.is_run_by(task.task_id):
             raise InvalidValue(
-                f"pool.{method}(): task {task.task_id} runs in this pool, so that it would wait for "
-                "itself; call it outside of the pool's tasks"
+                f"pool.{method}(): task {task.task_id} runs in this pool, so the call would wait for "
+                "itself; make it outside the pool's tasks"
             )
 
     async def _count_left(self) -> int:

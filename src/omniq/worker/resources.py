@@ -8,7 +8,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
@@ -128,6 +128,9 @@ class Place(Protocol):
     async def wait(self, work: Awaitable[Any]) -> Any:
         """Run async code to its end."""
 
+    def manager(self, value: Any) -> AbstractAsyncContextManager[Any]:
+        """The async context manager, such that one asyncio task enters and leaves it."""
+
 
 class OnLoop:
     """On the event loop, for async tasks."""
@@ -137,6 +140,10 @@ class OnLoop:
 
     async def wait(self, work: Awaitable[Any]) -> Any:
         return await work
+
+    def manager(self, value: Any) -> AbstractAsyncContextManager[Any]:
+        manager: AbstractAsyncContextManager[Any] = value
+        return manager
 
 
 class InThread(OnLoop):
@@ -159,11 +166,68 @@ class Blocking:
         return func()
 
     async def wait(self, work: Awaitable[Any]) -> Any:
-        return self._run(_awaited(work))
+        value, error = self._run(_ending(work))
+        if error is not None:
+            raise error
+        return value
+
+    def manager(self, value: Any) -> AbstractAsyncContextManager[Any]:
+        return _HeldManager(value)
 
 
-async def _awaited(work: Awaitable[Any]) -> Any:
-    return await work
+async def _ending(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """The value, or an exception that would end the event loop if an asyncio task raised it."""
+    try:
+        return await work, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
+class _HeldManager:
+    """An async context manager that an asyncio task enters, holds and leaves.
+
+    Each `wait` of a thread is another asyncio task, and some libraries insist on one.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._task: asyncio.Task[tuple[Any, BaseException | None]] | None = None
+        self._entered = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._value: Any = None
+        self._details: tuple[Any, ...] = ()
+
+    async def __aenter__(self) -> Any:
+        self._task = asyncio.create_task(_ending(self._hold()))
+        entered = asyncio.create_task(self._entered.wait())
+        try:
+            await asyncio.wait((self._task, entered), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        finally:
+            entered.cancel()
+        if not self._entered.is_set():
+            await self._end(self._task)
+        return self._value
+
+    async def __aexit__(self, *details: Any) -> None:
+        assert self._task is not None
+        self._details = details
+        self._leaving.set()
+        await self._end(self._task)
+
+    async def _end(self, task: asyncio.Task[tuple[Any, BaseException | None]]) -> None:
+        _, error = await task
+        if error is not None:
+            raise error
+
+    async def _hold(self) -> None:
+        kind = type(self._manager)
+        self._value = await kind.__aenter__(self._manager)
+        self._entered.set()
+        await self._leaving.wait()
+        await kind.__aexit__(self._manager, *self._details)
 
 
 async def enter(stack: AsyncExitStack, place: Place, make: Callable[[], Any]) -> Any:
@@ -175,10 +239,11 @@ async def enter(stack: AsyncExitStack, place: Place, make: Callable[[], Any]) ->
     if isinstance(value, _NEVER_ENTERED):
         return value
     if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
-        entered = await place.wait(kind.__aenter__(value))
+        manager = place.manager(value)
+        entered = await place.wait(manager.__aenter__())
 
         async def leave(*details: Any) -> None:
-            await place.wait(kind.__aexit__(value, *details))
+            await place.wait(manager.__aexit__(*details))
 
         stack.push_async_exit(leave)
         return entered
@@ -270,7 +335,6 @@ class WorkerResources:
             keeper.made.set_exception(_raisable(error, resource))
             # Marks it as retrieved: the run that waited may have been cancelled.
             keeper.made.exception()
-
 
     async def _enter(
         self, stack: AsyncExitStack, place: Place, resource: Resource, values: dict[str, Any]

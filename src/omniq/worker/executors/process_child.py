@@ -70,6 +70,9 @@ from omniq.worker.lifespan import LifespanState
 
 _T = TypeVar("_T")
 
+_BYTES_HEADER = 5
+"""What MessagePack adds to each of many byte strings, at most."""
+
 
 class Parent:
     """The socket to the worker. Threads of the task may report and ask at the same time."""
@@ -149,7 +152,7 @@ class ChildServices:
 
     async def enqueue(self, task: Task, context: TaskContext, new: NewTasks) -> list[str]:
         tasks = [self.serializer.encode_task(each) for each in new.tasks]
-        size = sum(map(len, tasks))
+        size = sum(map(len, tasks)) + _BYTES_HEADER * len(tasks)
         if size > self._max_message:
             raise InvalidTask(
                 f"enqueue_many: {len(tasks)} calls take {size:,} bytes, and {self._max_message:,} can "

@@ -59,12 +59,12 @@ def import_module(name: str) -> None:
 def _no_module(name: str) -> OmniqError:
     module, _, attribute = name.rpartition(".")
     if ":" in name:
-        hint = f"there are no app objects; give the module alone: {name.partition(':')[0]}"
+        hint = f"omniq needs no app object; give only the module: {name.partition(':')[0]}"
     elif name.endswith(".py") or "/" in name:
         shown = name.removesuffix(".py").strip("./").replace("/", ".")
         hint = f"give the name of a module, such as {shown}"
     elif module in sys.modules and hasattr(sys.modules[module], attribute):
-        hint = f"{attribute} is defined in the module {module}; give that: {module}"
+        hint = f"{attribute} is defined in the module {module}; give the module: {module}"
     else:
         hint = _where_it_is(name)
     return SettingsError(f"there is no module {name}; {hint}")
@@ -83,13 +83,11 @@ def _where_it_is(name: str) -> str:
         return f"it is in {here / 'src'}: install your project, or set PYTHONPATH=src"
     if near := get_close_matches(name, [path.stem for path in here.glob("*.py")], n=1):
         return f"did you mean {near[0]}?"
-    return f"looked in {here} and among the installed packages; start the worker in the folder of your code"
+    return f"omniq looked in {here} and among the installed packages; start the worker in the folder of your code"
 
 
 def _cannot_import(name: str, error: BaseException) -> OmniqError:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):
-        where = f" ({error.filename}, line {error.lineno})"
-        return SettingsError(f"module {name} cannot be imported: {error.msg}{where}")
-    return SettingsError(f"module {name} cannot be imported: {error!r}{where}")
+        place = f" ({error.filename}, line {error.lineno})"
+        return SettingsError(f"module {name} cannot be imported: {error.msg}{place}")
+    return SettingsError(f"module {name} cannot be imported: {error!r}{_user_line(error)}")

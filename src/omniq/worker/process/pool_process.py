@@ -280,7 +280,10 @@ class PoolProcess:
             self._end = asyncio.create_task(self._stop_pool())
 
     async def _begin(self) -> None:
-        """Open the storage and start the pool; wait for a server that is unreachable."""
+        """Open the storage and start the pool; wait for a server that is unreachable.
+
+        Not in a burst: a script must not wait without end.
+        """
         failures = 0
         while True:
             try:
@@ -296,11 +299,13 @@ class PoolProcess:
                     self._events.emit(WorkerAdvice(advice=sentence))
                 return
             except StorageError as error:
-                is_server = self._storage.capabilities.reach == "fleet"
-                if not is_server or isinstance(error, StorageCorrupt | StorageRefused):
+                may_wait = self._storage.capabilities.reach == "fleet" and not self._config.burst
+                if not may_wait or isinstance(error, StorageCorrupt | StorageRefused):
                     raise
                 if not failures:
-                    self._events.emit(ChoreFailed.of("open storage", error))
+                    self._events.emit(
+                        ChoreFailed(chore="open storage", error=f"{error}; trying again until it answers")
+                    )
                 self._pool.had_to_wait = True
             jitter = self._clock.random()
             await self._clock.sleep(
