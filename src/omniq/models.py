@@ -37,6 +37,11 @@ MAX_MISSED = 100_000
 MAX_DELAYS = 1_000
 _MAX_SHOWN = 8
 _OWN_FOLDER = f"{Path(__file__).parent}/"
+_MISFIT = re.compile(r"[\w.<>]+\(\) (?:takes|missing|got) ")
+_MISFIT_HINT = (
+    "the function does not take the arguments of this task; was it changed while the task waited? "
+    "See omniq dead retry --args and --kwargs"
+)
 
 
 class TaskStatus(StrEnum):
@@ -133,6 +138,8 @@ class TaskError(Exception):
         }
         if isinstance(error, TaskError):
             facts |= _facts_of(error)
+        elif _is_misfit(error):
+            facts |= {"traceback": "", "recovery_hint": _MISFIT_HINT}
         return TaskError(**facts)
 
     def to_record(self) -> dict[str, Any]:
@@ -778,6 +785,15 @@ def _format_traceback(error: BaseException) -> str:
     except BaseException:
         # format_exception calls the user's __str__, and may run out of stack.
         return ""
+
+
+def _is_misfit(error: BaseException) -> bool:
+    """Whether the function was not even called, because it does not take the arguments of the task."""
+    return (
+        type(error) is TypeError
+        and _first_user_frame(error.__traceback__) is None
+        and _MISFIT.match(_text_of(error)) is not None
+    )
 
 
 def _first_user_frame(frames: TracebackType | None) -> TracebackType | None:

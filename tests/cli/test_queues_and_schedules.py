@@ -33,13 +33,31 @@ def test_pausing_and_resuming_print_json_for_programs(omniq, queue):
             omniq("workers", "pause", worker, "--json"),
             omniq("workers", "resume", worker, "--json"),
         ]
+    queue.schedules.add("nightly", "shop.tidy", cron="0 3 * * *")
+    next_at = queue.schedules.get("nightly").next_at.isoformat()
+    found += [
+        omniq("schedules", "pause", "nightly", "--json"),
+        omniq("schedules", "resume", "nightly", "--json"),
+        omniq("schedules", "delete", "nightly", "--yes", "--json"),
+    ]
 
     assert [(each.lines, each.err) for each in found] == [
         ([{"queue": "mail", "paused": True}, {"queue": "web", "paused": True}], ""),
         ([{"queue": "mail", "paused": False}], ""),
         ([{"worker": worker, "paused": True}], ""),
         ([{"worker": worker, "paused": False}], ""),
+        ([{"schedule": "nightly", "paused": True}], ""),
+        ([{"schedule": "nightly", "paused": False, "next_at": next_at}], ""),
+        ([{"schedule": "nightly", "deleted": True}], ""),
     ]
+
+
+def test_purging_a_queue_that_nothing_names_says_so(omniq, queue):
+    queue.options(queue="mail").enqueue("shop.send")
+    completed = omniq("queues", "purge", "mial", "mail", "--yes")
+
+    assert (completed.code, completed.out) == (0, "cancelled: 1\n")
+    assert completed.err == "mial: no task and no worker names this queue now\n"
 
 
 def test_a_bad_queue_name_is_a_usage_error(omniq, queue):

@@ -10,6 +10,7 @@ from omniq.errors import TaskNotFound
 from omniq.models import BreakerRule, Limit, Progress, Runnable
 from omniq.operations.explain import Reason, explain
 from omniq.outcomes import Cancelled, Failed, Released, Retried, Succeeded
+from omniq.storage import open_storage
 from omniq.testing.builders import a_result, a_task, an_error
 
 
@@ -114,12 +115,20 @@ async def test_a_rate_says_when_it_has_room_again(storage, worker, clock):
     assert (reason.code, reason.until) == ("rate", started + timedelta(seconds=10))
 
 
-async def test_without_a_worker_it_says_how_to_start_one(storage):
-    await storage.enqueue(a_task("a", func_path="shop.mail.send"))
+async def test_without_a_worker_it_says_how_to_start_one(storage, tmp_path):
+    async with open_storage(f"sqlite:///{tmp_path}/tasks.db") as shared:
+        hints = []
+        for each in (shared, storage):
+            await each.enqueue(a_task("a", func_path="shop.mail.send"))
+            (reason,) = await reasons(each, "a")
+            assert reason.code == "no_worker"
+            hints.append(reason.hint)
 
-    (reason,) = await reasons(storage, "a")
-    assert reason.code == "no_worker"
-    assert reason.hint == "start one, with the module of the function: omniq worker MODULE"
+    # No command can see the memory of this process.
+    assert hints == [
+        "start one, with the module of the function: omniq worker MODULE",
+        "start one in this process, with queue.worker()",
+    ]
 
 
 async def test_workers_of_other_queues_do_not_count(storage, worker):

@@ -19,8 +19,8 @@ Options decide how a task is enqueued and run. `@task(…)` sets options for a f
 `queue.schedules.add(…)` for the tasks of a schedule; `omniq enqueue` and `omniq schedules add` have them as flags. Durations are
 seconds or `timedelta`, and `30s`, `5m`, `2h` or `7d` on the command line. A wrong value raises `InvalidTask` before anything is stored.
 
-An option of a call overrides `@task`, which overrides the settings. All of them are stored with the task when it is enqueued: a
-later deploy changes new tasks only. Exceptions are the options that only `@task` has: a worker reads them from its own code.
+An option of a call overrides `@task`, which overrides the settings. Options are stored with the task when it is enqueued, so a
+later deploy changes only new tasks. Options that only `@task` takes are not stored: a worker reads them from its code.
 
 This page is generated from the table in `omniq.tasks.options` by `python -m tests.queue.options_page`; a test compares the two, and
 runs the examples.
@@ -71,67 +71,67 @@ EXAMPLES: Mapping[str, str] = {
 
 DETAILS: Mapping[str, str] = {
     "unique": """\
-The key belongs to the whole storage: two functions, or two queues, that use the same text share it. The task that holds the key keeps
-it from its enqueue until it has ended (pending, running, retrying; a repeating task as long as it repeats), and it is free again in the
-same step that records the end. Until then a second enqueue is not an error and stores nothing: it returns the handle of the task that
-holds the key, whatever the new arguments are.
+The key belongs to the whole storage: two functions or two queues that use the same text share it. A task holds its key from the enqueue
+until it has ended; a repeating task, as long as it repeats. The step that records the end also frees the key. Until then, a second enqueue
+raises no error and stores nothing: it returns the handle of the task that holds the key, whatever its arguments are.
 
 | value | key |
 |---|---|
 | `unique="import"` | that text |
-| `unique=lambda user, *rest: f"import {user}"` | what the function makes of the arguments |
+| `unique=lambda user, *rest: f"import {user}"` | what the function returns for the arguments |
 | `unique=True` | the function and all its arguments: equal calls, in any order of keyword arguments, are the same |
 
-A dead letter holds no key. If another task has it by then, `dead.retry` raises `DuplicateTask`. `unique` does not limit what runs at the
-same time under different keys: see `max_running`.""",
+A dead letter holds no key. If another task holds it when you retry the dead letter, `dead.retry` raises `DuplicateTask`. To limit how
+many tasks run at the same time, use `max_running`.""",
     "retry": """\
-`retry=[10, 30, 60]` waits 10 seconds before the first retry, then 30, then 60: three retries, so `max_retries` need not be given; another
-number beside the list is an error. `ExponentialBackoff(base=1, cap=600)` waits 1, 2, 4 … seconds plus a jitter of up to 10 %,
-`LinearBackoff(step=5)` 5, 10, 15 …; `max_retries` says how often. [Retries](../guides/retries.md#delays) has the table of which decides: the call, `@task`, the queue, the settings.
+`retry=[10, 30, 60]` waits 10 seconds before the first retry, then 30, then 60. The list also sets the number of retries, here three; a
+different `max_retries` beside it is an error. `ExponentialBackoff(base=1, cap=600)` waits 1, 2, 4 … seconds plus a jitter of up to 10 %, and
+`LinearBackoff(step=5)` waits 5, 10, 15 …; with these, `max_retries` sets the number. [Retries](../guides/retries.md#delays) says which
+takes precedence: the call, `@task`, the queue or the settings.
 
-If `max_retries` of one level meets a shorter list of another, the last delay of the list is repeated. On the command line and in
-settings the text is `10s,30s,1m`, `linear(step=5s)` or `exponential(base=1s, cap=10m)`.""",
+If `max_retries` comes from one level and a shorter list from another, the last delay of the list is repeated. On the command line and in
+settings, write `10s,30s,1m`, `linear(step=5s)` or `exponential(base=1s, cap=10m)`.""",
     "timeout": """\
-A run that takes longer is stopped and counts as failed, with the error `TaskTimeout`. Not given, the setting `default_timeout` applies,
-300 seconds. `timeout=None` is no limit: such a run counts as stuck in `health()` only after `endless_after`, and `ctx.timeout` is None.""",
+A run that takes longer is stopped and counts as failed, with the error `TaskTimeout`. Without the option, the setting `default_timeout`
+applies (300 seconds). `timeout=None` means no limit: such a run counts as stuck in `health()` only after `endless_after`, and `ctx.timeout`
+is None.""",
     "executor": """\
 `async def` functions run on the event loop of the worker, others in a thread. `executor="process"` runs the function in a child process:
-for work that needs a processor, and because a process, unlike a thread, can be stopped at its timeout.""",
+use it for work that needs much CPU time, and for code that must be stopped at its timeout, since a thread cannot be stopped.""",
     "expires": """\
-A task that no worker has started by then ends as CANCELLED with the reason `expired`. A run that has started is not stopped: that is
-`timeout`.""",
+A task that no worker has started by then ends as CANCELLED with the reason `expired`. `expires` does not stop a run that has started;
+`timeout` does.""",
     "result_ttl": """\
-A task that has ended is kept for this long with its result, and is then deleted, so that its id is free again. With 0 nothing is kept:
+A task that has ended is stored for this long with its result, and is then deleted, so that its id is free again. With 0 nothing is stored:
 `handle.result()` raises `TaskNotFound`. Dead letters stay until they are retried or deleted.""",
     "limit_key": """\
-`rate` and `max_running` count over all workers, for each key: without a key, for the function. `limit_key="smtp"` in several functions
-makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
+`rate` and `max_running` apply across all workers, to all tasks with the same key; without a key, to all tasks of the function.
+`limit_key="smtp"` in several functions makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
     "interval": """\
-In `options(…)`, `interval` and `cron` make one task that runs again and again under one id: the next run is due one interval after the
-end of the last, and `get_result` has the newest run. In `@task(…)` and `schedules.add(…)` they are a [schedule](../guides/scheduling.md),
-which enqueues a new task each time.""",
+In `options(…)`, `interval` and `cron` make one task that repeats under one id: with `interval`, the next run is due one interval after the
+last one ended. `get_result` returns the newest result. In `@task(…)` and `schedules.add(…)` they make a
+[schedule](../guides/scheduling.md), which enqueues a new task each time.""",
     "reschedule_on_failure": """\
-A repeating task whose run fails and is not retried becomes a dead letter and ends. With `reschedule_on_failure=True` it goes on with its
-next run instead: there is no dead letter and no `on_dead`; the failure is the newest result, an event and a log line, and is in the
-history until a run succeeds. A task whose worker dies too often still ends. The tasks of a schedule are separate, so the next one comes
-in any case.""",
+A repeating task whose run fails and is not retried becomes a dead letter and ends. With `reschedule_on_failure=True` it continues with its
+next run instead, without a dead letter. See [Retries](../guides/retries.md#repeating-tasks). The tasks of a schedule are independent of
+each other and do not need it.""",
     "task_type": """\
-Tells tasks of one function apart that do different work: the type is in log lines and events (`task_type`), in metrics (`type`),
-and in dead letters (`letter.task_type`, `dead.list(task_type="summarize")`, `omniq dead list --type summarize`). It never decides what
-runs. The type of a task that was given none is the path of its function.""",
+Use it when one function does different kinds of work. The type is in log lines and events (`task_type`), in metrics (`type`) and in dead
+letters (`letter.task_type`, `dead.list(task_type="summarize")`, `omniq dead list --type summarize`). It never decides what runs. Without
+`task_type`, the type of a task is the path of its function.""",
     "metadata": """\
-Plain data for your own use, such as a tenant or a trace id: it is in `ctx.metadata`, in the dashboard's filter, and is shown, so it is no
-place for secrets.""",
+Plain data for your own use, such as a tenant or a trace id. Tasks read it from `ctx.metadata`, and the dashboard filters by it. It is shown
+to operators, so do not store secrets in it.""",
     "task_id": """\
-An id is taken as long as a record has it, also that of a task that has ended: a second enqueue raises `DuplicateTask`. `unique` is the
-option that returns the task instead.""",
+An id is taken as long as there is a record of the task, also after the task has ended: a second enqueue raises `DuplicateTask`. With
+`unique`, a second enqueue returns the handle of the first task instead.""",
     "max_crashes": """\
-A worker that dies costs no retry; it is counted separately, so that a task that kills its workers ends. 0, like 1, means at most once:
-after a crash the task is a dead letter with the reason `crashed`.""",
+A crash of a worker uses no retry. Crashes are counted separately, so that a task that kills its workers comes to an end. With 0 or 1, the
+first crash makes the task a dead letter with the reason `crashed`. A task that must run at most once also needs `max_retries=0`.""",
     "on_dead": """\
-`on_success`, `on_failure` and `on_dead` are called by the worker once the outcome is recorded. An exception in a hook is logged and
-changes nothing. `on_dead` is called at least once, also if its worker is lost
-before it has ended; the others at most once. See [dead letters](../guides/dead-letters.md#hooks).""",
+The worker calls `on_success`, `on_failure` and `on_dead` after it has recorded the outcome. An exception in a hook is logged and changes
+nothing. `on_dead` is called at least once, even if its worker is lost; the others at most once. See
+[Dead letters](../guides/dead-letters.md#hooks).""",
 }
 """What one line cannot say."""
 

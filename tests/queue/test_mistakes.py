@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, TaskQueue, Worker, task
+from omniq import AsyncTaskQueue, TaskQueue, Worker, WorkerPool, task
 from omniq.errors import (
     InvalidTask,
     InvalidValue,
@@ -44,6 +44,12 @@ def test_text_in_place_of_a_list_is_refused_by_a_pool(name):
         pytest.raises(InvalidValue, match=rf"{name}='mail': expected a list, such as \['mail'\]"),
     ):
         queue.worker(**options)
+
+
+@pytest.mark.parametrize("given", ["sqlite:///tasks.db", TaskQueue("memory://")])
+def test_a_pool_of_something_else_than_a_storage_says_what_to_write(given: Any):
+    with pytest.raises(InvalidValue, match=r"write queue\.worker\(…\)"):
+        WorkerPool(given)
 
 
 @pytest.mark.parametrize("name", ["modules", "queues", "listeners"])

@@ -140,6 +140,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"interval": 5, "jitter": -1}, "jitter"),
     ({"interval": 5, "expires": NOON}, "after a duration"),
     ({"interval": 5, "colour": "blue"}, "no option 'colour'"),
+    ({"interval": 5, "delay": 5}, r"delay is an option of options\(…\), not of schedules\.add"),
+    (
+        {"interval": 5, "task_id": "a"},
+        r"task_id is an option of options\(…\), not of schedules\.add",
+    ),
+    ({"interval": 5, "ovrlap": "skip"}, r"^schedules\.add\(…\): .* did you mean overlap"),
     ({"interval": 5, "timeout": 0}, "timeout"),
     ({"interval": 5, "args": ("a", "b", "c")}, "too many positional arguments"),
     ({"interval": 5, "kwargs": {"colour": "blue"}}, "unexpected keyword argument 'colour'"),

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from omniq import QueueStats, Schedule, Task, TaskError, TaskResult, TaskStatus
+from omniq.gate_rules import BreakerState
 from omniq.operations.health import BreakerInfo
 
 TASK = Task(
@@ -55,7 +56,9 @@ async def operations():
     return {
         "schedules": [Schedule(id="nightly", task=TASK, cron="0 3 * * *")],
         "breakers": [
-            BreakerInfo(name="stripe", state="open", opened_at=datetime(2026, 1, 2, tzinfo=UTC))
+            BreakerInfo(
+                name="stripe", state=BreakerState.OPEN, opened_at=datetime(2026, 1, 2, tzinfo=UTC)
+            )
         ],
     }
 

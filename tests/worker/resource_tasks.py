@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -141,6 +142,12 @@ async def entered_late() -> AsyncIterator[str]:
     note("entered late")
     yield "late"
     note("left")
+
+
+class Lifespans:
+    @staticmethod
+    async def one() -> AsyncIterator[str]:
+        yield "in a class"
 
 
 def not_a_lifespan() -> str:
@@ -530,6 +537,16 @@ async def second(ctx: TaskContext, call_next: CallNext) -> None:
 
 async def never_calls(ctx: TaskContext, call_next: CallNext) -> None:
     note("never calls")
+
+
+@task
+async def leave() -> None:
+    sys.exit(7)
+
+
+@task
+def leave_thread() -> None:
+    sys.exit(7)
 
 
 # Hooks

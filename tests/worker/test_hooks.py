@@ -25,6 +25,7 @@ from omniq.storage.memory import MemoryStorage
 from omniq.tasks.options import check_options
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
+from omniq.worker import dead_hooks, failure_hooks
 from tests.storage.memory_log import MemoryLogStore
 from tests.worker import guarded_tasks
 from tests.worker.recorder import a_while, until
@@ -210,6 +211,121 @@ async def test_a_hook_whose_end_could_not_be_recorded_is_recorded_later(recorder
                 await a_while(0.001)
 
     assert recorder.names().count("dead x") == 1
+
+
+async def _die(storage: BaseStorage, owners: list[BaseStorage], count: int) -> None:
+    """Have the next tasks die under the first owner; the others then take over the hooks."""
+    claimed = await owners[0].reserve(count)
+    error = TaskError("no stock")
+    await owners[0].record(
+        [Failed(task.id, task.token, error, hook=owners[0].owner) for task in claimed]
+    )
+    for owner in owners[1:]:
+        for hook in (await storage.pending_hooks())[0]:
+            assert await owner.take_hook(hook)
+
+
+async def _owners(storage: MemoryStorage, count: int) -> list[BaseStorage]:
+    owners = [storage.another() for _ in range(count)]
+    for owner in owners:
+        await owner.open()
+    return list(owners)
+
+
+async def test_a_hook_that_five_workers_were_lost_with_is_not_called_again(recorder):
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    emitted: list[Event] = []
+    async with AsyncTaskQueue(storage) as queue:
+        handle = await queue.enqueue(guarded_tasks.fail_with_hooks, "x")
+        await _die(storage, await _owners(storage, 5), 1)
+        clock.advance(queue.storage.settings.lease + 1)
+        pool = queue.worker()
+        pool.events.subscribe(emitted.append)
+        async with pool:
+            while await storage.pending_hook(handle.id) is not None:
+                clock.advance(1)
+                await a_while(0.001)
+            await until(lambda: any(isinstance(event, HookFailed) for event in emitted))
+        assert await queue.dead.get(handle.id) is not None
+
+    assert recorder.names() == []
+    (failed,) = [event for event in emitted if isinstance(event, HookFailed)]
+    assert (failed.hook, failed.error) == ("on_dead", "WorkerLost")
+    assert failed.error_message.startswith("5 workers were lost")
+
+
+async def test_hooks_that_two_workers_were_lost_with_are_called_one_at_a_time(
+    recorder, monkeypatch
+):
+    """If one of them kills the worker again, the others are not lost with it."""
+    monkeypatch.setattr(failure_hooks, "_PATIENCE", 2.0)
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    async with AsyncTaskQueue(storage) as queue:
+        for _ in range(3):
+            await queue.enqueue(guarded_tasks.fail_with_an_endless_hook)
+        await _die(storage, await _owners(storage, 2), 3)
+        clock.advance(queue.storage.settings.lease + 1)
+        async with queue.worker():
+            for _ in range(30):
+                clock.advance(0.5)
+                await a_while(0.001)
+            assert recorder.names() == ["hook began"]
+            recorder.gate("hook").set()
+            while (await storage.pending_hooks())[0]:
+                clock.advance(0.5)
+                await a_while(0.001)
+
+    assert recorder.names() == ["hook began", *["hook began", "hook ended"] * 2]
+
+
+async def test_the_end_of_each_hook_is_recorded_once(recorder, monkeypatch):
+    storage = MemoryStorage()
+    ended = []
+    record_end = storage.end_hook
+
+    async def end_hook(task_id: str, token: int) -> None:
+        ended.append(task_id)
+        await a_while(0.01)
+        await record_end(task_id, token)
+
+    monkeypatch.setattr(storage, "end_hook", end_hook)
+    async with AsyncTaskQueue(storage) as queue:
+        for number in range(10):
+            await queue.options(max_retries=0).enqueue(guarded_tasks.fail_with_hooks, str(number))
+        async with queue.worker(concurrency=10):
+            await until(lambda: len(ended) >= 10)
+            while (await storage.pending_hooks())[0]:
+                await a_while(0.01)
+
+    assert len(ended) == len(set(ended)) == 10
+
+
+async def test_a_hook_of_which_the_reply_was_lost_is_called_beside_a_page_of_others(
+    recorder, monkeypatch
+):
+    """Hooks of another worker fill pages; the round that sees this one again comes later."""
+    monkeypatch.setattr(dead_hooks, "_PAGE", 2)
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    async with AsyncTaskQueue(storage) as queue:
+        await queue.enqueue(guarded_tasks.fail_with_hooks, "x")
+        for number in range(5):
+            await queue.enqueue(guarded_tasks.fail_with_hooks, str(number))
+        async with queue.worker(queues=["other"]):
+            other = storage.another()
+            await other.open()
+            claimed = await other.reserve(6)
+            for task_ in claimed:
+                owner = storage.owner if task_.args == ("x",) else other.owner
+                failed = Failed(task_.id, task_.token, TaskError("no stock"), hook=owner)
+                await other.record([failed])
+            for _ in range(60):
+                clock.advance(1)
+                await other.renew()
+                await a_while(0.001)
+            assert recorder.names() == ["dead x"]
 
 
 async def test_a_task_whose_function_has_no_hook_leaves_nothing_to_call(memory_queue):

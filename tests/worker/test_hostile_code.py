@@ -19,6 +19,7 @@ from omniq import (
 from omniq.models import MAX_TEXT, MAX_TRACEBACK
 from omniq.serialization import CloudpickleSerializer
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.functions import path_of
 from tests.timing import at_most
 from tests.worker import hostile_tasks as tasks
 from tests.worker.recorder import until
@@ -37,6 +38,25 @@ async def results_of(queue: AsyncTaskQueue, func: Any, kinds: list[str]) -> dict
         kind: await queue.get_result(handle.id, timeout=20) for kind, handle in handles.items()
     }
     return {kind: result for kind, result in results.items() if result is not None}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", PLACES)
+async def test_arguments_that_the_function_no_longer_takes_are_an_error_without_omniqs_frames(
+    memory_queue, place
+):
+    """A path is not checked when it is enqueued: so a task looks whose function was changed meanwhile."""
+    _, good = PLACES[place]
+    async with memory_queue.worker(concurrency=1):
+        calls = memory_queue.options(max_retries=0)
+        handle = await calls.enqueue(path_of(good), 1, 2, 3, 4, 5)
+        result = await memory_queue.get_result(handle.id, timeout=20)
+
+    error = error_of(result)
+    assert error.error_type == "TypeError"
+    assert f"{good.__name__}() takes 1 positional argument but 5 were given" in error.message
+    assert error.traceback == ""
+    assert "was it changed while the task waited?" in (error.recovery_hint or "")
 
 
 @pytest.mark.timeout(120)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -317,6 +319,70 @@ def test_a_path_without_a_lifespan_is_an_error_that_names_it():
         AsyncTaskQueue("memory:").worker(lifespan=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="pass the function, do not call it"):
         AsyncTaskQueue("memory:").worker(lifespan=resource_tasks.lifespan())  # type: ignore[arg-type]
+
+
+def test_a_path_in_a_module_that_raises_is_an_error_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "raising_module.py").write_text("raise KeyError('conf')\n")
+    (tmp_path / "wrong_module.py").write_text("x = = 3\n")
+    with pytest.raises(
+        SettingsError, match=r"KeyError\('conf'\) \(.*raising_module\.py:1 in <module>\)"
+    ):
+        AsyncTaskQueue("memory:").worker(lifespan="raising_module.lifespan")
+    with pytest.raises(SettingsError, match=r"wrong_module\.py, line 1"):
+        AsyncTaskQueue("memory:").worker(middleware=["wrong_module.first"])
+
+
+def test_a_path_in_the_script_that_runs_does_not_run_it_again(tmp_path):
+    script = """if True:
+        import asyncio
+        from contextlib import asynccontextmanager
+        from omniq import AsyncTaskQueue, Settings, TaskContext, task
+        from omniq.storage.memory import MemoryStorage
+
+        print("imported")
+
+        class State:
+            pass
+
+        @asynccontextmanager
+        async def lifespan():
+            yield State()
+
+        @task
+        async def check(ctx: TaskContext) -> bool:
+            return isinstance(ctx.state, State)
+
+        async def main():
+            storage = MemoryStorage(settings=Settings(lifespan="the_script.lifespan"))
+            async with AsyncTaskQueue(storage) as queue:
+                handle = await queue.enqueue(check)
+                async with queue.worker():
+                    print(await handle.result(10))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    (tmp_path / "the_script.py").write_text(script)
+    ended = subprocess.run(
+        [sys.executable, "the_script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert ended.stdout.split() == ["imported", "True"]
+
+
+async def test_a_lifespan_in_a_class_has_no_state_in_child_processes(memory_queue):
+    handle = await memory_queue.options(max_retries=0).enqueue(
+        resource_tasks.use_all_in_a_process, 1
+    )
+    async with memory_queue.worker(lifespan=resource_tasks.Lifespans.one):
+        with pytest.raises(TaskFailed, match="cannot be imported by its child processes"):
+            await handle.result(30)
 
 
 def test_a_blocking_pool_and_a_worker_object_have_it_too(log):

@@ -23,6 +23,7 @@ from omniq import (
     Task,
     TaskCancelled,
     TaskContext,
+    TaskError,
     TaskFailed,
     TaskQueue,
     TaskStatus,
@@ -143,6 +144,21 @@ async def test_the_failure_that_is_stored_is_that_of_a_worker_without_middleware
 
     assert set(stored) == {("ValueError", "the function failed")}
     assert len(stored) == 4
+
+
+async def test_a_function_that_exits_does_not_end_the_worker(memory_queue):
+    async def in_another_task(ctx: TaskContext, call_next: CallNext) -> None:
+        await asyncio.create_task(call_next())  # type: ignore[arg-type]
+
+    for func in (resource_tasks.leave, resource_tasks.leave_thread):
+        seen = Seen()
+        with pytest.raises(TaskFailed, match="SystemExit: 7") as raised:
+            await result_of(memory_queue, [seen, in_another_task], func)
+
+        assert raised.value.error.error_type == "SystemExit"
+        (error,) = seen.errors
+        assert isinstance(error, TaskError)
+        assert error.error_type == "SystemExit"
 
 
 async def test_context_variables_of_middleware_reach_the_function(memory_queue):

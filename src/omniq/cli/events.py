@@ -52,11 +52,10 @@ def events(
 ) -> None:
     """Print what happens to tasks, workers, queues and breakers, as it happens.
 
-    Ends with q or Ctrl-C. The events are found by polling the storage, so workers do nothing for them:
-    each poll reads the 200 newest tasks, up to 200 running ones, and the workers. A line
-    `events.missed` says that more were enqueued between two polls. An older task that starts and ends between
-    two polls is not shown, and of several runs between two polls only the last; the log of the
-    workers has all of them.
+    Ends with q or Ctrl-C. The command polls the storage, so it costs workers nothing. Each poll reads
+    the 200 newest tasks, up to 200 running ones, and the workers. A line `events.missed` says that more
+    tasks were enqueued between two polls. An older task that starts and ends between two polls is not
+    shown, and of several runs between two polls only the last is; the log of the workers has all of them.
     """
     seconds = parse_duration("--duration", duration)
 

@@ -121,7 +121,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def print_pause(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None:
-    """Print that a queue or a worker is paused or resumed."""
+    """Print that a queue, a worker or a schedule is paused or resumed."""
     if as_json:
         print_json({kind: name, "paused": is_paused})
     else:

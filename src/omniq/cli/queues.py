@@ -16,6 +16,8 @@ from omniq.queue.async_queue import AsyncTaskQueue
 
 app = Group("queues", "List, pause, resume and purge queues.")
 
+_UNKNOWN = "no task and no worker names this queue now"
+
 Names = Annotated[list[str], Argument(metavar="QUEUE", help="Names of queues.", complete="queue")]
 
 
@@ -58,7 +60,7 @@ def pause(names: Names, url: Url = None, as_json: Json = False) -> None:
             await task_queue.queues.pause(name)
             output.print_pause("queue", name, is_paused=True, as_json=as_json)
             if name not in known and not as_json:
-                output.print_note(f"{name}: no task and no worker names this queue now")
+                output.print_note(f"{name}: {_UNKNOWN}")
 
     with_queue(url, work, creates=True)
 
@@ -89,6 +91,10 @@ def purge(
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         storage = task_queue.storage
+        known = {line.name for line in await queue_summaries(storage)}
+        for name in names:
+            if name not in known and not as_json:
+                output.print_note(f"{name}: {_UNKNOWN}")
         waiting = [
             task.id
             for name in names

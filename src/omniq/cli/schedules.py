@@ -210,23 +210,28 @@ def add(
 
 
 @app.command()
-def pause(schedule_id: Id, url: Url = None) -> None:
+def pause(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
     """Pause a schedule: it enqueues nothing until it is resumed."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         await task_queue.schedules.pause(schedule_id)
-        output.print_line(f"paused: {schedule_id}")
+        output.print_pause("schedule", schedule_id, is_paused=True, as_json=as_json)
 
     with_queue(url, work)
 
 
 @app.command()
-def resume(schedule_id: Id, url: Url = None) -> None:
+def resume(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
     """Resume a schedule from its next time on."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         schedule = await task_queue.schedules.resume(schedule_id)
-        output.print_line(f"resumed: {schedule_id}, next {format_instant(schedule.next_at)}")
+        if as_json:
+            output.print_json(
+                {"schedule": schedule_id, "paused": False, "next_at": schedule.next_at}
+            )
+        else:
+            output.print_line(f"resumed: {schedule_id}, next {format_instant(schedule.next_at)}")
 
     with_queue(url, work)
 
@@ -243,14 +248,17 @@ def trigger(schedule_id: Id, url: Url = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def delete(schedule_id: Id, url: Url = None, yes: Yes = False) -> None:
+def delete(schedule_id: Id, url: Url = None, yes: Yes = False, as_json: Json = False) -> None:
     """Delete a schedule. Tasks that it has enqueued are not affected."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         await _found(task_queue, schedule_id)
         output.confirm(f"Delete schedule {schedule_id}?", yes)
         await task_queue.schedules.delete(schedule_id)
-        output.print_line(f"deleted: {schedule_id}")
+        if as_json:
+            output.print_json({"schedule": schedule_id, "deleted": True})
+        else:
+            output.print_line(f"deleted: {schedule_id}")
 
     with_queue(url, work)
 

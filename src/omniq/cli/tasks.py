@@ -279,13 +279,15 @@ def _attempt(attempt: Attempt) -> list[output.Renderable]:
     head = f"attempt {attempt.number} {attempt.outcome} at {format_instant(attempt.finished_at)}"
     if error is None:
         return [output.text(head, "bold")]
-    shown: list[output.Renderable] = [
-        output.text(f"{head}: {error.error_type}: {error.message}", "bold"),
-    ]
-    if error.traceback:
-        shown.append(output.block(error.traceback))
+    line = f"{head}: {error.error_type}: {error.message}"
+    # A traceback ends with the message; without one, this line alone has it.
+    shown: list[output.Renderable] = (
+        [output.text(line, "bold"), output.block(error.traceback)]
+        if error.traceback
+        else [output.block(line)]
+    )
     if error.recovery_hint:
-        shown.append(output.text(f"hint: {error.recovery_hint}"))
+        shown.append(output.block(f"hint: {error.recovery_hint}"))
     return shown
 
 

@@ -198,7 +198,9 @@ def _failure(event: AttemptFailed | HookFailed, fields: dict[str, Any]) -> str:
 
 
 def _block(event: LoopBlocked, fields: dict[str, Any]) -> str:
-    head = event.name + _pairs({key: fields[key] for key in fields if key not in ("where", "stack")})
+    head = event.name + _pairs(
+        {key: fields[key] for key in fields if key not in ("where", "stack")}
+    )
     place = f" ({fields['where']})" if "where" in fields else ""
     text = (
         f"{head}: this code blocks the event loop, and no other task goes on{place}; call it with "

@@ -232,7 +232,7 @@ async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
         *_time_reasons(task, now),
         *_pause_reasons(task, paused),
         *_gate_reasons(task, await storage.gates(), to_micros(now)),
-        *_worker_reasons(task, workers),
+        *_worker_reasons(task, workers, storage.capabilities.reach),
     ]
     if task.crashes:
         reasons += await _suspect_reasons(storage, task, workers)
@@ -335,19 +335,23 @@ def _open_breaker(
         text=text,
         since=from_micros(state.opened_at),
         until=until,
-        hint="it closes automatically when a probe succeeds; see omniq breakers",
+        hint="it closes automatically when a probe succeeds; "
+        f"at once: omniq breakers close {shlex.quote(name)}",
         facts={"breaker": name, "reason": state.reason, "failures": state.failures},
     )
 
 
-def _worker_reasons(task: Task, workers: Sequence[WorkerInfo]) -> Iterator[Reason]:
+def _worker_reasons(task: Task, workers: Sequence[WorkerInfo], reach: str) -> Iterator[Reason]:
     serving = [worker for worker in workers if _serves(worker, task.queue)]
     able = [worker for worker in serving if worker.can_run(task.func_path)]
     if not workers:
         yield Reason(
             code="no_worker",
             text="No worker is alive",
-            hint="start one, with the module of the function: omniq worker MODULE",
+            # A command cannot see a storage in memory.
+            hint="start one in this process, with queue.worker()"
+            if reach == "process"
+            else "start one, with the module of the function: omniq worker MODULE",
         )
     elif not serving:
         served = sorted({queue for worker in workers for queue in worker.queues})

@@ -45,6 +45,7 @@ from omniq.tasks.context import TaskContext
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import functions_in, options_of, own_path_of, path_of
+from omniq.tasks.options import refuse_unknown
 from omniq.tasks.task_builder import TaskBuilder, call_options
 
 Ts = TypeVarTuple("Ts")
@@ -173,7 +174,7 @@ class AsyncSchedules:
         previous run has not ended: "allow", "skip" (no task), "queue" (the task waits) or
         "cancel_old" (the previous run is cancelled). `jitter` delays each task by up to that many
         seconds; the delay of one nominal time is the same in every process. All other options are
-        those of `queue.options(…)`. A task finds its nominal time in
+        those of `queue.options(…)` that are not for one task only. A task finds its nominal time in
         `ctx.metadata["scheduled_for"]`.
 
         A replaced schedule keeps its next time if the timing is the same, and stays paused if it
@@ -391,6 +392,7 @@ class AsyncSchedules:
         if not own.keys() & {"cron", "interval", "at"}:
             raise InvalidValue(f"schedule {schedule_id}: give one of cron, interval and at")
         rest = {name: value for name, value in options.items() if name not in own}
+        refuse_unknown("schedules.add", rest)
         if isinstance(rest.get("expires"), datetime):
             raise InvalidTask("expires: the tasks of a schedule expire after a duration")
         task = self._builder.build(func, tuple(args), dict(kwargs), call_options(**rest))

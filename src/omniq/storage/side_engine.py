@@ -597,18 +597,15 @@ class SideEngine:
         await section.write(Changes(documents=[make(section.now)]))
 
     async def take_requests(self, owner: str) -> list[WorkerRequest]:
-        """Delete and return the requests to the worker. Without any it only reads."""
+        """Delete and return the requests to the worker, which alone takes them. Without any it only reads."""
         query = DocumentQuery(kind=REQUEST, prefix=request_key(owner, ""))
-        if not await self._read(lambda section: section.find_documents(query)):
+        found = await self._read(lambda section: section.find_documents(query))
+        if not found:
             return []
-        return await self._take_requests(query)
-
-    @atomic
-    async def _take_requests(self, section: Section, query: DocumentQuery) -> list[WorkerRequest]:
-        found = await section.find_documents(query)
-        if found:
-            deleted = [DocumentChange(REQUEST, each.key, each.data, None) for each in found]
-            await section.write(Changes(documents=deleted))
+        deleted = [DocumentChange(REQUEST, each.key, ANY, None) for each in found]
+        # If the reply is lost they may be gone: rather return them twice than not at all.
+        with suppress(StorageError):
+            await self._write(Changes(documents=deleted))
         requests = [read_request(document) for document in found]
         return [request for request in requests if request is not None]
 

@@ -401,8 +401,8 @@ OPTIONS: Mapping[str, Option] = {
             default="setting max_crashes",
             faces=_IN_PYTHON,
             help=(
-                "How many workers may die while they run the task, before it is a dead letter. "
-                "With 0 it never runs again after that: at most once."
+                "The number of workers that may die while they run the task before it becomes a dead "
+                "letter. With 0, a run that was interrupted is never repeated."
             ),
             check=partial(_integer, low=0),
         ),

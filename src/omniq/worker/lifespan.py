@@ -168,7 +168,8 @@ def importable_path(found: Callable[..., Any]) -> str | None:
     name, module = getattr(found, "__qualname__", ""), getattr(found, "__module__", None)
     loaded = sys.modules.get(module or "")
     try:
-        if loaded is None or attribute_of(loaded, name.split(".")) is not found:
+        # One in a class has no path of a module and a name.
+        if loaded is None or "." in name or attribute_of(loaded, [name]) is not found:
             return None
     except AttributeError:
         return None

@@ -16,11 +16,17 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from types import ModuleType
 from typing import Any
 
-from omniq.errors import InvalidValue, MiddlewareError, SettingsError
+from omniq.errors import InvalidValue, MiddlewareError, SettingsError, UnguardedModule
+from omniq.import_guard import importing
+from omniq.log.user_frames import where
 from omniq.tasks.context import TaskContext
+from omniq.tasks.function_lookup import main_name
 
 CallNext = Callable[[], Awaitable[Any]]
 """Runs the rest: the next middleware, and at last the function. To be awaited once."""
@@ -128,6 +134,23 @@ def object_at(setting: str, path: str) -> Any:
     """Import the object at a dotted path that a setting names. Raises `SettingsError`."""
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        return getattr(_import(module), name)
+    except UnguardedModule:
+        raise
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise SettingsError(f"{setting}={path!r}: it cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        # The top of a module is the user's code, which may raise anything.
+        place = where("".join(traceback.format_exception(error)))
+        raise SettingsError(
+            f"{setting}={path!r}: it cannot be imported: {error!r}"
+            + (f" ({place})" if place else "")
+        ) from error
+
+
+def _import(module: str) -> ModuleType:
+    # The running script is __main__; an import by its name would run it again.
+    if module == main_name():
+        return sys.modules["__main__"]
+    with importing(module):
+        return importlib.import_module(module)

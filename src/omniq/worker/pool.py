@@ -101,6 +101,7 @@ class AsyncWorkerPool:
         max_leaked_threads: int | None = None,
         loop_patience: float = PATIENCE,
     ) -> None:
+        _check_storage(storage)
         check_int("concurrency", concurrency, low=1, error=InvalidValue)
         if max_leaked_threads is not None:
             check_int("max_leaked_threads", max_leaked_threads, low=1, error=InvalidValue)
@@ -410,6 +411,14 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
                     portal.close()
                     # A portal starts its thread when first used: a stopped pool has none.
                     self._portal = Portal(portal.call_timeout)
+
+
+def _check_storage(storage: object) -> None:
+    if not isinstance(storage, BaseStorage):
+        raise InvalidValue(
+            f"a worker pool runs the tasks of a storage, not of a {type(storage).__name__}: write "
+            "queue.worker(…), or pass queue.storage or omniq.storage.open_storage(url)"
+        )
 
 
 def _check_all_names(queues: Sequence[str] | None, modules: Sequence[str] | None) -> None:

@@ -21,11 +21,15 @@ class WorkerRequests:
 
     async def follow(self, storage: BaseStorage) -> None:
         """Read the requests to the owner of this storage, and do what they ask for."""
+        pings = []
         for request in await storage.take_requests():
             if request.action == "ping":
-                await storage.answer_request(request, answer_of(self._functions))
+                pings.append(request)
             else:
                 self._pool.on_stop_request(restart=request.action == "restart")
+        # Last: an answer that cannot be stored must not cost a stop, since requests are read once.
+        for request in pings:
+            await storage.answer_request(request, answer_of(self._functions))
 
 
 def answer_of(functions: FunctionCache) -> WorkerAnswer:

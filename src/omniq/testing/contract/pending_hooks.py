@@ -223,6 +223,20 @@ class PendingHookContract(ContractPart):
         assert await storage.pending_hook("a") == msgspec.structs.replace(hook, owner=owner)
         assert not await storage.take_hook(hook)
 
+    @promise("H3")
+    async def test_it_counts_the_owners_that_were_lost_with_a_hook(
+        self, storage: BaseStorage, open_another: OpenAnother
+    ) -> None:
+        others = [await open_another() for _ in range(3)]
+        await _die(storage)
+        for lost, owner in enumerate([others[0], others[0], *others[1:]]):
+            hook = await storage.pending_hook("a")
+            assert hook is not None
+            assert await owner.take_hook(hook)
+            taken = await storage.pending_hook("a")
+            assert taken is not None
+            assert (taken.owner, taken.lost) == (owner.owner, max(0, lost - 1))
+
     @promise("H4")
     async def test_the_hook_of_a_later_death_stays(self, storage: BaseStorage) -> None:
         first = await _die(storage)

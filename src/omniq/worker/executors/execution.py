@@ -40,6 +40,8 @@ _MAX_REASON = 1000
 _NEVER_RETRIED = (ErrorCategory.PERMANENT, ErrorCategory.UNCLASSIFIED)
 """The categories that are also reasons of a dead letter."""
 
+_EXITS = (SystemExit, KeyboardInterrupt)
+
 _CLOSE_TRIES = 3
 """How often an abandoned coroutine is closed; each `await` in a `finally` uses one."""
 
@@ -203,23 +205,30 @@ class Execution:
     async def _call_in_middleware(
         self, callee: Callee, task: Task, task_context: TaskContext
     ) -> Any:
-        raised: _RaisedInThread | None = None
+        # What the middleware gets for an exception, and what is the run's if the middleware lets it pass.
+        shown: BaseException | None = None
+        real: BaseException | None = None
 
         async def call() -> Any:
-            nonlocal raised
+            nonlocal shown, real
             try:
                 return await self._call_function(callee, task, task_context)
             except _RaisedInThread as error:
-                raised = error
-            raise raised.error
+                # It was explained in its thread.
+                shown, real = error.error, error.record
+            except _EXITS as error:
+                shown = real = error
+            if isinstance(shown, _EXITS):
+                # Raised in an asyncio task that the middleware makes, it would end the event loop.
+                shown = self._record_of(shown)
+            raise shown
 
         assert self._middleware is not None
         try:
             return await self._middleware.call(task_context, call)
         except BaseException as error:
-            if raised is not None and error is raised.error:
-                # It was explained in its thread.
-                raise raised.record from None
+            if real is not None and error is shown:
+                raise real from None
             raise
 
     def _thread_error(

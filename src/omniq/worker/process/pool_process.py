@@ -304,7 +304,9 @@ class PoolProcess:
                     raise
                 if not failures:
                     self._events.emit(
-                        ChoreFailed(chore="open storage", error=f"{error}; trying again until it answers")
+                        ChoreFailed(
+                            chore="open storage", error=f"{error}; trying again until it answers"
+                        )
                     )
                 self._pool.had_to_wait = True
             jitter = self._clock.random()
