@@ -83,10 +83,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("deep_on")
-        if marker and isinstance(item, pytest.Function):
-            backends = set(marker.args)
-            if backends & set(item.callspec.id.split("-")):
-                item.add_marker(pytest.mark.deep)
+        callspec = getattr(item, "callspec", None)
+        if marker and callspec and set(marker.args) & set(callspec.id.split("-")):
+            item.add_marker(pytest.mark.deep)
     # Begun last, a long file would keep one process busy while the others wait.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     first = {TESTS / name: number for number, name in enumerate(LONGEST_FILES)}

@@ -34,7 +34,10 @@ def run_once(folder: Path, *arguments: str, **environ: str) -> subprocess.Comple
 # --reload
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+PROCESSES = pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.deep)])
+
+
+@PROCESSES
 def test_a_changed_file_restarts_the_worker_with_the_new_code(run_worker, queue, folder, processes):
     (folder / "versions.py").write_text(VERSION.format(1))
     worker = run_worker("--reload", "--processes", processes, modules=("versions",))
@@ -66,7 +69,7 @@ def test_the_change_of_a_module_that_is_only_imported_counts(run_worker, queue, 
     assert queue.enqueue("uses.one").result(PATIENCE) == 7
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@PROCESSES
 def test_a_syntax_error_is_reported_and_the_next_change_starts_the_worker(
     run_worker, queue, folder, processes
 ):
@@ -95,7 +98,7 @@ def test_a_worker_that_waits_for_a_change_ends_at_a_signal(run_worker, folder):
     assert "Traceback" not in worker.text
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@PROCESSES
 def test_running_tasks_finish_before_a_restart_or_are_released(
     run_worker, queue, folder, processes
 ):
@@ -165,7 +168,7 @@ def test_a_reload_that_makes_no_sense_is_refused(folder, arguments, message):
 # --burst
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@PROCESSES
 def test_burst_runs_what_is_there_says_what_is_left_and_ends_with_0(run_worker, queue, processes):
     now = [queue.enqueue("tasks.add", number, 1) for number in range(50)]
     later = queue.options(delay=3600).enqueue("tasks.add", 1, 1)
@@ -187,7 +190,7 @@ def test_burst_with_nothing_to_do_says_so(run_worker):
     assert "left=0" in worker.text
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@PROCESSES
 def test_a_burst_does_not_wait_for_a_server_that_is_unreachable(folder, processes):
     options = ("--burst", "--processes", processes, "--url", "redis://localhost:1/0")
     ended = run_once(folder, "worker", "tasks", *options)
@@ -197,7 +200,7 @@ def test_a_burst_does_not_wait_for_a_server_that_is_unreachable(folder, processe
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@PROCESSES
 def test_a_signal_ends_a_burst(run_worker, queue, folder, processes):
     handle = queue.enqueue("tasks.await_for", str(folder / "never"))
     worker = run_worker("--burst", "--processes", processes, "--shutdown-timeout", "0.5")
@@ -335,7 +338,7 @@ def test_modules_are_found_in_folders_without_an_init_file(run_worker, queue, fo
     assert [schedule.id for schedule in queue.schedules.list()] == ["shop.jobs.daily.tidy"]
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@PROCESSES
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from omniq.models import DeadLetter, TaskStatus
+from omniq.models import DeadLetter, TaskError, TaskStatus
+from omniq.outcomes import Failed
 
 
 def test_dead_letters_are_listed_with_the_error_in_a_line(omniq, dead_task):
@@ -41,6 +42,22 @@ def test_a_dead_letter_is_shown_completely(omniq, dead_task):
     assert '["an argument"]' in completed.out
     assert "RuntimeError: no route" in completed.out
     assert omniq("dead", "show", dead, "--json").json["dead"]["task_id"] == dead
+
+
+def test_an_error_without_a_traceback_and_a_hint_are_not_cut(omniq, queue):
+    message, hint = "very " * 30 + "long", "try " * 40 + "again"
+    handle = queue.enqueue("clitasks.boom", "an argument")
+
+    async def fail() -> None:
+        (held,) = await queue.storage.reserve(1)
+        error = TaskError(message, error_type="TypeError", recovery_hint=hint)
+        await queue.storage.record([Failed(held.id, held.token, error)])
+
+    queue._portal.run(fail())
+    shown = " ".join(omniq("dead", "show", handle.id).out.split())
+
+    assert f"TypeError: {message}" in shown
+    assert f"hint: {hint}" in shown
 
 
 def test_a_dead_letter_that_is_not_verified_is_shown_as_such(omniq, dead_task, monkeypatch):

@@ -94,6 +94,7 @@ def reader(tmp_path: Path, postgres_url: str) -> Iterator[Reader]:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.deep
 def test_the_tutorial_works_as_printed(reader: Reader) -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
     printed: dict[str, str] = {}

@@ -140,7 +140,7 @@ async def check(payments: Payments, queue: AsyncTaskQueue, ids: list[str]) -> in
 @pytest.mark.timeout(400)
 @pytest.mark.deep_on("postgres")
 @pytest.mark.parametrize(
-    "kills", [pytest.param(20, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
+    "kills", [pytest.param(10, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
 )
 async def test_a_row_written_in_a_tasks_transaction_exists_exactly_once(
     payments, queue, start, kills

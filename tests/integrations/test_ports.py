@@ -122,8 +122,13 @@ def port(request: pytest.FixtureRequest, tmp_path: Path, site: str) -> Iterator[
         assert made.worker.stop() == 0, "".join(made.worker.output)
 
 
+IN_MAKE_TEST = {"celery_first_steps", "arq_main"}
+
+
 def on(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("port", [name], indirect=True, ids=[name])
+    marks = () if name in IN_MAKE_TEST else pytest.mark.deep
+    port = pytest.param(name, marks=marks, id=name)
+    return pytest.mark.parametrize("port", [port], indirect=True)
 
 
 @on("celery_first_steps")

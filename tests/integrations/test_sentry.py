@@ -28,7 +28,7 @@ class Kept(Transport):
     def capture_envelope(self, envelope: Envelope) -> None:
         for item in envelope.items:
             if (event := item.get_event()) is not None:
-                self.events.append(event)
+                self.events.append(dict(event))
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ class TestEncrypted(StorageContract):
             yield open_another
 
 
+@pytest.mark.deep
 class TestKeyReplaced(EnqueueContract, ClaimContract, DeadLetterContract):
     """While a key is replaced, every unique key has several names."""
 

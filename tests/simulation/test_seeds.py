@@ -6,7 +6,7 @@ import pytest
 
 from chaos.simulated import Fleet, failure_of
 
-SEEDS = 40
+SEEDS = 20
 DEEP_SEEDS = 5_000
 BATCH = 20
 

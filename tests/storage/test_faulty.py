@@ -17,6 +17,7 @@ from omniq.testing.contract import StorageContract, opener
 from omniq.testing.faults import _VERBS, FaultyStorage
 
 
+@pytest.mark.deep
 class TestFaultyWithoutFaults(StorageContract):
     @pytest.fixture
     async def open_another(self, clock):

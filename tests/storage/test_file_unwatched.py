@@ -21,6 +21,7 @@ from omniq.testing.contract import (
 )
 
 
+@pytest.mark.deep
 class TestFileUnwatched(
     EnqueueContract,
     ClaimContract,

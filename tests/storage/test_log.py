@@ -18,6 +18,7 @@ class TestLog(RateWakeupTests, StorageContract):
             yield open_another
 
 
+@pytest.mark.deep
 class TestLogWithFaults(StorageContract):
     """Others commit first, and replies and requests are lost."""
 
@@ -28,6 +29,7 @@ class TestLogWithFaults(StorageContract):
             yield open_another
 
 
+@pytest.mark.deep
 class TestLogOfSnapshots(StorageContract):
     """Each commit is at once replaced by a snapshot, so that every other process must load it."""
 

@@ -229,7 +229,7 @@ class TestPathOf:
     def test_a_function_inside_a_function_is_refused(self):
         def inner() -> None: ...
 
-        with pytest.raises(InvalidTask, match="inside a function.*functools.wraps"):
+        with pytest.raises(InvalidTask, match=r"inside a function.*functools\.wraps"):
             path_of(inner)
 
     def test_a_function_whose_name_leads_elsewhere_is_refused(self, monkeypatch):

@@ -68,10 +68,14 @@ async def plain_generator() -> AsyncIterator[str]:
     note("generator ended")
 
 
+def _fail(error: BaseException) -> None:
+    raise error
+
+
 @contextlib.asynccontextmanager
 async def raising() -> AsyncIterator[None]:
     note("raising")
-    raise ConnectionError("no database at db:5432, postgresql://me:sesame@db/app")
+    _fail(ConnectionError("no database at db:5432, postgresql://me:sesame@db/app"))
     yield
 
 
@@ -87,7 +91,7 @@ async def only_in_the_worker() -> AsyncIterator[State]:
 
 @contextlib.asynccontextmanager
 async def exiting() -> AsyncIterator[None]:
-    raise SystemExit("gone")
+    _fail(SystemExit("gone"))
     yield
 
 
@@ -422,7 +426,7 @@ async def use_needy(*, it: Annotated[str, Resource(needs_text)] = INJECTED) -> s
 
 @task
 async def for_type_checkers(it: Annotated[UserList[Any], Resource(make_number)], a: int) -> int:
-    return a * it  # type: ignore[operator]
+    return a * len(it)
 
 
 @task

@@ -45,7 +45,7 @@ async def results_of(queue: AsyncTaskQueue, func: Any, kinds: list[str]) -> dict
 async def test_arguments_that_the_function_no_longer_takes_are_an_error_without_omniqs_frames(
     memory_queue, place
 ):
-    """A path is not checked when it is enqueued: so a task looks whose function was changed meanwhile."""
+    """A path is enqueued unchecked, like a task whose function was changed while it waited."""
     _, good = PLACES[place]
     async with memory_queue.worker(concurrency=1):
         calls = memory_queue.options(max_retries=0)

@@ -484,7 +484,7 @@ def test_the_command_ends_with_the_error_of_the_lifespan_and_claims_nothing(
         worker = start_worker("--lifespan", f"{MODULE}.raising", *options)
         assert worker.ends() == 1
 
-        assert queue.get_task(handle.id).status is TaskStatus.PENDING
+        assert handle.status() is TaskStatus.PENDING
     (line,) = [line for line in worker.lines if "lifespan" in line]
     assert line.startswith(
         f"omniq: the lifespan {MODULE}.raising failed: ConnectionError: no database at db:5432, postgresql"

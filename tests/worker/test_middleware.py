@@ -9,7 +9,7 @@ import functools
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from omniq import (
     Discard,
     InvalidTask,
     InvalidValue,
+    Resource,
     SettingsError,
     Snooze,
     Task,
@@ -127,6 +128,7 @@ async def test_of_a_child_process_it_gets_what_the_child_reports(memory_queue):
         assert (await good.result(30))[0] == 3
 
     (error,) = seen.errors
+    assert isinstance(error, TaskError)
     assert (error.error_type, error.message) == ("ValueError", "negative")
     assert seen.values[0][0] == 3
 
@@ -155,6 +157,7 @@ async def test_a_function_that_exits_does_not_end_the_worker(memory_queue):
         with pytest.raises(TaskFailed, match="SystemExit: 7") as raised:
             await result_of(memory_queue, [seen, in_another_task], func)
 
+        assert raised.value.error is not None
         assert raised.value.error.error_type == "SystemExit"
         (error,) = seen.errors
         assert isinstance(error, TaskError)
@@ -173,9 +176,7 @@ async def test_context_variables_of_middleware_reach_the_function(memory_queue):
         seen.append(tenant.get("none"))
         yield
 
-    resource_tasks.use_number.__annotations__["it"] = resource_tasks.Annotated[
-        Any, resource_tasks.Resource(read, scope="run")
-    ]
+    resource_tasks.use_number.__annotations__["it"] = Annotated[Any, Resource(read, scope="run")]
     await result_of(memory_queue, [set_tenant], resource_tasks.use_number, metadata={"tenant": 7})
 
     assert seen == ["tenant 7"]
@@ -221,6 +222,7 @@ async def test_middleware_that_does_not_call_on_fails_the_run_with_a_sentence(qu
     with pytest.raises(TaskFailed, match=r"never_calls did not await call_next\(\)") as raised:
         await result_of(queue, [resource_tasks.never_calls], resource_tasks.double, 1)
 
+    assert raised.value.error is not None
     assert raised.value.error.error_type == "MiddlewareError"
     assert noted(log) == ["never calls"]
 
@@ -279,6 +281,7 @@ async def test_a_resource_that_fails_is_seen_by_middleware(memory_queue):
 
 def test_what_is_no_middleware_is_refused():
     queue = AsyncTaskQueue("memory:")
+    wrong: Any
     for wrong in (resource_tasks.make_number, 3):
         with pytest.raises(InvalidValue, match=r"expected async def around\(ctx, call_next\)"):
             queue.worker(middleware=[wrong])
@@ -299,7 +302,7 @@ class WithOptions:
 def test_a_class_that_needs_arguments_is_refused_with_a_sentence():
     queue = AsyncTaskQueue("memory:")
     with pytest.raises(InvalidValue, match="calling the class without arguments fails"):
-        queue.worker(middleware=[WithOptions])
+        queue.worker(middleware=[WithOptions])  # type: ignore[list-item]
     queue.worker(middleware=[WithOptions("mine")])
 
 
@@ -377,7 +380,8 @@ def test_wrappers_of_an_enqueue_stack_in_the_order_of_their_addition(log):
             queue.options(priority=2).enqueue(resource_tasks.double, 1),
             early.enqueue(resource_tasks.double, 1),
         ]
-        stored = [queue.get_task(handle.id).metadata for handle in handles]
+        tasks = [queue.get_task(handle.id) for handle in handles]
+        stored = [task.metadata for task in tasks if task is not None]
 
     assert stored == [{"one": 0, "two": 1}] * 3
     assert noted(log) == ["one before", "two before", "two after", "one after"] * 3

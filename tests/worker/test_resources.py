@@ -132,6 +132,7 @@ async def test_a_resource_that_hangs_is_made_again_by_a_later_run(store):
             assert await handle.result(30) == "made"
         (attempt,) = await queue.history(handle.id)
 
+    assert attempt.error is not None
     assert attempt.error.error_type == "TimeoutError"
     assert attempt.error.message == (
         "the resource test_a_resource_that_hangs_is_made_again_by_a_later_run.<locals>.hang_once was not "

@@ -165,7 +165,7 @@ def ping(
 def functions(
     ids: AnyIds = None, url: Url = None, timeout: Timeout = "10s", as_json: Json = False
 ) -> None:
-    """List the functions that workers can run, by path, name and alias. The workers are asked."""
+    """List the functions that workers can run, by path, name and alias, as the workers report them."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await _pongs(task_queue, ids, timeout)

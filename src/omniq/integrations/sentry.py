@@ -24,7 +24,7 @@ class Sentry:
     """A middleware that reports the exceptions of runs, and runs that time out.
 
     The exception of a child process is the record of it: the event has its type, message and traceback
-    as text. `Retry`, `Snooze` and `Discard` are no errors.
+    as text. `Retry`, `Snooze` and `Discard` are not errors.
     """
 
     async def __call__(self, ctx: TaskContext, call_next: CallNext) -> None:

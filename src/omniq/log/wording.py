@@ -203,7 +203,7 @@ def _block(event: LoopBlocked, fields: dict[str, Any]) -> str:
     )
     place = f" ({fields['where']})" if "where" in fields else ""
     text = (
-        f"{head}: this code blocks the event loop, and no other task goes on{place}; call it with "
+        f"{head}: this code blocks the event loop, so no other task on it continues{place}; call it with "
         "asyncio.to_thread, or write the task with def instead of async def"
     )
     return text + "\n" + indented(fields["stack"]) if "stack" in fields else text

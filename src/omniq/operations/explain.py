@@ -336,7 +336,7 @@ def _open_breaker(
         since=from_micros(state.opened_at),
         until=until,
         hint="it closes automatically when a probe succeeds; "
-        f"at once: omniq breakers close {shlex.quote(name)}",
+        f"to close it now: omniq breakers close {shlex.quote(name)}",
         facts={"breaker": name, "reason": state.reason, "failures": state.failures},
     )
 

@@ -64,7 +64,7 @@ class AsyncWorkers(_Operator):
     async def pause(self, worker_id: str) -> bool:
         """Stop the claims of one worker; False if it is not alive. Its running tasks continue.
 
-        The worker learns it at its next heartbeat. The pause ends when the worker is resumed or ends.
+        The worker reads the request at its next heartbeat. The pause ends when the worker is resumed or ends.
         """
         return await self._storage.pause_worker(worker_id)
 
@@ -75,7 +75,7 @@ class AsyncWorkers(_Operator):
     async def stop(self, worker_id: str, *, restart: bool = False) -> bool:
         """Ask one worker to stop; False if it is not alive. Returns before the worker has stopped.
 
-        The worker learns it at its next heartbeat, within two seconds, and stops as after SIGTERM: it
+        The worker reads it at its next heartbeat, within two seconds, and stops as after SIGTERM: it
         claims nothing more, and its running tasks have the shutdown timeout to finish. `omniq worker
         --processes` does not start another in its place, unless `restart` is given; a pool inside an
         application is not started again.
@@ -83,7 +83,7 @@ class AsyncWorkers(_Operator):
         return await self._storage.stop_worker(worker_id, restart=restart)
 
     async def ping(self, worker_id: str, timeout: Duration = 10) -> Pong | None:
-        """Ask one worker for a sign of life; None without an answer within `timeout` seconds.
+        """Check that one worker answers; None if it does not within `timeout` seconds.
 
         The worker answers at its next heartbeat, also while a task blocks its event loop.
         """

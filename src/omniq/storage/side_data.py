@@ -433,7 +433,7 @@ class SideData(Inspection):
         return await self._opened.ask_worker(worker_id, self._clock.new_id(), action)
 
     async def ping_worker(self, worker_id: str, timeout: float = 10.0) -> Pong | None:
-        """Ask one worker for a sign of life; returns None without an answer in `timeout` seconds.
+        """Check that one worker answers; returns None if it does not within `timeout` seconds.
 
         V4. The answer is that of this call, made by the worker after it; one that has no lease is not asked.
         """

@@ -24,7 +24,7 @@ _PAGE = 500
 """Pending hooks that one round looks at. The next round goes on behind them."""
 
 _MOST_LOST = 5
-"""Workers that may be lost with one hook. It is not called again then."""
+"""The number of workers that may be lost while they call one hook; then it is not called again."""
 
 
 class DeadHooks:

@@ -63,7 +63,7 @@ class FailureHooks:
 
     def gave_up(self, task: Task, workers: int) -> None:
         """Report that `on_dead` is not called again: all workers that called it were lost."""
-        text = f"{workers} workers were lost that called it, so it is not called again"
+        text = f"{workers} workers were lost while they called it, so it is not called again"
         self._report("on_dead", task, TaskError(text, error_type="WorkerLost"))
 
     async def finish(self) -> None:

@@ -99,7 +99,7 @@ def name_of(middleware: object) -> str:
 def middleware_of(given: Sequence[Middleware | str]) -> tuple[Middleware, ...]:
     """Return the middleware; one that is given by its path is imported, and a class is called.
 
-    Raises `SettingsError` for a path without one, and `InvalidValue` for what is none.
+    Raises `SettingsError` for a path that leads to none, and `InvalidValue` for any other value.
     """
     if isinstance(given, str) or callable(given):
         raise InvalidValue(f"middleware={given!r}: expected a list, as in middleware=[{given!r}]")
