@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -232,12 +233,29 @@ def test_the_second_signal_ends_the_worker_at_once(queue, storage, gate, functio
     def send_both() -> None:
         wait_for_start(gate)
         signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.35)
         signal.raise_signal(signal.SIGINT)
 
     assert worker.run(on_ready=send_both) == 128 + signal.SIGINT
     assert worker.was_cut_off
     assert handle.status() is TaskStatus.PENDING
     assert queue.get_task(handle.id).attempts == 0
+
+
+def test_a_signal_that_is_sent_to_the_process_and_to_its_group_counts_once(queue, storage, gate):
+    handle = queue.enqueue(HOLD)
+    worker = Worker(storage, [MODULE])
+
+    def send_both() -> None:
+        wait_for_start(gate)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        gate.let_go.set()
+
+    assert worker.run(on_ready=send_both) == 0
+    assert not worker.was_cut_off
+    assert handle.status() is TaskStatus.SUCCESS
 
 
 @pytest.mark.fault("F09")

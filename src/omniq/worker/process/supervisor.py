@@ -12,6 +12,7 @@ import os
 import signal as signals
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType, TracebackType
@@ -54,6 +55,9 @@ from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildr
 
 MIN_LEASE = 0.5
 """Seconds. A shorter lease expires on a busy machine, however often it is renewed."""
+
+_ONE_STOP = 0.3
+"""Signals within this time count as one: some programs signal a process, and then its group."""
 
 _LAST_STEPS = 0.5
 _NEVER = float("inf")
@@ -144,7 +148,7 @@ class Worker:
         log.attach(self._events)
         self._owns_process = False
         self._is_starting = False
-        self._signals_received = 0
+        self._first_signal_at: float | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.deaths: dict[int, str] = {}
@@ -437,8 +441,12 @@ class Worker:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_starting:
             raise _StoppedWhileStarting
-        self._signals_received += 1
-        force = self._signals_received > 1 or number == signals.SIGQUIT
+        now = time.monotonic()
+        if self._first_signal_at is None:
+            self._first_signal_at = now
+        elif number != signals.SIGQUIT and now - self._first_signal_at < _ONE_STOP:
+            return
+        force = now > self._first_signal_at or number == signals.SIGQUIT
         self._inbox.put(_StopRequest(self.config.shutdown_timeout, force, number))
 
 
