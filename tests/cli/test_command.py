@@ -101,7 +101,8 @@ def test_a_wrong_line_is_an_error_that_names_the_help(line, message):
     with pytest.raises(UsageError) as raised:
         painted(*line.split())
 
-    assert str(raised.value) == f"{message}; see omniq paint --help"
+    joint = " See" if message.endswith("?") else "; see"
+    assert str(raised.value) == f"{message}{joint} omniq paint --help"
     assert raised.value.code == 2
 
 

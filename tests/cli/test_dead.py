@@ -134,6 +134,19 @@ def test_deleting_dead_letters_needs_confirmation(omniq, queue, dead_task):
     assert queue.stats().dead == 0
 
 
+def test_dead_letters_are_deleted_by_filter(omniq, queue, dead_task):
+    dead_task()
+    dead_task("no route")
+
+    assert omniq("dead", "delete").code == 2
+    assert omniq("dead", "delete", "--func", "clitasks.add", "--yes").code == 2
+    assert omniq("dead", "delete", "--all").code == 2
+    assert omniq("dead", "delete", "--all", "--func", "other.function", "--yes").code == 0
+    assert queue.stats().dead == 2
+    assert omniq("dead", "delete", "--all", "--since", "1h", "--yes").code == 0
+    assert queue.stats().dead == 0
+
+
 def test_an_export_is_json_lines_with_the_call_and_every_attempt(omniq, dead_task, folder):
     dead = dead_task("no route")
     to_stdout = omniq("dead", "export")

@@ -77,6 +77,15 @@ def test_workers_are_listed_with_their_running_tasks(omniq, queue):
     assert "0/3" in completed.out
 
 
+def test_a_worker_that_is_stopping_is_shown_as_such(omniq, queue):
+    queue._portal.run(queue.storage.renew(concurrency=3, stopping=True))
+    (record,) = omniq("workers", "--json").lines
+
+    assert record["stopping"] is True
+    assert "stopping" in omniq("workers").out
+    assert "stopping" in omniq("stats").out
+
+
 def test_an_open_breaker_is_shown_with_its_reason(omniq, queue):
     rule = BreakerRule(name="smtp", max_failures=1)
     queue.options(breaker=rule).enqueue("clitasks.add", 1)

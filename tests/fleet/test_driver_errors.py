@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omniq import AsyncTaskQueue, StorageError, TaskStatus
-from omniq.events import ChoreFailed, Event
+from omniq.events import Event, WorkerProblem
 from omniq.testing.servers import PostgresServer
 from tests.fleet.fleet_tasks import count, count_after, counts
 from tests.worker.recorder import until
@@ -40,7 +40,7 @@ async def test_a_spell_without_a_primary_costs_no_outcome_and_raises_storage_err
         async with AsyncTaskQueue(url) as queue, AsyncTaskQueue(url) as producer:
             handles = await queue.enqueue_many([(count_after, ("spell", 0.2), {})] * TASKS)
             async with queue.worker(concurrency=4, poll_interval=0.05) as pool:
-                pool.events.subscribe(failures.append, kinds=(ChoreFailed,))
+                pool.events.subscribe(failures.append, kinds=(WorkerProblem,))
                 await until(lambda: pool.stats().completed_tasks >= TASKS // 4)
                 await execute(
                     server, "ALTER ROLE ALL SET default_transaction_read_only = on", disconnect

@@ -180,9 +180,9 @@ def test_a_module_without_tasks_and_a_queue_that_nothing_fills_are_warned_of(run
 
 def test_the_password_of_a_storage_is_not_in_the_log(run_worker):
     worker = run_worker("--url", "redis://me:hunter2@127.0.0.1:1/0")
-    worker.wait_for("chore.failed")
+    worker.wait_for("storage.failing")
 
-    assert "; trying again until it answers" in line_with(worker, "chore.failed")
+    assert "; trying again until it answers" in line_with(worker, "storage.failing")
     assert "hunter2" not in worker.text
 
 

@@ -108,6 +108,22 @@ def test_an_option_of_a_call_is_refused_for_the_decorator():
         task(delay=5)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("name", ["delay", "dely", "countdown"])
+def test_the_decorator_names_the_place_for_an_option_of_a_call(name):
+    with pytest.raises(InvalidTask, match=r"queue\.options\(delay=…\)"):
+        task(**{name: 5})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("concurency", r"did you mean concurrency\?"), ("bind", "the options are concurrency, ")],
+)
+def test_an_unknown_option_of_a_worker_gets_a_sentence(name, hint):
+    expected = rf"queue\.worker\(…\): there is no option '{name}'; {hint}"
+    with TaskQueue("memory://") as queue, pytest.raises(InvalidValue, match=expected):
+        queue.worker(**{name: 3})
+
+
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
 def test_a_server_that_does_not_answer_gets_advice(scheme):
     with socket.socket() as free:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from omniq import AsyncTaskQueue, TaskStatus
 from omniq.errors import StorageError
-from omniq.events import ChoreFailed, Dispatcher, Event, ScheduleFired, ScheduleMissed
+from omniq.events import Dispatcher, Event, ScheduleFired, ScheduleMissed, WorkerProblem
 from omniq.models import Schedule, Task
 from omniq.scheduling.due_times import due, task_at, task_id_at
 from omniq.storage.memory import MemoryStorage
@@ -413,8 +413,8 @@ async def test_a_schedule_that_cannot_fire_delays_no_other_and_is_reported_once(
         await scheduling.fire_due()
 
     assert await fired(queue) == [NOON + HOUR * hour for hour in (1, 2, 3)]
-    failures = [event for event in emitted if isinstance(event, ChoreFailed)]
-    assert [failure.chore for failure in failures] == ["schedule bad"]
+    failures = [event for event in emitted if isinstance(event, WorkerProblem)]
+    assert [failure.activity for failure in failures] == ["schedule bad"]
     assert "Mars/Olympus" in failures[0].error
 
 
@@ -432,7 +432,7 @@ async def test_an_unreachable_storage_is_polled_with_growing_pauses(
         pauses = [await scheduling.fire_due() for _ in range(5)]
 
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert len(emitted) == 5
+    assert sum(isinstance(event, WorkerProblem) for event in emitted) == 5
 
 
 @pytest.mark.parametrize("length", [1, 100, 101, 128])

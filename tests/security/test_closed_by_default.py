@@ -539,7 +539,10 @@ async def test_a_hint_does_not_name_a_module_that_no_worker_has():
     assert all("click" not in reason.hint for reason in alone)
     assert all("click" not in hint for hint in (hints[0], hints[2]))
     assert "mark the function with @task" in hints[0]
-    assert hints[1] == "start a worker that has it: omniq worker shop.mail"
+    assert hints[1] == (
+        "restart the worker if its shop.mail is older; if the function was renamed, mark the new one with "
+        "@task(aliases=['shop.mail.added_later'])"
+    )
 
 
 def test_the_sample_has_a_task():

@@ -22,7 +22,7 @@ import redis
 from omniq import AsyncTaskQueue, Settings
 from omniq.cli import main
 from omniq.errors import NotSealed, SerializationError
-from omniq.events import ChoreFailed, Dispatcher, Event
+from omniq.events import Dispatcher, Event, WorkerProblem
 from omniq.models import Schedule, Task, TaskStatus
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
@@ -159,8 +159,8 @@ async def test_they_wait_visibly_and_are_neither_run_nor_replaced(older_url):
         assert await queue.schedules.list() == []
         with pytest.raises(NotSealed, match="run 'omniq schema upgrade' with the key"):
             await queue.schedules.get("nightly")
-        reported = [event for event in emitted if isinstance(event, ChoreFailed)]
-        assert [event.chore for event in reported] == [f"schedule {name}" for name in SCHEDULES]
+        reported = [event for event in emitted if isinstance(event, WorkerProblem)]
+        assert [event.activity for event in reported] == [f"schedule {name}" for name in SCHEDULES]
         assert all("omniq schema upgrade" in event.error for event in reported)
         assert [reason.code for reason in reasons] == ["unsealed_checkpoint"] * 2
         assert all("omniq schema upgrade" in reason.hint for reason in reasons)

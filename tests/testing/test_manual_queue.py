@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
-from omniq import StorageError, TaskFailed, TaskStatus
+from omniq import ResultTimeout, StorageError, TaskFailed, TaskStatus
 from omniq.testing.clock import ManualClock
 from omniq.testing.manual import AsyncManualQueue, ManualQueue
 from tests.testing import mail
@@ -215,3 +216,21 @@ def test_an_enqueue_can_fail(omniq_queue: ManualQueue) -> None:
 def test_killing_without_a_worker_raises(omniq_queue: ManualQueue) -> None:
     with pytest.raises(RuntimeError, match="no worker runs"):
         omniq_queue.kill_here()
+
+
+@pytest.mark.parametrize("timeout", [1, None])
+def test_the_result_of_a_task_that_has_not_ended_is_refused_at_once(
+    omniq_queue: ManualQueue, timeout: float | None
+) -> None:
+    handle = omniq_queue.enqueue(send, "a@b")
+    with pytest.raises(ResultTimeout, match=r"only in run\(\) and run_for\(\)"):
+        handle.result(timeout)
+
+    omniq_queue.run()
+    handle.result(timeout)
+
+
+async def test_a_result_is_awaited_while_the_tasks_run() -> None:
+    async with AsyncManualQueue() as queue:
+        handle = await queue.enqueue(send, "a@b")
+        await asyncio.gather(handle.result(5), queue.run())

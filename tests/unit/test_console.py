@@ -11,7 +11,7 @@ from loguru import logger
 from omniq import log
 from omniq.cli import main
 from omniq.errors import InvalidTask, ScheduleNotFound, SettingsError, StorageError, TaskNotFound
-from omniq.events import ChoreFailed
+from omniq.events import WorkerProblem
 from omniq.log.console import is_colourful
 from omniq.worker.process import console
 
@@ -52,7 +52,9 @@ def test_a_missing_object_has_a_separate_exit_code(capsys, error):
 def test_control_characters_in_log_lines_are_escaped(capsys):
     console.start_logging(log.LogConfig())
     try:
-        log.write(ChoreFailed(chore="recover", error="\x1b[2J {braces}\nforged <red>line</red>"))
+        log.write(
+            WorkerProblem(activity="recover", error="\x1b[2J {braces}\nforged <red>line</red>")
+        )
         logger.info("two\nlines\x07")
     finally:
         logger.remove()

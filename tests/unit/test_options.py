@@ -47,7 +47,7 @@ def test_a_list_of_delays_gives_the_number_of_retries():
         ({"retry": ["10s"]}, "expected a number of seconds"),
         ({"retry": "10, 30"}, r"such as \[10, 30, 60\]"),
         ({"retry": 5}, r"such as \[10, 30, 60\]"),
-        ({"retry": [1] * 1001}, "at most 1000"),
+        ({"retry": [1] * 1001}, "the maximum is 1000"),
         ({"reschedule_on_failure": "yes"}, "expected True or False"),
         ({"task_type": ""}, "1 to 512 characters"),
     ],

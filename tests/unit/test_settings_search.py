@@ -115,6 +115,14 @@ def test_an_unknown_variable_causes_a_warning(monkeypatch):
         assert Settings.load().concurrency == Settings().concurrency
 
 
+def test_a_warning_about_a_variable_names_the_line_of_the_program(monkeypatch):
+    monkeypatch.setenv("OMNIQ_CONCURENCY", "3")
+    with pytest.warns(UserWarning, match="OMNIQ_CONCURENCY") as caught:
+        open_storage("memory://")
+
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 @pytest.mark.parametrize(
     "variable",
     [

@@ -6,15 +6,26 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from loguru import logger
 
 from omniq import AsyncTaskQueue, AsyncWorkerPool, TaskCancelled, TaskFailed, TaskQueue, log
-from omniq.events import Event, TaskDead, TaskSucceeded
+from omniq.errors import StorageCorrupt, StorageError
+from omniq.events import (
+    Dispatcher,
+    Event,
+    StorageBack,
+    StorageFailing,
+    TaskDead,
+    TaskSucceeded,
+    WorkerProblem,
+)
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
+from omniq.worker.problems import ProblemReports
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, a_while, until
@@ -42,6 +53,15 @@ def events_of(pool: AsyncWorkerPool) -> list[Event]:
     emitted: list[Event] = []
     pool.events.subscribe(emitted.append)
     return emitted
+
+
+def has_outages(emitted: list[Event], count: int) -> bool:
+    """Whether that many outages have ended."""
+    return kinds_of(emitted).count(StorageBack) == count
+
+
+def kinds_of(emitted: list[Event]) -> list[type[Event]]:
+    return [type(event) for event in emitted]
 
 
 async def test_start_stop_and_the_events_of_a_task_are_logged_as_info(
@@ -140,7 +160,7 @@ async def test_a_failing_storage_is_logged_as_an_error(lines: Lines) -> None:
         storage.fail("reserve")
         await AsyncWorkerPool(storage).run_until_empty()
 
-    assert ("ERROR", "chore.failed") in lines()
+    assert ("ERROR", "storage.failing") in lines()
 
 
 async def test_a_success_is_reported_when_it_is_recorded_and_not_before(
@@ -317,3 +337,54 @@ async def test_every_failed_run_is_a_warning_with_its_error_its_place_and_the_ne
     assert last["message"].splitlines()[0].endswith("), failed for good (exhausted)")
     assert 'sample_tasks.py", line' in facts["traceback"]
     assert "/src/omniq/" not in facts["traceback"]
+
+
+async def test_an_outage_is_one_line_and_its_end_is_another(records: list[Any]) -> None:
+    async with (
+        FaultyStorage(MemoryStorage()) as storage,
+        AsyncWorkerPool(storage, poll_interval=0.02, lease=0.5) as pool,
+    ):
+        emitted = events_of(pool)
+        for outages in (1, 2):
+            storage.fail("reserve", "give_back", "renew", times=3)
+            await until(partial(has_outages, emitted, outages))
+
+    assert kinds_of(emitted).count(WorkerProblem) > 4
+    lines = [
+        (record["level"].name, record["message"])
+        for record in records
+        if record["extra"]["event"] in ("storage.failing", "storage.back")
+    ]
+    assert [level for level, _ in lines] == ["ERROR", "WARNING"] * 2
+    assert "; trying again until it answers; " in lines[0][1]
+    assert "omniq doctor" in lines[0][1]
+    assert re.fullmatch(r"storage\.back: the storage is back after [\d.]+ s", lines[1][1])
+    problems = [
+        record["level"].name for record in records if record["extra"]["event"] == "worker.problem"
+    ]
+    assert set(problems) == {"DEBUG"}
+
+
+def test_one_activity_that_fails_alone_is_no_outage_the_next_time() -> None:
+    dispatcher, emitted = Dispatcher(), list[Event]()
+    dispatcher.subscribe(emitted.append)
+    problems = ProblemReports(dispatcher, MemoryStorage().clock)
+    for _ in range(3):
+        problems.report("purge", StorageError("the disk is full"))
+        problems.answered()
+
+    kinds = [type(event) for event in emitted if not isinstance(event, WorkerProblem)]
+    assert kinds == [StorageFailing, StorageBack]
+    assert [event.during_outage for event in emitted if isinstance(event, WorkerProblem)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_damaged_store_is_no_outage() -> None:
+    dispatcher, emitted = Dispatcher(), list[Event]()
+    dispatcher.subscribe(emitted.append)
+    ProblemReports(dispatcher, MemoryStorage().clock).report("purge", StorageCorrupt("a page"))
+
+    assert emitted == [WorkerProblem(activity="purge", error="a page")]

@@ -20,7 +20,7 @@ from omniq import (
     TaskStatus,
     WorkerPool,
 )
-from omniq.events import ChoreFailed, Event, LeaseLoss, StoreRestored, TasksGivenBack
+from omniq.events import Event, LeaseLoss, StoreRestored, TasksGivenBack, WorkerProblem
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.row_rules import first_token
@@ -117,7 +117,7 @@ async def test_a_heartbeat_that_fails_for_some_time_does_not_lose_the_lease():
 
         assert await handle.status() is TaskStatus.RUNNING
         assert (tasks.starts, two.storage.owner) == ([1], owner)
-    assert sum(isinstance(event, ChoreFailed) for event in two.emitted) == 1
+    assert sum(isinstance(event, WorkerProblem) for event in two.emitted) == 1
 
 
 @pytest.mark.fault("F21")

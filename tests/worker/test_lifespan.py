@@ -25,7 +25,7 @@ from omniq import (
     TaskStatus,
     Worker,
 )
-from omniq.events import ChoreFailed, WorkerStarted
+from omniq.events import WorkerProblem, WorkerStarted
 from omniq.integrations.asgi import lifespan as asgi_lifespan
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.manual import AsyncManualQueue, ManualQueue
@@ -159,13 +159,13 @@ async def test_a_pool_can_be_started_again_after_its_lifespan_failed(memory_queu
 async def test_a_teardown_that_raises_is_reported_and_hides_nothing(memory_queue, log):
     handle = await memory_queue.enqueue(resource_tasks.read_state)
     pool = memory_queue.worker(lifespan=resource_tasks.broken_teardown)
-    emitted: list[ChoreFailed] = []
-    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    emitted: list[WorkerProblem] = []
+    pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
     async with pool:
         assert await handle.result(30) == "fine"
 
     assert noted(log) == ["teardown"]
-    assert [each.chore for each in emitted] == ["close lifespan"]
+    assert [each.activity for each in emitted] == ["close lifespan"]
     assert "the teardown is broken" in emitted[0].error
 
 
@@ -178,21 +178,35 @@ async def test_a_teardown_that_raises_is_reported_and_hides_nothing(memory_queue
 )
 async def test_a_teardown_may_raise_anything(memory_queue, log, lifespan, message):
     pool = memory_queue.worker(lifespan=lifespan)
-    emitted: list[ChoreFailed] = []
-    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    emitted: list[WorkerProblem] = []
+    pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
     async with pool:
         pass
 
     assert pool.has_ended
     assert noted(log) == ["teardown"]
-    assert [each.chore for each in emitted] == ["close lifespan"]
+    assert [each.activity for each in emitted] == ["close lifespan"]
     assert message in emitted[0].error
+
+
+async def test_a_pool_that_ends_by_itself_does_not_wait_for_a_hanging_teardown(log):
+    storage = MemoryStorage(settings=Settings(shutdown_timeout=0.1))
+    async with AsyncTaskQueue(storage) as queue:
+        pool = queue.worker(lifespan=resource_tasks.hanging_teardown)
+        emitted: list[WorkerProblem] = []
+        pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
+        assert await pool.run_until_empty() == 0
+
+        assert pool.has_ended
+    assert noted(log) == ["teardown"]
+    assert [each.activity for each in emitted] == ["close lifespan"]
+    assert "cut off at the end of the shutdown timeout" in emitted[0].error
 
 
 async def test_a_teardown_that_hangs_is_cut_off_and_reported(memory_queue, log):
     pool = memory_queue.worker(lifespan=resource_tasks.hanging_teardown)
-    emitted: list[ChoreFailed] = []
-    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    emitted: list[WorkerProblem] = []
+    pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
     await pool.start()
     with pytest.raises(ShutdownTimeout):
         await pool.stop(timeout=0.1)
@@ -200,7 +214,7 @@ async def test_a_teardown_that_hangs_is_cut_off_and_reported(memory_queue, log):
     assert pool.has_ended
     assert noted(log) == ["teardown"]
     (failed,) = emitted
-    assert failed.chore == "close lifespan"
+    assert failed.activity == "close lifespan"
     assert "hanging_teardown was cut off at the end of the shutdown timeout" in failed.error
 
 

@@ -30,7 +30,7 @@ from omniq import (
     WorkerPool,
     task,
 )
-from omniq.events import ChoreFailed, Event, PollEmpty
+from omniq.events import Event, PollEmpty, WorkerProblem
 from omniq.outcomes import Outcome, Succeeded
 from omniq.storage import BaseStorage
 from omniq.storage.memory import MemoryStorage
@@ -44,10 +44,10 @@ SRC = Path(omniq.worker.__file__).parent
 MODULES = [path.stem for path in sorted(SRC.glob("[a-z]*.py"))]
 
 
-def failures_of(pool: AsyncWorkerPool) -> list[ChoreFailed]:
-    failures: list[ChoreFailed] = []
+def failures_of(pool: AsyncWorkerPool) -> list[WorkerProblem]:
+    failures: list[WorkerProblem] = []
     pool.events.subscribe(
-        lambda event: failures.append(event) if isinstance(event, ChoreFailed) else None
+        lambda event: failures.append(event) if isinstance(event, WorkerProblem) else None
     )
     return failures
 
@@ -612,7 +612,7 @@ async def test_the_loop_survives_a_storage_that_fails(memory_store: Store) -> No
         failures = failures_of(pool)
         async with pool:
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
-        assert len([event for event in failures if event.chore == "record and claim"]) >= 4
+        assert len([event for event in failures if event.activity == "record and claim"]) >= 4
         assert pool.stats().completed_tasks == 1
 
 
@@ -655,7 +655,9 @@ async def test_an_unexpected_error_is_reported_and_the_pool_continues(memory_sto
         async with pool:
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
-    assert ChoreFailed(chore="record and claim", error="ZeroDivisionError('a bug')") in failures
+    assert (
+        WorkerProblem(activity="record and claim", error="ZeroDivisionError('a bug')") in failures
+    )
 
 
 async def test_an_outcome_that_cannot_be_recorded_fails_alone(
@@ -699,10 +701,10 @@ async def test_a_side_loop_that_fails_is_reported_and_restarted() -> None:
             await a_while(0.15)
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
-    assert [event.chore for event in failures] == ["listen", "listen"]
+    assert [event.activity for event in failures] == ["listen", "listen"]
 
 
-async def test_a_chore_that_breaks_does_not_stop_the_others(memory_store: Store) -> None:
+async def test_an_activity_that_breaks_does_not_stop_the_others(memory_store: Store) -> None:
     async with FaultyStorage(memory_store.another()) as storage:
         storage.fail("give_back", times=None, error=ZeroDivisionError("a bug"))
         queue = AsyncTaskQueue(storage)
@@ -712,7 +714,7 @@ async def test_a_chore_that_breaks_does_not_stop_the_others(memory_store: Store)
             await until(lambda: len(failures) >= 3)
             assert await (await queue.enqueue(sample_tasks.add, 1)).result(30) == 1
 
-    assert {event.chore for event in failures} == {"recover"}
+    assert {event.activity for event in failures} == {"recover"}
 
 
 async def test_a_pool_whose_storage_was_closed_ends_and_raises_the_error(store: Store) -> None:
@@ -726,7 +728,7 @@ async def test_a_pool_whose_storage_was_closed_ends_and_raises_the_error(store: 
         await pool.wait()
 
     assert not pool.running
-    assert "pool" in {event.chore for event in failures}
+    assert "pool" in {event.activity for event in failures}
     await pool.stop()
 
 

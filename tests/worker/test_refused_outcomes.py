@@ -11,7 +11,7 @@ import pytest
 
 from omniq import AsyncTaskQueue, AsyncWorkerPool, StorageError, TaskFailed, TaskStatus
 from omniq.errors import SerializationError, StoreWentBack
-from omniq.events import ChoreFailed, Event, LeaseLoss, StoreRestored, TaskDead, TaskSucceeded
+from omniq.events import Event, LeaseLoss, StoreRestored, TaskDead, TaskSucceeded, WorkerProblem
 from omniq.outcomes import Failed, Outcome, Released, Succeeded
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import Capabilities
@@ -144,11 +144,11 @@ async def test_an_outcome_is_sent_again_for_as_long_as_no_other_is_recorded(stor
     task = await queue.enqueue(tasks.good_in_the_loop, 7)
     emitted: list[Event] = []
     pool = a_pool(storage)
-    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
     async with pool:
         # Longer than it takes to record them one by one, and to try each of them again.
         await until(
-            lambda: sum("record task" in getattr(event, "chore", "") for event in emitted) > 3
+            lambda: sum("record task" in getattr(event, "activity", "") for event in emitted) > 3
         )
         assert await task.status() is TaskStatus.RUNNING
         storage.refuses = lambda each: False
@@ -241,14 +241,14 @@ async def test_a_lease_that_is_lost_while_an_outcome_is_recorded_alone_stops_the
         storage.takes, storage.loses_lease = 0.0, True
         queue = AsyncTaskQueue(storage)
         pool = a_pool(storage)
-        pool.events.subscribe(emitted.append, kinds=(ChoreFailed, LeaseLoss, StoreRestored))
+        pool.events.subscribe(emitted.append, kinds=(WorkerProblem, LeaseLoss, StoreRestored))
         async with pool:
             await queue.enqueue(tasks.waits_for_cancel)
             await until(lambda: tasks.starts)
             await queue.enqueue(tasks.good_in_the_loop, 7)
             await until(tasks.stopped.is_set)
 
-    kinds = [type(event) for event in emitted if not isinstance(event, ChoreFailed)]
+    kinds = [type(event) for event in emitted if not isinstance(event, WorkerProblem)]
     assert kinds == [StoreRestored, LeaseLoss]
 
 

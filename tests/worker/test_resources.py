@@ -19,7 +19,7 @@ from omniq import (
     TaskFailed,
     TaskStatus,
 )
-from omniq.events import ChoreFailed
+from omniq.events import WorkerProblem
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.secret_parameters import secret_parameters
 from tests.worker import resource_tasks
@@ -145,9 +145,9 @@ async def test_a_teardown_that_raises_is_reported_and_the_others_are_closed(memo
         yield "broken"
         raise RuntimeError("the teardown is broken")
 
-    emitted: list[ChoreFailed] = []
+    emitted: list[WorkerProblem] = []
     pool = memory_queue.worker()
-    pool.events.subscribe(emitted.append, kinds=(ChoreFailed,))
+    pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
     await memory_queue.enqueue(resource_tasks.use_pool, 1)
     resource = Resource(make_broken)
     resource_tasks.use_number.__annotations__["it"] = Annotated[str, resource]
@@ -155,7 +155,7 @@ async def test_a_teardown_that_raises_is_reported_and_the_others_are_closed(memo
     async with pool:
         assert await handle.result(30) == "broken"
 
-    assert [(each.chore, each.error) for each in emitted] == [
+    assert [(each.activity, each.error) for each in emitted] == [
         ("close resource " + resource.name, "RuntimeError('the teardown is broken')")
     ]
     assert noted(log) == ["pool made", "pool closed"]

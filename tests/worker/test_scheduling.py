@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from omniq import AsyncTaskQueue
-from omniq.events import ChoreFailed, Event
+from omniq.events import Event, WorkerProblem
 from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, until
@@ -88,7 +88,7 @@ async def test_many_pools_fire_each_nominal_time_once(
     times = sorted(task.metadata["scheduled_for"] for task in tasks)
     assert len(set(times)) == len(times) == len(tasks)
     assert len(recorder.times("tick")) == len(tasks)
-    assert [event for event in emitted if isinstance(event, ChoreFailed)] == []
+    assert [event for event in emitted if isinstance(event, WorkerProblem)] == []
 
 
 async def test_run_until_empty_fires_due_schedules_first(

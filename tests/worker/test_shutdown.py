@@ -20,7 +20,7 @@ from omniq import (
     Task,
     TaskStatus,
 )
-from omniq.events import ChoreFailed, WorkerStopped
+from omniq.events import WorkerProblem, WorkerStopped
 from omniq.storage import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
@@ -53,6 +53,25 @@ async def test_an_idle_pool_stops_at_once_however_long_its_poll_interval(
     await pool.stop()
 
     assert time.monotonic() - began < at_most(0.5)
+
+
+async def test_a_worker_that_waits_for_its_tasks_is_shown_as_stopping(
+    queue: AsyncTaskQueue, recorder: RunRecorder
+) -> None:
+    pool = queue.worker(poll_interval=0.02, lease=0.9)
+    await pool.start()
+    await queue.enqueue(sample_tasks.hold, "held")
+    await until(lambda: recorder.inside == 1)
+    (worker,) = await queue.workers()
+    assert not worker.stopping
+    stopping = asyncio.create_task(pool.stop())
+    while not worker.stopping:
+        await a_while(0.05)
+        (worker,) = await queue.workers()
+    recorder.gate("held").set()
+    await stopping
+
+    assert await queue.workers() == []
 
 
 async def test_stop_waits_for_running_tasks_and_claims_nothing_more(
@@ -444,15 +463,15 @@ def test_an_event_loop_that_ends_under_the_pool_uses_no_attempt(
 async def test_a_failing_step_of_the_stop_is_reported_and_the_others_are_done(store: Store) -> None:
     storage = FaultyStorage(store.another())
     pool = AsyncWorkerPool(storage)
-    emitted: list[ChoreFailed] = []
+    emitted: list[WorkerProblem] = []
     pool.events.subscribe(
-        lambda event: emitted.append(event) if isinstance(event, ChoreFailed) else None
+        lambda event: emitted.append(event) if isinstance(event, WorkerProblem) else None
     )
     await pool.start()
     storage.fail("close", error=ZeroDivisionError("a bug"))
     await pool.stop()
 
-    assert [event.chore for event in emitted] == ["retire"]
+    assert [event.activity for event in emitted] == ["retire"]
     assert not storage.is_open
 
 

@@ -491,7 +491,7 @@ async def test_a_sleeping_task_may_be_cancelled(memory_queue, tmp_path):
 async def test_orphaned_checkpoints_are_deleted_and_those_of_waiting_tasks_are_not(tmp_path):
     clock, dispatcher, functions = ManualClock(), Dispatcher(), FunctionCache()
     async with MemoryStorage(clock=clock) as storage:
-        chores = Maintenance(
+        maintenance = Maintenance(
             storage,
             dispatcher,
             FleetAlerts(storage, dispatcher, StatsRecorder(dispatcher)),
@@ -510,10 +510,10 @@ async def test_orphaned_checkpoints_are_deleted_and_those_of_waiting_tasks_are_n
             storage._memory.tables.documents["checkpoint"].by_key[waiting.id], key="gone"
         )
         storage._memory.tables.documents["checkpoint"].put(orphan)
-        await chores.purge_orphans()
+        await maintenance.purge_orphans()
         assert await storage.load_checkpoint("gone") == b"waiting"
         clock.advance(timedelta(days=2))
-        await chores.purge_orphans()
+        await maintenance.purge_orphans()
 
         assert await storage.load_checkpoint("gone") is None
         assert await storage.load_checkpoint(waiting.id) == b"waiting"
