@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,10 +89,18 @@ def test_the_doctor_reports_the_guarantees_of_a_local_storage(doctor, url, survi
 
 
 @pytest.mark.parametrize("url", ["sqlite:///tasks.db", "file:tasks"])
-def test_the_doctor_says_where_a_local_storage_is_and_whether_it_created_it(doctor, tmp_path, url):
-    path = tmp_path / url.removeprefix("sqlite:///").removeprefix("file:")
+async def test_the_doctor_says_where_a_local_storage_is_and_does_not_create_it(
+    doctor, tmp_path, url
+):
+    name = url.removeprefix("sqlite:///").removeprefix("file:")
+    path = tmp_path / name
+    missing = f"{path}: does not exist yet; the first task or worker creates it"
 
-    assert doctor.findings(url)["place"] == (f"{path}, created now", "ok")
+    assert doctor.findings(url)["place"] == (missing, "ok")
+    assert not path.exists()
+    assert [each for each in os.listdir(tmp_path) if "doctor" in each or name in each] == []
+    async with open_storage(url.replace(name, str(path))):
+        pass
     assert doctor.findings(url)["place"] == (str(path), "ok")
 
 

@@ -6,10 +6,13 @@ import asyncio
 import platform
 import statistics
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 
@@ -46,8 +49,9 @@ def doctor(
 ) -> int:
     """Check the storage and the settings.
 
-    Opens the storage, and creates a missing one on this machine; reads the settings of its server, writes a task that no worker will run,
-    reads it back and deletes it. Exits with 1 if a check fails.
+    Opens the storage, reads the settings of its server, writes a task that no worker will run, reads it
+    back and deletes it. A storage on this machine that does not exist yet is not created: the checks use a
+    temporary one beside it. Exits with 1 if a check fails.
     """
     settings = Settings.load(url=url)
     diagnosis = asyncio.run(_examine(settings))
@@ -61,14 +65,19 @@ def doctor(
 
 
 async def _examine(settings: Settings) -> Diagnosis:
-    place = _place(storage_url(settings))
-    async with open_storage(settings=settings) as storage:
-        findings = [_versions(), *place, *await check_storage(storage)]
-        findings.append(_protection(storage))
-        findings.append(await _round_trip(storage))
-        shown, sources = storage.settings.shown(), storage.settings.sources
+    url = storage_url(settings)
+    with _stand_in(url) as examined:
+        async with open_storage(examined, settings=settings) as storage:
+            return await _diagnose(url, storage)
+
+
+async def _diagnose(url: str, storage: BaseStorage) -> Diagnosis:
+    findings = [_versions(), *_place(url), *await check_storage(storage)]
+    findings.append(_protection(storage))
+    findings.append(await _round_trip(storage))
+    shown, sources = storage.settings.shown(), storage.settings.sources
     return Diagnosis(
-        url=mask_url(storage_url(settings)),
+        url=mask_url(url),
         healthy=not any(finding.is_bad for finding in findings),
         findings=findings,
         settings=[
@@ -87,13 +96,29 @@ def _versions() -> Finding:
     return Finding("versions", ", ".join([*found, platform.platform(terse=True)]))
 
 
+@contextmanager
+def _stand_in(url: str) -> Iterator[str]:
+    """The URL of the storage to examine: for a missing one on this machine, a temporary one on the same disk."""
+    path = local_path(url)
+    if path is None or path.exists():
+        yield url
+        return
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    kind, query = url.partition(":")[0].lower(), url.partition("?")[2]
+    with tempfile.TemporaryDirectory(prefix=".omniq-doctor-", dir=folder) as temporary:
+        slashes = ":///" if kind == "sqlite" else "://"
+        yield f"{kind}{slashes}{quote(temporary)}/{quote(path.name)}" + (
+            f"?{query}" if query else ""
+        )
+
+
 def _place(url: str) -> list[Finding]:
-    """Where a local storage is. Asked before it is opened, which creates a missing one."""
+    """Where a local storage is, or would be."""
     path = local_path(url)
     if path is None:
         return []
-    created = "" if path.exists() else ", created now"
-    return [Finding("place", visible(f"{path.absolute()}{created}"))]
+    missing = "" if path.exists() else ": does not exist yet; the first task or worker creates it"
+    return [Finding("place", visible(f"{path.absolute()}{missing}"))]
 
 
 def _protection(storage: BaseStorage) -> Finding:
