@@ -470,17 +470,41 @@ class LeaseLoss(Event, frozen=True, kw_only=True):
     owner: str
 
 
-class ChoreFailed(Event, frozen=True, kw_only=True):
-    """Emitted when one run of a worker's maintenance has failed; it is tried again later."""
+class WorkerProblem(Event, frozen=True, kw_only=True):
+    """Emitted when something that a worker does besides its tasks has failed.
 
-    name: ClassVar[str] = "chore.failed"
-    chore: str
+    `activity` is what failed, such as "recover" or "close lifespan". What a worker repeats is tried again
+    later. `during_outage`: the storage did not answer, and `StorageFailing` has reported that.
+    """
+
+    name: ClassVar[str] = "worker.problem"
+    activity: str
     error: str
+    during_outage: bool = False
 
     @classmethod
-    def of(cls, chore: str, error: Exception) -> ChoreFailed:
-        """The failure of that chore. An error that omniq did not raise is shown with its type."""
-        return cls(chore=chore, error=str(error) if isinstance(error, OmniqError) else repr(error))
+    def of(cls, activity: str, error: Exception, *, during_outage: bool = False) -> WorkerProblem:
+        """The failure of that activity."""
+        return cls(activity=activity, error=error_text(error), during_outage=during_outage)
+
+
+class StorageFailing(Event, frozen=True, kw_only=True):
+    """Emitted once when the storage of a worker stops to answer. The worker tries again until it answers."""
+
+    name: ClassVar[str] = "storage.failing"
+    error: str
+
+
+class StorageBack(Event, frozen=True, kw_only=True):
+    """Emitted when the storage answers again, `seconds` after `StorageFailing`."""
+
+    name: ClassVar[str] = "storage.back"
+    seconds: float
+
+
+def error_text(error: Exception) -> str:
+    """The text of an error for an event. One that omniq did not raise is shown with its type."""
+    return str(error) if isinstance(error, OmniqError) else repr(error)
 
 
 # Circuit breakers
@@ -550,11 +574,12 @@ class OperatorActed(Event, frozen=True, kw_only=True):
 
 
 _RENAMED = {
+    "ChoreFailed": WorkerProblem,
     "LeaseLost": LeaseLoss,
     "TaskCancelled": TaskCancellation,
     "TaskFailed": TaskFailure,
 }
-"""Former names, which are also names of errors. They work in 0.1 and are removed in 0.2."""
+"""Former names, most of them also names of errors. They work in 0.1 and are removed in 0.2."""
 
 
 # Hidden from type checkers, which would accept any misspelt name because of it.

@@ -409,8 +409,9 @@ def _shortened(names: list[str]) -> str:
 class WorkerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker with a lease. `running` are the ids of the tasks it holds.
 
-    `paused`: an operator has paused it, and it claims no tasks. `runnable`: the functions that it
-    can run; None for all.
+    `paused`: an operator has paused it, and it claims no tasks. `stopping`: it was stopped, claims no
+    tasks and ends when its running tasks have ended. `runnable`: the functions that it can run; None for
+    all.
     """
 
     id: str
@@ -423,6 +424,7 @@ class WorkerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_def
     concurrency: int = 0
     queues: tuple[str, ...] = ()
     paused: bool = False
+    stopping: bool = False
     runnable: Runnable | None = None
 
     def can_run(self, func_path: str) -> bool:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 from urllib.parse import quote
 
+from omniq._deprecation import callers_level
 from omniq.errors import SettingsError
 from omniq.masking import mask_url
 from omniq.places import PlaceRules
@@ -751,7 +752,7 @@ def _read_file(path: Path, *, is_named: bool) -> Mapping[str, object]:
         warnings.warn(
             f"{path.absolute()}: holds a secret, and other users of this machine may read it; "
             f"run chmod go-r {shlex.quote(str(path))}",
-            stacklevel=5,
+            stacklevel=callers_level(),
         )
     return table
 
@@ -802,7 +803,10 @@ def _warn_of_unknown_variables() -> None:
             continue
         near = get_close_matches(variable, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see the reference of settings"
-        warnings.warn(f"{variable} is not a setting of omniq and is ignored; {hint}", stacklevel=4)
+        warnings.warn(
+            f"{variable} is not a setting of omniq and is ignored; {hint}",
+            stacklevel=callers_level(),
+        )
 
 
 def _refuse_unknown(values: Mapping[str, object], source: str) -> None:

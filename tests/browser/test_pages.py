@@ -83,6 +83,13 @@ async def test_a_worker_shows_its_tasks_and_their_progress(queue, client):
     assert "half way" in text
 
 
+async def test_a_worker_that_waits_for_its_last_tasks_is_stopping(queue, client):
+    await queue.storage.renew(concurrency=4, stopping=True)
+    text = (await client.get("/workers", headers=bearer())).text
+
+    assert ">stopping<" in text
+
+
 async def test_a_schedule_shows_its_next_times_and_its_last_runs(queue, client):
     schedule = await queue.schedules.add("hourly", "shop.refresh_prices", cron="0 * * * *")
     text = (await client.get("/schedules", headers=bearer())).text

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from omniq import AsyncTaskQueue, StorageError, TaskStatus
-from omniq.events import Event, WorkerProblem
-from omniq.testing.servers import PostgresServer
+from omniq.events import Event, StorageBack, StorageFailing, WorkerProblem
+from omniq.testing.servers import PostgresServer, RedisServer
 from tests.fleet.fleet_tasks import count, count_after, counts
 from tests.worker.recorder import until
 
@@ -62,6 +62,22 @@ async def test_a_spell_without_a_primary_costs_no_outcome_and_raises_storage_err
     assert len(results) == TASKS
     assert stats.by_status[TaskStatus.RUNNING] == 0
     assert counts["spell"] == TASKS
+
+
+@pytest.mark.parametrize("kind", [PostgresServer, RedisServer])
+async def test_an_outage_of_the_server_is_reported_once(kind):
+    emitted: list[Event] = []
+    with kind(durable=True) as server:
+        async with AsyncTaskQueue(server.url) as queue, queue.worker(lease=3) as pool:
+            pool.events.subscribe(emitted.append, kinds=(StorageFailing, StorageBack))
+            await asyncio.to_thread(server.kill)
+            await until(lambda: bool(emitted))
+            await asyncio.sleep(2)
+            await asyncio.to_thread(server.start)
+            await until(lambda: len(emitted) > 1)
+            await asyncio.sleep(1)
+
+    assert [type(event) for event in emitted] == [StorageFailing, StorageBack]
 
 
 # Redis: a server whose replies a test replaces

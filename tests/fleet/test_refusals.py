@@ -73,7 +73,7 @@ def test_a_worker_waits_for_a_server_that_is_down(start_server, start_worker, tm
     server = start_server()
     server.stop()
     command = start_worker(server.url)
-    command.wait_for("open storage", within=30)
+    command.wait_for("storage.failing", within=30)
     server.start()
     with TaskQueue(server.url) as queue:
         assert queue.enqueue(note, str(tmp_path), "late").result(timeout=20) == "late"
@@ -81,7 +81,7 @@ def test_a_worker_waits_for_a_server_that_is_down(start_server, start_worker, tm
 
     assert command.ends() == 0
     # Reported once, for any number of attempts.
-    assert command.text.count("open storage") == 1
+    assert command.text.count("storage.failing") == 1
 
 
 async def test_a_running_pool_that_is_refused_ends_with_the_reason():

@@ -110,8 +110,9 @@ def test_an_option_of_a_call_is_refused_for_the_decorator():
 
 @pytest.mark.parametrize("name", ["delay", "dely", "countdown"])
 def test_the_decorator_names_the_place_for_an_option_of_a_call(name):
+    given: Any = {name: 5}
     with pytest.raises(InvalidTask, match=r"queue\.options\(delay=…\)"):
-        task(**{name: 5})
+        task(**given)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,9 @@ def test_the_decorator_names_the_place_for_an_option_of_a_call(name):
 )
 def test_an_unknown_option_of_a_worker_gets_a_sentence(name, hint):
     expected = rf"queue\.worker\(…\): there is no option '{name}'; {hint}"
+    given: Any = {name: 3}
     with TaskQueue("memory://") as queue, pytest.raises(InvalidValue, match=expected):
-        queue.worker(**{name: 3})
+        queue.worker(**given)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])

@@ -282,7 +282,8 @@ def test_a_worker_waits_for_an_unreachable_server_and_logs_it_once(lines):
         assert server.is_open
 
     assert server.calls["open"] == 3
-    assert sum("open storage" in line for line in lines) == 1
+    assert sum("storage.failing" in line for line in lines) == 1
+    assert sum("the storage is back after" in line for line in lines) == 1
 
 
 def test_a_worker_that_waits_for_a_server_can_be_stopped():

@@ -388,3 +388,14 @@ def test_a_damaged_store_is_no_outage() -> None:
     ProblemReports(dispatcher, MemoryStorage().clock).report("purge", StorageCorrupt("a page"))
 
     assert emitted == [WorkerProblem(activity="purge", error="a page")]
+
+
+def test_what_is_not_tried_again_is_reported_also_during_an_outage() -> None:
+    dispatcher, emitted = Dispatcher(), list[Event]()
+    dispatcher.subscribe(emitted.append)
+    problems = ProblemReports(dispatcher, MemoryStorage().clock)
+    problems.report("recover", StorageError("away"))
+    problems.report_final("release tasks", StorageError("away"))
+
+    assert kinds_of(emitted) == [StorageFailing, WorkerProblem, WorkerProblem]
+    assert emitted[2] == WorkerProblem(activity="release tasks", error="away")

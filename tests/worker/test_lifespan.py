@@ -25,7 +25,7 @@ from omniq import (
     TaskStatus,
     Worker,
 )
-from omniq.events import WorkerProblem, WorkerStarted
+from omniq.events import StorageFailing, WorkerProblem, WorkerStarted
 from omniq.integrations.asgi import lifespan as asgi_lifespan
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.manual import AsyncManualQueue, ManualQueue
@@ -190,11 +190,11 @@ async def test_a_teardown_may_raise_anything(memory_queue, log, lifespan, messag
 
 
 async def test_a_pool_that_ends_by_itself_does_not_wait_for_a_hanging_teardown(log):
+    emitted: list[Any] = []
     storage = MemoryStorage(settings=Settings(shutdown_timeout=0.1))
     async with AsyncTaskQueue(storage) as queue:
         pool = queue.worker(lifespan=resource_tasks.hanging_teardown)
-        emitted: list[WorkerProblem] = []
-        pool.events.subscribe(emitted.append, kinds=(WorkerProblem,))
+        pool.events.subscribe(emitted.append, kinds=(WorkerProblem, StorageFailing))
         assert await pool.run_until_empty() == 0
 
         assert pool.has_ended

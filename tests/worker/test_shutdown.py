@@ -62,15 +62,14 @@ async def test_a_worker_that_waits_for_its_tasks_is_shown_as_stopping(
     await pool.start()
     await queue.enqueue(sample_tasks.hold, "held")
     await until(lambda: recorder.inside == 1)
-    (worker,) = await queue.workers()
-    assert not worker.stopping
+    (before,) = await queue.workers()
     stopping = asyncio.create_task(pool.stop())
-    while not worker.stopping:
+    while not (await queue.workers())[0].stopping:
         await a_while(0.05)
-        (worker,) = await queue.workers()
     recorder.gate("held").set()
     await stopping
 
+    assert not before.stopping
     assert await queue.workers() == []
 
 

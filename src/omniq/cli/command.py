@@ -42,7 +42,8 @@ class UsageError(OmniqError):
     code = _BAD_USAGE
 
     def __init__(self, message: str, path: str) -> None:
-        super().__init__(f"{message}; see {path} --help")
+        joint = " See" if message.endswith("?") else "; see"
+        super().__init__(f"{message}{joint} {path} --help")
 
 
 class HelpRequested(Exception):

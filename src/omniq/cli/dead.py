@@ -180,20 +180,27 @@ def retry(
 
 @app.command()
 def delete(
-    ids: Annotated[
-        list[str],
-        Argument(metavar="ID", help="Ids of dead letters, or their beginnings.", complete="dead"),
-    ],
+    ids: Ids = None,
     url: Url = None,
+    every: Every = False,
+    func_path: Function = None,
+    task_type: Type = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Delete dead letters."""
+    """Delete dead letters for good: some by id, or with `--all` those that match the filters."""
+    check_choice(ids, every, any((func_path, task_type, reason, since, until)))
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         chosen = await full_ids(task_queue.storage, ids)
         if len(chosen) == 1 and await task_queue.dead.get(chosen[0]) is None:
             raise CommandFailed(f"{chosen[0]}: no such dead letter", console.NOT_FOUND)
+        chosen = chosen or await bulk_actions.dead_ids(
+            task_queue.storage, **_filters(task_queue, func_path, task_type, reason, since, until)
+        )
         output.confirm(f"Delete {count_of(len(chosen), 'dead letter')} for good?", yes)
         with output.progress_bar("deleting") as progress:
             done = await bulk_actions.delete_dead(task_queue.storage, chosen, on_progress=progress)

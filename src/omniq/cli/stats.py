@@ -7,6 +7,7 @@ from omniq.cli.live_view import Interval, Watch, is_screen, live, stream
 from omniq.cli.options import Json, Url
 from omniq.cli.parsing import format_duration, format_instant, letter_line, relative_time
 from omniq.cli.queue_session import with_queue
+from omniq.cli.workers import state_of
 from omniq.models import TaskStatus
 from omniq.operations.overview import Monitor, Overview, Percentiles
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -119,7 +120,7 @@ def _workers(overview: Overview) -> output.Renderable:
         (
             worker.id,
             f"{len(worker.running)}/{worker.concurrency or '?'}",
-            output.text("stalled", "red") if worker.stalled else output.text("alive", "green"),
+            state_of(worker),
             f"{worker.host}:{worker.pid}",
             ", ".join(worker.queues) or "all",
             relative_time(worker.last_heartbeat, overview.at),

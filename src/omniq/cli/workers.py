@@ -52,7 +52,7 @@ def list_(url: Url = None, as_json: Json = False) -> None:
             (
                 worker.id,
                 f"{len(worker.running)}/{worker.concurrency or '?'}",
-                _state(worker),
+                state_of(worker),
                 f"{worker.host}:{worker.pid}",
                 ", ".join(worker.queues) or "all",
                 str(worker.runnable or "all"),
@@ -67,9 +67,12 @@ def list_(url: Url = None, as_json: Json = False) -> None:
     with_queue(url, work)
 
 
-def _state(worker: WorkerInfo) -> output.Cell:
+def state_of(worker: WorkerInfo) -> output.Cell:
+    """The state of a worker, in one word."""
     if worker.stalled:
         return output.text("stalled", "red")
+    if worker.stopping:
+        return output.text("stopping", "yellow")
     return output.text("paused", "yellow") if worker.paused else output.text("alive", "green")
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from omniq._futures import finish
 from omniq.errors import OmniqError, StorageClosed
-from omniq.events import ChoreFailed
+from omniq.events import WorkerProblem
 from omniq.log import write
 from omniq.models import Schedule, TaskStatus
 from omniq.operations.overview import Monitor, Overview
@@ -151,7 +151,7 @@ class Sampler:
         except OmniqError as error:
             # The dashboard stays up while the storage is down, and shows the error.
             if self._failure is None:
-                write(ChoreFailed.of("dashboard", error))
+                write(WorkerProblem.of("dashboard", error))
             self._failure = error
             return
         now = self._clock.monotonic()

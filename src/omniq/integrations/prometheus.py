@@ -56,7 +56,7 @@ class Counters:
         )
         self._troubles = Counter(
             "omniq_troubles",
-            "Problems of a worker: lost leases, stale outcomes, failed chores.",
+            "Problems of a worker: lost leases, stale outcomes, a failing storage.",
             ("kind",),
             registry=registry,
         )
@@ -84,7 +84,8 @@ class Counters:
             case (
                 events.LeaseLoss()
                 | events.StaleRefused()
-                | events.ChoreFailed()
+                | events.WorkerProblem()
+                | events.StorageFailing()
                 | events.LoopBlocked()
                 | events.HookFailed()
                 | events.RecordQuarantined()

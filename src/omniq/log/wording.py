@@ -12,7 +12,6 @@ from omniq.escaping import visible
 from omniq.events import (
     AttemptFailed,
     BreakerOpened,
-    ChoreFailed,
     ClockDiffers,
     Event,
     FunctionMissing,
@@ -28,6 +27,8 @@ from omniq.events import (
     ScheduleMissed,
     StaleRefused,
     StepSkipped,
+    StorageBack,
+    StorageFailing,
     StoreRestored,
     TaskCancellation,
     TaskClaimed,
@@ -40,6 +41,7 @@ from omniq.events import (
     TaskSnoozed,
     TaskStuck,
     WorkerAdvice,
+    WorkerProblem,
     WorkerRecycling,
     WorkerStalled,
     WorkerStopped,
@@ -85,7 +87,9 @@ LEVELS: dict[type[Event], str] = {
     RecordQuarantined: "ERROR",
     StoreRestored: "ERROR",
     TaskDead: "ERROR",
-    ChoreFailed: "ERROR",
+    StorageFailing: "ERROR",
+    StorageBack: "WARNING",
+    WorkerProblem: "ERROR",
 }
 """Events that are not INFO: DEBUG is routine, WARNING was repaired, ERROR needs a person."""
 
@@ -103,6 +107,9 @@ def level_of(event: Event) -> str:
     """The level of the event's line."""
     if type(event) is WorkerStopped and event.timed_out:
         return "WARNING"
+    if type(event) is WorkerProblem and event.during_outage:
+        # The line of the outage says it once.
+        return "DEBUG"
     return LEVELS.get(type(event), "INFO")
 
 
@@ -146,6 +153,9 @@ def fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
             fields[key] = shown_message(fields[key])
         else:
             del fields[key]
+    if isinstance(event, WorkerProblem):
+        # The line's level shows it.
+        del fields["during_outage"]
     traceback = fields.pop("traceback", "")
     stack = fields.pop("stack", "")
     for name, value in fields.items():
@@ -172,6 +182,13 @@ def text_of(event: Event, fields: dict[str, Any]) -> str:
         return _failure(event, fields)
     if isinstance(event, WorkerAdvice):
         return f"{event.name}: {fields['advice']}"
+    if isinstance(event, StorageFailing):
+        return (
+            f"{event.name}: {fields['error']}; trying again until it answers; "
+            "to find the reason, run omniq doctor"
+        )
+    if isinstance(event, StorageBack):
+        return f"{event.name}: the storage is back after {_short(event.seconds)} s"
     if isinstance(event, FunctionMissing):
         head = event.name + _pairs({"func_path": fields["func_path"]})
         return f"{head}: {fields['reason']}; its tasks wait for a worker that has it"

@@ -309,5 +309,7 @@ def _worker_changes(before: WorkerInfo | None, now: WorkerInfo) -> Iterator[str]
         yield "worker.started"
     if now.stalled and not (before is not None and before.stalled):
         yield "worker.stalled"
+    if now.stopping and not (before is not None and before.stopping):
+        yield "worker.stopping"
     if now.paused != (before is not None and before.paused):
         yield "worker.paused" if now.paused else "worker.resumed"

@@ -54,6 +54,7 @@ from omniq.tasks.task_builder import (
 from omniq.tasks.task_enqueuer import calls_of
 from omniq.worker.maintenance import tasks_left
 from omniq.worker.pool import AsyncWorkerPool, PoolOptions
+from omniq.worker.pool_config import refuse_unknown_options
 from omniq.worker.task_services import EnqueueWrapper
 
 P = ParamSpec("P")
@@ -428,6 +429,7 @@ class AsyncTaskQueue(AsyncEnqueuer):
 
         Options that are not given come from the settings.
         """
+        refuse_unknown_options("queue.worker(…)", options)
         settings = self._storage.settings
         merged: PoolOptions = {
             "concurrency": settings.concurrency,

@@ -583,6 +583,7 @@ class BaseStorage(SideData):
         concurrency: int = 0,
         queues: Sequence[str] = (),
         stalled: bool = False,
+        stopping: bool = False,
         runnable: Runnable | None = None,
     ) -> Renewal:
         """Extend this owner's lease by `lease` seconds, with one write.
@@ -613,6 +614,7 @@ class BaseStorage(SideData):
             started_at=from_micros(self._identity.started_at),
             last_heartbeat=self._clock.now(),
             stalled=stalled,
+            stopping=stopping,
             concurrency=concurrency,
             queues=tuple(queues),
             runnable=runnable,

@@ -11,9 +11,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
-from types import FrameType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, overload
 
+from omniq._deprecation import callers_level
 from omniq.durations import Duration
 from omniq.errors import (
     ForbiddenFunction,
@@ -216,7 +217,7 @@ def pass_to_queue(
         if warning := why_not_elsewhere(func, func_path):
             code = getattr(func, "__code__", None)
             if code is None:
-                warnings.warn(warning, UnmarkedFunctionWarning, stacklevel=_callers_level())
+                warnings.warn(warning, UnmarkedFunctionWarning, stacklevel=callers_level())
             else:
                 # The place to mend. The call may also be in another thread, that of the synchronous API.
                 place = code.co_filename, code.co_firstlineno
@@ -239,15 +240,6 @@ def why_not_elsewhere(func: Callable[..., Any] | str, func_path: str) -> str | N
         f"{func_path}: mark it with @task, or a worker in another process, or after a restart, "
         f"will not run it, unless the worker names the module {found.module}"
     )
-
-
-def _callers_level() -> int:
-    """The `stacklevel` of the first caller outside omniq, as far as there is one in this thread."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "omniq":
-        frame, level = frame.f_back, level + 1
-    return 1 if frame is None else level
 
 
 class FunctionCache:

@@ -682,9 +682,17 @@ def _shown(face: Face) -> str:
 def _why_unknown(name: str, face: Face, known: set[str]) -> str:
     if name in OPTIONS:
         others = next(each for each in get_args(Face) if each in OPTIONS[name].faces)
-        return f"{name} is an option of {_shown(others)}, not of {_shown(face)}"
+        place = f": queue.options({name}=…)" if face == "@task" else ""
+        return f"{name} is an option of {_shown(others)}, not of {_shown(face)}{place}"
     meant = OTHER_WORDS.get(name.lstrip("_"))
     near = [meant] if meant in known else get_close_matches(name, known, n=1)
+    of_calls = names_on("options") if face == "@task" else set()
+    of_call = [meant] if meant in of_calls else get_close_matches(name, of_calls, n=1)
+    if of_call and of_call[0] not in known and (meant or not near):
+        return (
+            f"there is no option {name!r}; did you mean {of_call[0]}? It is an option of each call: "
+            f"queue.options({of_call[0]}=…)"
+        )
     if near:
         return f"there is no option {name!r}; did you mean {near[0]}?"
     return f"there is no option {name!r}; the options are {', '.join(sorted(known))}"

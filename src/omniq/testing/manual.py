@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from omniq.errors import StorageRefused
-from omniq.models import Task, TaskStatus
+from omniq.errors import ResultTimeout, StorageRefused
+from omniq.models import Task, TaskResult, TaskStatus
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.queue.blocking_queue import TaskQueue
 from omniq.settings import Settings
@@ -44,6 +44,10 @@ _LEASE = 1e9
 
 _REAL_WAIT = 0.02
 _STORAGE_WAIT = 1.0
+_NOT_RUN = (
+    "it has not ended, and a manual queue runs tasks and lets time pass only in run() and run_for(): "
+    "call one of them first; after a failure, run_for(…) until the retry is due"
+)
 _PAGE = 500
 _WAITING = (TaskStatus.PENDING, TaskStatus.RETRYING)
 
@@ -89,6 +93,27 @@ class _EndedTables(Tables):
             self._ended[row.id, row.nonce] = row
 
 
+class _ManualStorage(FaultyStorage):
+    """The storage of a manual queue, where a wait for a result ends when no worker runs."""
+
+    def __init__(self, inner: MemoryStorage, has_worker: Callable[[], bool]) -> None:
+        super().__init__(inner)
+        self._has_worker = has_worker
+
+    async def wait_for_result(
+        self, task_id: str, timeout: float | None = None
+    ) -> TaskResult | None:
+        # Neither time nor a task proceeds without a call of the test, so the wait would never end.
+        waiting = asyncio.ensure_future(super().wait_for_result(task_id, timeout))
+        try:
+            while not (await asyncio.wait((waiting,), timeout=_REAL_WAIT))[0]:
+                if not self._has_worker():
+                    raise ResultTimeout(task_id, timeout or 0, _NOT_RUN)
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+
 class ManualRuntime:
     """The store of a test, its clock, its faults, and the worker that runs its tasks."""
 
@@ -106,7 +131,7 @@ class ManualRuntime:
         # Not from the environment or a file: a test must behave the same everywhere.
         self._memory = MemoryStorage(clock=self.clock, settings=settings or Settings())
         self._memory._memory.tables = self._tables = _EndedTables()
-        self.faults = FaultyStorage(self._memory)
+        self.faults: FaultyStorage = _ManualStorage(self._memory, lambda: self._worker is not None)
         self._worker: FaultyStorage | None = None
 
     async def enqueued(

@@ -15,6 +15,7 @@
 - `loop_watchdog`: detects a blocked event loop.
 - `schedule_loop`: fires schedules.
 - `maintenance`: recovers tasks of dead workers, purges old records, stores progress.
+- `problems`: reports what fails in a worker, and an outage of the storage once.
 - `fleet_alerts`: reports stalled workers, stuck tasks and breakers.
 - `failure_hooks`: calls `on_success`, `on_failure` and `on_dead`.
 - `dead_hooks`: which `on_dead` hooks the worker calls, also of lost workers.

@@ -20,6 +20,7 @@ from omniq.storage.types import Renewal
 from omniq.worker.demand import Call, Demand
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.pool_events import PoolEvents
+from omniq.worker.problems import ProblemReports
 from omniq.worker.refused_outcomes import RefusedOutcomes
 from omniq.worker.running_tasks import RunningTasks
 from omniq.worker.stats_recorder import StatsRecorder
@@ -57,6 +58,7 @@ class ClaimLoop:
         pool: PoolEvents,
         unknown: UnknownFunctions,
         watch: LeaseWatch,
+        problems: ProblemReports,
         *,
         concurrency: int,
         poll_interval: float,
@@ -69,9 +71,8 @@ class ClaimLoop:
         self._running = running
         self._stats = stats
         self._events = dispatcher
-        self._pool = pool
-        self._unknown = unknown
-        self._watch = watch
+        self._pool, self._unknown, self._watch = pool, unknown, watch
+        self._problems, self._report_failure = problems, problems.report
         # A server works on one call while this process or the network is busy with the other.
         self._concurrent_calls = 2 if storage.capabilities.reach == "fleet" else 1
         is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
@@ -91,7 +92,7 @@ class ClaimLoop:
         self._count_is_old = asyncio.Event()
         self._failures = 0
         self._drained: asyncio.Future[None] | None = None
-        self._refused = RefusedOutcomes(storage, stats, self._report_failure, self.on_lease_lost)
+        self._refused = RefusedOutcomes(storage, stats, problems.report_final, self.on_lease_lost)
         self._recording: dict[Call, list[Outcome]] = {}
 
     async def run(self) -> None:
@@ -295,9 +296,6 @@ class ClaimLoop:
             await self._clock.wait(self._stop_requested, pause)
         self._wake_up()
 
-    def _report_failure(self, chore: str, error: Exception) -> None:
-        self._events.emit(events.ChoreFailed.of(chore, error))
-
     def _wake_up(self) -> None:
         self._demand.wake_up()
         self._wake.set()
@@ -426,6 +424,8 @@ class ClaimLoop:
         the storage counts as this worker's and nothing here has, is released (its reply was lost, or the
         store went back); what runs here and is not this worker's, is stopped.
         """
+        if not self._failures:
+            self._problems.answered()
         if self._events.wants(events.LeaseRenewed):
             self._events.emit(events.LeaseRenewed(owner=self._storage.owner))
         if renewal.paused:

@@ -132,6 +132,7 @@ class Heartbeat:
                 concurrency=self._concurrency,
                 queues=self._queues,
                 stalled=self._watchdog.is_blocked(),
+                stopping=self._pool.is_stopping,
                 runnable=self._runnable(),
             )
         self._pool.on_renewal(renewal, asked_at)

@@ -1,7 +1,7 @@
-"""The chores of every worker: recover tasks of dead workers and their hooks, purge old records, store progress.
+"""What every worker does besides its tasks: recover tasks of dead workers and their hooks, purge old records, store progress.
 
-There is no leader and no lock: when two workers do a chore at the same time, the storage contract
-ensures that it takes effect once. A chore that fails is reported, and retried in its next round.
+There is no leader and no lock: when two workers do the same at the same time, the storage contract
+ensures that it takes effect once. What fails is reported, and retried in its next round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from datetime import timedelta
 from omniq._backoff import backoff
 from omniq.clock import Clock
 from omniq.events import (
-    ChoreFailed,
     Dispatcher,
     OrphanedStateDeleted,
     TaskDead,
@@ -26,6 +25,7 @@ from omniq.storage.base import BaseStorage
 from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.lease_watch import LeaseWatch
+from omniq.worker.problems import ProblemReports
 
 _JITTER = 0.2
 _SHORTEST_PAUSE = 0.05
@@ -39,7 +39,7 @@ _LONGEST_BACKOFF = 5.0
 
 
 class Maintenance:
-    """Repeats the chores until it is cancelled."""
+    """Repeats its activities until it is cancelled."""
 
     def __init__(
         self,
@@ -51,11 +51,13 @@ class Maintenance:
         *,
         lease: float,
         poll_interval: float,
+        problems: ProblemReports | None = None,
     ) -> None:
         self._storage = storage
         self._watch = watch
         self._clock: Clock = storage.clock
         self._events = events
+        self._problems = problems or ProblemReports(events, storage.clock)
         self._alerts = alerts
         self._hooks = hooks
         self._lease = lease
@@ -71,7 +73,7 @@ class Maintenance:
             self._progress[progress.task_id] = progress
 
     async def run(self) -> None:
-        """Repeat all chores, each at its interval."""
+        """Repeat all activities, each at its interval."""
         await asyncio.gather(
             self._every(self._recover_every, self.recover),
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
@@ -140,16 +142,16 @@ class Maintenance:
                 self._progress = {**reports, **self._progress}
             raise
 
-    async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, seconds: float, activity: Callable[[], Awaitable[None]]) -> None:
         pause, failures = seconds, 0
         while True:
             # Jitter, so that workers that were started together do not do it all at the same time.
             await self._clock.sleep(pause * (1 - _JITTER * self._clock.random()))
             try:
-                await chore()
+                await activity()
                 pause, failures = seconds, 0
             except Exception as error:
-                self._events.emit(ChoreFailed.of(chore.__name__, error))
+                self._problems.report(activity.__name__, error)
                 failures += 1
                 pause = max(seconds, backoff(failures, first=seconds, longest=_LONGEST_BACKOFF))
 

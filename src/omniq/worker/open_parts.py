@@ -15,30 +15,40 @@ from omniq.worker.executors.execution import Execution
 from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.pool_config import PoolConfig
+from omniq.worker.problems import ProblemReports
 from omniq.worker.resources import WorkerResources
 
 _RESTART_PAUSE = 0.1
-
-Report = Callable[[str, Exception], None]
-"""Reports the failure of a part, by its name."""
 
 
 class OpenParts:
     """What a pool has opened. It is closed in reverse order, and a part that fails does not stop the rest."""
 
-    def __init__(self, stack: AsyncExitStack, clock: Clock, report: Report) -> None:
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        clock: Clock,
+        problems: ProblemReports,
+        limit: Callable[[], float | None],
+    ) -> None:
+        """`limit`: how many seconds the application's code may take to close what it has opened."""
+        self._problems = problems
+        self._limit = limit
         self._stack = stack
         self._clock = clock
-        self.report = report
+        self.report = problems.report_final
         self.callback = stack.callback
         """Add a function that is called at the end."""
 
-    def on_exit(self, name: str, close: Callable[[], Awaitable[None]]) -> None:
-        """Call `close` at the end; a failure is reported."""
+    def on_exit(
+        self, name: str, close: Callable[[], Awaitable[None]], *, is_limited: bool = False
+    ) -> None:
+        """Call `close` at the end; a failure is reported. `is_limited`: it calls the application's code."""
 
         async def close_and_report() -> None:
             try:
-                await close()
+                async with asyncio.timeout(self._limit() if is_limited else None):
+                    await close()
             except Exception as error:
                 self.report(name, error)
 
@@ -58,7 +68,7 @@ class OpenParts:
             try:
                 await loop()
             except Exception as error:
-                self.report(name, error)
+                self._problems.report(name, error)
             await self._clock.sleep(_RESTART_PAUSE)
 
 
@@ -99,7 +109,7 @@ def make_execution(
         lambda name, error: parts.report(f"close resource {name}", error),
         storage.settings.start_timeout,
     )
-    parts.on_exit("close resources", resources.close)
+    parts.on_exit("close resources", resources.close, is_limited=True)
     return Execution(
         functions,
         clock=storage.clock,

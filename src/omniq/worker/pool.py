@@ -258,7 +258,7 @@ class AsyncWorkerPool:
         try:
             left = await self._runtime.count_left()
         except StorageError as error:
-            self.events.emit(events.ChoreFailed.of("count tasks", error))
+            self.events.emit(events.WorkerProblem.of("count tasks", error))
             return self._stats.queued
         if left:
             self.events.emit(events.WorkerDrained(owner=self._storage.owner, left=left))

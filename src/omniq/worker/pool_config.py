@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 import msgspec
 
 from omniq.errors import InvalidValue
@@ -32,3 +35,15 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_seconds("base_retry_delay", self.base_retry_delay, error=InvalidValue)
         check_seconds("lease", self.lease, above_zero=True, error=InvalidValue)
         check_seconds("loop_patience", self.loop_patience, above_zero=True, error=InvalidValue)
+
+
+_NAMES = PoolConfig.__struct_fields__
+
+
+def refuse_unknown_options(call: str, given: Iterable[str]) -> None:
+    """Raise `InvalidValue` for the first name that is no option of a pool."""
+    for name in given:
+        if name not in _NAMES:
+            near = get_close_matches(name, _NAMES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(_NAMES)}"
+            raise InvalidValue(f"{call}: there is no option {name!r}; {hint}")

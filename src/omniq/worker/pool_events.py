@@ -20,6 +20,10 @@ class PoolEvents(Protocol):
         """Whether the pool is being torn down: a run that is cancelled now has not failed."""
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the pool was stopped, or has ended by itself. From any thread."""
+
+    @property
     def is_recycling(self) -> bool:
         """Whether too many threads hang in abandoned calls: the pool claims nothing meanwhile."""
 

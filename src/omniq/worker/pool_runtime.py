@@ -10,7 +10,7 @@ from typing import Any
 
 from omniq import events, log
 from omniq._futures import finish
-from omniq.errors import LeaseLost, LifespanFailed, OmniqError, PoolStopped
+from omniq.errors import LeaseLost, LifespanFailed, OmniqError, PoolStopped, StorageError
 from omniq.events import Dispatcher
 from omniq.storage.base import BaseStorage
 from omniq.storage.types import Renewal
@@ -28,6 +28,7 @@ from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.open_parts import OpenParts, make_execution, take_lease
 from omniq.worker.pool_config import PoolConfig
+from omniq.worker.problems import ProblemReports
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
 from omniq.worker.schedule_loop import ScheduleLoop
 from omniq.worker.stats_recorder import StatsRecorder
@@ -84,9 +85,10 @@ class PoolRuntime:
         self._error: Exception | None = None
         self._running: RunningTasks | None = None
         self._claim_loop: ClaimLoop | None = None
-        self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval)
+        self._problems = problems = ProblemReports(dispatcher, storage.clock)
+        self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval, problems)
         self._threads: ThreadExecutor | None = None
-        self._has_reported_recycling = self._was_forced = False
+        self._has_reported_recycling = self._was_forced = self._is_draining = False
         self._watch = LeaseWatch(storage.clock, config.lease, self._has_outcomes, deaths)
         if had_to_wait:
             self._watch.had_to_wait()
@@ -155,6 +157,7 @@ class PoolRuntime:
     async def until_empty(self) -> None:
         """Return when nothing that it can run is due and nothing runs, or when it has ended."""
         assert self._claim_loop is not None
+        self._is_draining = True
         await self._schedule_loop.fire_due()
         await self._until_drained(self._claim_loop)
         if self.running and await self._claim_loop.end_unknown():
@@ -213,7 +216,9 @@ class PoolRuntime:
         self._call_on_loop(self._claim_loop.on_lease_lost, lost)
 
     def on_heartbeat_failure(self, error: Exception) -> None:
-        self._report_failure("heartbeat", error)
+        if type(error) is TimeoutError:
+            error = StorageError(f"no answer to a renewal within {self._config.lease / 2:g} s")
+        self._problems.report("heartbeat", error)
 
     def on_stop_request(self, *, restart: bool) -> None:
         self._events.emit(events.WorkerStopRequested(owner=self._storage.owner, restart=restart))
@@ -280,20 +285,20 @@ class PoolRuntime:
         except Exception as error:
             # Broken beyond repair: end, and raise the error to the caller that stops the pool.
             self._error = error
-            self._report_failure("pool", error)
+            self._problems.report_final("pool", error)
         finally:
             finish(self.stop_requested)
 
     async def _set_up(self, stack: AsyncExitStack) -> ClaimLoop:
         """Open everything. What is open is on the stack, to be closed in reverse order."""
         storage, config = self._storage, self._config
-        parts = OpenParts(stack, self._clock, self._report_failure)
+        parts = OpenParts(stack, self._clock, self._problems, self._closing_limit)
         parts.callback(log.attach(self._events))
         parts.on_exit("close storage", self._session.close)
         await self._session.open()
         functions = FunctionCache(config.allow)
         for failed in functions.import_allowed():
-            self._report_failure("import", failed)
+            self._problems.report_final("import", failed)
         functions.check_names()
         state = await self._enter_lifespan(parts)
         unknown = UnknownFunctions(storage, functions, self._events)
@@ -311,6 +316,7 @@ class PoolRuntime:
             self._watch,
             lease=config.lease,
             poll_interval=config.poll_interval,
+            problems=self._problems,
         )
         self._running = running = self._make_running_tasks(
             parts, maintenance, functions, unknown, state
@@ -335,7 +341,7 @@ class PoolRuntime:
             lifespan = OpenLifespan(self._config.lifespan)
             timeout = self._storage.settings.start_timeout
             state.set(await lifespan.enter(timeout, self._on_blocked_start))
-            parts.on_exit("close lifespan", lifespan.leave)
+            parts.on_exit("close lifespan", lifespan.leave, is_limited=True)
         return state
 
     def _start_loops(
@@ -383,6 +389,7 @@ class PoolRuntime:
                 maintenance,
                 state,
                 wrappers=self._wrappers,
+                problems=self._problems,
             ),
             unknown=unknown,
             default_timeout=storage.settings.default_timeout,
@@ -397,6 +404,7 @@ class PoolRuntime:
             self,
             unknown,
             self._watch,
+            self._problems,
             concurrency=self._config.concurrency,
             poll_interval=self._config.poll_interval,
             queues=self._config.queues,
@@ -427,12 +435,15 @@ class PoolRuntime:
         heartbeat.start()
         parts.on_exit("stop heartbeat", heartbeat.stop)
 
+    def _closing_limit(self) -> float | None:
+        """Of a pool that ends by itself: a `stop` has a timeout for all of it."""
+        if not self._is_draining:
+            return None
+        return max(self._storage.settings.shutdown_timeout, SHORT_GRACE)
+
     def _has_outcomes(self) -> bool:
         return self._claim_loop is not None and bool(self._claim_loop.outcomes())
 
     def _report_stopped(self, owner: str, released_before: int) -> None:
         released = self._stats.released - released_before
         self._session.report_stop(owner, released, timed_out=self._was_forced)
-
-    def _report_failure(self, chore: str, error: Exception) -> None:
-        self._events.emit(events.ChoreFailed.of(chore, error))

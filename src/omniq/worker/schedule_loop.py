@@ -12,11 +12,12 @@ from datetime import datetime
 
 from omniq._backoff import backoff
 from omniq.errors import NotSealed
-from omniq.events import ChoreFailed, Dispatcher, ScheduleFired, ScheduleMissed
+from omniq.events import Dispatcher, ScheduleFired, ScheduleMissed
 from omniq.failpoints import hit
 from omniq.models import Schedule
 from omniq.scheduling.due_times import Firing, due, task_at, task_id_at
 from omniq.storage.base import BaseStorage
+from omniq.worker.problems import ProblemReports
 
 _SHARE = 20
 """Reading many schedules takes at most one part in `_SHARE` of the time."""
@@ -27,10 +28,17 @@ _LONGEST_BACKOFF = 5.0
 class ScheduleLoop:
     """Checks all schedules when one is due, when one was changed, and every `poll_interval`."""
 
-    def __init__(self, storage: BaseStorage, events: Dispatcher, poll_interval: float) -> None:
+    def __init__(
+        self,
+        storage: BaseStorage,
+        events: Dispatcher,
+        poll_interval: float,
+        problems: ProblemReports | None = None,
+    ) -> None:
         self._storage = storage
         self._clock = storage.clock
         self._events = events
+        self._problems = problems or ProblemReports(events, storage.clock)
         self._poll_interval = poll_interval
         self._failures = 0
         self._reported: dict[str, int] = {}
@@ -51,17 +59,17 @@ class ScheduleLoop:
         try:
             older = await self._storage.older_documents(max_pages=0)
         except Exception as error:
-            self._events.emit(ChoreFailed.of("schedules", error))
+            self._problems.report("schedules", error)
             return
         for each in older:
-            self._events.emit(ChoreFailed.of(f"schedule {each.id}", NotSealed(each.id)))
+            self._problems.report(f"schedule {each.id}", NotSealed(each.id))
 
     async def fire_due(self) -> float:
         """Fire all that is due; returns in how many seconds to check again. Never raises."""
         try:
             schedules = await self._storage.list_schedules()
         except Exception as error:
-            self._events.emit(ChoreFailed.of("schedules", error))
+            self._problems.report("schedules", error)
             self._failures += 1
             return backoff(self._failures - 1, first=self._poll_interval, longest=_LONGEST_BACKOFF)
         self._failures = 0
@@ -95,7 +103,7 @@ class ScheduleLoop:
         except Exception as error:
             if self._reported.get(schedule_id) != version:
                 self._reported[schedule_id] = version
-                self._events.emit(ChoreFailed.of(f"schedule {schedule_id}", error))
+                self._problems.report(f"schedule {schedule_id}", error)
             return None
         if current is None or current.paused or current.next_at is None:
             return None

@@ -31,6 +31,7 @@ from omniq.worker.executors.execution import Execution
 from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.lifespan import LifespanState
 from omniq.worker.maintenance import Maintenance
+from omniq.worker.problems import ProblemReports
 from omniq.worker.stats_recorder import event_fields
 from omniq.worker.task_handles import LoopPortal, OtherLoopHandle
 
@@ -58,6 +59,7 @@ class TaskServices:
         state: LifespanState,
         *,
         wrappers: Sequence[EnqueueWrapper] = (),
+        problems: ProblemReports | None = None,
     ) -> None:
         """`wrappers` are entered around each enqueue by a task, the first outermost."""
         self.loop = asyncio.get_running_loop()
@@ -66,6 +68,7 @@ class TaskServices:
         self.report = maintenance.report
         self.storage = storage
         self._events = dispatcher
+        self._problems = problems or ProblemReports(dispatcher, storage.clock)
         self._threads = threads
         self._execution = execution
         self._state = state
@@ -171,7 +174,7 @@ class TaskServices:
 
         await self._retrying("checkpoint", save)
 
-    async def _retrying(self, chore: str, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retrying(self, activity: str, call: Callable[[], Awaitable[_T]]) -> _T:
         failures = 0
         while True:
             try:
@@ -179,7 +182,7 @@ class TaskServices:
             except (StorageClosed, StorageCorrupt, StorageRefused):
                 raise
             except StorageError as error:
-                self._events.emit(events.ChoreFailed.of(chore, error))
+                self._problems.report(activity, error)
                 if self.storage.lease_remaining <= 0:
                     raise
             self.waiting += 1

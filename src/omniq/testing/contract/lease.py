@@ -171,12 +171,13 @@ class LeaseContract(ContractPart):
         await storage.enqueue_many(some_tasks("ba"))
         await storage.reserve(2)
         clock.advance(1)
-        await storage.renew(concurrency=4, queues=("mail", "default"), stalled=True)
+        await storage.renew(concurrency=4, queues=("mail", "default"), stalled=True, stopping=True)
 
         (worker,) = await other.workers()
         assert (worker.id, worker.running) == (storage.owner, ("a", "b"))
         assert (worker.concurrency, worker.queues) == (4, ("mail", "default"))
         assert worker.stalled
+        assert worker.stopping
         assert worker.host
         assert worker.pid > 0
         assert worker.last_heartbeat == clock.now()

@@ -27,7 +27,7 @@ from omniq.errors import (
     StorageError,
     UnguardedModule,
 )
-from omniq.events import ChoreFailed
+from omniq.events import WorkerProblem
 from omniq.models import ErrorCategory, Progress, Task, TaskError, TaskResult, TaskStatus
 from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.serialization import Serializer, encode_internal, keeps_objects
@@ -354,7 +354,7 @@ def _serve_all(parent: Parent) -> None:
 
 
 def _report_unclosed(name: str, error: Exception) -> None:
-    log.write(ChoreFailed.of(f"close {name}", error))
+    log.write(WorkerProblem.of(f"close {name}", error))
 
 
 def _reply_of(raised: Signal, clock: Clock) -> Reply:

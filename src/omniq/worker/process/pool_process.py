@@ -29,7 +29,6 @@ from omniq.errors import (
     StorageRefused,
 )
 from omniq.events import (
-    ChoreFailed,
     Dispatcher,
     Event,
     ScheduleDeclared,
@@ -48,6 +47,7 @@ from omniq.worker import AsyncWorkerPool
 from omniq.worker.interruption import interruption
 from omniq.worker.lifespan import Lifespan
 from omniq.worker.middleware import Middleware
+from omniq.worker.problems import ProblemReports
 from omniq.worker.process.module_import import loaded_below
 from omniq.worker.process.start_report import (
     functions_of,
@@ -284,7 +284,7 @@ class PoolProcess:
 
         Not in a burst: a script must not wait without end.
         """
-        failures = 0
+        failures, problems = 0, ProblemReports(self._events, self._clock)
         while True:
             try:
                 if not self._storage.is_open:
@@ -295,6 +295,7 @@ class PoolProcess:
                 # Before anything else: the pool may have claimed a task already, which a stop waits for.
                 self._is_working = True
                 self._notify(Ready())
+                problems.answered()
                 for sentence in advice:
                     self._events.emit(WorkerAdvice(advice=sentence))
                 return
@@ -302,12 +303,7 @@ class PoolProcess:
                 may_wait = self._storage.capabilities.reach == "fleet" and not self._config.burst
                 if not may_wait or isinstance(error, StorageCorrupt | StorageRefused):
                     raise
-                if not failures:
-                    self._events.emit(
-                        ChoreFailed(
-                            chore="open storage", error=f"{error}; trying again until it answers"
-                        )
-                    )
+                problems.report("open storage", error)
                 self._pool.had_to_wait = True
             jitter = self._clock.random()
             await self._clock.sleep(

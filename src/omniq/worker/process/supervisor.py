@@ -12,7 +12,6 @@ import os
 import signal as signals
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType, TracebackType
@@ -441,7 +440,7 @@ class Worker:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_starting:
             raise _StoppedWhileStarting
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._first_signal_at is None:
             self._first_signal_at = now
         elif number != signals.SIGQUIT and now - self._first_signal_at < _ONE_STOP:
