@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omniq import AsyncTaskQueue, TaskQueue, Worker, WorkerPool, task
+from omniq import AsyncTaskQueue, TaskContext, TaskQueue, Worker, WorkerPool, task
 from omniq.errors import (
     InvalidTask,
     InvalidValue,
@@ -164,3 +164,13 @@ def test_a_failed_result_has_the_traceback_of_the_run_as_its_cause():
     shown = str(failure.value.__cause__)
     assert "return a + b" in shown
     assert shown.count("  File ") == 1, "a frame of omniq is shown"
+
+
+@task
+def context_last(region: str, ctx: TaskContext) -> None: ...
+
+
+async def test_a_context_that_is_not_the_first_parameter_is_named():
+    async with AsyncTaskQueue("memory://") as queue:
+        with pytest.raises(InvalidTask, match="must be the first parameter, and ctx is not"):
+            await queue.enqueue(context_last, "eu")  # type: ignore[call-overload]

@@ -49,6 +49,11 @@ class FunctionTypes:
         parameters = list(annotated.parameters.values())
         self.takes_context = bool(parameters) and is_context(parameters[0], hints)
         own = parameters[self.takes_context :]
+        for parameter in own:
+            if is_context(parameter, hints):
+                raise InvalidTask(
+                    f"{name}: a TaskContext must be the first parameter, and {parameter.name} is not"
+                )
         self.resources = resource_parameters(own, hints)
         names = {each.name for each in self.resources}
         self._arguments = _Arguments([each for each in own if each.name not in names], hints)
