@@ -321,7 +321,7 @@ async def test_a_hook_of_which_the_reply_was_lost_is_called_beside_a_page_of_oth
                 owner = storage.owner if task_.args == ("x",) else other.owner
                 failed = Failed(task_.id, task_.token, TaskError("no stock"), hook=owner)
                 await other.record([failed])
-            for _ in range(60):
+            for _ in range(200):
                 clock.advance(1)
                 await other.renew()
                 await a_while(0.001)

@@ -120,7 +120,7 @@ def stop(
 ) -> None:
     """Ask workers to stop, as SIGTERM does: they claim no more tasks, and let running tasks finish.
 
-    Workers read the request at their next heartbeat, within two seconds. The command does not wait until they have ended.
+    Workers read the request at their next heartbeat, within three seconds. The command does not wait until they have ended.
     """
     check_choice(ids, every, is_filtered=False)
 
@@ -144,7 +144,7 @@ def ping(
 ) -> None:
     """Check that workers answer. Fails if one does not answer in time.
 
-    A worker answers at its next heartbeat, so an answer may take two seconds although the worker is idle.
+    A worker answers at its next heartbeat, so an answer may take three seconds although the worker is idle.
     """
 
     async def work(task_queue: AsyncTaskQueue) -> None:

@@ -75,7 +75,7 @@ class AsyncWorkers(_Operator):
     async def stop(self, worker_id: str, *, restart: bool = False) -> bool:
         """Ask one worker to stop; False if it is not alive. Returns before the worker has stopped.
 
-        The worker reads it at its next heartbeat, within two seconds, and stops as after SIGTERM: it
+        The worker reads it at its next heartbeat, within three seconds, and stops as after SIGTERM: it
         claims nothing more, and its running tasks have the shutdown timeout to finish. `omniq worker
         --processes` does not start another in its place, unless `restart` is given; a pool inside an
         application is not started again.

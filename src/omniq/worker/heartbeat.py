@@ -16,7 +16,7 @@ from omniq.worker.pool_events import PoolEvents
 from omniq.worker.worker_requests import WorkerRequests
 
 _RENEWALS_PER_LEASE = 3
-_LONGEST_PAUSE = 2.0
+_LONGEST_PAUSE = 2.5
 """A renewal also reports cancelled tasks, and requests to the worker are read with it: they should not wait
 for a third of a long lease."""
 
