@@ -238,7 +238,7 @@ def test_an_idle_worker_ends_with_0_within_a_second(run_worker, queue, number, p
     [("tasks.wait_for", "1"), ("tasks.await_for", "1"), ("tasks.await_for", "2")],
 )
 def test_a_running_task_may_finish(run_worker, queue, folder, function, processes):
-    worker = run_worker("--processes", processes)
+    worker = run_worker("--processes", processes, "--concurrency", "1")
     handle = queue.enqueue(function, str(folder / "go"))
     wait_for_status(queue, handle.id, RUNNING)
     waiting = queue.enqueue("tasks.add", 1, 2)
