@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO, TypedDict
 
 from omniq.cli import output
 from omniq.cli.command import Argument, Group, Option
-from omniq.cli.options import Json, Limit, Url, Yes
+from omniq.cli.options import Func, Json, Limit, Type, Url, Yes
 from omniq.cli.parsing import count_of, letter_line, parse_duration, parse_json_value, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.cli.tasks import check_choice, retry_dead_letters, task_page
@@ -30,18 +30,6 @@ Ids = Annotated[
     Argument(metavar="ID", help="Ids of dead letters, or their beginnings.", complete="dead"),
 ]
 Every = Annotated[bool, Option("--all", help="All dead letters, or those that match the filters.")]
-Function = Annotated[
-    str | None,
-    Option("--func", "-f", help="Only of this function: module.function.", complete="function"),
-]
-Type = Annotated[
-    str | None,
-    Option(
-        "--type",
-        "-t",
-        help="Only with this task type. Without one, a task has the path of its function.",
-    ),
-]
 Since = Annotated[
     str | None,
     Option("--since", metavar="SPAN", help="Only those that failed within this time, such as 1h."),
@@ -58,7 +46,7 @@ Reason = Annotated[str | None, Option("--reason", "-r", help="Only with this fai
 @app.command("list")
 def list_(
     url: Url = None,
-    func_path: Function = None,
+    func_path: Func = None,
     task_type: Type = None,
     reason: Reason = None,
     since: Since = None,
@@ -133,7 +121,7 @@ def retry(
     ids: Ids = None,
     url: Url = None,
     every: Every = False,
-    func_path: Function = None,
+    func_path: Func = None,
     task_type: Type = None,
     reason: Reason = None,
     since: Since = None,
@@ -183,7 +171,7 @@ def delete(
     ids: Ids = None,
     url: Url = None,
     every: Every = False,
-    func_path: Function = None,
+    func_path: Func = None,
     task_type: Type = None,
     reason: Reason = None,
     since: Since = None,
@@ -244,7 +232,7 @@ def export(
         Path | None, Argument(metavar="FILE", help="The file to write; stdout if not given.")
     ] = None,
     url: Url = None,
-    func_path: Function = None,
+    func_path: Func = None,
     task_type: Type = None,
     reason: Reason = None,
     since: Since = None,

@@ -25,3 +25,19 @@ Limit = Annotated[
     int,
     Option("--limit", "-n", metavar="N", min=1, max=10_000, help="Maximum number of items."),
 ]
+
+Queue = Annotated[str | None, Option("--queue", "-q", help="Only of this queue.", complete="queue")]
+
+Func = Annotated[
+    str | None,
+    Option("--func", "-f", help="Only of this function: module.function.", complete="function"),
+]
+
+Type = Annotated[
+    str | None,
+    Option(
+        "--type",
+        "-t",
+        help="Only with this task type. Without one, a task has the path of its function.",
+    ),
+]

@@ -8,7 +8,7 @@ from typing import Annotated
 from omniq.cli import output
 from omniq.cli.command import Argument, Group, Option
 from omniq.cli.live_view import Interval, Watch, is_screen, live
-from omniq.cli.options import Json, Limit, Url, Yes
+from omniq.cli.options import Func, Json, Limit, Queue, Type, Url, Yes
 from omniq.cli.parsing import (
     count_of,
     format_duration,
@@ -41,19 +41,6 @@ Status = Annotated[
         "--status",
         "-s",
         help="Only with this status: pending, running, retrying, success, failed or cancelled.",
-    ),
-]
-Queue = Annotated[str | None, Option("--queue", "-q", help="Only of this queue.", complete="queue")]
-Func = Annotated[
-    str | None,
-    Option("--func", "-f", help="Only of this function: module.function.", complete="function"),
-]
-Type = Annotated[
-    str | None,
-    Option(
-        "--type",
-        "-t",
-        help="Only with this task type. Without one, a task has the path of its function.",
     ),
 ]
 

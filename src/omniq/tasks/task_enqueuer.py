@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -62,7 +63,7 @@ class NewTasks(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
 
 
-class TaskEnqueuer:
+class TaskEnqueuer(ABC):
     """Enqueues tasks from inside a running task. A `TaskContext` is one, and `ctx.options(…)` returns one.
 
     Async tasks await its methods, which return `AsyncTaskHandle`s. In others they block, and return
@@ -171,8 +172,9 @@ class TaskEnqueuer:
         (handle,) = await self._enqueue_all([call])
         return handle
 
+    @abstractmethod
     async def _enqueue_all(self, calls: list[_Call]) -> list[Any]:
-        raise NotImplementedError
+        """Enqueue the calls, and return their handles."""
 
 
 class OptionsEnqueuer(TaskEnqueuer):

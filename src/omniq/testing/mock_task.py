@@ -28,7 +28,7 @@ class MockTask:
         mock = MockTask("task-1", execute_fn=lambda ctx: done.append(ctx.task_id))
         handle = await mock.enqueue(queue)
 
-    It stops at once when the task is cancelled, times out or loses its worker. `execute_fn` may be async;
+    It stops as soon as the task is cancelled, times out or loses its worker. `execute_fn` may be async;
     what it returns is the result. The delay is in real time. Workers of this process can run it.
     """
 

@@ -38,7 +38,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "queue": {"queue": "q1"},
     "function": {"func_path": "tasks.f2"},
     "queue and function": {"queue": "q0", "func_path": "tasks.f2"},
-    "everything at once": {
+    "all filters together": {
         "status": TaskStatus.PENDING,
         "queue": "q1",
         "func_path": "tasks.f0",

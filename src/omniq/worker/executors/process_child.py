@@ -156,7 +156,7 @@ class ChildServices:
         if size > self._max_message:
             raise InvalidTask(
                 f"enqueue_many: {len(tasks)} calls take {size:,} bytes, and {self._max_message:,} can "
-                "be sent to the worker at once; enqueue fewer in one call"
+                "be sent to the worker in one message; enqueue fewer in one call"
             )
         return self._ask_about(EnqueueRequest(tasks, new.name, new.has_id, new.place)).ids
 
