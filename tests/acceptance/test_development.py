@@ -190,6 +190,20 @@ def test_burst_with_nothing_to_do_says_so(run_worker):
     assert "left=0" in worker.text
 
 
+def test_a_burst_runs_what_a_killed_worker_held(run_worker, queue, folder):
+    first = run_worker("--lease", "1")
+    handle = queue.enqueue("tasks.await_for", str(folder / "go"))
+    wait_until(lambda: handle.status() is TaskStatus.RUNNING)
+    first.send(signal.SIGKILL)
+    (folder / "go").touch()
+    wait_until(lambda: queue.workers() == [])
+
+    second = run_worker("--burst", "--lease", "1")
+
+    assert second.ends() == 0
+    assert handle.status() is TaskStatus.SUCCESS
+
+
 @PROCESSES
 def test_a_burst_does_not_wait_for_a_server_that_is_unreachable(folder, processes):
     options = ("--burst", "--processes", processes, "--url", "redis://localhost:1/0")

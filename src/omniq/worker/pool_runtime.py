@@ -64,9 +64,8 @@ class PoolRuntime:
     ) -> None:
         """`had_to_wait`: the store could not be reached when the pool was to start first.
 
-        `deaths`: how processes of this machine died that were workers. `wrappers` are entered around
-        each enqueue by a task. `on_blocked_start` is called when the lifespan blocks the event loop.
-        `is_supervised`: `omniq worker` stops the pool when an operator asks for it.
+        `deaths`: how workers of this machine died. `wrappers` surround each enqueue by a task.
+        `on_blocked_start`: the lifespan blocks the loop. `is_supervised`: `omniq worker` stops it.
         """
         self._storage = storage
         self._session = session
@@ -85,6 +84,7 @@ class PoolRuntime:
         self._error: Exception | None = None
         self._running: RunningTasks | None = None
         self._claim_loop: ClaimLoop | None = None
+        self._maintenance: Maintenance | None = None
         self._problems = problems = ProblemReports(dispatcher, storage.clock)
         self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval, problems)
         self._threads: ThreadExecutor | None = None
@@ -157,7 +157,10 @@ class PoolRuntime:
     async def until_empty(self) -> None:
         """Return when nothing that it can run is due and nothing runs, or when it has ended."""
         assert self._claim_loop is not None
+        assert self._maintenance is not None
         self._is_draining = True
+        # Else a worker that always ends soon would never run what a killed one held.
+        await self._maintenance.recover()
         await self._schedule_loop.fire_due()
         await self._until_drained(self._claim_loop)
         if self.running and await self._claim_loop.end_unknown():
@@ -308,7 +311,7 @@ class PoolRuntime:
         self._stats.hooks = hooks = FailureHooks(functions, self._events)
         self._stats.dead_hooks = dead_hooks = DeadHooks(storage, functions, hooks)
         storage.know_hooks(dead_hooks.may_have_hook)
-        maintenance = Maintenance(
+        self._maintenance = maintenance = Maintenance(
             storage,
             self._events,
             FleetAlerts(storage, self._events, self._stats),
@@ -330,7 +333,7 @@ class PoolRuntime:
         parts.callback(storage.on_cancel(self.on_cancel))
         parts.callback(PASSED.subscribe(partial(self._call_on_loop, claim_loop.on_new_function)))
         parts.on_exit("release tasks", claim_loop.release_all)
-        self._start_loops(parts, claim_loop, maintenance, unknown)
+        self._start_loops(parts, claim_loop, unknown)
         self._session.report_start(config, functions.description)
         return claim_loop
 
@@ -345,14 +348,11 @@ class PoolRuntime:
         return state
 
     def _start_loops(
-        self,
-        parts: OpenParts,
-        claim_loop: ClaimLoop,
-        maintenance: Maintenance,
-        unknown: UnknownFunctions,
+        self, parts: OpenParts, claim_loop: ClaimLoop, unknown: UnknownFunctions
     ) -> None:
-        storage, running = self._storage, self._running
+        storage, running, maintenance = self._storage, self._running, self._maintenance
         assert running is not None
+        assert maintenance is not None
         parts.start_loops(
             listen=claim_loop.listen,
             count=claim_loop.count_queue,
