@@ -36,10 +36,13 @@ class StoreClock:
         self.random = clock.random
         self.new_id = clock.new_id
 
-    def observe(self, store_micros: int, *, sent_at: int) -> None:
-        """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent."""
+    def observe(self, store_micros: int, *, sent_at: int, step: int = 0) -> None:
+        """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent.
+
+        `step` is the precision of that time, which is rounded down.
+        """
         self._observed_at = received_at = self._clock.boot_micros()
-        low, high = store_micros - received_at, store_micros - sent_at
+        low, high = store_micros - received_at, store_micros + step - sent_at
         if self._offset is None or high < self._offset or low > self._highest:
             self._offset, self._highest = low, high
         else:

@@ -144,7 +144,7 @@ class Replica:
                 self._reach_own(commit, len(data))
             if is_won is not None:
                 return is_won
-            await self._clock.sleep(pause)
+            await self._clock.sleep(pause * (0.5 + self._clock.random()))
         raise StorageError(
             "the log does not answer; the change may be stored or not, and can be repeated"
         ) from self._failure
