@@ -104,9 +104,10 @@ class CommitThread:
                 failure = None
             except Exception as error:
                 failure = self._recover(error)
+            # Before the answers: a caller may wait for work as soon as it has one.
+            self.next_due = self._replica.tables.next_due()
             for call in calls:
                 call.answer(failure)
-            self.next_due = self._replica.tables.next_due()
             if self._replica.needs_snapshot and self._saving is None:
                 self._saving = asyncio.create_task(self._save(*self._replica.snapshot()))
         if self._saving is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from omniq.clock import Clock
-from omniq.storage.log import Trimmed
+from omniq.storage.log import Log, Trimmed
 from omniq.storage.s3 import server_check, snapshots
 from omniq.storage.s3.connection import S3Connection
 from omniq.storage.s3.trimming import KEPT_FOR, Trimming, numbered
@@ -19,7 +19,7 @@ _SHORTEST_READING, _LONGEST_READING = 1_300_000, 60_000_000
 """Microseconds between two readings of the server's time: few are needed once several have narrowed it."""
 
 
-class S3Log:
+class S3Log(Log):
     """A connection to the log of a store: the port of `omniq.storage.log`."""
 
     def __init__(self, objects: S3Connection, clock: Clock, kept_for: int = KEPT_FOR) -> None:

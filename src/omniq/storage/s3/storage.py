@@ -9,8 +9,8 @@ from omniq.storage.log.backend import Connection, LogBackend
 from omniq.storage.log.replica import SNAPSHOT_BYTES
 from omniq.storage.s3 import server_check
 from omniq.storage.s3.address import parse
-from omniq.storage.s3.object_log import S3Log
 from omniq.storage.s3.connection import S3Connection
+from omniq.storage.s3.object_log import S3Log
 from omniq.storage.s3.trimming import KEPT_FOR
 from omniq.storage.store_clock import StoreClock, clock_of_store
 from omniq.storage.types import Capabilities
