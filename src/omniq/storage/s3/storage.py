@@ -15,7 +15,7 @@ from omniq.storage.s3.trimming import KEPT_FOR
 from omniq.storage.store_clock import StoreClock, clock_of_store
 from omniq.storage.types import Capabilities
 
-_CAPABILITIES = Capabilities(name="s3", durability="power", reach="fleet")
+_CAPABILITIES = Capabilities(name="s3", durability="power", reach="fleet", serial_writes=True)
 _CLOCKS_DIFFER = 2_000_000
 """Microseconds by which two processes may take different times for the server's."""
 
