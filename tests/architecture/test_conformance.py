@@ -90,6 +90,7 @@ ONE_BACKEND = {
         "commit_thread": "one thread commits the waiting calls together",
         "log": "the port of servers that can only append",
         "replica": "the state in the process, and how far it has followed the log",
+        "turns": "processes that compete for the end of a log take turns",
         "undoable_tables": "a decision is undone when another process commits first",
     },
     "redis": {

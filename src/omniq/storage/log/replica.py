@@ -7,6 +7,7 @@ from omniq.errors import StorageCorrupt, StorageError, StorageRefused
 from omniq.failpoints import hit
 from omniq.storage.log.encoding import Commit, decode_commit, effects_of, encode_commit, everything
 from omniq.storage.log.log import Log, Trimmed
+from omniq.storage.log.turns import Turns
 from omniq.storage.log.undoable_tables import UndoableTables
 
 _PAUSES = (0, 0.02, 0.05, 0.1, 0.2, 0.5, *[1.0] * 14)
@@ -32,11 +33,12 @@ class Replica:
         self, log: Log, writer: str, clock: Clock, snapshot_bytes: int = SNAPSHOT_BYTES
     ) -> None:
         self._log = log
-        self._writer = writer
+        self.writer = writer
         self._clock = clock
         self._snapshot_bytes = snapshot_bytes
         self._commits = 0
         self._now = 0
+        self._lost_races = 0
         self._failure: StorageError | None = None
         self._forget()
 
@@ -44,6 +46,7 @@ class Replica:
         self.is_loaded = False
         self.needs_snapshot = False
         self.tables = UndoableTables()
+        self.turns = Turns(self.writer)
         self.number = 0
         self._last_id = ""
         self._time = 0
@@ -101,6 +104,7 @@ class Replica:
 
     def _reach(self, number: int, commit: Commit, size: int = 0) -> None:
         self.number, self._last_id, self._time = number, commit.id, commit.time
+        self.turns.note(commit.writer, lost_races=commit.lost_races)
         self._bytes_since += size
         if commit.snapshot > self._snapshot:
             # Another process has saved it.
@@ -141,7 +145,10 @@ class Replica:
                 is_won = await self._look_for(commit.id, is_refused=is_won is False)
             if is_won:
                 self.tables.end()
+                self._lost_races = 0
                 self._reach_own(commit, len(data))
+            elif is_won is False:
+                self._lost_races += 1
             if is_won is not None:
                 return is_won
             await self._clock.sleep(pause * (0.5 + self._clock.random()))
@@ -153,12 +160,13 @@ class Replica:
         self._commits += 1
         tables = self.tables
         return Commit(
-            id=f"{self._writer}-{self._commits}",
+            id=f"{self.writer}-{self._commits}",
             previous=self._last_id,
             time=self._now,
             seq=tables.seq,
             snapshot=self._snapshot,
             effects=effects_of(tables.before, tables.after),
+            lost_races=self._lost_races,
         )
 
     async def _append(self, data: bytes) -> bool | None:
