@@ -75,10 +75,14 @@ async def _enqueue(url: str, tasks: int) -> float:
     return time.monotonic() - began
 
 
+def _start(url: str, options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "omniq", "worker", "benchmarks.object_tasks", "--url", url]
+    command += ["--concurrency", str(options.concurrency), "--log-level", "warning"]
+    return [subprocess.Popen(command) for _ in range(options.workers)]
+
+
 async def _drain(url: str, options: argparse.Namespace) -> float:
-    command = [sys.executable, "-m", "omniq", "worker", "benchmarks.object_tasks"]
-    command += ["--url", url, "--concurrency", str(options.concurrency), "--log-level", "warning"]
-    workers = [subprocess.Popen(command) for _ in range(options.workers)]
+    workers = _start(url, options)
     began = rated = 0.0
     try:
         async with open_storage(url) as storage:
@@ -114,10 +118,7 @@ async def measure(options: argparse.Namespace) -> None:
 
 
 async def _idle(url: str, options: argparse.Namespace) -> None:
-    command = [sys.executable, "-m", "omniq", "worker", "benchmarks.object_tasks", "--url", url]
-    workers = [
-        subprocess.Popen([*command, "--log-level", "warning"]) for _ in range(options.workers)
-    ]
+    workers = _start(url, options)
     await asyncio.sleep(options.idle)
     await _stop(workers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -126,7 +127,7 @@ class MemoryObjects:
     async def delete(self, names: Sequence[str]) -> None:
         # One by one, and in any order, as servers do.
         for name in self._bucket.random.sample(names, len(names)):
-            await self._request(lambda name=name: self._bucket.objects.pop(name, None))
+            await self._request(partial(self._bucket.objects.pop, name, None))
 
     def _stamp(self) -> int:
         return self._bucket.time // SECOND * SECOND

@@ -18,18 +18,23 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from omniq.testing.server_programs import ministack_program, weed_program
 from omniq.testing.servers import Server
 
 BUCKET = "omniq"
-_ACCESS_KEY = "omniq-test"
+_ACCESS_KEY, _SECRET_KEY = "omniq-test", "omniq-test-secret"
+"""The same for all servers: a process reads its keys from its environment, and may use several servers."""
 
 
 class S3Server(Server):
     """A server with the S3 API on `port`, and an empty bucket."""
 
     _stop_signals = (signal.SIGTERM, signal.SIGKILL)
+
+    environment: ClassVar = {"AWS_ACCESS_KEY_ID": _ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": _SECRET_KEY}
+    """The environment variables with the keys."""
 
     @property
     def endpoint(self) -> str:
@@ -42,11 +47,6 @@ class S3Server(Server):
     def store_url(self, prefix: str) -> str:
         """The URL of the store under that prefix. It has no password: see `environment`."""
         return f"s3://{BUCKET}/{prefix}?endpoint={self.endpoint}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment variables with the credentials."""
-        return {"AWS_ACCESS_KEY_ID": _ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": self.password}
 
     def _request(self, port: int, method: str, path: str) -> int:
         """Send a request without a body; returns the status, or 0 without an answer."""
@@ -87,7 +87,7 @@ class SeaweedServer(S3Server):
         self._program = weed_program()
         identity = {
             "name": _ACCESS_KEY,
-            "credentials": [{"accessKey": _ACCESS_KEY, "secretKey": self.password}],
+            "credentials": [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET_KEY}],
             "actions": ["Admin", "Read", "Write", "List"],
         }
         Path(self._folder, "s3.json").write_text(json.dumps({"identities": [identity]}))
