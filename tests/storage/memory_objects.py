@@ -113,14 +113,14 @@ class MemoryObjects:
         found = await self._request(lambda: self._bucket.objects.get(name))
         return None if found is None else found[1]
 
-    async def list(self, folder: str, *, after: str = "") -> list[Entry]:
+    async def list(self, folder: str, *, most: int | None = None) -> list[Entry]:
         def read() -> list[Entry]:
             begin = f"{folder}/"
             return [
                 Entry(name.removeprefix(begin), modified, len(data))
                 for name, (data, modified) in sorted(self._bucket.objects.items())
-                if name.startswith(begin) and name.removeprefix(begin) > after
-            ]
+                if name.startswith(begin)
+            ][:most]
 
         return await self._request(read)
 

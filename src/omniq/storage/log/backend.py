@@ -26,11 +26,15 @@ class Connection:
     """The commit thread that the backends of one process share while any of them is open."""
 
     def __init__(
-        self, connect: Callable[[], Log], clock: Clock, snapshot_bytes: int = SNAPSHOT_BYTES
+        self,
+        connect: Callable[[], Log],
+        clock: Clock,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        commit_bytes: int = 0,
     ) -> None:
         self._connect = connect
         self._clock = clock
-        self._snapshot_bytes = snapshot_bytes
+        self._snapshot_sizes = snapshot_bytes, commit_bytes
         self._lock = threading.Lock()
         self._users = 0
         self._process = 0
@@ -49,7 +53,7 @@ class Connection:
             if thread is None:
                 self._process = PROCESS_ID.number
                 log = self._connect()
-                replica = Replica(log, self._clock.new_id(), self._clock, self._snapshot_bytes)
+                replica = Replica(log, self._clock.new_id(), self._clock, *self._snapshot_sizes)
                 thread = self._thread = CommitThread(log, replica)
         try:
             await thread.call(_do_nothing, writes=False)

@@ -30,12 +30,19 @@ class Replica:
     """
 
     def __init__(
-        self, log: Log, writer: str, clock: Clock, snapshot_bytes: int = SNAPSHOT_BYTES
+        self,
+        log: Log,
+        writer: str,
+        clock: Clock,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        commit_bytes: int = 0,
     ) -> None:
+        """`commit_bytes`: a commit counts as that many, at least: what reading one costs beside its bytes."""
         self._log = log
         self.writer = writer
         self._clock = clock
         self._snapshot_bytes = snapshot_bytes
+        self._commit_bytes = commit_bytes
         self._commits = 0
         self._now = 0
         self._lost_races = 0
@@ -96,7 +103,7 @@ class Replica:
                 self._forget()
                 raise StorageCorrupt(f"commit {number} does not follow the commit before it")
             self._apply(commit)
-            self._reach(self.number + 1, commit, len(data))
+            self._reach(self.number + 1, commit, max(len(data), self._commit_bytes))
 
     def _apply(self, commit: Commit) -> None:
         commit.effects.apply(self.tables, commit.time)
@@ -146,7 +153,7 @@ class Replica:
             if is_won:
                 self.tables.end()
                 self._lost_races = 0
-                self._reach_own(commit, len(data))
+                self._reach_own(commit, max(len(data), self._commit_bytes))
             elif is_won is False:
                 self._lost_races += 1
             if is_won is not None:

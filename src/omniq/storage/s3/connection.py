@@ -84,7 +84,12 @@ class S3Connection:
             options["region"] = address.region
         if address.endpoint:
             options["endpoint"] = address.endpoint
-        client: ClientConfig = {"timeout": "120s", "connect_timeout": "5s"}
+        client: ClientConfig = {
+            "timeout": "120s",
+            "connect_timeout": "5s",
+            # Loading reads many objects at once; afterwards few connections are needed.
+            "pool_max_idle_per_host": "4",
+        }
         if address.endpoint.startswith("http://"):
             client["allow_http"] = True
         self._store = S3Store(
@@ -134,14 +139,13 @@ class S3Connection:
         found = await self._repeat(0, lambda: obstore.head_async(self._store, key))
         return None if found is None else to_micros(found["last_modified"])
 
-    async def list(self, folder: str, *, after: str = "") -> list[Entry]:
-        """The objects of a folder in the order of their names, behind a name."""
+    async def list(self, folder: str, *, most: int | None = None) -> list[Entry]:
+        """The objects of a folder in the order of their names; about `most`, if there are more."""
         key = self._key(folder)
 
         async def read() -> list[Entry]:
             found: list[Entry] = []
-            stream = obstore.list(self._store, key, offset=f"{key}/{after}" if after else None)
-            async for batch in stream:
+            async for batch in obstore.list(self._store, key):
                 found += [
                     Entry(
                         each["path"].rpartition("/")[2],
@@ -150,6 +154,8 @@ class S3Connection:
                     )
                     for each in batch
                 ]
+                if most is not None and len(found) >= most:
+                    break
             return sorted(found, key=lambda entry: entry.name)
 
         return await self._repeat(_SLOWEST, read) or []

@@ -16,6 +16,9 @@ from omniq.storage.store_clock import StoreClock, clock_of_store
 from omniq.storage.types import Capabilities
 
 _CAPABILITIES = Capabilities(name="s3", durability="power", reach="fleet", serial_writes=True)
+_COMMIT_BYTES = 16 * 1024
+"""A commit counts as that many bytes, at least: a request takes as long as transferring them."""
+
 _CLOCKS_DIFFER = 2_000_000
 """Microseconds by which two processes may take different times for the server's."""
 
@@ -51,7 +54,7 @@ class S3Storage(BaseStorage):
         self._reach = reach
         self._use(
             LogBackend(
-                Connection(connect, clock, snapshot_bytes),
+                Connection(connect, clock, snapshot_bytes, _COMMIT_BYTES),
                 _CAPABILITIES,
                 clock,
                 self._local_wakeups,

@@ -20,25 +20,28 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from omniq.clock import Clock
-from omniq.failpoints import hit
 from omniq.storage.log import Trimmed
 from omniq.storage.s3.connection import Entry
 
 KEPT_FOR = 3600 * 1_000_000
 """Microseconds for which a commit is stored, at least."""
 
+_DIGITS = 16
+_PAGE = 1_000
+"""Objects that a server lists with one request, or deletes."""
+
 
 class Objects(Protocol):
     """The objects of a store, as far as this module uses them: `S3Connection`."""
 
     async def put(self, name: str, data: bytes) -> None: ...
-    async def list(self, folder: str, *, after: str = "") -> list[Entry]: ...
+    async def list(self, folder: str, *, most: int | None = None) -> list[Entry]: ...
     async def delete(self, names: Sequence[str]) -> None: ...
 
 
 def numbered(number: int) -> str:
     """The number as the name of an object: names sort like numbers."""
-    return f"{number:016d}"
+    return f"{number:0{_DIGITS}d}"
 
 
 class Trimming:
@@ -50,6 +53,7 @@ class Trimming:
         self._kept_for = kept_for
         self._proof_for = kept_for // 4
         self._proved_at: int | None = None
+        self._trimmed_at: int | None = None
 
     # Trust
 
@@ -83,38 +87,43 @@ class Trimming:
     # Deleting
 
     async def trim(self) -> None:
-        """Delete the commits that are old and in a snapshot, and what belongs to older snapshots."""
+        """Delete the commits that are old and in a snapshot, and what belongs to older snapshots.
+
+        Does nothing if this process has done it lately: a request to list objects costs as much as a write.
+        """
+        began_at = self._clock.boot_micros()
+        if self._trimmed_at is not None and began_at - self._trimmed_at < self._kept_for // 6:
+            return
+        self._trimmed_at = began_at
         snapshots = await self._objects.list("snap")
         if not snapshots:
             return
-        newest = snapshots[-1]
+        newest = int(snapshots[-1].name)
         # The newest snapshot was just written: at that time of the server, these were old.
         old_before = max(each.modified for each in snapshots) - self._kept_for
-        floor = await self._raise_floor(int(newest.name), old_before)
-        hit("log.before_trim")
-        stale = [f"log/{each.name}" for each in await self._below("log", floor + 1)]
-        stale += [
-            f"{folder}/{each.name}"
-            for folder, end in (
-                ("snap", int(newest.name)),
-                ("chunk", int(newest.name)),
-                ("floor", floor),
-            )
-            for each in await self._below(folder, end)
-            if each.modified < old_before and int(each.name[:16])
-        ]
-        for start in range(0, len(stale), 1_000):
-            await self._objects.delete(stale[start : start + 1_000])
+        while await self._delete_commits(newest, old_before):
+            pass
+        for folder in ("snap", "chunk", "floor"):
+            end = await self.floor() if folder == "floor" else newest
+            stale = [
+                f"{folder}/{each.name}"
+                for each in await self._objects.list(folder)
+                if each.modified < old_before and 0 < int(each.name[:_DIGITS]) < end
+            ]
+            await self._objects.delete(stale)
 
-    async def _raise_floor(self, snapshot: int, old_before: int) -> int:
+    async def _delete_commits(self, snapshot: int, old_before: int) -> bool:
+        """Raise the floor, and delete some commits below it; returns whether there were any."""
         floor = highest = await self.floor()
-        for entry in await self._objects.list("log", after=numbered(floor)):
-            if int(entry.name) > snapshot or entry.modified >= old_before:
+        # The numbers begin with those that were left over, or created in vain, below the floor.
+        commits = await self._objects.list("log", most=_PAGE)
+        for entry in commits:
+            number = int(entry.name)
+            if number > floor and (number > snapshot or entry.modified >= old_before):
                 break
-            highest = int(entry.name)
+            highest = max(highest, number)
         if highest > floor:
             await self._objects.put(f"floor/{numbered(highest)}", b"")
-        return highest
-
-    async def _below(self, folder: str, end: int) -> list[Entry]:
-        return [each for each in await self._objects.list(folder) if int(each.name[:16]) < end]
+        stale = [f"log/{each.name}" for each in commits if int(each.name) <= highest]
+        await self._objects.delete(stale)
+        return bool(stale)
