@@ -12,7 +12,10 @@ from pathlib import Path
 from omniq.testing.s3_servers import SeaweedServer
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 
-BACKENDS = ("file", "sqlite", "postgres", "redis", "s3")
+DEFAULT_BACKENDS = ("file", "sqlite", "postgres", "redis")
+BACKENDS = (*DEFAULT_BACKENDS, "s3")
+"""Of S3, with the lease of one second that all runs have, recoveries may take two leases: see `lease_watch`."""
+
 TRANSACTIONAL = ("sqlite", "postgres")
 """Backends with transactions in which a task can write together with its outcome."""
 
