@@ -80,6 +80,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[object] | None:
+    marks = getattr(obj, "pytestmark", ()) if name.lower().startswith("test") else ()
+    is_deep = any(mark.name == "deep" for mark in marks)
+    return [] if is_deep and makes_no_deep_tests(collector.config) else None
+
+
+def makes_no_deep_tests(config: pytest.Config) -> bool:
+    """Whether deep tests are not even collected: a third of all, which each process would only deselect."""
+    return bool(config.getoption("markexpr") == "not deep")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("deep_on")
