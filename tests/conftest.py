@@ -1,7 +1,10 @@
 """Real servers for every test that asks for one."""
 
 import gc
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import strategies
 
 from omniq.testing.server_programs import ServerMissing
+from omniq.testing.servers import base_folder
 
 pytest_plugins = ["omniq.testing.plugin"]
 
@@ -57,7 +61,7 @@ LONGEST_FILES = (
 """Those that take longest in `make test`, longest first (`--durations=0` shows what each test takes)."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # A caller may ignore signals: nohup ignores SIGHUP, and a shell without job control starts
     # background commands with SIGINT and SIGQUIT ignored. Programs inherit that, and would not stop
     # when a test signals them. They start with the default action if this process has a handler.
@@ -65,6 +69,12 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             is_interrupt = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if is_interrupt else _ignore)
+    # Dozens of tests start a PostgreSQL of their own, and making a cluster takes longer than a copy.
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="omniq-clusters-", dir=base_folder())
+        Path(folder).chmod(0o711)
+        os.environ["OMNIQ_TEST_POSTGRES_TEMPLATES"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
