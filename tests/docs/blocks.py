@@ -11,6 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 
+# A user may not have these plugins, and loading them takes longer than the tests.
+_PLUGINS = ("cacheprovider", "randomly", "xdist", "hypothesispytest", "anyio", "timeout")
+_WITHOUT = [part for name in _PLUGINS for part in ("-p", f"no:{name}")]
+
 
 def write(page: Path, folder: Path) -> list[tuple[Path, str]]:
     """Write every block to a file; return the scripts, each with its expected output.
@@ -31,7 +35,7 @@ def write(page: Path, folder: Path) -> list[tuple[Path, str]]:
 def run(script: Path, **environment: str) -> str:
     """Run a script, or pytest on a file of tests, without failure; return the output."""
     is_test = script.name.startswith("test_")
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
+    command = ["-m", "pytest", "-q", *_WITHOUT] if is_test else []
     done = subprocess.run(
         [sys.executable, *command, script.name],
         cwd=script.parent,
