@@ -9,7 +9,12 @@ import pytest
 
 from tests.conftest import makes_no_deep_tests
 
-PARTIAL_SUITES = {"test_postgres_contract", "test_redis_contract", "test_log"}
+PARTIAL_SUITES = {
+    "test_postgres_contract",
+    "test_redis_contract",
+    "test_log",
+    "test_sealed_contract",
+}
 
 
 def is_partial(suite: type | None) -> bool:

@@ -175,11 +175,11 @@ async def test_a_single_storage_leaves_no_temporary_files(storage, folder):
 @pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder, durability):
     url = f"file:{folder}?durability={durability}"
-    drained = await drain_together(url, processes=8, tasks=5000 if durability == "os" else 1000)
+    drained = await drain_together(url, processes=8, tasks=2000 if durability == "os" else 1000)
 
     assert drained.errors == ""
     assert set(drained.claims.values()) == {1}
-    assert len(drained.claims) == (5000 if durability == "os" else 1000)
+    assert len(drained.claims) == (2000 if durability == "os" else 1000)
     assert drained.refused == 0
     assert names(folder, "tasks") == []
 
