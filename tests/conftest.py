@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies
 
+from omniq import log
 from omniq.testing.server_programs import ServerMissing
 
 pytest_plugins = ["omniq.testing.plugin"]
@@ -133,6 +134,13 @@ def pytest_runtest_setup() -> Generator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
     yield from _skipped_without_its_server()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    # A command that a test calls in this process opens the console, which the next test would write to.
+    if log.is_enabled():
+        log.disable()
 
 
 def _skipped_without_its_server() -> Generator[None]:
