@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies
 
+from omniq import log
 from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import base_folder
 
@@ -157,6 +158,13 @@ def pytest_runtest_setup() -> Generator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
     yield from _skipped_without_its_server()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    # A command that a test calls in this process opens the console, which the next test would write to.
+    if log.is_enabled():
+        log.disable()
 
 
 def _skipped_without_its_server() -> Generator[None]:
