@@ -111,8 +111,8 @@ async def test_a_plain_call_from_another_program_is_made_into_objects(queue):
     await queue.worker(allow=[sample_tasks.__name__]).run_until_empty()
 
     assert [Order(4, Color.BLUE)] == RUNS
-    assert await handle.result(timeout=5) == {"number": 5, "color": "blue"}
-    assert await queue.handle(handle.id, sample_tasks.ship).result(timeout=5) == Order(
+    assert await handle.result(timeout=30) == {"number": 5, "color": "blue"}
+    assert await queue.handle(handle.id, sample_tasks.ship).result(timeout=30) == Order(
         5, Color.BLUE
     )
 
@@ -149,7 +149,7 @@ async def test_an_object_that_is_not_of_the_declared_class_ends_the_task(queue, 
     await queue.worker().run_until_empty()
 
     with pytest.raises(TaskFailed, match=message):
-        await handle.result(timeout=5)
+        await handle.result(timeout=30)
     (letter,) = await queue.dead.list()
     assert letter.failure_reason == "unserialisable"
 

@@ -480,4 +480,4 @@ def test_a_queue_without_a_url_in_a_task_is_that_of_the_worker(tmp_path):
             worker, cwd=tmp_path, env={**environ, "PYTHONPATH": root}, check=True, timeout=60
         )
 
-        assert queue.handle(handle.result(timeout=1)).status() is TaskStatus.SUCCESS
+        assert queue.handle(handle.result(timeout=30)).status() is TaskStatus.SUCCESS
