@@ -75,7 +75,7 @@ class ClaimLoop:
         self._problems, self._report_failure = problems, problems.report
         # A server works on one call while this process or the network is busy with the other.
         capabilities = storage.capabilities
-        is_server = capabilities.reach == "fleet" and not capabilities.serial_writes
+        is_server = capabilities.reach == "fleet" and not capabilities.slow_writes
         self._concurrent_calls = 2 if is_server else 1
         is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
         self._most_per_call = (

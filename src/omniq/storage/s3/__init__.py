@@ -7,7 +7,6 @@ An object is created only if it does not exist (`If-None-Match: *`): of all writ
 | `log/<n>` | commit n |
 | `snap/<n>`, `chunk/<n>-…` | the state after commit n: the list of its chunks, and the chunks |
 | `floor/<n>` | commits up to n may have been deleted |
-| `body/<id>` | the large body of a task |
 | `clock` | written to read the server's time |
 
 | module | job |

@@ -7,6 +7,7 @@ import statistics
 
 from omniq.clock import Clock
 from omniq.errors import StorageRefused
+from omniq.settings import Settings
 from omniq.storage.s3.connection import S3Connection
 from omniq.storage.s3.trimming import numbered
 
@@ -14,6 +15,10 @@ _AT_ONCE = 8
 _SAMPLES = 5
 _PUT_PRICE, _GET_PRICE = 5.0, 0.4
 """Dollars for a million requests, in S3 Standard in us-east-1."""
+
+_MONTH = 30 * 86_400
+_LOOKS_PER_POLL = 4
+"""How often an idle worker looks at the log in a polling interval: claims, leases, schedules, the queue's length."""
 
 
 async def check(objects: S3Connection) -> None:
@@ -26,7 +31,9 @@ async def check(objects: S3Connection) -> None:
         )
 
 
-async def report(objects: S3Connection, clock: Clock, lease: float) -> list[tuple[str, str, str]]:
+async def report(
+    objects: S3Connection, clock: Clock, settings: Settings
+) -> list[tuple[str, str, str]]:
     """`(name, value, verdict)` of each check; a verdict is "ok", "warn: …" or "bad: …"."""
     name = f"doctor/{clock.new_id()}"
     created = await asyncio.gather(*(objects.create(name, b"") for _ in range(_AT_ONCE)))
@@ -49,7 +56,7 @@ async def report(objects: S3Connection, clock: Clock, lease: float) -> list[tupl
             "ok",
         ),
         *[await _count(objects, *each) for each in (("commits", "log"), ("snapshots", "snap"))],
-        ("price", _price(statistics.median(puts), lease), "ok"),
+        ("price", _price(statistics.median(puts), settings), "ok"),
     ]
 
 
@@ -58,9 +65,13 @@ async def _count(objects: S3Connection, name: str, folder: str) -> tuple[str, st
     return name, f"{len(found)} objects, {sum(each.size for each in found):,} bytes", "ok"
 
 
-def _price(put: float, lease: float) -> str:
-    # A busy worker has one append under way; an idle one renews its lease, and looks each second.
-    renewals = 30 * 86_400 / (lease / 4)
-    idle = renewals * _PUT_PRICE / 1e6 + 30 * 86_400 * _GET_PRICE / 1e6
+def _price(put: float, settings: Settings) -> str:
+    # An idle worker renews its lease, and its loops look at the log; a busy one has one append under way.
+    renewals = _MONTH / (settings.lease / 3)
+    looks = _MONTH / settings.poll_interval * _LOOKS_PER_POLL
+    idle = (renewals * _PUT_PRICE + looks * _GET_PRICE) / 1e6
     busy = 3_600 / put * (_PUT_PRICE + _GET_PRICE) / 1e6
-    return f"about ${idle:.2f} a month for an idle worker, at most ${busy:.2f} an hour for a busy one (S3 Standard)"
+    return (
+        f"about ${idle:.2f} a month for an idle worker, at most ${busy:.2f} an hour for a busy one "
+        "(S3 Standard)"
+    )

@@ -15,7 +15,7 @@ from omniq.storage.s3.trimming import KEPT_FOR
 from omniq.storage.store_clock import StoreClock, clock_of_store
 from omniq.storage.types import Capabilities
 
-_CAPABILITIES = Capabilities(name="s3", durability="power", reach="fleet", serial_writes=True)
+_CAPABILITIES = Capabilities(name="s3", durability="power", reach="fleet", slow_writes=True)
 _COMMIT_BYTES = 16 * 1024
 """A commit counts as that many bytes, at least: a request takes as long as transferring them."""
 
@@ -65,4 +65,4 @@ class S3Storage(BaseStorage):
     async def server_report(self) -> list[tuple[str, str, str]]:
         """Checks of the server for `omniq doctor`, each as `(name, value, verdict)`."""
         self._check_open()
-        return await server_check.report(self._reach(), self._clock, self._settings.lease)
+        return await server_check.report(self._reach(), self._clock, self._settings)
