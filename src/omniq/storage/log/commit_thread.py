@@ -157,6 +157,7 @@ class CommitThread:
             while replica.is_loaded and not self._is_stopping:
                 left = replica.turns.before_own() * turn - self._since_moved()
                 if left > 0:
+                    replica.competes = True
                     await asyncio.wait((self._never,), timeout=min(left, turn / 2))
                 elif replica.turns.last == replica.writer or self._since_looked() < _LATE * turn:
                     return
