@@ -37,6 +37,7 @@ def first_tests(suite: type) -> frozenset[str]:
         tested |= promises
     return frozenset(names)
 
+
 LONG_TESTS = {
     (
         "test_s3_contract",
