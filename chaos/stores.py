@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from omniq.testing.s3_servers import SeaweedServer
 from omniq.testing.servers import PostgresServer, RedisServer, Server
 
-BACKENDS = ("file", "sqlite", "postgres", "redis")
+BACKENDS = ("file", "sqlite", "postgres", "redis", "s3")
 TRANSACTIONAL = ("sqlite", "postgres")
 """Backends with transactions in which a task can write together with its outcome."""
 
@@ -22,6 +24,8 @@ class Store:
     backend: str
     url: str
     server: Server | None = None
+    lease_margin: float = 0.0
+    """Seconds by which a lease lasts longer in the store than its owner believes."""
 
     @property
     def has_transactions(self) -> bool:
@@ -38,6 +42,11 @@ def open_store(backend: str, folder: Path) -> Iterator[Store]:
             yield Store(backend, f"file://{folder}/store?durability=os")
         case "sqlite":
             yield Store(backend, f"sqlite:///{folder}/store.db?durability=os")
+        case "s3":
+            # It stores its objects on the disk, and acknowledges what survives its kill.
+            with SeaweedServer() as server:
+                os.environ.update(server.environment)
+                yield Store(backend, server.url, server, lease_margin=2.0)
         case _:
             # Durable: acknowledged writes must survive a kill of the server.
             kind = PostgresServer if backend == "postgres" else RedisServer

@@ -13,6 +13,7 @@ PARTIAL_SUITES = {
     "test_postgres_contract",
     "test_redis_contract",
     "test_log",
+    "test_s3_contract",
     "test_sealed_contract",
 }
 

@@ -25,6 +25,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `atomic_batches`: whether a batch is enqueued completely or not at all, even across a crash.
     `exact_bound`: whether `max_pending` holds exactly when several processes enqueue concurrently.
     `transactions`: whether an enqueue can be part of a caller's own SQL transaction.
+    `serial_writes`: whether a process has one write under way at a time, so that one call that claims for
+    all slots of a worker is faster than two for half of them.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     atomic_batches: bool = True
     exact_bound: bool = True
     transactions: bool = False
+    serial_writes: bool = False
 
 
 class Witness(msgspec.Struct, frozen=True):
