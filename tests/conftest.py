@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies
+from hypothesis import HealthCheck, settings, strategies
 
 from omniq import log
 from omniq.testing.server_programs import ServerMissing
@@ -87,6 +87,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             is_interrupt = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if is_interrupt else _ignore)
+    # How long an example takes depends on what else the machine does.
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile("any_speed", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any_speed")
     # Dozens of tests start a PostgreSQL of their own, and making a cluster takes longer than a copy.
     if not hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="omniq-clusters-", dir=base_folder())

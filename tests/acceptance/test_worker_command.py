@@ -21,6 +21,7 @@ from tests.acceptance.command import (
     wait_until,
     worker_pids,
 )
+from tests.cli.in_process import run_command
 from tests.timing import at_most
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -193,11 +194,14 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_exit_2(
         (["--no-such-option"], "--no-such-option"),
     ],
 )
-def test_a_bad_option_is_one_line_and_exit_2(folder, arguments, message):
-    ended = run_once(folder, "worker", "tasks", *arguments)
+def test_a_bad_option_is_one_line_and_exit_2(folder, arguments, message, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    ended = run_command(capsys, "worker", "tasks", *arguments)
+    sys.modules.pop("tasks", None)
 
-    assert (ended.returncode, ended.stdout) == (2, "")
-    [line] = ended.stderr.splitlines()
+    assert (ended.code, ended.out) == (2, "")
+    [line] = ended.err.splitlines()
     assert line.startswith("omniq: ")
     assert message in line
 
