@@ -65,6 +65,7 @@ END $$;
 -- p_ended     tasks that have ended
 -- p_changed   tasks that will run again or still run
 -- p_unique_keys, p_unique_ids  the unique keys that ended tasks free, and the ids of those tasks
+-- p_left      the running limits of these tasks; NULL: all limits are applied by the rules
 -- p_claim     what to claim; NULL: record only
 -- p_is_repeat whether a call whose reply was lost may have recorded and claimed already
 -- returns     first a line with the time in `turn`; in `due` when the next task is due, if fewer than p_claim.size
@@ -76,10 +77,12 @@ END $$;
 --               4 recorded; more tasks are due than one call may move, call again
 --               5 recorded; the witness has a lower token, so nothing was claimed
 --               6 recorded; the call before has claimed, or one step of the same claim
+--               7 recorded; a part was claimed, call again for the rest
+--               8 recorded; a part was claimed, the rest needs the rules
 --             then a line for each claimed task, or in state 1 the ids of the outcomes that did not match
 CREATE OR REPLACE FUNCTION {schema}.record_outcomes_and_claim(
     p_owner text, p_now bigint, p_ended {schema}.endings, p_changed {schema}.task[],
-    p_unique_keys text[], p_unique_ids text[], p_claim {schema}.claim, p_is_repeat boolean
+    p_unique_keys text[], p_unique_ids text[], p_left {schema}.leaving, p_claim {schema}.claim, p_is_repeat boolean
 ) RETURNS TABLE (
     id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint, visible bigint,
     created_at bigint, expires bigint, token bigint, settled bigint, attached boolean, rest bytea, body bytea
@@ -89,19 +92,22 @@ LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_now bigint := {schema}.micros(p_now);
     v_due_by bigint := coalesce(p_claim.due_by, v_now);
+    v_size int := coalesce(p_claim.size, 0);
     v_recorded text[] := '{}';
-    v_missed text[];
+    v_missed text[] := '{}';
     v_is_due boolean;
     v_paused text[];
     v_lanes record;
     v_picked tid[] := '{}';
     v_needs_rules boolean;
+    v_is_odd boolean := false;
+    v_rest int := 0;
     v_first_token bigint;
     v_is_behind boolean;
 BEGIN
     seq := 0;
     turn := v_now;
-    IF p_claim.size IS NOT NULL THEN
+    IF v_size > 0 THEN
         -- As in `first_token`.
         PERFORM pg_advisory_xact_lock_shared({schema}.lock_key(p_owner));
         SELECT epoch << 21 INTO v_first_token FROM {schema}.leases
@@ -115,11 +121,6 @@ BEGIN
     p_ended.ids := {schema}.ids_of(p_ended.ids);
     IF cardinality(p_ended.ids) > 0 THEN
         v_recorded := {schema}.end_tasks(p_ended);
-        IF cardinality(p_unique_keys) > 0 THEN
-            DELETE FROM {schema}.documents USING unnest(p_unique_keys, p_unique_ids) AS given (name, holder)
-            WHERE kind = 'unique' AND key = name AND data = convert_to(holder, 'UTF8')
-                AND holder = ANY (v_recorded);
-        END IF;
     END IF;
     IF cardinality(p_changed) > 0 THEN
         v_recorded := v_recorded || {schema}.change_tasks(v_now, p_changed, p_owner);
@@ -140,62 +141,76 @@ BEGIN
                 )
             ))
         );
-        IF cardinality(v_missed) > 0 THEN
-            seq := 1;
-            RETURN NEXT;
-            FOREACH id IN ARRAY v_missed LOOP
-                RETURN NEXT;
-            END LOOP;
-            RETURN;
+    END IF;
+    -- What prevents a claim.
+    IF cardinality(v_missed) > 0 THEN
+        seq := 1;
+    ELSIF v_size > 0 THEN
+        SELECT
+            EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= v_due_by),
+            EXISTS (SELECT FROM {schema}.documents WHERE kind = 'gate' AND due <= v_now),
+            array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue'),
+            EXISTS (SELECT FROM {schema}.live WHERE id = p_claim.witness AND token < p_claim.token)
+        INTO v_is_due, v_needs_rules, v_paused, v_is_behind;
+        IF p_is_repeat AND EXISTS (
+            SELECT FROM {schema}.live WHERE place = 4 AND owner = p_owner AND claim_id = p_claim.name
+        ) THEN
+            seq := 6;
+        ELSIF v_is_behind THEN
+            seq := 5;
+        ELSIF v_is_due AND {schema}.promote_for(v_due_by, v_size) THEN
+            seq := 4;
+        -- A gate whose time has come, or a suspect that this owner may take.
+        ELSIF v_needs_rules OR EXISTS (SELECT FROM {schema}.live WHERE place = 1) AND NOT EXISTS (
+            SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner
+        ) THEN
+            seq := 3;
         END IF;
     END IF;
-    IF p_claim.size IS NULL THEN
-        RETURN NEXT;
-        RETURN;
+    IF seq > 0 OR v_size = 0 THEN
+        p_claim := NULL;
     END IF;
-    IF p_is_repeat AND EXISTS (
-        SELECT FROM {schema}.live WHERE place = 4 AND owner = p_owner AND claim_id = p_claim.name
-    ) THEN
-        seq := 6;
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    SELECT
-        EXISTS (SELECT FROM {schema}.live WHERE place = 2 AND visible <= v_due_by),
-        EXISTS (SELECT FROM {schema}.documents WHERE kind = 'gate' AND due <= v_now),
-        array(SELECT key FROM {schema}.documents WHERE kind = 'paused_queue'),
-        EXISTS (SELECT FROM {schema}.live WHERE id = p_claim.witness AND token < p_claim.token)
-    INTO v_is_due, v_needs_rules, v_paused, v_is_behind;
-    IF v_is_behind THEN
-        seq := 5;
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    IF v_is_due AND {schema}.promote_for(v_due_by, p_claim.size) THEN
-        seq := 4;
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    -- A gate whose time has come, or a suspect that this owner may take.
-    v_needs_rules := v_needs_rules OR EXISTS (SELECT FROM {schema}.live WHERE place = 1) AND NOT EXISTS (
-        SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner
-    );
-    IF NOT v_needs_rules THEN
+    IF cardinality(p_left.keys) > 0 THEN
+        p_left.keys := {schema}.ids_of(p_left.keys);
+        p_left.ids := {schema}.ids_of(p_left.ids);
+        IF cardinality(v_recorded) < cardinality(p_ended.ids) + cardinality(p_changed) THEN
+            SELECT array_agg(key), array_agg(size), array_agg(given.id), array_agg(token)
+            INTO p_left.keys, p_left.sizes, p_left.ids, p_left.tokens
+            FROM (
+                SELECT key, coalesce(size, p_left.sizes[1]), left_by.id, coalesce(token, p_left.tokens[1])
+                FROM unnest(p_left.keys, p_left.sizes, p_left.ids, p_left.tokens) AS left_by (key, size, id, token)
+            ) AS given (key, size, id, token) WHERE given.id = ANY (v_recorded);
+        END IF;
+    ELSIF p_claim.size IS NOT NULL THEN
         v_lanes := {schema}.lanes(0::smallint, p_claim.wanted, v_paused);
         IF cardinality(v_lanes.functions) > 0 THEN
-            SELECT picked, is_odd INTO v_picked, v_needs_rules
-            FROM {schema}.pick(v_lanes.queues, v_lanes.functions, p_claim.size, v_due_by);
+            SELECT picked, is_odd INTO v_picked, v_is_odd
+            FROM {schema}.pick(v_lanes.queues, v_lanes.functions, v_size, v_due_by);
         END IF;
     END IF;
-    IF v_needs_rules THEN
+    IF v_is_odd AND p_left IS NULL THEN
         seq := 3;
-        RETURN NEXT;
-        RETURN;
+        p_claim := NULL;
+        v_picked := '{}';
+    ELSIF v_is_odd OR cardinality(p_left.keys) > 0 THEN
+        SELECT passed.picked, passed.rest INTO v_picked, v_rest
+        FROM {schema}.pass_limits(v_now, p_claim, v_due_by, v_first_token, p_left, v_paused) AS passed;
     END IF;
-    IF cardinality(v_picked) < p_claim.size THEN
+    -- After the limits: a section that changes both kinds of documents does so in this order.
+    IF cardinality(p_unique_keys) > 0 THEN
+        DELETE FROM {schema}.documents USING unnest(p_unique_keys, p_unique_ids) AS given (name, holder)
+        WHERE kind = 'unique' AND key = name AND data = convert_to(holder, 'UTF8')
+            AND holder = ANY (v_recorded);
+    END IF;
+    IF v_rest > 0 THEN
+        seq := 6 + v_rest;
+    ELSIF p_claim.size IS NOT NULL AND cardinality(v_picked) < v_size THEN
         due := {schema}.next_due(v_now);
     END IF;
     RETURN NEXT;
+    FOREACH id IN ARRAY v_missed LOOP
+        RETURN NEXT;
+    END LOOP;
     IF cardinality(v_picked) = 0 THEN
         RETURN;
     END IF;
@@ -208,3 +223,17 @@ BEGIN
     RETURNING id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, attached,
         {schema}.fitting(rest), {schema}.fitting(body);
 END $$;
+
+-- The same for workers of version 7, which apply all limits by the rules.
+CREATE OR REPLACE FUNCTION {schema}.record_outcomes_and_claim(
+    p_owner text, p_now bigint, p_ended {schema}.endings, p_changed {schema}.task[],
+    p_unique_keys text[], p_unique_ids text[], p_claim {schema}.claim, p_is_repeat boolean
+) RETURNS TABLE (
+    id text, seq bigint, queue text, func_path text, rank bigint, turn bigint, due bigint, visible bigint,
+    created_at bigint, expires bigint, token bigint, settled bigint, attached boolean, rest bytea, body bytea
+)
+LANGUAGE sql VOLATILE {pinned} AS $$
+    SELECT * FROM {schema}.record_outcomes_and_claim(
+        p_owner, p_now, p_ended, p_changed, p_unique_keys, p_unique_ids, NULL, p_claim, p_is_repeat
+    )
+$$;
