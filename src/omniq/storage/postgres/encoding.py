@@ -56,7 +56,6 @@ _SHARED = (
     "started_at, crashes, status, cancel_requested, "
 )
 _QUOTED = re.compile(r'["\\]')
-_first = itemgetter(0)
 _claim_order = itemgetter(4, 5, 1)
 """The rank, turn and seq of a line that `claimed_rows` reads."""
 
@@ -218,13 +217,20 @@ def gates_in(column: Sequence[str] | None) -> tuple[Gate, ...]:
 
 def leaving(rows: Iterable[Row]) -> tuple[list[Any], ...]:
     """The running limits of these rows, and the rows that leave them, as a value of the SQL type `leaving`."""
-    left = [(gate.key, gate.size, row.id, row.token) for row in rows for gate in row.gates]
-    if not left:
+    limits: dict[str, tuple[int, list[bytes]]] = {}
+    for row in rows:
+        for gate in row.gates:
+            _, holders = limits.setdefault(gate.key, (gate.size, []))
+            holders.append(encode_internal((row.id, row.token)))
+    if not limits:
         return NOTHING_LEFT
-    # By key: the SQL function searches a limit only when the key changes.
-    left.sort(key=_first)
-    keys, sizes, ids, tokens = (list(column) for column in zip(*left, strict=True))
-    return id_array(keys), same(sizes), id_array(ids), same(tokens)
+    left = limits.values()
+    return (
+        id_array(list(limits)),
+        same([size for size, _ in left]),
+        same([len(holders) for _, holders in left]),
+        [b"".join(holders) for _, holders in left],
+    )
 
 
 def endings(ended: Sequence[Ended], holders: Sequence[str]) -> tuple[list[Any], ...]:

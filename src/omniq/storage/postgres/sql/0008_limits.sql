@@ -5,5 +5,8 @@
 COMMENT ON COLUMN {schema}.live.gates IS
     'omniq: the keys of the limits and breakers; if all are running limits, then their sizes, each after a "="';
 
--- Claims that leave running limits: the keys and sizes of the limits, and the ids and tokens of the claims.
-CREATE TYPE {schema}.leaving AS (keys text[], sizes bigint[], ids text[], tokens bigint[]);
+-- Claims that leave running limits: the keys and sizes of the limits, and of each limit how many leave it, packed one
+-- after the other.
+CREATE TYPE {schema}.leaving AS (keys text[], sizes bigint[], counts int[], holders bytea[]);
+
+DROP FUNCTION IF EXISTS {schema}.pick(text[], text[], int, bigint);

@@ -5,11 +5,11 @@
 -- the row as it was claimed; this function writes that state if the row has not changed since. What does
 -- not match, and every claim that needs a rule, is left to the engine.
 
--- Lock the first plain tasks of these lanes that no other transaction has locked, in claim order.
+-- Lock the first tasks of these lanes behind a position that no other transaction has locked, in claim order.
 -- returns  picked: their row addresses, which are valid while the rows are locked;
 --          is_odd: at least one of them is expired, has gates or was cancelled, so the claim needs the rules
 CREATE OR REPLACE FUNCTION {schema}.pick(
-    p_queues text[], p_functions text[], p_limit int, p_due_by bigint,
+    p_queues text[], p_functions text[], p_limit int, p_due_by bigint, p_rank bigint, p_turn bigint, p_seq bigint,
     OUT picked tid[], OUT is_odd boolean
 )
 LANGUAGE plpgsql VOLATILE {pinned} AS $$
@@ -17,9 +17,6 @@ DECLARE
     v_page text[];
     v_more tid[];
     v_page_is_odd boolean;
-    v_rank bigint := -9223372036854775808;
-    v_turn bigint := -9223372036854775808;
-    v_seq bigint := -1;
 BEGIN
     IF cardinality(p_functions) = 1 THEN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
@@ -28,6 +25,7 @@ BEGIN
             SELECT ctid, gates IS NOT NULL OR cancel_requested OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             WHERE place = 0 AND func_path = p_functions[1] AND queue = p_queues[1] AND visible <= p_due_by
+                AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
             ORDER BY rank, turn, seq LIMIT p_limit FOR UPDATE SKIP LOCKED
         ) AS first;
         RETURN;
@@ -40,10 +38,8 @@ BEGIN
         SELECT
             array_agg(id), (array_agg(rank))[count(*)::int], (array_agg(turn))[count(*)::int],
             (array_agg(seq))[count(*)::int]
-        INTO v_page, v_rank, v_turn, v_seq
-        FROM {schema}.first_of(
-            0::smallint, p_queues, p_functions, p_due_by, v_rank, v_turn, v_seq, p_limit
-        );
+        INTO v_page, p_rank, p_turn, p_seq
+        FROM {schema}.first_of(0::smallint, p_queues, p_functions, p_due_by, p_rank, p_turn, p_seq, p_limit);
         EXIT WHEN v_page IS NULL;
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO v_more, v_page_is_odd
@@ -97,11 +93,13 @@ DECLARE
     v_missed text[] := '{}';
     v_is_due boolean;
     v_paused text[];
-    v_lanes record;
+    v_queues text[] := '{}';
+    v_functions text[] := '{}';
     v_picked tid[] := '{}';
     v_needs_rules boolean;
     v_is_odd boolean := false;
     v_rest int := 0;
+    v_stays bytea[] := '{}';
     v_first_token bigint;
     v_is_behind boolean;
 BEGIN
@@ -170,22 +168,14 @@ BEGIN
     IF seq > 0 OR v_size = 0 THEN
         p_claim := NULL;
     END IF;
-    IF cardinality(p_left.keys) > 0 THEN
-        p_left.keys := {schema}.ids_of(p_left.keys);
-        p_left.ids := {schema}.ids_of(p_left.ids);
-        IF cardinality(v_recorded) < cardinality(p_ended.ids) + cardinality(p_changed) THEN
-            SELECT array_agg(key), array_agg(size), array_agg(given.id), array_agg(token)
-            INTO p_left.keys, p_left.sizes, p_left.ids, p_left.tokens
-            FROM (
-                SELECT key, coalesce(size, p_left.sizes[1]), left_by.id, coalesce(token, p_left.tokens[1])
-                FROM unnest(p_left.keys, p_left.sizes, p_left.ids, p_left.tokens) AS left_by (key, size, id, token)
-            ) AS given (key, size, id, token) WHERE given.id = ANY (v_recorded);
-        END IF;
-    ELSIF p_claim.size IS NOT NULL THEN
-        v_lanes := {schema}.lanes(0::smallint, p_claim.wanted, v_paused);
-        IF cardinality(v_lanes.functions) > 0 THEN
-            SELECT picked, is_odd INTO v_picked, v_is_odd
-            FROM {schema}.pick(v_lanes.queues, v_lanes.functions, v_size, v_due_by);
+    IF p_claim.size IS NOT NULL THEN
+        SELECT queues, functions INTO v_queues, v_functions
+        FROM {schema}.lanes(0::smallint, p_claim.wanted, v_paused);
+        -- Else how many tasks are missing is known when parked ones have been offered the room of their limits.
+        IF cardinality(v_functions) > 0 AND coalesce(cardinality(p_left.keys), 0) = 0 THEN
+            SELECT picked, is_odd INTO v_picked, v_is_odd FROM {schema}.pick(
+                v_queues, v_functions, v_size, v_due_by, -9223372036854775808, -9223372036854775808, -1
+            );
         END IF;
     END IF;
     IF v_is_odd AND p_left IS NULL THEN
@@ -193,8 +183,22 @@ BEGIN
         p_claim := NULL;
         v_picked := '{}';
     ELSIF v_is_odd OR cardinality(p_left.keys) > 0 THEN
+        p_left.keys := {schema}.ids_of(p_left.keys);
+        IF cardinality(v_recorded) < cardinality(p_ended.ids) + cardinality(p_changed) THEN
+            v_stays := array(
+                SELECT '\x92'::bytea || {schema}.packed(given.id) || {schema}.packed(given.token) FROM (
+                    SELECT ended.id, coalesce(ended.token, p_ended.tokens[1])
+                    FROM unnest(p_ended.ids, p_ended.tokens) AS ended (id, token)
+                    UNION ALL
+                    SELECT changed.id, changed.token FROM unnest(p_changed) AS changed
+                ) AS given (id, token) WHERE given.id <> ALL (v_recorded)
+            );
+        END IF;
         SELECT passed.picked, passed.rest INTO v_picked, v_rest
-        FROM {schema}.pass_limits(v_now, p_claim, v_due_by, v_first_token, p_left, v_paused) AS passed;
+        FROM {schema}.pass_limits(
+            v_now, p_claim, v_due_by, v_first_token, p_left, v_stays, v_paused, v_queues, v_functions,
+            CASE WHEN v_is_odd THEN v_picked END
+        ) AS passed;
     END IF;
     -- After the limits: a section that changes both kinds of documents does so in this order.
     IF cardinality(p_unique_keys) > 0 THEN
@@ -218,7 +222,7 @@ BEGIN
     -- What `row_rules.claim` does to a row, in one statement for all rows of the claim.
     UPDATE {schema}.live
     SET place = 4, status = 1, owner = p_owner, token = greatest(token + 1, v_first_token),
-        started_at = v_now, claim_id = p_claim.name
+        started_at = v_now, parked = NULL, claim_id = p_claim.name
     WHERE ctid = ANY (v_picked)
     RETURNING id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token, settled, attached,
         {schema}.fitting(rest), {schema}.fitting(body);

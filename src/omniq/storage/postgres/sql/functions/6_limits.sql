@@ -61,60 +61,48 @@ BEGIN
     RETURN v_at + {schema}.size_of_number(get_byte(p_data, v_at - 1));
 END $$;
 
--- The state of a running limit.
+-- The states of running limits, in the given order.
 -- returns  wake: `wake_at` as it is packed, '' for 0; count: the number of holders, NULL if the state is damaged
-CREATE OR REPLACE FUNCTION {schema}.unpack_limit(
-    p_data bytea, OUT wake bytea, OUT has_parked boolean, OUT parks bigint, OUT count int, OUT items bytea
-)
+CREATE OR REPLACE FUNCTION {schema}.unpack_limits(p_states bytea[])
+RETURNS TABLE (wake bytea, has_parked boolean, parks bigint, count int, items bytea)
 LANGUAGE plpgsql IMMUTABLE {pinned} AS $$
 DECLARE
-    v_size int := octet_length(p_data);
-    v_data bytea := p_data || '\x00000000000000000000'::bytea;
-    v_fields int := get_byte(v_data, 0) - 128;
-    v_at int := 2;
+    v_data bytea;
+    v_size int;
+    v_fields int;
+    v_at int;
     v_end int;
     v_tag int;
     v_name bytea;
 BEGIN
-    wake := '';
-    has_parked := false;
-    parks := 0;
-    items := '';
-    count := CASE WHEN v_fields BETWEEN 0 AND 4 THEN 0 END;
-    FOR v_number IN 1..v_fields LOOP
-        v_tag := get_byte(v_data, v_at - 1);
-        v_name := substring(v_data, v_at, v_tag - 159);
-        v_at := v_at + v_tag - 159;
-        IF count IS NULL OR v_tag NOT BETWEEN 160 AND 191 OR v_at > v_size THEN
-            count := NULL;
-            RETURN;
-        END IF;
-        v_tag := get_byte(v_data, v_at - 1);
-        CASE v_name
-            WHEN '\xa777616b655f6174'::bytea THEN -- wake_at
-                v_end := v_at + {schema}.size_of_number(v_tag);
-                wake := substring(v_data, v_at, v_end - v_at);
-            WHEN '\xaa6861735f7061726b6564'::bytea THEN -- has_parked
-                v_end := v_at + 1;
-                has_parked := v_tag = 195;
-            WHEN '\xa57061726b73'::bytea THEN -- parks
-                v_end := v_at + {schema}.size_of_number(v_tag);
-                parks := CASE WHEN v_tag < 128 THEN v_tag ELSE 0 END;
-                FOR v_byte IN v_at..v_end - 2 LOOP
-                    parks := (parks << 8) + get_byte(v_data, v_byte);
-                END LOOP;
-            WHEN '\xa7686f6c64657273'::bytea THEN -- holders
+    FOREACH v_data IN ARRAY p_states LOOP
+        v_size := octet_length(v_data);
+        v_data := v_data || '\x00000000000000000000'::bytea;
+        v_fields := get_byte(v_data, 0) - 128;
+        v_at := 2;
+        wake := '';
+        has_parked := false;
+        parks := 0;
+        items := '';
+        count := CASE WHEN v_fields BETWEEN 0 AND 4 THEN 0 END;
+        FOR v_number IN 1..v_fields LOOP
+            v_tag := get_byte(v_data, v_at - 1);
+            EXIT WHEN v_tag NOT BETWEEN 160 AND 191;
+            v_name := substring(v_data, v_at, v_tag - 159);
+            v_at := v_at + v_tag - 159;
+            EXIT WHEN v_at > v_size;
+            v_tag := get_byte(v_data, v_at - 1);
+            v_end := NULL;
+            IF v_name = '\xa7686f6c64657273'::bytea THEN -- holders
                 IF v_tag BETWEEN 144 AND 159 THEN
                     count := v_tag - 144;
                     v_end := v_at + 1;
                 ELSIF v_tag = 220 THEN
                     count := 256 * get_byte(v_data, v_at) + get_byte(v_data, v_at + 1);
                     v_end := v_at + 3;
-                ELSE
-                    v_end := NULL;
                 END IF;
                 v_at := v_end;
-                IF v_number = v_fields THEN
+                IF v_number = v_fields AND v_end IS NOT NULL THEN
                     v_end := v_size + 1;
                 ELSE
                     -- An older omniq has written it.
@@ -123,14 +111,27 @@ BEGIN
                     END LOOP;
                 END IF;
                 items := substring(v_data, v_at, v_end - v_at);
-            ELSE
-                v_end := NULL;
-        END CASE;
-        v_at := v_end;
-        IF v_at IS NULL THEN
+            ELSIF v_name = '\xa777616b655f6174'::bytea THEN -- wake_at
+                v_end := v_at + {schema}.size_of_number(v_tag);
+                wake := substring(v_data, v_at, v_end - v_at);
+            ELSIF v_name = '\xaa6861735f7061726b6564'::bytea THEN -- has_parked
+                v_end := v_at + 1;
+                has_parked := v_tag = 195;
+            ELSIF v_name = '\xa57061726b73'::bytea THEN -- parks
+                v_end := v_at + {schema}.size_of_number(v_tag);
+                parks := CASE WHEN v_tag < 128 THEN v_tag ELSE 0 END;
+                FOR v_byte IN v_at..coalesce(v_end - 2, 0) LOOP
+                    parks := (parks << 8) + get_byte(v_data, v_byte);
+                END LOOP;
+            END IF;
+            v_at := v_end;
+            EXIT WHEN v_at IS NULL;
+        END LOOP;
+        IF v_at IS DISTINCT FROM v_size + 1 THEN
             count := NULL;
-            RETURN;
+            items := '';
         END IF;
+        RETURN NEXT;
     END LOOP;
 END $$;
 
@@ -199,12 +200,17 @@ END $$;
 -- Take claims out of their limits, offer the room to parked tasks, and let due tasks enter the limits or park them.
 -- The caller claims the tasks that have entered.
 -- p_claim    what to claim; NULL: nothing
--- p_left     the claims that leave, all of which are recorded
--- returns    picked: the row addresses of the tasks to claim, in claim order;
+-- p_left     the claims that leave
+-- p_stays    those of them that do not leave, because they are not recorded
+-- p_paused   the paused queues
+-- p_queues, p_functions  the lanes of the claim
+-- p_ready    the row addresses of the first tasks in these lanes, p_claim.size at most, locked; NULL: not read yet
+-- returns    picked: the row addresses of the tasks to claim;
 --            rest: 0 there are no others, or enough; 1 call again for the others; 2 the others need the rules
 CREATE OR REPLACE FUNCTION {schema}.pass_limits(
     p_now bigint, p_claim {schema}.claim, p_due_by bigint, p_first_token bigint, p_left {schema}.leaving,
-    p_paused text[], OUT picked tid[], OUT rest int
+    p_stays bytea[], p_paused text[], p_queues text[], p_functions text[], p_ready tid[],
+    OUT picked tid[], OUT rest int
 )
 LANGUAGE plpgsql VOLATILE {pinned} AS $$
 DECLARE
@@ -222,63 +228,75 @@ DECLARE
     v_items bytea[];
     v_sizes bigint[];
     v_is_changed boolean[];
-    v_offers int[];
     v_parks_now boolean[];
     -- A page of tasks: their row addresses, limits, what they are as holders, and whether they need the rules.
     v_rows tid[];
     v_limits text[];
-    v_limit_sizes bigint[];
+    v_limit_sizes text[];
     v_holders bytea[];
     v_is_odd boolean[];
-    v_ids text[];
+    v_is_offered boolean[];
+    v_offered tid[] := '{}';
+    v_wanted tid[] := '{}';
+    v_parked tid[] := '{}';
+    v_parked_under text[] := '{}';
+    v_size int := CASE WHEN p_ready IS NULL THEN 0 ELSE p_claim.size END;
+    v_ready int;
+    v_at int;
+    v_found int;
+    v_last text;
+    v_last_size text;
+    v_limit_size bigint;
+    v_holder bytea;
+    v_other bytea;
+    v_new text[];
+    v_new_dues bigint[];
+    v_states bytea[];
     v_rank bigint := -9223372036854775808;
     v_turn bigint := -9223372036854775808;
     v_seq bigint := -1;
-    v_size int := 0;
-    v_is_last boolean;
-    v_lanes record;
-    v_new record;
-    v_locked tid[];
-    v_found int;
-    v_at int;
-    v_last text := '';
-    v_parked tid[] := '{}';
-    v_parked_under text[] := '{}';
-    v_left_offers int := 0;
 BEGIN
     picked := '{}';
     rest := 0;
     -- Leave. A state that is damaged counts as empty.
-    SELECT coalesce(array_agg(locked.key), '{}'), array_agg(locked.due), array_agg(state.wake),
-        array_agg(state.has_parked), array_agg(state.parks), array_agg(coalesce(state.count, 0)),
-        array_agg(CASE WHEN state.count IS NULL THEN '' ELSE state.items END)
-    INTO v_keys, v_dues, v_wakes, v_has_parked, v_parks, v_counts, v_items
-    FROM {schema}.lock_limits(p_left.keys, true, false) AS locked, {schema}.unpack_limit(locked.data) AS state;
+    SELECT coalesce(array_agg(key), '{}'), array_agg(due), coalesce(array_agg(data), '{}')
+    INTO v_keys, v_dues, v_states FROM {schema}.lock_limits(p_left.keys, true, false);
+    SELECT array_agg(wake), array_agg(has_parked), array_agg(parks), array_agg(coalesce(count, 0)), array_agg(items)
+    INTO v_wakes, v_has_parked, v_parks, v_counts, v_items FROM {schema}.unpack_limits(v_states);
     v_sizes := array_fill(NULL::bigint, array[cardinality(v_keys)]);
-    v_is_changed := array_fill(false, array[cardinality(v_keys)]);
-    FOR v_number IN 1..coalesce(cardinality(p_left.ids), 0) LOOP
-        IF v_last <> p_left.keys[v_number] THEN
-            v_last := p_left.keys[v_number];
-            v_at := array_position(v_keys, v_last);
-        END IF;
+    v_is_changed := array_fill(true, array[cardinality(v_keys)]);
+    FOR v_number IN 1..coalesce(cardinality(p_left.keys), 0) LOOP
+        v_at := array_position(v_keys, p_left.keys[v_number]);
         CONTINUE WHEN v_at IS NULL;
-        v_found := octet_length(v_items[v_at]);
-        v_items[v_at] := {schema}.without_holder(
-            v_items[v_at],
-            '\x92'::bytea || {schema}.packed(p_left.ids[v_number])
-                || {schema}.packed(coalesce(p_left.tokens[v_number], p_left.tokens[1]))
-        );
-        IF octet_length(v_items[v_at]) < v_found THEN
-            v_counts[v_at] := v_counts[v_at] - 1;
+        v_holder := p_left.holders[v_number];
+        FOREACH v_other IN ARRAY p_stays LOOP
+            v_holder := {schema}.without_holder(v_holder, v_other);
+        END LOOP;
+        v_found := octet_length(v_holder);
+        IF v_found = octet_length(p_left.holders[v_number])
+            AND substring(v_items[v_at], 1, v_found) = v_holder
+        THEN
+            -- Those that have entered first leave first.
+            v_items[v_at] := substring(v_items[v_at], v_found + 1);
+            v_counts[v_at] := v_counts[v_at] - coalesce(p_left.counts[v_number], p_left.counts[1]);
+        ELSE
+            WHILE v_holder <> '' LOOP
+                v_found := {schema}.end_of_holder(v_holder || '\x00'::bytea, 1) - 1;
+                v_other := {schema}.without_holder(v_items[v_at], substring(v_holder, 1, v_found));
+                IF v_other <> v_items[v_at] THEN
+                    v_items[v_at] := v_other;
+                    v_counts[v_at] := v_counts[v_at] - 1;
+                END IF;
+                v_holder := substring(v_holder, v_found + 1);
+            END LOOP;
         END IF;
         v_sizes[v_at] := coalesce(p_left.sizes[v_number], p_left.sizes[1]);
         v_wakes[v_at] := '';
         v_dues[v_at] := 0;
-        v_is_changed[v_at] := true;
     END LOOP;
     -- Offer the room of each limit to its first parked tasks, of each lot.
     IF true = ANY (v_has_parked) THEN
-        SELECT coalesce(array_agg(first.ctid), '{}'), array_agg(lot.gate), array_agg(first.number = asked.room)
+        SELECT coalesce(array_agg(first.address), '{}'), array_agg(lot.gate), array_agg(first.number = asked.room)
         INTO v_rows, v_limits, v_is_odd
         FROM {schema}.lots(array(
             SELECT key FROM unnest(v_keys, v_sizes, v_counts, v_has_parked) AS known (key, size, count, has_parked)
@@ -287,16 +305,25 @@ BEGIN
             SELECT least(v_sizes[known.at] - v_counts[known.at], c_most_offered) AS room
             FROM (SELECT array_position(v_keys, lot.gate)) AS known (at)
         ) AS asked, LATERAL (
-            SELECT ctid, row_number() OVER (ORDER BY rank, turn, seq) AS number FROM {schema}.live
-            WHERE place = 3 AND parked = lot.gate AND live.queue = lot.queue AND live.func_path = lot.func_path
-                AND (crashes > 0) = lot.is_suspect
-            ORDER BY rank, turn, seq LIMIT asked.room
+            SELECT lot.first AS address, 1 AS number WHERE asked.room = 1
+            UNION ALL
+            (
+                SELECT ctid, row_number() OVER (ORDER BY rank, turn, seq) FROM {schema}.live
+                WHERE asked.room > 1 AND place = 3 AND parked = lot.gate AND live.queue = lot.queue
+                    AND live.func_path = lot.func_path AND (crashes > 0) = lot.is_suspect
+                ORDER BY rank, turn, seq LIMIT asked.room
+            )
         ) AS first;
-        v_locked := array(SELECT ctid FROM {schema}.live WHERE ctid = ANY (v_rows) FOR UPDATE SKIP LOCKED);
-        UPDATE {schema}.live
-        SET parked = NULL, place = {schema}.place_of(NULL, visible, p_now, NULL, crashes)
-        WHERE ctid = ANY (v_locked);
-        v_left_offers := cardinality(v_locked);
+        SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(array_agg(first.ctid) FILTER (
+            WHERE crashes = 0 AND visible <= p_due_by AND queue <> ALL (p_paused)
+                AND ((p_claim.wanted).queues IS NULL OR queue = ANY ((p_claim.wanted).queues))
+                AND func_path <> ALL ((p_claim.wanted).excluded) AND EXISTS (
+                    SELECT FROM unnest((p_claim.wanted).lows, (p_claim.wanted).highs) AS ranges (low, high)
+                    WHERE func_path >= low AND func_path < high
+                )
+        ), '{}')
+        INTO v_offered, v_wanted
+        FROM (SELECT ctid, * FROM {schema}.live WHERE ctid = ANY (v_rows) FOR UPDATE SKIP LOCKED) AS first;
         FOR v_number IN 1..cardinality(v_keys) LOOP
             v_has_parked[v_number] := v_has_parked[v_number] AND v_counts[v_number] >= v_sizes[v_number];
             IF v_has_parked[v_number] THEN
@@ -306,7 +333,6 @@ BEGIN
         END LOOP;
         FOR v_number IN 1..cardinality(v_rows) LOOP
             v_at := array_position(v_keys, v_limits[v_number]);
-            v_offers[v_at] := coalesce(v_offers[v_at], 0) + 1;
             v_has_parked[v_at] := v_has_parked[v_at] OR v_is_odd[v_number];
             IF v_dues[v_at] = 0 THEN
                 -- What was offered will enter, and then the limit has no room, or refill the limit.
@@ -314,7 +340,7 @@ BEGIN
                 v_dues[v_at] := NULL;
             END IF;
             IF v_is_odd[v_number] AND v_sizes[v_at] - v_counts[v_at] > c_most_offered
-                OR cardinality(v_locked) < cardinality(v_rows)
+                OR cardinality(v_offered) < cardinality(v_rows)
             THEN
                 -- There is room for more, or another transaction changes one of them: the next claim asks again.
                 v_has_parked[v_at] := true;
@@ -323,93 +349,79 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    -- Enter, or park.
-    v_is_last := p_claim.size IS NULL;
-    IF NOT v_is_last THEN
-        v_lanes := {schema}.lanes(0::smallint, p_claim.wanted, p_paused);
-        v_is_last := cardinality(v_lanes.functions) = 0;
-    END IF;
-    WHILE NOT v_is_last AND rest = 0 AND cardinality(picked) < p_claim.size LOOP
-        -- Growing pages, because a page may consist of tasks that one limit blocks.
-        v_size := least(greatest(p_claim.size - cardinality(picked), 2 * v_size), c_largest_page);
-        IF cardinality(v_lanes.functions) = 1 THEN
-            SELECT array_agg(id), array_agg(first.ctid), array_agg(first.gates[1]),
-                array_agg(CASE WHEN first.gates[2] ~ '^=[0-9]{1,18}$' THEN substr(first.gates[2], 2)::bigint END),
-                array_agg('\x92'::bytea || {schema}.packed(id) || {schema}.packed(greatest(token + 1, p_first_token))),
-                array_agg(
-                    cardinality(first.gates) <> 2 OR cancel_requested OR coalesce(expires <= p_due_by, false)
-                ),
-                (array_agg(rank))[count(*)::int], (array_agg(turn))[count(*)::int], (array_agg(seq))[count(*)::int]
-            INTO v_ids, v_rows, v_limits, v_limit_sizes, v_holders, v_is_odd, v_rank, v_turn, v_seq
-            FROM (
-                SELECT ctid, * FROM {schema}.live
-                WHERE place = 0 AND func_path = v_lanes.functions[1] AND queue = v_lanes.queues[1]
-                    AND visible <= p_due_by AND (rank, turn, seq) > (v_rank, v_turn, v_seq)
-                ORDER BY rank, turn, seq LIMIT v_size FOR UPDATE SKIP LOCKED
-            ) AS first;
-            v_is_last := coalesce(cardinality(v_ids), 0) < v_size;
-        ELSE
-            SELECT array_agg(id), (array_agg(rank))[count(*)::int], (array_agg(turn))[count(*)::int],
-                (array_agg(seq))[count(*)::int]
-            INTO v_ids, v_rank, v_turn, v_seq
-            FROM {schema}.first_of(
-                0::smallint, v_lanes.queues, v_lanes.functions, p_due_by, v_rank, v_turn, v_seq, v_size
-            );
-            v_is_last := coalesce(cardinality(v_ids), 0) < v_size;
-            SELECT array_agg(first.ctid), array_agg(first.gates[1]),
-                array_agg(CASE WHEN first.gates[2] ~ '^=[0-9]{1,18}$' THEN substr(first.gates[2], 2)::bigint END),
-                array_agg('\x92'::bytea || {schema}.packed(id) || {schema}.packed(greatest(token + 1, p_first_token))),
-                array_agg(
-                    cardinality(first.gates) <> 2 OR cancel_requested OR coalesce(expires <= p_due_by, false)
+    -- Enter, or park: a page of ready tasks, and the offered ones.
+    WHILE p_claim.size IS NOT NULL LOOP
+        IF p_ready IS NULL THEN
+            -- Growing pages, because a page may consist of tasks that one limit blocks.
+            v_size := greatest(p_claim.size - cardinality(picked) - cardinality(v_wanted), 2 * v_size, 1);
+            v_size := least(v_size, c_largest_page);
+            p_ready := CASE
+                WHEN cardinality(p_functions) = 0 THEN '{}'
+                ELSE (
+                    SELECT next.picked
+                    FROM {schema}.pick(p_queues, p_functions, v_size, p_due_by, v_rank, v_turn, v_seq) AS next
                 )
-            INTO v_rows, v_limits, v_limit_sizes, v_holders, v_is_odd
-            FROM (
-                -- `+ 0`: the planner must not use the index of all ready tasks.
-                SELECT ctid, * FROM {schema}.live WHERE id = ANY (v_ids) AND place + 0 = 0
-                ORDER BY rank, turn, seq FOR UPDATE SKIP LOCKED
-            ) AS first;
+            END;
         END IF;
-        v_ids := array(
+        v_ready := cardinality(p_ready);
+        EXIT WHEN v_ready + cardinality(v_wanted) = 0;
+        SELECT array_agg(first.ctid), array_agg(first.gates[1]), array_agg(first.gates[2]),
+            array_agg('\x92'::bytea || {schema}.packed(id) || {schema}.packed(greatest(token + 1, p_first_token))),
+            array_agg(cardinality(first.gates) <> 2 OR cancel_requested OR coalesce(expires <= p_due_by, false)),
+            array_agg(place = 3)
+        INTO v_rows, v_limits, v_limit_sizes, v_holders, v_is_odd, v_is_offered
+        FROM (
+            SELECT ctid, id, token, gates, cancel_requested, expires, place FROM {schema}.live
+            WHERE ctid = ANY (p_ready || v_wanted) ORDER BY rank, turn, seq
+        ) AS first;
+        v_new := array(
             SELECT DISTINCT name FROM unnest(v_limits) AS given (name)
             WHERE name IS NOT NULL AND array_position(v_keys, name) IS NULL
         );
-        IF cardinality(v_ids) > 0 THEN
-            SELECT array_agg(locked.key) AS keys, array_agg(locked.due) AS dues, array_agg(state.wake) AS wakes,
-                array_agg(state.has_parked) AS has_parked, array_agg(state.parks) AS parks,
-                array_agg(state.count) AS counts, array_agg(state.items) AS items
-            INTO v_new
-            FROM {schema}.lock_limits(v_ids, cardinality(v_keys) = 0, true) AS locked,
-                {schema}.unpack_limit(locked.data) AS state;
-            v_keys := v_keys || v_new.keys;
-            v_dues := v_dues || v_new.dues;
-            v_wakes := v_wakes || v_new.wakes;
-            v_has_parked := v_has_parked || v_new.has_parked;
-            v_parks := v_parks || v_new.parks;
-            v_counts := v_counts || v_new.counts;
-            v_items := v_items || v_new.items;
-            v_is_changed := v_is_changed || array_fill(false, array[coalesce(cardinality(v_new.keys), 0)]);
+        IF cardinality(v_new) > 0 THEN
+            SELECT coalesce(array_agg(key), '{}'), array_agg(due), coalesce(array_agg(data), '{}')
+            INTO v_new, v_new_dues, v_states FROM {schema}.lock_limits(v_new, cardinality(v_keys) = 0, true);
+            v_keys := v_keys || v_new;
+            v_dues := v_dues || v_new_dues;
+            v_is_changed := v_is_changed || array_fill(false, array[cardinality(v_new)]);
+            SELECT v_wakes || array_agg(wake), v_has_parked || array_agg(has_parked), v_parks || array_agg(parks),
+                v_counts || array_agg(count), v_items || array_agg(items)
+            INTO v_wakes, v_has_parked, v_parks, v_counts, v_items FROM {schema}.unpack_limits(v_states);
         END IF;
         v_last := '';
-        FOR v_number IN 1..coalesce(cardinality(v_rows), 0) LOOP
-            EXIT WHEN cardinality(picked) = p_claim.size;
+        v_last_size := '';
+        FOR v_number IN 1..cardinality(v_rows) LOOP
+            -- An offered task behind the last ready one of a full page has to wait for the next page.
+            EXIT WHEN cardinality(picked) = p_claim.size OR v_ready = 0 AND cardinality(p_ready) = v_size;
+            IF NOT v_is_offered[v_number] THEN
+                v_ready := v_ready - 1;
+            END IF;
             IF v_limits[v_number] IS NULL AND v_is_odd[v_number] IS NOT TRUE THEN
                 picked := picked || v_rows[v_number];
                 CONTINUE;
             END IF;
-            IF v_last <> v_limits[v_number] THEN
+            IF v_last <> v_limits[v_number] OR v_last_size <> v_limit_sizes[v_number] THEN
                 v_last := v_limits[v_number];
+                v_last_size := v_limit_sizes[v_number];
                 v_at := array_position(v_keys, v_last);
+                v_limit_size := CASE WHEN v_last_size ~ '^=[0-9]{1,18}$' THEN substr(v_last_size, 2)::bigint END;
             END IF;
-            IF v_is_odd[v_number] IS NOT FALSE OR v_limit_sizes[v_number] IS NULL OR v_at IS NULL
+            IF v_is_odd[v_number] IS NOT FALSE OR v_limit_size IS NULL OR v_at IS NULL
                 OR v_counts[v_at] IS NULL OR p_claim.due_by IS NOT NULL
             THEN
                 rest := 2;
                 EXIT;
             END IF;
             v_is_changed[v_at] := true;
-            IF v_counts[v_at] >= v_limit_sizes[v_number] THEN
-                v_parked := v_parked || v_rows[v_number];
-                v_parked_under := v_parked_under || v_last;
+            IF v_is_offered[v_number] THEN
+                v_offered := array_remove(v_offered, v_rows[v_number]);
+                v_wanted := array_remove(v_wanted, v_rows[v_number]);
+            END IF;
+            IF v_counts[v_at] >= v_limit_size THEN
+                IF NOT v_is_offered[v_number] THEN
+                    v_parked := v_parked || v_rows[v_number];
+                    v_parked_under := v_parked_under || v_last;
+                END IF;
                 IF v_parks_now[v_at] IS NULL THEN
                     -- Always a change of the state: a section that has read it does not know of this task.
                     v_parks_now[v_at] := true;
@@ -423,25 +435,30 @@ BEGIN
             picked := picked || v_rows[v_number];
             v_items[v_at] := v_items[v_at] || v_holders[v_number];
             v_counts[v_at] := v_counts[v_at] + 1;
-            IF v_offers[v_at] > 0 THEN
-                v_offers[v_at] := v_offers[v_at] - 1;
-                v_left_offers := v_left_offers - 1;
-            END IF;
-            IF v_has_parked[v_at] AND v_counts[v_at] >= v_limit_sizes[v_number] THEN
+            IF v_has_parked[v_at] AND v_counts[v_at] >= v_limit_size THEN
                 v_wakes[v_at] := c_forever;
                 v_dues[v_at] := NULL;
             END IF;
         END LOOP;
-        IF rest = 0 AND NOT v_is_last AND cardinality(picked) < p_claim.size
-            AND cardinality(picked) + cardinality(v_parked) >= c_most_moves
-        THEN
+        EXIT WHEN rest > 0 OR cardinality(picked) = p_claim.size OR cardinality(p_ready) < v_size;
+        IF cardinality(picked) + cardinality(v_parked) >= c_most_moves THEN
             rest := 1;
+            EXIT;
         END IF;
+        SELECT rank, turn, seq INTO v_rank, v_turn, v_seq FROM {schema}.live WHERE ctid = p_ready[v_size];
+        p_ready := NULL;
     END LOOP;
     -- Write.
     IF cardinality(v_parked) > 0 THEN
         UPDATE {schema}.live SET place = 3, parked = given.parked
         FROM unnest(v_parked, v_parked_under) AS given (address, parked) WHERE live.ctid = given.address;
+    END IF;
+    IF cardinality(v_offered) > 0 THEN
+        UPDATE {schema}.live SET parked = NULL, place = {schema}.place_of(NULL, visible, p_now, NULL, crashes)
+        WHERE ctid = ANY (v_offered);
+        IF {schema}.is_awaited('work') THEN
+            PERFORM {schema}.tell_of_work(0);
+        END IF;
     END IF;
     UPDATE {schema}.documents
     SET due = CASE WHEN given.has_parked THEN given.due END,
@@ -462,10 +479,12 @@ BEGIN
         AS given (key, due, wake, has_parked, parks, count, items, is_changed)
     WHERE kind = 'gate' AND documents.key = ANY (array[given.key])
         AND given.is_changed AND (given.count > 0 OR given.has_parked);
-    DELETE FROM {schema}.documents
-    USING unnest(v_keys, v_has_parked, v_counts) AS given (key, has_parked, count)
-    WHERE kind = 'gate' AND documents.key = ANY (array[given.key]) AND given.count = 0 AND NOT given.has_parked;
-    IF v_left_offers > 0 AND {schema}.is_awaited('work') THEN
-        PERFORM {schema}.tell_of_work(0);
+    -- A state that says nothing any more.
+    v_new := array(
+        SELECT key FROM unnest(v_keys, v_has_parked, v_counts) AS given (key, has_parked, count)
+        WHERE given.count = 0 AND NOT given.has_parked
+    );
+    IF cardinality(v_new) > 0 THEN
+        DELETE FROM {schema}.documents WHERE kind = 'gate' AND key = ANY (v_new);
     END IF;
 END $$;
