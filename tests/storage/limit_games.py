@@ -31,9 +31,7 @@ SPANS = {f"rate:{limit.key}": int(limit.per * 1_000_000) for limit in LIMITS}
 class Game:
     """The same random calls on a store with the fast path and on one without."""
 
-    def __init__(
-        self, seed: int, clock: ManualClock, pairs: list[tuple[BaseStorage, BaseStorage]]
-    ):
+    def __init__(self, seed: int, clock: ManualClock, pairs: list[tuple[BaseStorage, BaseStorage]]):
         self.random = random.Random(seed)
         self.clock = clock
         self.pairs = pairs

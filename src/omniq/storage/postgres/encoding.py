@@ -82,9 +82,7 @@ def row_from(record: Sequence[Any], gates: Sequence[str] | None = None) -> Row:
     return row
 
 
-def _blank(
-    rest: bytes, body: bytes, gates: Sequence[str] | None = None
-) -> tuple[Row, bytes]:
+def _blank(rest: bytes, body: bytes, gates: Sequence[str] | None = None) -> tuple[Row, bytes]:
     """A row with the fields of `rest`, and the body."""
     try:
         return _CODEC.without_columns(rest), body

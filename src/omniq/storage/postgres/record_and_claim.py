@@ -140,9 +140,7 @@ class PostgresFastPath:
                     row.gates = row.gates or encoding.gates_in(gates)
         return rows
 
-    async def _call(
-        self, owner: str, *parameters: Any, is_repeat: bool
-    ) -> tuple[Any, list[Any]]:
+    async def _call(self, owner: str, *parameters: Any, is_repeat: bool) -> tuple[Any, list[Any]]:
         """The first line of the reply, and the others."""
         parameters = (owner, given_time(self._clock), *parameters)
         call, sent_at = self._statements.call_once, self._clock.boot_micros()

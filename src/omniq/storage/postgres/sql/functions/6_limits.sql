@@ -127,7 +127,8 @@ BEGIN
             v_at := v_end;
             EXIT WHEN v_at IS NULL;
         END LOOP;
-        IF v_at IS DISTINCT FROM v_size + 1 THEN
+        -- A holder has four bytes at least.
+        IF v_at IS DISTINCT FROM v_size + 1 OR octet_length(items) < 4 * count THEN
             count := NULL;
             items := '';
         END IF;
@@ -146,7 +147,7 @@ BEGIN
     IF v_found = 1 THEN
         RETURN substring(p_items, octet_length(p_holder) + 1);
     END IF;
-    -- The same bytes may be in the id of another holder.
+    -- The same bytes may be in the token of another holder.
     v_data := p_items || '\x00000000000000000000'::bytea;
     WHILE v_found > 0 AND v_at < v_found LOOP
         v_at := {schema}.end_of_holder(v_data, v_at);
