@@ -463,10 +463,10 @@ def test_the_schema_commands_set_up_check_and_print(postgres_url):
         "",
     )
     assert _omniq("schema", "check", url=postgres_url) == (0, "version 8\n", "")
-    assert _omniq("schema", "check", "--json", url=postgres_url) == (0, '{"version": 7}\n', "")
+    assert _omniq("schema", "check", "--json", url=postgres_url) == (0, '{"version": 8}\n', "")
     assert _omniq("schema", "install", "--json", url=postgres_url) == (
         0,
-        '{"before": 7, "after": 7}\n',
+        '{"before": 8, "after": 8}\n',
         "",
     )
     code, sql, _ = _omniq("schema", "sql", url=postgres_url)
