@@ -38,6 +38,15 @@ def first_tests(suite: type) -> frozenset[str]:
     return frozenset(names)
 
 
+LONG_TESTS = {
+    (
+        "test_s3_contract",
+        "test_a_task_that_kills_its_workers_becomes_a_dead_letter_and_other_tasks_finish",
+    )
+}
+"""Forty workers read a log of some hundred objects: another test of the same promise is run instead."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[object] | None:
     suite = collector.obj if isinstance(collector, pytest.Class) else None

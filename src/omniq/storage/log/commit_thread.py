@@ -153,15 +153,18 @@ class CommitThread:
         """Follow the log while others have their turns. Calls that arrive meanwhile join the next commit."""
         replica = self._replica
         turn = max(_SHORTEST_TURN, 2 * self._append_seconds)
-        # An error of the log is raised to the callers by what follows.
-        with suppress(StorageError):
+        try:
             while replica.is_loaded and not self._is_stopping:
                 left = replica.turns.before_own() * turn - self._since_moved()
                 if left > 0:
+                    replica.competes = True
                     await asyncio.wait((self._never,), timeout=min(left, turn / 2))
                 elif replica.turns.last == replica.writer or self._since_looked() < _LATE * turn:
                     return
                 await self._follow()
+        except Exception as error:
+            # The commit that follows meets the same error, and raises it to its callers.
+            self._recover(error)
 
     async def _follow(self) -> bool:
         is_changed = await self._replica.catch_up()
