@@ -18,6 +18,7 @@ from omniq.gate_rules import GateState
 from omniq.models import (
     Attempt,
     DeadLetter,
+    EndedWorker,
     Progress,
     QueueStats,
     Schedule,
@@ -25,11 +26,13 @@ from omniq.models import (
     Task,
     TaskResult,
     TaskStatus,
+    Version,
     WorkerInfo,
     check_id,
     check_instant,
     check_int,
 )
+from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer
 from omniq.storage.row_rules import Row, retrying_result, task_of
 from omniq.storage.row_seals import RowSeals, letter_without_key
@@ -349,6 +352,29 @@ class Inspection:
     async def gates(self) -> dict[str, GateState]:
         """Return the shared state of every concurrency limit, rate limit and breaker ever used."""
         return await self._opened.gates()
+
+    async def run_counts(
+        self, since: datetime, until: datetime, *, hours: bool = False, only_totals: bool = False
+    ) -> list[PeriodCounts]:
+        """Return how runs ended in each minute from `since` on, before `until`; with `hours`, in each hour.
+
+        Periods without runs are left out. With `only_totals`, so are functions and workers, which is faster.
+
+        Y4. A minute that a worker has stored is in it, merged or not, in order of time.
+        """
+        bounds = [to_micros(instant) // 1_000_000 for instant in (since, until)]
+        return await self._opened.run_counts(*bounds, hours=hours, only_totals=only_totals)
+
+    async def versions(self) -> list[Version]:
+        """Return the versions that workers have started with, in the order of their first start."""
+        return await self._opened.versions()
+
+    async def ended_workers(self) -> list[EndedWorker]:
+        """Return the workers that have ended within a day, newest first.
+
+        Y6. A worker that was stopped is among them, and one that was lost, with how many tasks it held.
+        """
+        return await self._opened.ended_workers()
 
     def _task(self, row: Row) -> Task:
         """Return the row's task; one that cannot be decoded is returned without its arguments."""

@@ -24,10 +24,11 @@ from omniq.errors import (
     StorageError,
 )
 from omniq.gate_rules import GateState
-from omniq.models import Progress, QueueStats, Schedule, StoredLetter
+from omniq.models import EndedWorker, Progress, QueueStats, Schedule, StoredLetter, Version
+from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.signing import is_sealed, open_document, seal_document, unsealed
-from omniq.storage import row_rules
+from omniq.storage import row_rules, run_history
 from omniq.storage.backend import (
     ANY,
     Backend,
@@ -639,6 +640,52 @@ class SideEngine:
                 await self._write(Changes(documents=deleted))
                 purged += len(found)
         return purged
+
+    # The history of runs
+
+    @atomic
+    async def add_run_counts(
+        self, section: Section, owner: str, minutes: Sequence[PeriodCounts]
+    ) -> None:
+        """Store the owner's counts of these minutes."""
+        await section.write(Changes(documents=run_history.new_counts(owner, minutes, section.now)))
+
+    @atomic
+    async def merge_run_counts(self, section: Section) -> int:
+        """Add a page of minutes of owners to those of the fleet; returns how many."""
+        return await run_history.merge(section)
+
+    @atomic
+    async def purge_run_counts(self, section: Section) -> int:
+        """Delete a page of what is kept no longer; returns how many."""
+        return await run_history.purge(section)
+
+    async def run_counts(
+        self, since: int, until: int, *, hours: bool, only_totals: bool
+    ) -> list[PeriodCounts]:
+        """The counts of the periods between two seconds since 1970."""
+        return await self._read(
+            lambda section: run_history.read(
+                section, since, until, hours=hours, only_totals=only_totals
+            )
+        )
+
+    @atomic
+    async def note_version(self, section: Section, version: Version) -> bool:
+        """Store when a version was first started; False if it is known."""
+        return await run_history.note_version(section, version)
+
+    async def versions(self) -> list[Version]:
+        """The versions in the order of their first start."""
+        return await self._read(run_history.versions)
+
+    @atomic
+    async def _note_ended(self, section: Section, ended: EndedWorker) -> None:
+        await section.write(Changes(documents=[run_history.ended_worker(ended, section.now)]))
+
+    async def ended_workers(self) -> list[EndedWorker]:
+        """The workers that have ended within a day, newest first."""
+        return await self._read(run_history.ended_workers)
 
     # Queues and gates
 

@@ -40,6 +40,7 @@ Verb = Literal[
     "change",
     "purge",
     "dead",
+    "history",
     "checkpoint",
     "progress",
     "schedule",
@@ -110,7 +111,14 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         "withdraw_request",
         "purge_requests",
     ),
+    "history": (
+        "add_run_counts",
+        "merge_run_counts",
+        "purge_run_counts",
+        "note_version",
+    ),
     "read": (
+        *("run_counts", "versions", "ended_workers"),
         *("record", "page", "newest_result", "get_dead", "pending_hook", "pending_hooks"),
         *("get_progress", "load_checkpoint", "get_schedule", "list_schedules", "paused_queues"),
         *("older_schedules", "older_checkpoints"),

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from omniq.errors import LeaseLost, StaleClaim, StorageClosed
-from omniq.models import Progress, Schedule, TaskStatus
+from omniq.models import Progress, Schedule, TaskStatus, Version
 from omniq.outcomes import Released
+from omniq.run_counts import PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import START, ManualClock
@@ -76,6 +77,13 @@ EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "older_documents": lambda s: s.older_documents(),
     "paused_queues": lambda s: s.paused_queues(),
     "gates": lambda s: s.gates(),
+    "add_run_counts": lambda s: s.add_run_counts([PeriodCounts(0, RunCounts())]),
+    "merge_run_counts": lambda s: s.merge_run_counts(),
+    "purge_run_counts": lambda s: s.purge_run_counts(),
+    "run_counts": lambda s: s.run_counts(START, START),
+    "note_version": lambda s: s.note_version(Version(code="1", omniq="1", started_at=START)),
+    "versions": lambda s: s.versions(),
+    "ended_workers": lambda s: s.ended_workers(),
 }
 
 
