@@ -60,11 +60,11 @@ class RunCounts(msgspec.Struct, array_like=True):
         _add_ranges(self.wait, other.wait)
         _add_ranges(self.run, other.run)
 
-    def observe(self, waited: float, seconds: float) -> None:
-        """Count a run in the ranges of its waiting time and of its duration."""
-        self.seconds += seconds
-        _count(self.wait, waited)
-        _count(self.run, seconds)
+    def observe(self, waited: float, seconds: float, runs: int = 1) -> None:
+        """Count runs in the ranges of a waiting time and of a duration."""
+        self.seconds += seconds * runs
+        _count(self.wait, waited, runs)
+        _count(self.run, seconds, runs)
 
 
 class FunctionCounts(msgspec.Struct, array_like=True):
@@ -131,11 +131,11 @@ def total_of(periods: Iterable[PeriodCounts]) -> RunCounts:
     return total
 
 
-def _count(ranges: list[int], seconds: float) -> None:
+def _count(ranges: list[int], seconds: float, runs: int) -> None:
     number = bisect_left(BOUNDS, seconds)
     if number >= len(ranges):
         ranges.extend([0] * (number + 1 - len(ranges)))
-    ranges[number] += 1
+    ranges[number] += runs
 
 
 def _add_ranges(ranges: list[int], others: list[int]) -> None:

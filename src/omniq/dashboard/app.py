@@ -99,7 +99,7 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
-    await app.state.dashboard.sampler.close()
+    await app.state.dashboard.close()
 
 
 def _routes() -> list[Route]:

@@ -1,7 +1,8 @@
 """Counts the runs of a worker in memory, and stores the counts of each minute.
 
-A run costs an addition. What is stored does not depend on the number of runs: one small document a minute,
-none for a minute without runs.
+Outcomes are counted exactly. The durations of a function that runs often are sampled, so that a run costs
+a dictionary lookup and an addition. What is stored does not depend on the number of runs: one small document
+a minute, none for a minute without runs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from omniq.run_counts import MAX_LINES, OTHERS, FunctionCounts, PeriodCounts, Ru
 from omniq.storage.base import BaseStorage
 
 _MINUTE = 60
+_MEASURED = 1_000
+"""Runs of a function in a minute that are all measured; of those after them, one in `_SKIPPED` + 1 is."""
+
+_SKIPPED = 31
 _MAX_HELD = 60
 """Minutes that are held while the storage does not respond."""
 
@@ -23,23 +28,35 @@ _MERGE_STEPS, _PURGE_STEPS = 20, 4
 """Steps of each kind in one minute, at most: each is short, so that claims run in between."""
 
 
+class Line:
+    """The counts of one function in one queue. `left`: successful runs that are only counted before the next
+    one is measured, of `skipped`."""
+
+    __slots__ = ("counts", "left", "measured", "skipped")
+
+    def __init__(self) -> None:
+        self.counts = RunCounts()
+        self.measured = self.left = self.skipped = 0
+
+
 class RunRecorder:
     """Counts runs on the pool's event loop, by function and queue."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._minute = self._this_minute()
-        self._lines: dict[tuple[str, str], RunCounts] = {}
+        self.lines: dict[tuple[str, str], Line] = {}
         self._held: deque[PeriodCounts] = deque(maxlen=_MAX_HELD)
 
     def ran(self, task: Task, seconds: float, outcome: Outcome) -> None:
-        """Count a run that has ended."""
-        counts = self._lines.get((task.func_path, task.queue))
-        if counts is None:
-            counts = self._new_line(task)
-        kind = type(outcome)
+        """Count a run that has ended, and measure it."""
+        line = self.lines.get((task.func_path, task.queue)) or self._new_line(task)
+        counts, kind, weight = line.counts, type(outcome), 1
         if kind is Succeeded:
-            counts.succeeded += 1
+            weight += line.skipped
+            counts.succeeded += weight
+            line.measured += 1
+            line.left = line.skipped = _SKIPPED if line.measured >= _MEASURED else 0
         elif kind is Retried:
             counts.retried += 1
         elif kind is Failed:
@@ -51,11 +68,11 @@ class RunRecorder:
         waited = (
             0.0 if started is None else (started - (task.eta or task.created_at)).total_seconds()
         )
-        counts.observe(waited, seconds)
+        counts.observe(waited, seconds, weight)
 
-    def _new_line(self, task: Task) -> RunCounts:
-        key = (task.func_path, task.queue) if len(self._lines) < MAX_LINES else (OTHERS, OTHERS)
-        return self._lines.setdefault(key, RunCounts())
+    def _new_line(self, task: Task) -> Line:
+        key = (task.func_path, task.queue) if len(self.lines) < MAX_LINES else (OTHERS, OTHERS)
+        return self.lines.setdefault(key, Line())
 
     async def run(self, storage: BaseStorage) -> None:
         """Store the counts after the end of each minute, and merge those of all workers."""
@@ -78,14 +95,17 @@ class RunRecorder:
 
     def end_minute(self) -> None:
         """Begin to count the next minute."""
-        lines, self._lines = self._lines, {}
+        lines = list(self.lines.items())
+        # Emptied, not replaced: the pool counts in it.
+        self.lines.clear()
         start, self._minute = self._minute, self._this_minute()
         if not lines:
             return
         minute = PeriodCounts(start, RunCounts())
-        for (func_path, queue), counts in lines.items():
-            minute.functions.append(FunctionCounts(func_path, queue, counts))
-            minute.total.add(counts)
+        for (func_path, queue), line in lines:
+            line.counts.succeeded += line.skipped - line.left
+            minute.functions.append(FunctionCounts(func_path, queue, line.counts))
+            minute.total.add(line.counts)
         if self._held and self._held[-1].start == start:
             self._held[-1].add(minute)
         else:
