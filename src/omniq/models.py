@@ -446,6 +446,17 @@ class EndedWorker(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     tasks: int = 0
 
 
+class AuditEntry(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator has changed, or tried to change: never with arguments."""
+
+    at: datetime
+    action: str
+    subject: str
+    outcome: str
+    by: str
+    client: str = ""
+
+
 class Version(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """A version of the application's tasks and of omniq, and when a worker first started with it.
 

@@ -5,7 +5,7 @@ No method here changes stored data, and claiming and recording need none of them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from omniq.errors import InvalidValue, SerializationError, StorageClosed, Storag
 from omniq.gate_rules import GateState
 from omniq.models import (
     Attempt,
+    AuditEntry,
     DeadLetter,
     EndedWorker,
     Progress,
@@ -333,6 +334,13 @@ class Inspection:
         """Return the last progress that the running task reported."""
         return await self._opened.get_progress(task_id)
 
+    async def progress_of(self, task_ids: Sequence[str]) -> dict[str, Progress]:
+        """Return the last progress of each of these tasks that has reported one, in one read.
+
+        P3. It is what `get_progress` returns for each of them.
+        """
+        return await self._opened.progress_of(task_ids) if task_ids else {}
+
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         """Return the task's checkpoint, as `save_checkpoint` last stored it."""
         return await self._opened.load_checkpoint(task_id)
@@ -368,6 +376,10 @@ class Inspection:
     async def versions(self) -> list[Version]:
         """Return the versions that workers have started with, in the order of their first start."""
         return await self._opened.versions()
+
+    async def audit_log(self, after: str = "", limit: int = 100) -> tuple[list[AuditEntry], str]:
+        """Return a page of what operators have done, newest first, and where the next one begins, if there is one."""
+        return await self._opened.audit_log(after, _page_size(limit))
 
     async def ended_workers(self) -> list[EndedWorker]:
         """Return the workers that have ended within a day, newest first.

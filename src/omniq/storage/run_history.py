@@ -1,4 +1,4 @@
-"""The history of runs: counts of each minute and hour, as documents with ordered keys.
+"""The history: runs of each minute and hour, versions, ended workers, what operators did. As documents with ordered keys.
 
 A worker stores its own counts of a minute under `new:`. Some minutes later any worker adds them to the
 counts of the whole fleet for that minute and for its hour, and deletes them, in one atomic step. So the
@@ -16,12 +16,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from omniq.models import EndedWorker, Version
+from omniq.clock import to_micros
+from omniq.models import AuditEntry, EndedWorker, Version
 from omniq.run_counts import PeriodCounts, RunCounts
 from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage.backend import ANY, Changes, Document, DocumentChange, DocumentQuery, Section
 
-KIND, VERSION, ENDED = "run_counts", "version", "ended_worker"
+KIND, VERSION, ENDED, AUDIT = "run_counts", "version", "ended_worker", "audit"
 """The kinds of the documents."""
 
 MINUTE, HOUR = 60, 3_600
@@ -32,6 +33,7 @@ _NEW, _MINUTES, _HOURS = "new:", "minute:", "hour:"
 _MERGE_AFTER = 3 * MINUTE
 """Seconds after its end in which the counts of a minute usually arrive from all workers."""
 
+_LATEST = 10**17 - 1
 _PAGE = 1_000
 _MERGED, _PURGED = 200, 500
 """Documents that one step merges, and deletes, so that other steps can run in between."""
@@ -39,6 +41,7 @@ _MERGED, _PURGED = 200, 500
 _decode = lenient_decoder(PeriodCounts, None)
 _decode_version = lenient_decoder(Version, None)
 _decode_ended = lenient_decoder(EndedWorker, None)
+_decode_entry = lenient_decoder(AuditEntry, None)
 
 
 class _OnlyTotal(msgspec.Struct, array_like=True):
@@ -118,7 +121,7 @@ def _stored(
 
 async def purge(section: Section) -> int:
     """Delete some documents that are kept no longer; returns how many, 0 when there are no more."""
-    for kind in (KIND, VERSION, ENDED):
+    for kind in (KIND, VERSION, ENDED, AUDIT):
         query = DocumentQuery(kind=kind, due_by=section.now, limit=_PURGED)
         found = await section.find_documents(query)
         if found:
@@ -218,3 +221,16 @@ async def ended_workers(section: Section) -> list[EndedWorker]:
     found = await section.find_documents(DocumentQuery(kind=ENDED, limit=_PAGE))
     known = [ended for each in found if (ended := _decode_ended(each.data)) is not None]
     return sorted(known, key=lambda ended: ended.ended_at, reverse=True)
+
+
+def audit_entry(entry: AuditEntry, entry_id: str, now: int) -> DocumentChange:
+    """The document of what an operator has done. Its key sorts the newest first."""
+    key = f"{_LATEST - to_micros(entry.at):017d}:{entry_id}"
+    return DocumentChange(AUDIT, key, ANY, encode_internal(entry), now + _KEPT_HOURS)
+
+
+async def audit_log(section: Section, after: str, limit: int) -> tuple[list[AuditEntry], str]:
+    """A page of what operators have done, newest first, and the key of its last entry if another follows."""
+    found = await section.find_documents(DocumentQuery(kind=AUDIT, after=after, limit=limit))
+    known = [entry for each in found if (entry := _decode_entry(each.data)) is not None]
+    return known, found[-1].key if len(found) == limit else ""

@@ -25,6 +25,7 @@ from omniq.errors import (
     StaleClaim,
 )
 from omniq.models import (
+    AuditEntry,
     Pong,
     Progress,
     Schedule,
@@ -509,6 +510,13 @@ class SideData(Inspection):
         Y5. The time of its first start stays.
         """
         return await self._opened.note_version(version)
+
+    async def add_audit_entry(self, entry: AuditEntry) -> None:
+        """Store what an operator has done.
+
+        Y7. `audit_log` returns it for 90 days, newest first, in pages.
+        """
+        await self._opened.add_audit_entry(entry, self._clock.new_id())
 
     def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
         """Yield the rows of tasks that are about to be enqueued, checking each task."""

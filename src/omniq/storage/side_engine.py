@@ -24,7 +24,15 @@ from omniq.errors import (
     StorageError,
 )
 from omniq.gate_rules import GateState
-from omniq.models import EndedWorker, Progress, QueueStats, Schedule, StoredLetter, Version
+from omniq.models import (
+    AuditEntry,
+    EndedWorker,
+    Progress,
+    QueueStats,
+    Schedule,
+    StoredLetter,
+    Version,
+)
 from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.signing import is_sealed, open_document, seal_document, unsealed
@@ -443,14 +451,17 @@ class SideEngine:
 
     async def get_progress(self, task_id: str) -> Progress | None:
         """The last report of the running task; None for one that cannot be verified."""
-        document = await self._document(PROGRESS, task_id)
-        if document is None:
-            return None
-        try:
-            data = open_document(self._serializer, signing.PROGRESS, document.data, task_id)
-            return _decode_progress(data)
-        except SerializationError:
-            return None
+        return (await self.progress_of([task_id])).get(task_id)
+
+    async def progress_of(self, task_ids: Sequence[str]) -> dict[str, Progress]:
+        """The last reports of these tasks, without those that cannot be verified."""
+        found = await self._read(lambda section: section.documents(PROGRESS, task_ids))
+        reports: dict[str, Progress] = {}
+        for task_id, document in found.items():
+            with suppress(SerializationError):
+                data = open_document(self._serializer, signing.PROGRESS, document.data, task_id)
+                reports[task_id] = _decode_progress(data)
+        return reports
 
     # Schedules
 
@@ -682,6 +693,16 @@ class SideEngine:
     @atomic
     async def _note_ended(self, section: Section, ended: EndedWorker) -> None:
         await section.write(Changes(documents=[run_history.ended_worker(ended, section.now)]))
+
+    @atomic
+    async def add_audit_entry(self, section: Section, entry: AuditEntry, entry_id: str) -> None:
+        """Store what an operator has done."""
+        change = run_history.audit_entry(entry, entry_id, section.now)
+        await section.write(Changes(documents=[change]))
+
+    async def audit_log(self, after: str, limit: int) -> tuple[list[AuditEntry], str]:
+        """A page of what operators have done, newest first."""
+        return await self._read(lambda section: run_history.audit_log(section, after, limit))
 
     async def ended_workers(self) -> list[EndedWorker]:
         """The workers that have ended within a day, newest first."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from omniq.errors import LeaseLost, StaleClaim, StorageClosed
-from omniq.models import Progress, Schedule, TaskStatus, Version
+from omniq.models import AuditEntry, Progress, Schedule, TaskStatus, Version
 from omniq.outcomes import Released
 from omniq.run_counts import PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
@@ -29,6 +29,8 @@ from omniq.testing.contract._suite import (
 )
 
 _SCHEDULE = Schedule(id="s", task=a_task("t"), interval=5.0)
+
+_ENTRY = AuditEntry(at=START, action="queues/pause", subject="q", outcome="1 done", by="operator")
 
 EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "enqueue": lambda s: s.enqueue(a_task()),
@@ -71,6 +73,7 @@ EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "get_dead_task": lambda s: s.get_dead_task("a"),
     "count_waiting": lambda s: s.count_waiting(),
     "get_progress": lambda s: s.get_progress("a"),
+    "progress_of": lambda s: s.progress_of(["a"]),
     "load_checkpoint": lambda s: s.load_checkpoint("a"),
     "get_schedule": lambda s: s.get_schedule("s"),
     "list_schedules": lambda s: s.list_schedules(),
@@ -84,6 +87,8 @@ EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "note_version": lambda s: s.note_version(Version(code="1", omniq="1", started_at=START)),
     "versions": lambda s: s.versions(),
     "ended_workers": lambda s: s.ended_workers(),
+    "add_audit_entry": lambda s: s.add_audit_entry(_ENTRY),
+    "audit_log": lambda s: s.audit_log(),
 }
 
 

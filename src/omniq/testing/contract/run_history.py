@@ -10,7 +10,7 @@ import pytest
 
 from omniq.clock import to_micros
 from omniq.errors import InvalidValue
-from omniq.models import Version
+from omniq.models import AuditEntry, Version
 from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import some_tasks
@@ -21,7 +21,7 @@ Steps = Callable[[BaseStorage], Awaitable[int]]
 
 
 class RunHistoryContract(ContractPart):
-    """Y1 to Y6."""
+    """Y1 to Y7."""
 
     @promise("Y1", "Y4")
     async def test_the_counts_of_a_minute_are_read_as_they_were_stored_last(
@@ -148,6 +148,30 @@ class RunHistoryContract(ContractPart):
         clock.advance(86_400)
         await storage.purge_run_counts()
         assert await storage.ended_workers() == []
+
+    @promise("Y7")
+    async def test_what_operators_did_is_returned_newest_first_in_pages(
+        self, storage: BaseStorage, clock: ManualClock, open_another: OpenAnother
+    ) -> None:
+        other = await open_another()
+        for number in range(5):
+            await (storage, other)[number % 2].add_audit_entry(_entry(clock, str(number)))
+            clock.advance(1)
+        first, after = await storage.audit_log(limit=3)
+        second, end = await other.audit_log(after, 3)
+
+        assert [entry.subject for entry in first + second] == ["4", "3", "2", "1", "0"]
+        assert after
+        assert end == ""
+        clock.advance(timedelta(days=91).total_seconds())
+        assert await storage.purge_run_counts() == 5
+        assert await storage.audit_log() == ([], "")
+
+
+def _entry(clock: ManualClock, subject: str) -> AuditEntry:
+    return AuditEntry(
+        at=clock.now(), action="queues/pause", subject=subject, outcome="1 done", by="operator"
+    )
 
 
 _KINDS: tuple[dict[str, bool], ...] = (
