@@ -104,7 +104,10 @@ class EnqueueTask(ActionRequest, frozen=True, kw_only=True):
 
 
 class PutSchedule(ActionRequest, frozen=True, kw_only=True):
-    """A schedule to add or replace: a cron expression, or an interval in seconds or as `5m`."""
+    """A schedule to add or replace: a cron expression, or an interval in seconds or as `5m`.
+
+    `[redacted]` means the value that is stored.
+    """
 
     id: Id
     function: Text
@@ -279,11 +282,15 @@ async def put_schedule(state: AppState, request: PutSchedule) -> ActionResult:
         "queue": request.queue,
     }
     given: Any = {name: value for name, value in options.items() if value is not None}
+    before = await state.queue.schedules.get(request.id)
+    args, kwargs = request.args, request.kwargs
+    if before is not None:
+        args, kwargs = restored(args, before.task.args), restored(kwargs, before.task.kwargs)
     await state.queue.schedules.add(
         request.id,
         request.function,
-        args=tuple(request.args),
-        kwargs=request.kwargs,
+        args=tuple(args),
+        kwargs=kwargs,
         missed=request.missed,
         overlap=request.overlap,
         **given,

@@ -151,7 +151,7 @@ def percentile_chart(history: History, title: str, prefix: str) -> TimeChart:
         for name in names
         if (value := getattr(point.figures, name)) is not None
     ]
-    top = nice_ceiling(max(known, default=0))
+    top = nice_duration(max(known, default=0))
     return TimeChart(
         title=title,
         keys=tuple((name[-3:], name[-3:]) for name in reversed(names)),
@@ -190,7 +190,7 @@ def _axis(history: History) -> dict[str, Any]:
         )
         for version in history.versions
     )
-    return {"times": times, "marks": marks, "day_names": span > timedelta(days=1)}
+    return {"times": times, "marks": marks, "day_names": span > timedelta(days=2)}
 
 
 def _slots(history: History, text: Callable[[RunFigures], str]) -> tuple[Slot, ...]:
@@ -249,6 +249,18 @@ def nice_ceiling(value: float) -> float:
         return 1.0
     magnitude = 10.0 ** math.floor(math.log10(value))
     return next(step * magnitude for step in (1, 2, 2.5, 5, 10) if step * magnitude >= value)
+
+
+def nice_duration(seconds: float) -> float:
+    """The next larger duration for an axis: a round number of its unit.
+
+    >>> [nice_duration(value) for value in (0.3, 7, 70, 480, 5_000)]
+    [0.5, 10.0, 120, 600, 7200]
+    """
+    steps = [step * unit for unit in (60, 3_600, 86_400) for step in (1, 2, 4, 10, 20, 30)]
+    if seconds <= 30:
+        return nice_ceiling(seconds)
+    return next((step for step in sorted(steps) if step >= seconds), nice_ceiling(seconds))
 
 
 def bars_of(counts: Sequence[int]) -> Chart:

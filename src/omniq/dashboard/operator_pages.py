@@ -15,7 +15,7 @@ from omniq.dashboard.app_state import state_of
 from omniq.dashboard.rendering import page
 from omniq.models import Schedule
 from omniq.operations.limits import limits_of
-from omniq.to_json import plain
+from omniq.operations.redaction import without_secrets
 
 _TASK_VERBS: tuple[bulk_jobs.Verb, ...] = ("retry", "cancel", "run-now", "delete")
 _DEAD_VERBS: tuple[bulk_jobs.Verb, ...] = ("retry-dead", "delete-dead")
@@ -124,14 +124,16 @@ async def edit_schedule(request: Request) -> Response:
         if schedule is None:
             raise HTTPException(404, f"no schedule {schedule_id}")
         upcoming = tuple(await state.queue.schedules.upcoming(schedule_id, 5))
+    safe = None if schedule is None else without_secrets(schedule.task)
     return page(
         request,
         "schedule.html",
+        args=[] if safe is None else list(safe.args),
+        kwargs={} if safe is None else safe.kwargs,
         schedule=schedule,
         upcoming=upcoming,
         words=describe_cron(schedule.cron) if schedule is not None and schedule.cron else "",
         functions=await queries.known_functions(state),
-        plain=plain,
     )
 
 
