@@ -60,6 +60,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WORD = re.compile(r"\S+")
 _PREFIX = re.compile(r"[^{}\s]{1,100}")
+_VERSION = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 
 RetryPolicy = ExponentialBackoff | LinearBackoff | tuple[float, ...]
@@ -108,6 +109,9 @@ class Settings:
     A worker is stalled if its last heartbeat is older than `stalled_after`. A task is stuck if its run
     exceeds its timeout by `stuck_grace` or, without a timeout, lasts for `endless_after`.
 
+    `app_version` names the version of the application, such as a commit: its first start is a mark in the history
+    of runs. Without it, a digest of the modules with the tasks is used.
+
     Root opens only stores of root, unless `root_opens_any_store`: the owner of a file or folder
     chooses what its workers run.
     """
@@ -152,6 +156,7 @@ class Settings:
     stalled_after: float = 10.0
     stuck_grace: float = 10.0
     endless_after: float = 3_600.0
+    app_version: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict, init=False, compare=False)
     """Where each value came from: "default", "argument", the variable, or the file.
 
@@ -599,6 +604,7 @@ _RULES: dict[str, _Rule] = {
     "stalled_after": _Seconds(),
     "stuck_grace": _Seconds(zero=True),
     "endless_after": _Seconds(),
+    "app_version": _Text("expected a version or a commit, up to 64 letters", _VERSION),
 }
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from omniq.dashboard import bulk_jobs, queries
 from omniq.dashboard.app_state import AppState
+from omniq.dashboard.jobs import Verb
 from omniq.durations import seconds_in
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
 from omniq.models import TaskStatus, check_name
@@ -206,7 +207,7 @@ async def retry_edited(state: AppState, request: RetryEdited) -> ActionResult:
     return ActionResult(message="1 task retried")
 
 
-def bulk(verb: bulk_jobs.Verb) -> Callable[[AppState, Any], Awaitable[ActionResult]]:
+def bulk(verb: Verb) -> Callable[[AppState, Any], Awaitable[ActionResult]]:
     """The handler that begins a change of everything that matches."""
 
     async def handle(state: AppState, request: BulkDead | BulkTasks) -> ActionResult:
@@ -223,7 +224,7 @@ def bulk(verb: bulk_jobs.Verb) -> Callable[[AppState, Any], Awaitable[ActionResu
             query = queries.TasksQuery(**given)
             queries.search_of(state, query)
         subject = " ".join(f"{name}:{value}" for name, value in given.items())
-        job = state.jobs.start(verb, query, subject)
+        job = bulk_jobs.start(state, verb, query, subject)
         return ActionResult(message=f"Job {job.id} started", path=f"/jobs/{job.id}")
 
     return handle

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
 from omniq.dashboard.authentication import Access, Sessions
+from omniq.dashboard.jobs import Jobs
 from omniq.dashboard.sampler import Sampler
 from omniq.dashboard.search_connection import SearchConnection
 from omniq.dashboard.wrong_secrets import WrongSecrets
 from omniq.events import Dispatcher
 from omniq.queue.async_queue import AsyncTaskQueue
-
-if TYPE_CHECKING:
-    from omniq.dashboard.bulk_jobs import BulkJobs
 
 T = TypeVar("T")
 
@@ -36,19 +34,9 @@ class AppState:
         self.sessions = Sessions(access, self.clock)
         self.wrong_secrets = WrongSecrets(self.clock)
         self.sampler = Sampler(queue.storage)
-        self._jobs: BulkJobs | None = None
+        self.jobs = Jobs()
         self.searches = SearchConnection(queue.storage)
         self._cache: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
-
-    @property
-    def jobs(self) -> BulkJobs:
-        """The changes of everything that matches."""
-        if self._jobs is None:
-            # The module of the jobs reads with the queries of this state.
-            from omniq.dashboard.bulk_jobs import BulkJobs
-
-            self._jobs = BulkJobs(self)
-        return self._jobs
 
     async def cached(
         self, key: Hashable, read: Callable[[], Awaitable[T]], max_age: float = _MAX_AGE
@@ -74,8 +62,7 @@ class AppState:
 
     async def close(self) -> None:
         """End all streams and jobs, and close what the dashboard has opened."""
-        if self._jobs is not None:
-            await self._jobs.close()
+        await self.jobs.close()
         await self.sampler.close()
         await self.searches.close()
 

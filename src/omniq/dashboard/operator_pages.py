@@ -12,13 +12,14 @@ from starlette.routing import Route
 from omniq.cron import describe_cron
 from omniq.dashboard import bulk_jobs, queries
 from omniq.dashboard.app_state import state_of
+from omniq.dashboard.jobs import VERBS, Verb
 from omniq.dashboard.rendering import page
 from omniq.models import Schedule
 from omniq.operations.limits import limits_of
 from omniq.operations.redaction import without_secrets
 
-_TASK_VERBS: tuple[bulk_jobs.Verb, ...] = ("retry", "cancel", "run-now", "delete")
-_DEAD_VERBS: tuple[bulk_jobs.Verb, ...] = ("retry-dead", "delete-dead")
+_TASK_VERBS: tuple[Verb, ...] = ("retry", "cancel", "run-now", "delete")
+_DEAD_VERBS: tuple[Verb, ...] = ("retry-dead", "delete-dead")
 
 
 async def bulk_tasks(request: Request) -> Response:
@@ -45,7 +46,7 @@ async def bulk_dead(request: Request) -> Response:
 async def _bulk(
     request: Request,
     query: bulk_jobs.Query,
-    verbs: tuple[bulk_jobs.Verb, ...],
+    verbs: tuple[Verb, ...],
     path: str,
     fields: dict[str, Any],
 ) -> Response:
@@ -64,7 +65,7 @@ async def _bulk(
         buttons=[
             (
                 f"{prefix}/{verb.removesuffix('-dead')}",
-                bulk_jobs.VERBS[verb][0],
+                VERBS[verb][0],
                 verb.startswith("delete"),
             )
             for verb in verbs

@@ -320,7 +320,7 @@ class PoolRuntime:
             poll_interval=config.poll_interval,
             problems=self._problems,
         )
-        self._stats.count_in(maintenance.history)
+        self._stats.count_in(maintenance.history.for_modules(config.allow))
         self._running = running = self._make_running_tasks(
             parts, maintenance, functions, unknown, state
         )

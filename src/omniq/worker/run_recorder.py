@@ -8,12 +8,16 @@ a minute, none for a minute without runs.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from typing import Self
 
+from omniq._version import __version__
 from omniq.clock import Clock
-from omniq.models import Task
+from omniq.models import Task, Version
 from omniq.outcomes import Failed, Outcome, Retried, Succeeded
 from omniq.run_counts import MAX_LINES, OTHERS, FunctionCounts, PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
+from omniq.worker.code_version import code_version
 
 _MINUTE = 60
 _MEASURED = 1_000
@@ -47,6 +51,13 @@ class RunRecorder:
         self._minute = self._this_minute()
         self.lines: dict[tuple[str, str], Line] = {}
         self._held: deque[PeriodCounts] = deque(maxlen=_MAX_HELD)
+        self._modules: tuple[str, ...] = ()
+        self._has_noted_version = False
+
+    def for_modules(self, modules: Iterable[str] | None) -> Self:
+        """Also store with which version of these modules the worker has started."""
+        self._modules = tuple(modules or ())
+        return self
 
     def ran(self, task: Task, seconds: float, outcome: Outcome) -> None:
         """Count a run that has ended, and measure it."""
@@ -76,6 +87,7 @@ class RunRecorder:
 
     async def run(self, storage: BaseStorage) -> None:
         """Store the counts after the end of each minute, and merge those of all workers."""
+        await self._note_version(storage)
         await self._clock.sleep(self._until_next_minute())
         self.end_minute()
         # Jitter, so that not all workers write in the same second.
@@ -87,6 +99,14 @@ class RunRecorder:
         for _ in range(_PURGE_STEPS):
             if not await storage.purge_run_counts():
                 break
+
+    async def _note_version(self, storage: BaseStorage) -> None:
+        if self._has_noted_version:
+            return
+        code = storage.settings.app_version or code_version(self._modules)
+        now = storage.clock.now()
+        await storage.note_version(Version(code=code, omniq=__version__, started_at=now))
+        self._has_noted_version = True
 
     async def store_all(self, storage: BaseStorage) -> None:
         """Store everything, also the minute that has not ended: the worker stops."""
