@@ -25,6 +25,8 @@ from omniq.storage.backend import ANY, Changes, Document, DocumentChange, Docume
 KIND, VERSION, ENDED, AUDIT = "run_counts", "version", "ended_worker", "audit"
 """The kinds of the documents."""
 
+_KINDS = (KIND, VERSION, ENDED, AUDIT)
+
 MINUTE, HOUR = 60, 3_600
 
 _DAY = 86_400 * 1_000_000
@@ -68,9 +70,19 @@ def new_counts(owner: str, minutes: Sequence[PeriodCounts], now: int) -> list[Do
     ]
 
 
+async def may_merge(section: Section) -> bool:
+    """Whether there is a minute of a worker to merge. To ask is cheaper than to begin a step that writes."""
+    first = await section.find_documents(DocumentQuery(kind=KIND, prefix=_NEW, limit=1))
+    return bool(first) and first[0].key < _merged_until(section)
+
+
+def _merged_until(section: Section) -> str:
+    return _key(_NEW, section.now // 1_000_000 - MINUTE - _MERGE_AFTER)
+
+
 async def merge(section: Section) -> int:
     """Add some minutes of workers to those of the fleet; returns how many, 0 when there are no more."""
-    until = _key(_NEW, section.now // 1_000_000 - MINUTE - _MERGE_AFTER)
+    until = _merged_until(section)
     page = await section.find_documents(DocumentQuery(kind=KIND, prefix=_NEW, limit=_MERGED))
     ripe = [document for document in page if document.key < until]
     if not ripe:
@@ -119,9 +131,15 @@ def _stored(
     return merged[key]
 
 
+async def may_purge(section: Section) -> bool:
+    """Whether a document is kept no longer."""
+    queries = [DocumentQuery(kind=kind, due_by=section.now, limit=1) for kind in _KINDS]
+    return any([await section.find_documents(query) for query in queries])
+
+
 async def purge(section: Section) -> int:
     """Delete some documents that are kept no longer; returns how many, 0 when there are no more."""
-    for kind in (KIND, VERSION, ENDED, AUDIT):
+    for kind in _KINDS:
         query = DocumentQuery(kind=kind, due_by=section.now, limit=_PURGED)
         found = await section.find_documents(query)
         if found:

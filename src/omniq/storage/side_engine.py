@@ -661,15 +661,17 @@ class SideEngine:
         """Store the owner's counts of these minutes."""
         await section.write(Changes(documents=run_history.new_counts(owner, minutes, section.now)))
 
-    @atomic
-    async def merge_run_counts(self, section: Section) -> int:
+    async def merge_run_counts(self) -> int:
         """Add a page of minutes of owners to those of the fleet; returns how many."""
-        return await run_history.merge(section)
+        if not await self._read(run_history.may_merge):
+            return 0
+        return await self._transact(run_history.merge)
 
-    @atomic
-    async def purge_run_counts(self, section: Section) -> int:
+    async def purge_run_counts(self) -> int:
         """Delete a page of what is kept no longer; returns how many."""
-        return await run_history.purge(section)
+        if not await self._read(run_history.may_purge):
+            return 0
+        return await self._transact(run_history.purge)
 
     async def run_counts(
         self, since: int, until: int, *, hours: bool, only_totals: bool

@@ -28,6 +28,7 @@ _MAX_HELD = 60
 """Minutes that are held while the storage does not respond."""
 
 _LONGEST_JITTER = 3.0
+_PURGE_EVERY = 600
 _MERGE_STEPS, _PURGE_STEPS = 20, 4
 """Steps of each kind in one minute, at most: each is short, so that claims run in between."""
 
@@ -96,9 +97,10 @@ class RunRecorder:
         for _ in range(_MERGE_STEPS):
             if not await storage.merge_run_counts():
                 break
-        for _ in range(_PURGE_STEPS):
-            if not await storage.purge_run_counts():
-                break
+        if self._minute % _PURGE_EVERY == 0:
+            for _ in range(_PURGE_STEPS):
+                if not await storage.purge_run_counts():
+                    break
 
     async def _note_version(self, storage: BaseStorage) -> None:
         if self._has_noted_version:
