@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -86,6 +86,10 @@ class CommitThread:
         result: _T = await asyncio.wrap_future(call.future)
         return result
 
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine that uses the log in its event loop, beside the calls."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
     async def stop(self) -> None:
         """Answer the calls that wait, disconnect, and end the thread."""
         with self._lock:
@@ -104,9 +108,10 @@ class CommitThread:
                 failure = None
             except Exception as error:
                 failure = self._recover(error)
+            # Before the answers: a caller that waits next reads it.
+            self.next_due = self._replica.tables.next_due()
             for call in calls:
                 call.answer(failure)
-            self.next_due = self._replica.tables.next_due()
             if self._replica.needs_snapshot and self._saving is None:
                 self._saving = asyncio.create_task(self._save(*self._replica.snapshot()))
         if self._saving is not None:

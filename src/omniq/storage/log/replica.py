@@ -142,6 +142,7 @@ class Replica:
             if is_won:
                 self.tables.end()
                 self._reach_own(commit, len(data))
+                self._log.committed(commit)
             if is_won is not None:
                 return is_won
             await self._clock.sleep(pause)
