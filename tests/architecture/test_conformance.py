@@ -15,6 +15,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
 from omniq.storage.log import LogStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.nats import NatsStorage
 from omniq.storage.postgres import PostgresStorage
 from omniq.storage.redis import RedisStorage
 from omniq.storage.sqlite import SQLiteStorage
@@ -27,6 +28,7 @@ BACKENDS = {
     "postgres": PostgresStorage,
     "redis": RedisStorage,
     "log": LogStorage,
+    "nats": NatsStorage,
 }
 
 # Public methods beyond the contract, with the reason. No caller that enqueues or runs tasks needs them.
@@ -89,6 +91,9 @@ ONE_BACKEND = {
         "log": "the port of servers that can only append",
         "replica": "the state in the process, and how far it has followed the log",
         "undoable_tables": "a decision is undone when another process commits first",
+    },
+    "nats": {
+        "stream_log": "a log whose commits and snapshots are messages of two streams",
     },
     "redis": {
         "scripts": "composes the Lua scripts and runs them",

@@ -1,10 +1,10 @@
-"""`make test` runs a part of the contract on PostgreSQL, Redis and the log; `make deep` the rest."""
+"""`make test` runs a part of the contract on PostgreSQL, Redis, NATS and the log; `make deep` the rest."""
 
 from __future__ import annotations
 
 import pytest
 
-PARTIAL_SUITES = {"test_postgres_contract", "test_redis_contract", "test_log"}
+PARTIAL_SUITES = {"test_postgres_contract", "test_redis_contract", "test_nats_contract", "test_log"}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,7 +26,7 @@
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |
 | `wakeups` | wake-ups within one process |
 | `permissions` | refuses files and folders that other users may write to |
-| `memory`, `file`, `sqlite`, `postgres`, `redis`, `log` | the backends, a package each |
+| `memory`, `file`, `sqlite`, `postgres`, `redis`, `nats`, `log` | the backends, a package each |
 """
 
 from omniq.storage.base import BaseStorage

