@@ -25,8 +25,10 @@ _NOTIFIED_PAUSE = 1.0
 class Streams(Connection):
     """The commit thread on the streams of a store, for all backends of a storage object."""
 
-    def __init__(self, address: Address, clock: Clock, wakeups: LocalWakeups) -> None:
-        super().__init__(self._connect_log, clock)
+    def __init__(
+        self, address: Address, clock: Clock, wakeups: LocalWakeups, snapshot_bytes: int
+    ) -> None:
+        super().__init__(self._connect_log, clock, snapshot_bytes)
         self._address = address
         self._wakeups = wakeups
         self.clock = clock

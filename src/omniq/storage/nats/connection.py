@@ -124,6 +124,9 @@ class _Session:
             future.set_result(message)
 
     async def _on_error(self, error: Exception) -> None:
+        if not self.inbox:
+            # The driver would try this server again and again.
+            raise error
         if "permissions violation" in str(error).lower():
             # The server answers no such request: those that wait would wait in vain.
             self._fail(

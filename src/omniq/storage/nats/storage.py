@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from omniq.storage.base import BaseStorage, StorageOptions
+from omniq.storage.log.replica import SNAPSHOT_BYTES
 from omniq.storage.nats.address import parse
 from omniq.storage.nats.backend import NatsBackend, Streams
 from omniq.storage.store_clock import clock_of_store
@@ -15,9 +16,16 @@ class NatsStorage(BaseStorage):
 
     _backend: NatsBackend
 
-    def __init__(self, url: str, **options: Unpack[StorageOptions]) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        **options: Unpack[StorageOptions],
+    ) -> None:
         super().__init__(**options)
-        streams = Streams(parse(url), clock_of_store(self._clock), self._local_wakeups)
+        clock = clock_of_store(self._clock)
+        streams = Streams(parse(url), clock, self._local_wakeups, snapshot_bytes)
         self._use(NatsBackend(streams, self._local_wakeups))
 
     async def server_report(self) -> list[tuple[str, str, str]]:
