@@ -44,11 +44,15 @@ class Connection:
                 replica = Replica(log, self._clock.new_id(), self._clock, self._snapshot_bytes)
                 thread = self._thread = CommitThread(log, replica)
         try:
-            await thread.call(_do_nothing, writes=False)
+            await self._begin(thread)
         except BaseException:
             await self.close()
             raise
         return thread
+
+    async def _begin(self, thread: CommitThread) -> None:
+        """Have the thread load the log."""
+        await thread.call(_do_nothing, writes=False)
 
     async def close(self) -> None:
         """Stop the thread, if no other backend uses it."""
@@ -57,6 +61,9 @@ class Connection:
             if self._users or self._thread is None:
                 return
             thread, self._thread = self._thread, None
+        await self._end(thread)
+
+    async def _end(self, thread: CommitThread) -> None:
         await thread.stop()
 
 
@@ -84,7 +91,11 @@ class LogBackend(Backend):
         if self._thread is None:
             self._thread = await self._connection.open()
             try:
-                await self._call(_check_reader, writes=False)
+                record = await self.transact(
+                    lambda section: section.document(STORE, STORE), writes=False
+                )
+                # Refuse a store that needs a newer omniq.
+                check_reader(None if record is None else decode_record(record.data))
             except BaseException:
                 await self.close()
                 raise
@@ -145,18 +156,17 @@ class LogBackend(Backend):
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
         return await self._call(lambda tables, now: tables.pause_worker(owner, now, paused=paused))
 
+    @property
+    def _next_due(self) -> int | None:
+        """When a delayed task becomes visible, as far as is known here."""
+        return None if self._thread is None else self._thread.next_due
+
     async def wait_for_work(self, timeout: float) -> None:
         with self._wakeups.listen_for_work() as notified:
-            next_due = None if self._thread is None else self._thread.next_due
+            next_due = self._next_due
             if next_due is not None:
                 timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
             await self._clock.wait(notified, timeout)
-
-
-def _check_reader(tables: Tables, now: int) -> None:
-    """Refuse a store that needs a newer omniq."""
-    record = tables.document(STORE, STORE)
-    check_reader(None if record is None else decode_record(record.data))
 
 
 def _do_nothing(tables: Tables, now: int) -> None:

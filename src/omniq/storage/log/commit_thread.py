@@ -88,7 +88,19 @@ class CommitThread:
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine that uses the log in its event loop, beside the calls."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        with self._lock:
+            if self._is_stopping:
+                work.close()
+                raise StorageClosed("the storage was closed")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            this_task = asyncio.current_task()
+            if this_task is not None and this_task.cancelling():
+                raise
+            # Not this task was cancelled, but the thread has ended.
+            raise StorageClosed("the storage was closed during the call") from None
 
     async def stop(self) -> None:
         """Answer the calls that wait, disconnect, and end the thread."""
