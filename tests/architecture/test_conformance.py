@@ -93,6 +93,8 @@ ONE_BACKEND = {
         "undoable_tables": "a decision is undone when another process commits first",
     },
     "nats": {
+        "calls": "each call of the port as a value that travels to the host",
+        "host": "one process runs the calls of all others",
         "stream_log": "a log whose commits and snapshots are messages of two streams",
     },
     "redis": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 from nats import errors as driver
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from omniq._backoff import backoff
 from omniq.clock import SYSTEM_CLOCK
@@ -95,7 +96,9 @@ class _Session:
         self.client = Client()
         self.inbox = ""
         self.replies: dict[str, asyncio.Future[Msg]] = {}
+        self.pieces: dict[str, bytes] = {}
         self.queues: set[asyncio.Queue[Msg | None]] = set()
+        self.subscriptions: dict[str, Subscription] = {}
         self.problem = "the connection was closed"
 
     @property
@@ -119,7 +122,11 @@ class _Session:
         await self.client.subscribe(f"{self.inbox}.*", cb=self._on_reply)
 
     async def _on_reply(self, message: Msg) -> None:
-        future = self.replies.pop(message.subject.rpartition(".")[2], None)
+        token = message.subject.rpartition(".")[2]
+        if token in self.pieces and message.data[:1] == b"\x01":
+            self.pieces[token] += message.data[1:]
+            return
+        future = self.replies.pop(token, None)
         if future is not None and not future.done():
             future.set_result(message)
 
@@ -197,9 +204,45 @@ class ServerConnection:
             raise self._error(Unanswered, str(error) or type(error).__name__) from error
         finally:
             session.replies.pop(token, None)
+        self._check_status(message)
+        return bytes(message.data)
+
+    def _check_status(self, message: Msg) -> None:
         if message.headers and message.headers.get("Status") == "503":
             raise self._error(NoResponders, "nobody answers")
-        return bytes(message.data)
+
+    async def exchange(self, subject: str, data: bytes) -> bytes:
+        """The reply to data that may be larger than a message, from a process that uses `answer`."""
+        session = await self.connect()
+        token = str(next(self._numbers))
+        reply = session.replies[token] = asyncio.get_running_loop().create_future()
+        session.pieces[token] = b""
+        try:
+            await self._send(session, subject, data, f"{session.inbox}.{token}")
+            message = await reply
+            self._check_status(message)
+            return session.pieces[token] + bytes(message.data[1:])
+        except (driver.Error, OSError) as error:
+            raise self._error(Unanswered, str(error) or type(error).__name__) from error
+        finally:
+            session.replies.pop(token, None)
+            del session.pieces[token]
+
+    async def answer(self, subject: str, data: bytes) -> None:
+        """Answer a request of `exchange`; the answer is lost when there is no connection."""
+        session = self._session
+        if session is not None and session.is_open:
+            with suppress(driver.Error, OSError):
+                await self._send(session, subject, data)
+
+    async def _send(self, session: _Session, subject: str, data: bytes, reply: str = "") -> None:
+        """Send data in pieces: the first byte of each says whether more follow."""
+        size = session.client.max_payload - 1
+        for begin in range(0, len(data) - size, size):
+            piece = b"\x01" + data[begin : begin + size]
+            await session.client.publish(subject, piece, reply)
+        last = (len(data) - 1) // size * size
+        await session.client.publish(subject, b"\x00" + data[last:], reply)
 
     async def api(self, verb: str, kind: type[_T], **arguments: Any) -> _T:
         """The reply to a request of JetStream's API."""
@@ -296,7 +339,7 @@ class ServerConnection:
 
     def publish(self, subject: str, data: bytes) -> None:
         """Send a message soon; it is lost when there is no connection."""
-        self._start(self._publish(subject, data))
+        self.start(self._publish(subject, data))
 
     async def _publish(self, subject: str, data: bytes) -> None:
         if self._session is not None and self._session.is_open:
@@ -307,16 +350,27 @@ class ServerConnection:
         """Receive the messages of a subject, on every connection that is made."""
         self._subscriptions[subject] = receive
         session = await self.connect()
-        await self._subscribe(session, subject, receive)
+        if subject not in session.subscriptions:
+            await self._subscribe(session, subject, receive)
         await session.client.flush()
 
     async def _subscribe(self, session: _Session, subject: str, receive: Receive) -> None:
         async def on_message(message: Msg) -> None:
             receive(message.data, message.reply)
 
-        await session.client.subscribe(subject, cb=on_message)
+        session.subscriptions[subject] = await session.client.subscribe(subject, cb=on_message)
 
-    def _start(self, work: Any) -> None:
+    async def unsubscribe(self, subject: str) -> None:
+        """Receive no more messages of a subject."""
+        self._subscriptions.pop(subject, None)
+        session = self._session
+        subscription = None if session is None else session.subscriptions.pop(subject, None)
+        if session is not None and session.is_open and subscription is not None:
+            with suppress(driver.Error, OSError):
+                await subscription.unsubscribe()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the work in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -368,7 +422,7 @@ class ServerConnection:
         async def on_end() -> None:
             session.end(self._error(Unanswered, session.problem))
             if self._subscriptions and not self._is_closed:
-                self._start(self._reconnect())
+                self.start(self._reconnect())
 
         options: dict[str, Any] = {"closed_cb": on_end, "name": self._name}
         if address.user:

@@ -4,7 +4,9 @@
                          oq.<store>.part        a piece of a commit that is larger than a message may be
     stream OQK_<store>   oq.<store>.snapshots   the newest snapshots
                          oq.<store>.chunk.*     the pieces of one of them
+                         oq.<store>.host        the process that runs the calls of all others
     not stored           oq.<store>.work, oq.<store>.ended    wake-ups
+                         oq.<store>.call.*, oq.<store>.hosts  calls to the host, and who it is
 
 The pieces of a commit are between the commit before it and the commit itself: if another commit comes
 between them, that one has won the race.
@@ -106,7 +108,7 @@ class StreamLog(Log):
         self._connection: ServerConnection | None = None
         self._log = f"OQ_{address.store}"
         self._keep = f"OQK_{address.store}"
-        self._subject = f"oq.{address.store}"
+        self.subject = f"oq.{address.store}"
         self._id = ""
         # The places of the newest commits, by their numbers.
         self._places: dict[int, Place] = {0: _START}
@@ -134,8 +136,8 @@ class StreamLog(Log):
             self._id = (await self._create()).id
             durability = await read_durability(self._address)
             self.capabilities = msgspec.structs.replace(CAPABILITIES, durability=durability)
-            await connection.subscribe(f"{self._subject}.work", self._on_work)
-            await connection.subscribe(f"{self._subject}.ended", self._on_ended)
+            await connection.subscribe(f"{self.subject}.work", self._on_work)
+            await connection.subscribe(f"{self.subject}.ended", self._on_ended)
         except BaseException:
             self._connection = None
             await connection.close()
@@ -152,8 +154,8 @@ class StreamLog(Log):
         """Create the streams, unless they exist; returns the log's."""
         found = []
         for name, subjects in (
-            (self._log, [f"{self._subject}.log", f"{self._subject}.part"]),
-            (self._keep, [f"{self._subject}.snapshots", f"{self._subject}.chunk.*"]),
+            (self._log, [f"{self.subject}.log", f"{self.subject}.part"]),
+            (self._keep, [f"{self.subject}.{name}" for name in ("snapshots", "chunk.*", "host")]),
         ):
             try:
                 info = await self._info(name)
@@ -198,6 +200,38 @@ class StreamLog(Log):
         streams = [await self._info(self._log), await self._info(self._keep)]
         return await report(self.connection, self._address, streams)
 
+    # The host
+
+    async def read_host(self) -> tuple[str, int]:
+        """The process that is the host, as far as is known, and the number of the message that says so."""
+        got = await self._last("host")
+        return (got.data.decode(), got.seq) if got is not None else ("", 0)
+
+    async def write_host(self, host: str, sequence: int) -> bool:
+        """Store who is the host; False if another process was first."""
+        try:
+            await self.connection.store(
+                f"{self.subject}.host", host.encode(), {_EXPECTED: str(sequence)}
+            )
+        except ApiError as error:
+            if error.kind != WRONG_SEQUENCE:
+                raise
+            return False
+        await self._purge(self._keep, filter=f"{self.subject}.host", keep=1)
+        return True
+
+    async def _last(self, name: str) -> _Stored | None:
+        """The last message of a subject, in the stream of snapshots."""
+        try:
+            got = await self.connection.api(
+                f"STREAM.MSG.GET.{self._keep}", _Got, last_by_subj=f"{self.subject}.{name}"
+            )
+        except ApiError as error:
+            if error.kind != NOT_FOUND:
+                raise
+            return None
+        return got.message
+
     # Commits
 
     async def append(self, number: int, data: bytes) -> bool:
@@ -210,10 +244,10 @@ class StreamLog(Log):
             pieces = [data[begin : begin + largest] for begin in range(0, len(data), largest)]
             body = self._clock.new_id().encode()
             for piece in pieces:
-                await self.connection.store(f"{self._subject}.part", piece, {_PARTS: body.decode()})
+                await self.connection.store(f"{self.subject}.part", piece, {_PARTS: body.decode()})
             headers[_PARTS] = str(len(pieces))
         try:
-            sequence = await self.connection.store(f"{self._subject}.log", body, headers)
+            sequence = await self.connection.store(f"{self.subject}.log", body, headers)
         except ApiError as error:
             if error.kind == WRONG_SEQUENCE:
                 return False
@@ -301,7 +335,7 @@ class StreamLog(Log):
             pieces = [
                 message.data
                 async for message in self.connection.messages(
-                    self._keep, 1, state.last_seq, f"{self._subject}.chunk.{snapshot.id}"
+                    self._keep, 1, state.last_seq, f"{self.subject}.chunk.{snapshot.id}"
                 )
             ]
             # A server that lost power may have lost the newest; the log behind the one before is there.
@@ -327,17 +361,17 @@ class StreamLog(Log):
         name = f"{number}-{self._clock.new_id()}"
         chunks = range(0, len(data), size)
         for begin in chunks:
-            await self.connection.store(f"{self._subject}.chunk.{name}", data[begin : begin + size])
+            await self.connection.store(f"{self.subject}.chunk.{name}", data[begin : begin + size])
         hit("nats.before_snapshot")
         manifest, sequence = await self._manifest()
         now = self.now()
         kept = _kept(manifest.snapshots, now)
         if kept and kept[-1].number >= number:
-            await self._purge(self._keep, filter=f"{self._subject}.chunk.{name}")
+            await self._purge(self._keep, filter=f"{self.subject}.chunk.{name}")
             return
         kept.append(Snapshot(number, place, name, len(chunks), now))
         await self.connection.store(
-            f"{self._subject}.snapshots",
+            f"{self.subject}.snapshots",
             msgspec.msgpack.encode(Manifest(log, kept)),
             {_EXPECTED: str(sequence)},
         )
@@ -349,9 +383,9 @@ class StreamLog(Log):
         if len(kept) > 1 or now - kept[0].saved_at > _SAFE_AFTER:
             # All messages below; the commit itself stays, so that the subject has a last one.
             await self._purge(self._log, seq=kept[0].place.sequence)
-        await self._purge(self._keep, filter=f"{self._subject}.snapshots", keep=2)
+        await self._purge(self._keep, filter=f"{self.subject}.snapshots", keep=2)
         used = {snapshot.id for snapshot in kept}
-        chunks = f"{self._subject}.chunk."
+        chunks = f"{self.subject}.chunk."
         state = (await self._info(self._keep, subjects_filter=f"{chunks}*")).state
         for subject in state.subjects:
             name = subject.removeprefix(chunks)
@@ -360,17 +394,12 @@ class StreamLog(Log):
 
     async def _manifest(self) -> tuple[Manifest, int]:
         """The snapshots of this log, and the sequence number of the message that names them."""
-        try:
-            got = await self.connection.api(
-                f"STREAM.MSG.GET.{self._keep}", _Got, last_by_subj=f"{self._subject}.snapshots"
-            )
-        except ApiError as error:
-            if error.kind != NOT_FOUND:
-                raise
+        got = await self._last("snapshots")
+        if got is None:
             return Manifest(), 0
-        manifest = _decode_manifest(got.message.data)
+        manifest = _decode_manifest(got.data)
         # Those of a log that was deleted are of no use.
-        return manifest if manifest.log == self._id else Manifest(), got.message.seq
+        return manifest if manifest.log == self._id else Manifest(), got.seq
 
     async def _purge(self, stream: str, **arguments: Any) -> None:
         await self.connection.api(f"STREAM.PURGE.{stream}", dict[str, Any], **arguments)
@@ -380,11 +409,13 @@ class StreamLog(Log):
     def committed(self, commit: Commit) -> None:
         effects = commit.effects
         if any(row.owner is None for row in effects.rows):
-            self.connection.publish(f"{self._subject}.work", b"")
+            self._wakeups.notify_work()
+            self.connection.publish(f"{self.subject}.work", b"")
         ended = [each.row.id for each in effects.finished] + [each.row.id for each in effects.dead]
+        self._wakeups.notify_results(ended)
         for begin in range(0, len(ended), _IDS):
             ids = msgspec.msgpack.encode(ended[begin : begin + _IDS])
-            self.connection.publish(f"{self._subject}.ended", ids)
+            self.connection.publish(f"{self.subject}.ended", ids)
 
     def _on_work(self, data: bytes, reply: str) -> None:
         self._wakeups.notify_work()
