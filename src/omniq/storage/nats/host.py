@@ -35,6 +35,12 @@ _FIRST_LOOK = 0.1
 _TRY_SECONDS = 15.0
 """How long a call tries to find a host that answers."""
 
+_WATCH_SECONDS = 1.0
+"""Seconds between two looks of a process that only hosts, while it does not."""
+
+_ONLY = "only-"
+"""The names of processes that only host begin so: no other process takes the store from them."""
+
 _KEPT_BYTES = 32 << 20
 """Bytes of answers that a host keeps for repeated calls, at most."""
 
@@ -51,7 +57,7 @@ class Host:
         self._log = log
         self._mode = mode
         self._run_call = run_call
-        self._own = SYSTEM_CLOCK.new_id()
+        self._own = (_ONLY if mode == "only" else "") + SYSTEM_CLOCK.new_id()
         self._known = ""
         self._electing = asyncio.Lock()
         self._answers: dict[str, asyncio.Task[bytes]] = {}
@@ -62,9 +68,26 @@ class Host:
         """Look for the host; without one, or as one that does nothing else, become it."""
         await self._log.connection.subscribe(f"{self._log.subject}.hosts", self._on_another)
         if self._mode == "only":
-            await self._become((await self._log.read_host())[1])
+            await self._take_over()
+            self._log.connection.start(self._watch())
         else:
             await self._find("")
+
+    async def _take_over(self) -> None:
+        """Be the host, unless another process that only hosts is."""
+        host, sequence = await self._log.read_host()
+        if host.startswith(_ONLY) and host != self._own and await self._answers_as(host):
+            self._known = host
+        else:
+            await self._become(sequence)
+
+    async def _watch(self) -> None:
+        while True:
+            await SYSTEM_CLOCK.sleep(_WATCH_SECONDS)
+            # In an outage the next look finds the host.
+            with suppress(StorageError):
+                if not self.is_here:
+                    await self._take_over()
 
     # Calling
 
