@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from omniq.errors import StorageError
+from omniq.models import TaskStatus
+from omniq.serialization import encode_internal
 from omniq.storage.nats import NatsStorage, calls, host
 from omniq.testing.builders import a_result, a_task, some_tasks
 
@@ -157,7 +159,7 @@ async def test_claims_survive_the_end_of_the_host(nats_url):
             await storage.renew()
             await storage.mark_done("b", a_result(second))
 
-            assert (await storage.stats()).by_status["success"] == 2
+            assert (await storage.stats()).by_status[TaskStatus.SUCCESS] == 2
 
 
 # Repeated calls
@@ -168,8 +170,9 @@ async def test_a_repeated_call_gets_the_answer_of_the_first(nats_url):
         await two.enqueue(a_task("a"))
         streams = two._backend._streams
         thread = two._backend._thread
-        assert thread is not None and streams.host is not None
-        data = calls.encode_internal(calls.Fence(id="same", owner="somebody", retires=False))
+        assert thread is not None
+        assert streams.host is not None
+        data = encode_internal(calls.Fence(id="same", owner="somebody", retires=False))
         first = await thread.run(streams.host.call(data))
         second = await thread.run(streams.host.call(data))
 
@@ -181,8 +184,10 @@ async def test_a_repeated_call_gets_the_answer_of_the_first(nats_url):
 async def test_a_call_of_an_unknown_kind_is_refused(nats_url):
     async with NatsStorage(nats_url), NatsStorage(nats_url) as two:
         thread, streams = two._backend._thread, two._backend._streams
-        assert thread is not None and streams.host is not None
+        assert thread is not None
+        assert streams.host is not None
         answer = await thread.run(streams.host.call(b"\x92\xa4What\x01"))
 
+        assert answer is not None
         with pytest.raises(StorageError):
             calls.raise_error(calls.decode_reply(answer))
