@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omniq.testing.servers import PostgresServer, RedisServer, Server
+from omniq.testing.servers import NatsServer, PostgresServer, RedisServer, Server
 
-BACKENDS = ("file", "sqlite", "postgres", "redis")
+BACKENDS = ("file", "sqlite", "postgres", "redis", "nats")
 TRANSACTIONAL = ("sqlite", "postgres")
 """Backends with transactions in which a task can write together with its outcome."""
 
@@ -40,6 +40,6 @@ def open_store(backend: str, folder: Path) -> Iterator[Store]:
             yield Store(backend, f"sqlite:///{folder}/store.db?durability=os")
         case _:
             # Durable: acknowledged writes must survive a kill of the server.
-            kind = PostgresServer if backend == "postgres" else RedisServer
-            with kind(durable=True) as server:
+            kinds = {"postgres": PostgresServer, "redis": RedisServer, "nats": NatsServer}
+            with kinds[backend](durable=True) as server:
                 yield Store(backend, server.url, server)
