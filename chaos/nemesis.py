@@ -19,7 +19,7 @@ from chaos.processes import LEASE, MANY_CRASHES, POLL, Fork, ProcessFactory
 from chaos.stores import BACKENDS, TRANSACTIONAL, Store
 from chaos.verdict import Verdict
 
-_LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0}
+_LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0, "nats": 1.0}
 """Longest life of a victim in seconds: about as long to connect as to work."""
 
 _VICTIMS = 3
