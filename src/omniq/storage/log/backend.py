@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from omniq._futures import finish
 from omniq.clock import Clock
 from omniq.errors import LeaseLost, StorageClosed
 from omniq.models import WorkerInfo
@@ -82,6 +83,7 @@ class LogBackend(Backend):
         self._clock = clock
         self._wakeups = wakeups
         self._thread: CommitThread | None = None
+        self._next_due: int | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -110,9 +112,21 @@ class LogBackend(Backend):
         return LogBackend(self._connection, self._capabilities, self._clock, self._wakeups)
 
     async def _call(self, run: Run[_T], *, writes: bool = True) -> _T:
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             raise StorageClosed("the storage is not open")
-        return await self._thread.call(run, writes=writes)
+        result = await thread.call(run, writes=writes)
+        self._note_next_due(thread.next_due)
+        return result
+
+    def _note_next_due(self, due: int | None) -> None:
+        """Note when a delayed task becomes visible: a wait that has begun does not know it."""
+        if due != self._next_due:
+            self._next_due = due
+            self._wakeups.notify_next_due()
+
+    def _section(self, tables: Tables, now: int) -> TablesSection:
+        return TablesSection(tables, now)
 
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
@@ -120,7 +134,7 @@ class LogBackend(Backend):
         holder = None if claims_as is None else self.identity.holder(claims_as)
 
         def run(tables: Tables, now: int) -> _T:
-            section = TablesSection(tables, now)
+            section = self._section(tables, now)
             if holder is not None:
                 if not tables.has_lease(holder):
                     raise LeaseLost(holder.owner)
@@ -156,17 +170,18 @@ class LogBackend(Backend):
     async def pause_worker(self, owner: str, *, paused: bool) -> bool:
         return await self._call(lambda tables, now: tables.pause_worker(owner, now, paused=paused))
 
-    @property
-    def _next_due(self) -> int | None:
-        """When a delayed task becomes visible, as far as is known here."""
-        return None if self._thread is None else self._thread.next_due
-
     async def wait_for_work(self, timeout: float) -> None:
+        deadline = self._clock.monotonic() + timeout
         with self._wakeups.listen_for_work() as notified:
-            next_due = self._next_due
-            if next_due is not None:
-                timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
-            await self._clock.wait(notified, timeout)
+            while not notified.done():
+                with self._wakeups.listen_for_next_due() as changed:
+                    pause = deadline - self._clock.monotonic()
+                    if self._next_due is not None:
+                        due_in = (self._next_due - self._clock.micros()) / 1_000_000
+                        pause = min(pause, max(0.0, due_in))
+                    notified.add_done_callback(lambda _, changed=changed: finish(changed))  # type: ignore[misc]
+                    if not await self._clock.wait(changed, pause):
+                        return
 
 
 def _do_nothing(tables: Tables, now: int) -> None:

@@ -13,16 +13,17 @@ from omniq.clock import Clock
 from omniq.errors import QueueFull, StorageClosed
 from omniq.models import WorkerInfo
 from omniq.serialization import encode_internal
-from omniq.storage.backend import Changes, Counts, FastPath, FastReply, Lease, Work
+from omniq.storage.backend import Changes, Counts, FastReply, Lease, Work
 from omniq.storage.log.backend import Connection, LogBackend
 from omniq.storage.log.commit_thread import CommitThread
 from omniq.storage.nats import calls
 from omniq.storage.nats.address import Address
 from omniq.storage.nats.connection import StreamFull
 from omniq.storage.nats.host import Host
-from omniq.storage.nats.section import RemoteSection, write_call
+from omniq.storage.nats.section import HostSection, RemoteSection, write_call
 from omniq.storage.nats.stream_log import CAPABILITIES, StreamLog
 from omniq.storage.row_rules import Row
+from omniq.storage.tables import Tables, TablesSection
 from omniq.storage.types import Capabilities, Claim, Holder, LeaseReply
 from omniq.storage.wakeups import LocalWakeups
 
@@ -46,8 +47,6 @@ class Streams(Connection):
         self.clock = clock
         self.log: StreamLog | None = None
         self.host: Host | None = None
-        self.next_due: int | None = None
-        """When a delayed task becomes visible, as the host said last."""
 
     def _connect_log(self) -> StreamLog:
         self.log = StreamLog(self._address, self.clock, self._wakeups)
@@ -77,8 +76,8 @@ class Streams(Connection):
         """Whether this process runs the calls itself."""
         return self.host is not None and self.host.is_here
 
-    async def call(self, thread: CommitThread, call: calls.Call) -> Any:
-        """The value of a call, which the host runs."""
+    async def call(self, thread: CommitThread, call: calls.Call) -> tuple[Any, int | None]:
+        """The value of a call, which the host runs, and when a delayed task becomes visible."""
         call.id = f"{self._prefix}-{next(self._numbers)}"
         data = encode_internal(call)
         while not self.is_host:
@@ -87,9 +86,8 @@ class Streams(Connection):
             if answer is not None:
                 reply = calls.decode_reply(answer)
                 calls.raise_error(reply)
-                self.next_due = reply.next_due
-                return calls.value_decoder(type(call))(bytes(reply.value))
-        return await thread.call(call.run, writes=call.writes)
+                return calls.value_decoder(type(call))(bytes(reply.value)), reply.next_due
+        return await thread.call(call.run, writes=call.writes), thread.next_due
 
 
 class NatsBackend(LogBackend):
@@ -99,16 +97,12 @@ class NatsBackend(LogBackend):
         super().__init__(streams, CAPABILITIES, streams.clock, wakeups)
         self.store_clock = streams.clock
         self._streams = streams
+        self.fast_path = self
 
     @property
     def capabilities(self) -> Capabilities:
         log = self._streams.log
         return CAPABILITIES if log is None else log.capabilities
-
-    @property
-    def fast_path(self) -> FastPath | None:  # type: ignore[override]
-        """Calls to a host should be few; in the host the rules are as fast."""
-        return None if self._streams.is_host else self
 
     def sibling(self) -> NatsBackend:
         return NatsBackend(self._streams, self._wakeups)
@@ -116,9 +110,14 @@ class NatsBackend(LogBackend):
     async def _perform(self, call: calls.Call) -> Any:
         if self._thread is None:
             raise StorageClosed("the storage is not open")
-        return await self._streams.call(self._thread, call)
+        value, next_due = await self._streams.call(self._thread, call)
+        self._note_next_due(next_due)
+        return value
 
     # Sections
+
+    def _section(self, tables: Tables, now: int) -> TablesSection:
+        return HostSection(tables, now)
 
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
@@ -192,10 +191,6 @@ class NatsBackend(LogBackend):
         return bool(await self._perform(calls.PauseWorker(owner=owner, paused=paused)))
 
     # Waiting, and the server
-
-    @property
-    def _next_due(self) -> int | None:
-        return super()._next_due if self._streams.is_host else self._streams.next_due
 
     @asynccontextmanager
     async def watch_result(self, task_id: str) -> AsyncIterator[float]:

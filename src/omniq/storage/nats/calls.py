@@ -19,7 +19,7 @@ from omniq.errors import (
     StorageRefused,
 )
 from omniq.models import StoredLetter, WorkerInfo
-from omniq.serialization import encode_internal, internal_decoder
+from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
 from omniq.storage import row_rules
 from omniq.storage.backend import (
     ANY,
@@ -172,6 +172,28 @@ class SentDocument(msgspec.Struct, array_like=True, gc=False):
         return DocumentChange(self.kind, self.key, before, self.after, self.due, self.if_equal)
 
 
+CLAIM = "claim"
+"""The kind of the documents that say what an owner has claimed last: its key is the owner."""
+
+
+class LastClaim(msgspec.Struct, array_like=True, frozen=True):
+    """The last claim of an owner that has an id, for a repetition of a call whose answer was lost."""
+
+    id: str
+    tokens: dict[str, int]
+
+
+_decode_claim = lenient_decoder(LastClaim, None)
+
+
+def note_claim(tables: Tables, claim_id: str, rows: list[Row]) -> None:
+    """Store which rows their owner has claimed, if the claim has an id."""
+    if claim_id and rows:
+        owner = rows[0].owner or ""
+        data = encode_internal(LastClaim(claim_id, {row.id: row.token for row in rows}))
+        tables.set_document(CLAIM, owner, Document(CLAIM, owner, data))
+
+
 class SentEnd(msgspec.Struct, array_like=True, gc=False):
     """An `Ended`."""
 
@@ -187,6 +209,7 @@ class Write(Call):
     """
 
     holder: Holder | None
+    claim_id: str
     paused: list[str] | None
     digests: dict[str, bytes]
     inserted: list[Row]
@@ -233,6 +256,7 @@ class Write(Call):
             deleted_dead=self.deleted_dead,
         )
         tables.write(changes, now)
+        note_claim(tables, self.claim_id, changes.claimed)
         return taken
 
     def _has_moved(self, tables: Tables, now: int, task_id: str) -> bool:
@@ -265,10 +289,23 @@ class RecordAndClaim(Call):
             row = tables.rows.get(claim.witness.id)
             if row is not None and row.token < claim.witness.token:
                 return FastReply(is_behind=True)
+        repeated = self._repeated(tables, claim.claim_id)
+        if repeated:
+            return FastReply(rows=repeated)
         due = tables.documents[GATE].next_due()
         if due is not None and due <= now:
             return FastReply()
         return self._claim(tables, now, claim)
+
+    def _repeated(self, tables: Tables, claim_id: str) -> list[Row]:
+        """The rows that this owner has claimed by an earlier call with the same id, and still has."""
+        owner = self.holder.owner
+        document = tables.document(CLAIM, owner) if claim_id else None
+        last = None if document is None else _decode_claim(document.data)
+        if last is None or last.id != claim_id:
+            return []
+        held = tables.held.get(owner, {})
+        return [row for row in held.values() if last.tokens.get(row.id) == row.token]
 
     def _record(self, tables: Tables, now: int) -> frozenset[str]:
         """Write the outcomes; returns the ids of those whose rows have changed."""
@@ -314,6 +351,7 @@ class RecordAndClaim(Call):
             rows.append(row)
         if rows:
             tables.write(Changes(claimed=rows), now)
+            note_claim(tables, claim.claim_id, rows)
         return FastReply(rows=rows, is_partial=len(rows) < len(found))
 
 
@@ -396,7 +434,10 @@ class Fence(Call):
     replies = bool
 
     def run(self, tables: Tables, now: int) -> bool:
-        return tables.fence(self.owner, now, retires=self.retires)
+        is_fenced = tables.fence(self.owner, now, retires=self.retires)
+        if is_fenced and tables.document(CLAIM, self.owner) is not None:
+            tables.set_document(CLAIM, self.owner, None)
+        return is_fenced
 
 
 class PauseWorker(Call):

@@ -412,6 +412,9 @@ class ServerConnection:
             except Exception as error:
                 # Any: the driver raises what its parser and its keys raise.
                 failure = self._wrapped(error, server)
+            except BaseException:
+                await _abandon(session)
+                raise
             await _abandon(session)
         assert failure is not None
         raise failure

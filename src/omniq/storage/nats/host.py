@@ -32,6 +32,9 @@ _PATIENCE = 2.0
 _FIRST_LOOK = 0.1
 """Seconds after which a caller asks whether the host is there."""
 
+_REPEAT_SECONDS = 1.0
+"""Seconds after which a caller sends a call again to a host that is there."""
+
 _TRY_SECONDS = 15.0
 """How long a call tries to find a host that answers."""
 
@@ -119,15 +122,18 @@ class Host:
     async def _ask(self, host: str, data: bytes) -> bytes:
         """The answer of that host. `Unanswered` or `NoResponders` if it is not there."""
         subject = self._subject(host)
-        asked = asyncio.ensure_future(self._log.connection.exchange(subject, data))
-        try:
-            pause = _FIRST_LOOK
-            while not (await asyncio.wait([asked], timeout=pause))[0]:
-                await self._log.connection.request(subject, seconds=_PATIENCE)
-                pause = _PATIENCE
-            return asked.result()
-        finally:
-            asked.cancel()
+        while True:
+            asked = asyncio.ensure_future(self._log.connection.exchange(subject, data))
+            try:
+                done, _ = await asyncio.wait([asked], timeout=_FIRST_LOOK)
+                if not done:
+                    await self._log.connection.request(subject, seconds=_PATIENCE)
+                    done, _ = await asyncio.wait([asked], timeout=_REPEAT_SECONDS)
+                if done:
+                    return asked.result()
+            finally:
+                asked.cancel()
+            # The host is there, and its answer may be lost: it gives it again.
 
     # Finding
 

@@ -18,6 +18,7 @@ from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.nats import calls
 from omniq.storage.nats.calls import Call, ReadRecord
 from omniq.storage.row_rules import Row
+from omniq.storage.tables import TablesSection
 from omniq.storage.types import Claim, Holder
 
 
@@ -27,6 +28,15 @@ class Perform(Protocol):
     def __call__(self, call: Call) -> Awaitable[Any]:
         """The value that the host answers."""
         ...
+
+
+class HostSection(TablesSection):
+    """A section of the host itself: it notes what is claimed, in case the call is repeated."""
+
+    async def write(self, changes: Changes) -> frozenset[str]:
+        taken = await super().write(changes)
+        calls.note_claim(self._tables, self.claim_id, changes.claimed)
+        return taken
 
 
 class RemoteSection(Section):
@@ -96,6 +106,7 @@ class RemoteSection(Section):
         return write_call(
             changes,
             holder=self._holder,
+            claim_id=self.claim_id,
             paused=self._paused if changes.claimed else None,
             digests=self._digests,
         )
@@ -105,12 +116,14 @@ def write_call(
     changes: Changes,
     *,
     holder: Holder | None = None,
+    claim_id: str = "",
     paused: list[str] | None = None,
     digests: dict[str, bytes] | None = None,
 ) -> calls.Write:
     """The changes as a call."""
     return calls.Write(
         holder=holder,
+        claim_id=claim_id,
         paused=paused,
         digests=digests or {},
         inserted=list(changes.inserted),

@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from omniq.clock import Clock, to_micros
-from omniq.failpoints import hit
 from omniq.storage.log.encoding import Commit
 from omniq.storage.log.log import Log, Trimmed
 from omniq.storage.nats.address import Address
@@ -362,7 +361,6 @@ class StreamLog(Log):
         chunks = range(0, len(data), size)
         for begin in chunks:
             await self.connection.store(f"{self.subject}.chunk.{name}", data[begin : begin + size])
-        hit("nats.before_snapshot")
         manifest, sequence = await self._manifest()
         now = self.now()
         kept = _kept(manifest.snapshots, now)
@@ -375,7 +373,6 @@ class StreamLog(Log):
             msgspec.msgpack.encode(Manifest(log, kept)),
             {_EXPECTED: str(sequence)},
         )
-        hit("nats.before_trim")
         await self._trim(kept, now)
 
     async def _trim(self, kept: list[Snapshot], now: int) -> None:
