@@ -9,7 +9,7 @@ import pytest
 
 SHARED = [
     name
-    for name in ("sqlite", "file", "postgres", "redis")
+    for name in ("sqlite", "file", "postgres", "redis", "nats")
     if importlib.util.find_spec(f"omniq.storage.{name}") is not None
 ]
 

@@ -16,6 +16,7 @@ def make(url, clock, max_pending=None, **options):
     return open_storage(url + bound, clock=clock, **options)
 
 
+@pytest.mark.deep
 class TestNats(RateWakeupTests, StorageContract):
     """The first storage of a test is the host, the others call it."""
 

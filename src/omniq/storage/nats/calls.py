@@ -283,15 +283,13 @@ class RecordAndClaim(Call):
             _check_lease(tables, self.holder)
         missed = self._record(tables, now)
         claim = self.claim
-        if missed or claim is None:
-            return FastReply(missed)
+        repeated = [] if claim is None else self._repeated(tables, claim.claim_id)
+        if missed or repeated or claim is None:
+            return FastReply(missed, repeated or None)
         if claim.witness is not None:
             row = tables.rows.get(claim.witness.id)
             if row is not None and row.token < claim.witness.token:
                 return FastReply(is_behind=True)
-        repeated = self._repeated(tables, claim.claim_id)
-        if repeated:
-            return FastReply(rows=repeated)
         due = tables.documents[GATE].next_due()
         if due is not None and due <= now:
             return FastReply()
