@@ -19,7 +19,14 @@ from chaos.processes import LEASE, MANY_CRASHES, POLL, Fork, ProcessFactory
 from chaos.stores import BACKENDS, TRANSACTIONAL, Store
 from chaos.verdict import Verdict
 
-_LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0, "nats": 1.0}
+_LONGEST_LIFE = {
+    "file": 0.5,
+    "sqlite": 0.5,
+    "redis": 0.7,
+    "postgres": 1.0,
+    "nats": 1.0,
+    "s3": 1.5,
+}
 """Longest life of a victim in seconds: about as long to connect as to work."""
 
 _VICTIMS = 3
@@ -48,7 +55,7 @@ def failpoints_of(backend: str) -> tuple[str, ...]:
     named = re.compile(r'\bhit\("([a-z_.]+)"\)')
     names = {name for path in SOURCES.rglob("*.py") for name in named.findall(path.read_text())}
     others = {*BACKENDS, "log"} - {backend}
-    if backend == "nats":
+    if backend in ("nats", "s3"):
         others.remove("log")
     if backend not in TRANSACTIONAL:
         others.add("transaction")
@@ -81,7 +88,7 @@ class Run:
             at_least["restart"] = plan.restarts
         return Promises(
             max_crashes=MANY_CRASHES,
-            recovery=LEASE + POLL + plan.slack,
+            recovery=LEASE + self._store.lease_margin + POLL + plan.slack,
             drain=DRAIN_SECONDS,
             at_least=at_least,
             failpoints=failpoints_of(self._store.backend) if plan.point_kills else (),

