@@ -96,6 +96,8 @@ ONE_BACKEND = {
         "undoable_tables": "a decision is undone when another process commits first",
     },
     "nats": {
+        "api_errors": "the error codes of JetStream, and what to do about them",
+        "replies": "what the host answers to a call",
         "calls": "each call of the port as a value that travels to the host",
         "host": "one process runs the calls of all others",
         "stream_log": "a log whose commits and snapshots are messages of two streams",

@@ -16,6 +16,7 @@ from omniq.errors import StorageError
 from omniq.models import TaskStatus
 from omniq.serialization import encode_internal
 from omniq.storage.nats import NatsStorage, calls, host
+from omniq.storage.nats.replies import decode_reply, raise_error
 from omniq.testing.builders import a_result, a_task, some_tasks
 
 
@@ -190,4 +191,4 @@ async def test_a_call_of_an_unknown_kind_is_refused(nats_url):
 
         assert answer is not None
         with pytest.raises(StorageError):
-            calls.raise_error(calls.decode_reply(answer))
+            raise_error(decode_reply(answer))

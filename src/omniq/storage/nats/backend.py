@@ -18,8 +18,9 @@ from omniq.storage.log.backend import Connection, LogBackend
 from omniq.storage.log.commit_thread import CommitThread
 from omniq.storage.nats import calls
 from omniq.storage.nats.address import Address
-from omniq.storage.nats.connection import StreamFull
+from omniq.storage.nats.api_errors import StreamFull
 from omniq.storage.nats.host import Host
+from omniq.storage.nats.replies import decode_reply, raise_error
 from omniq.storage.nats.section import HostSection, RemoteSection, write_call
 from omniq.storage.nats.stream_log import CAPABILITIES, StreamLog
 from omniq.storage.row_rules import Row
@@ -84,8 +85,8 @@ class Streams(Connection):
             assert self.host is not None
             answer = await thread.run(self.host.call(data))
             if answer is not None:
-                reply = calls.decode_reply(answer)
-                calls.raise_error(reply)
+                reply = decode_reply(answer)
+                raise_error(reply)
                 return calls.value_decoder(type(call))(bytes(reply.value)), reply.next_due
         return await thread.call(call.run, writes=call.writes), thread.next_due
 

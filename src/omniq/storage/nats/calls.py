@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union
 
 import msgspec
 
-from omniq.errors import (
-    InvalidValue,
-    LeaseLost,
-    OmniqError,
-    QueueFull,
-    StorageCorrupt,
-    StorageError,
-    StorageRefused,
-)
+from omniq.errors import LeaseLost
 from omniq.models import StoredLetter, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder, lenient_decoder
 from omniq.storage import row_rules
@@ -41,7 +33,6 @@ from omniq.storage.backend import (
 from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
-from omniq.storage.nats.connection import StreamFull
 from omniq.storage.row_rules import FinishedRow, Row
 from omniq.storage.tables import Tables, TablesSection
 from omniq.storage.types import Claim, Holder, LeaseReply
@@ -450,83 +441,6 @@ class PauseWorker(Call):
         return tables.pause_worker(self.owner, now, paused=self.paused)
 
 
-AnyCall = (
-    Begin
-    | Load
-    | Held
-    | Candidates
-    | Parked
-    | Documents
-    | FindDocuments
-    | Write
-    | RecordAndClaim
-    | Page
-    | Count
-    | Leases
-    | Renew
-    | Fence
-    | PauseWorker
-)
-
-
-class Reply(msgspec.Struct, array_like=True):
-    """What the host answers: a value, or an error by its kind. `next_due`: when a task becomes visible."""
-
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")
-    next_due: int | None = None
-    error: str = ""
-    text: str = ""
-    number: int = 0
-
-
-decode_call: Callable[[bytes], Call] = internal_decoder(AnyCall)  # type: ignore[arg-type]
-decode_reply = internal_decoder(Reply)
-
-
-@cache
-def value_decoder(kind: type[Call]) -> Any:
-    """A decoder of the values that the host answers to calls of that kind."""
-    return internal_decoder(kind.replies)
-
-
-_KINDS: dict[str, type[OmniqError]] = {
-    kind.__name__: kind
-    for kind in (StreamFull, StorageRefused, StorageCorrupt, InvalidValue, StorageError)
-}
-"""The errors of a call that have nothing but a text."""
-
-
-def error_reply(error: Exception) -> Reply:
-    """The reply for a call that raised an error."""
-    match error:
-        case Moved():
-            return Reply(error="moved")
-        case QueueFull():
-            return Reply(error="full", number=error.max_pending)
-        case LeaseLost():
-            return Reply(error="lost", text=error.owner)
-        case OmniqError():
-            kinds = [name for name, kind in _KINDS.items() if isinstance(error, kind)]
-            return Reply(error=(kinds or ["StorageError"])[0], text=str(error))
-        case _:
-            return Reply(error="StorageError", text=f"the host of the store: {error!r}")
-
-
-def raise_error(reply: Reply) -> None:
-    """Raise the error of a reply, if it has one."""
-    match reply.error:
-        case "":
-            return
-        case "moved":
-            raise Moved
-        case "full":
-            raise QueueFull(reply.number)
-        case "lost":
-            raise LeaseLost(reply.text)
-        case kind:
-            raise _KINDS.get(kind, StorageError)(reply.text)
-
-
 def _check_lease(tables: Tables, holder: Holder) -> None:
     if not tables.has_lease(holder):
         raise LeaseLost(holder.owner)
@@ -556,3 +470,13 @@ def _read(tables: Tables, now: int, ids: list[str]) -> list[ReadRecord]:
 
 def _digest(record: Record | None) -> bytes:
     return b"" if record is None else blake2b(encode_internal(record), digest_size=8).digest()
+
+
+AnyCall = Union[tuple(Call.__subclasses__())]  # type: ignore[valid-type]  # noqa: UP007 -- of a list
+decode_call: Callable[[bytes], Call] = internal_decoder(AnyCall)  # type: ignore[arg-type]
+
+
+@cache
+def value_decoder(kind: type[Call]) -> Any:
+    """A decoder of the values that the host answers to calls of that kind."""
+    return internal_decoder(kind.replies)

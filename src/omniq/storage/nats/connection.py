@@ -24,6 +24,15 @@ from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import SettingsError, StorageClosed, StorageError, StorageRefused
 from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.nats.address import Address
+from omniq.storage.nats.api_errors import (
+    CODES,
+    FULL,
+    REFUSALS,
+    ApiError,
+    NoResponders,
+    StreamFull,
+    Unanswered,
+)
 
 _T = TypeVar("_T")
 
@@ -32,48 +41,6 @@ _REPLY_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _BATCH, _BATCH_BYTES = 256, 16 << 20
 _NANOSECONDS = 1_000_000_000
-
-NOT_FOUND, WRONG_SEQUENCE, FULL = "not found", "wrong sequence", "full"
-_CODES = {
-    10037: NOT_FOUND,
-    10059: NOT_FOUND,
-    10071: WRONG_SEQUENCE,
-    10164: WRONG_SEQUENCE,
-    10047: FULL,
-    10077: FULL,
-    10023: FULL,
-    10122: FULL,
-}
-"""What the error codes of JetStream mean here."""
-
-_REFUSED = {
-    10039: "enable JetStream for this account",
-    10076: "enable JetStream: start the server with -js",
-    10058: "another program uses a stream of this name: name another store in the URL",
-    10065: "another stream has the subjects of this store: name another store in the URL",
-    10074: "replicas= is for clusters: remove it, or name the servers of a cluster",
-    10005: "the cluster has fewer servers than replicas= asks for",
-    10113: "the account requires a limit of bytes for each stream: make the streams first",
-}
-"""Error codes that a repetition does not change, and what to do."""
-
-
-class ApiError(StorageError):
-    """JetStream refused a request; `kind` is one of those in `_CODES`, or empty."""
-
-    kind = ""
-
-
-class StreamFull(StorageRefused):
-    """A limit of the account or of the stream is reached; nothing was stored."""
-
-
-class NoResponders(StorageError):
-    """Nobody listens on the subject; the request was not delivered."""
-
-
-class Unanswered(StorageError):
-    """The request may have been delivered or not."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -261,10 +228,10 @@ class ServerConnection:
         except msgspec.MsgspecError as error:
             raise self._error(StorageError, f"a reply of an unexpected shape: {error}") from error
         text = f"{failure.description} ({failure.err_code})"
-        if failure.err_code in _REFUSED:
-            raise self._error(StorageRefused, f"{text}; {_REFUSED[failure.err_code]}")
+        if failure.err_code in REFUSALS:
+            raise self._error(StorageRefused, f"{text}; {REFUSALS[failure.err_code]}")
         refusal = self._error(ApiError, text)
-        refusal.kind = _CODES.get(failure.err_code, "")
+        refusal.kind = CODES.get(failure.err_code, "")
         if refusal.kind == FULL:
             raise self._error(
                 StreamFull, f"{text}; raise the limits of the account or the stream, or purge tasks"

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.errors import StorageError
+from omniq.errors import OmniqError, StorageError
 from omniq.failpoints import hit
 from omniq.serialization import encode_internal
-from omniq.storage.nats.calls import Call, Reply, decode_call, error_reply
-from omniq.storage.nats.connection import ApiError, NoResponders, Unanswered
+from omniq.storage.nats.api_errors import ApiError, NoResponders, Unanswered
+from omniq.storage.nats.calls import Call, decode_call
+from omniq.storage.nats.replies import Reply, error_reply
 from omniq.storage.nats.stream_log import StreamLog
 
 _PATIENCE = 2.0
@@ -198,8 +199,11 @@ class Host:
     async def _serve(self, data: bytes, reply: str) -> None:
         try:
             call: Call = decode_call(data)
-        except Exception as error:
-            await self._log.connection.answer(reply, encode_internal(error_reply(error)))
+        except OmniqError as error:
+            unknown = StorageError(
+                f"the host does not know this call; is omniq older there? {error}"
+            )
+            await self._log.connection.answer(reply, encode_internal(error_reply(unknown)))
             return
         known = self._answers.get(call.id)
         if known is None:

@@ -10,7 +10,8 @@ import msgspec
 
 from omniq.errors import StorageRefused
 from omniq.storage.nats.address import Address
-from omniq.storage.nats.connection import NoResponders, ServerConnection
+from omniq.storage.nats.api_errors import NoResponders
+from omniq.storage.nats.connection import ServerConnection
 from omniq.storage.types import Durability
 
 OLDEST = (2, 10)

@@ -25,12 +25,8 @@ from omniq.clock import Clock, to_micros
 from omniq.storage.log.encoding import Commit
 from omniq.storage.log.log import Log, Trimmed
 from omniq.storage.nats.address import Address
-from omniq.storage.nats.connection import (
-    NOT_FOUND,
-    WRONG_SEQUENCE,
-    ApiError,
-    ServerConnection,
-)
+from omniq.storage.nats.api_errors import NOT_FOUND, WRONG_SEQUENCE, ApiError
+from omniq.storage.nats.connection import ServerConnection
 from omniq.storage.nats.server_check import (
     StreamInfo,
     check_server,
