@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from omniq.outcomes import Outcome
+from omniq.outcomes import Outcome, Suspended
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, Ended
 from omniq.storage.row_rules import Row
@@ -51,7 +51,7 @@ class KnownRows:
             return None
         for outcome in outcomes:
             row = known.get(outcome.task_id)
-            if row is None or row.token != outcome.token:
+            if row is None or row.token != outcome.token or isinstance(outcome, Suspended):
                 return None
             if row.gates and not all(gate.kind in gate_kinds for gate in row.gates):
                 return None

@@ -208,10 +208,6 @@ class SideEngine:
 
     # Retention
 
-    async def purge_results(self, before: int) -> int:
-        """Delete the records of tasks that finished before that instant; returns how many."""
-        return await self._purge(FinishedQuery(by="finished_at", before=before - 1, limit=_PURGED))
-
     async def purge_expired(self) -> int:
         """Delete the records whose `result_ttl` has passed; returns how many."""
 
@@ -230,15 +226,6 @@ class SideEngine:
                 break
             query = msgspec.structs.replace(query, after=ids[-1])
         return purged
-
-    @atomic
-    async def delete_task(self, section: Section, task_id: str) -> bool:
-        """Delete the record of a task that has ended; False when there is none."""
-        record = await section.record(task_id)
-        if record is None or record.finished is None:
-            return False
-        await section.write(Changes(deleted_finished=[task_id]))
-        return True
 
     # Dead letters
 
