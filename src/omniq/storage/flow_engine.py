@@ -190,7 +190,10 @@ class FlowEngine(SideEngine):
         has_changed = True
         while has_changed:
             has_changed = False
+            survivors: tuple[str, ...] = ()
             async for rows in self.below(work.id):
+                survivors += tuple(f"{row.id}." for row in rows if row_rules.survives(row))
+                rows = [row for row in rows if not row.id.startswith(survivors)]
                 live = [row.id for row in rows if not row.status.is_final]
                 if live:
                     hit("cancel.between_pages")
@@ -205,7 +208,7 @@ class FlowEngine(SideEngine):
         # Children first: a parent that has returned ends with its last child.
         for task_id in reversed(ids):
             row = step.live(task_id)
-            if row is not None and not row.cancel_requested:
+            if row is not None and not (row.cancel_requested or row_rules.survives(row)):
                 self._cancel_row(step, row, reason)
                 has_changed = True
         if has_changed:

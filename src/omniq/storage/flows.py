@@ -35,18 +35,15 @@ F22. `sources_of` names what a task waits for; `get_task` says how much is missi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 
-from omniq.models import Task, TaskResult, TaskStatus, TaskWorkflow, check_id
+from omniq.models import Task, TaskResult, TaskStatus, check_id
 from omniq.storage.row_rules import Workflow
 from omniq.storage.side_data import SideData
-
-GROUP_PATH, EVENT_PATH = "omniq.flows.group", "omniq.flows.event"
-"""The function paths of records that never run."""
-
+from omniq.tasks.flow_records import EVENT_NONCE, name_of
 
 class Source(msgspec.Struct, frozen=True):
     """A record that a task waits for. `status`: None if it has no record any more."""
@@ -113,6 +110,11 @@ class Flows(SideData):
             self._local_wakeups.notify_work()
         return has_advanced
 
+    async def missing_of(self, ids: Sequence[str]) -> list[str]:
+        """Return those of these ids that have no record."""
+        found = await self._opened.records(ids)
+        return [task_id for task_id in ids if task_id not in found]
+
     async def results_of(self, ids: Sequence[str]) -> dict[str, TaskResult]:
         """Return the final results of those of these tasks that have ended and have a record."""
         found = await self._opened.records(ids)
@@ -121,6 +123,37 @@ class Flows(SideData):
             for task_id, record in found.items()
             if record.finished is not None
         }
+
+    async def values_of(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Return the results of records that have succeeded; that of a group is a list of its members'.
+
+        Members whose names begin with `_` are not among them.
+        """
+        found = await self._opened.records(ids)
+        values: dict[str, Any] = {}
+        for task_id, record in found.items():
+            if record.finished is None or record.finished.row.status is not TaskStatus.SUCCESS:
+                continue
+            workflow = record.finished.row.workflow
+            if workflow is not None and workflow.kind == "group":
+                values[task_id] = [value async for value in self.member_values(task_id)]
+            else:
+                values[task_id] = self._result(task_id, record.finished.result).result
+        return values
+
+    async def member_values(self, group_id: str) -> AsyncIterator[Any]:
+        """The results of the members of a group, in id order, read in pages."""
+        async for rows in self._opened.below(group_id):
+            members = [
+                row.id
+                for row in rows
+                if row.workflow is not None
+                and row.workflow.parent == group_id
+                and not name_of(row.id).startswith("_")
+            ]
+            values = await self.values_of(members)
+            for task_id in members:
+                yield values.get(task_id)
 
     async def list_below(self, root_id: str, *, limit: int = 1_000, after: str = "") -> list[Task]:
         """Return the records below another, live and ended, in id order."""
@@ -154,24 +187,7 @@ class Flows(SideData):
         return [source for source in sources if not _is_satisfied(source)]
 
 
-EVENT_NONCE = "event"
-"""All that add the record of an event add the same one."""
-
-
 def _is_satisfied(source: Source) -> bool:
     if source.status is None or not source.status.is_final:
         return source.status is None
     return source.any_end or source.status is TaskStatus.SUCCESS
-
-
-def event_task(event_id: str, parent: Task | None = None, **fields: Any) -> Task:
-    """The record of an event; one that belongs to a task is in the queue of that task."""
-    workflow = TaskWorkflow(
-        kind="event",
-        parent=None if parent is None else parent.id,
-        value=fields.pop("value", None),
-        prompt=fields.pop("prompt", ""),
-    )
-    queue = fields.pop("queue", "default") if parent is None else parent.queue
-    return Task(id=event_id, func_path=EVENT_PATH, queue=queue, workflow=workflow, **fields)
-

@@ -79,7 +79,8 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     have used `edges_done` of them. `members` is the number of live records
     that belong to it, `size` that of all it ever had; of a group, `failed` did not succeed. A group that is
     `is_open` gets more of them. With `stops`, the first that fails makes it cancel the others, and `is_stopped`.
-    `result` is the encoded result of a task that has returned and whose children are still live. `fair` and
+    `result` is the encoded result of a task that has returned and whose children are still live. A task that
+    `survives` is not cancelled with its parent. `fair` and
     `sequence` are keys that decide its `turn`.
     """
 
@@ -102,6 +103,7 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     stops: bool = False
     is_stopped: bool = False
     result: bytes | None = None
+    survives: bool = False
     fair: str | None = None
     sequence: str | None = None
 
@@ -267,6 +269,7 @@ def _join_workflow(row: Row, given: TaskWorkflow) -> None:
         eta=row.visible or None,
         is_open=given.is_open,
         stops=given.stops,
+        survives=given.survives,
     )
     if given.parent is not None:
         row.result_ttl = KEPT
@@ -286,6 +289,11 @@ def may_run(row: Row) -> bool:
     if workflow is None:
         return True
     return workflow.kind == "task" and (workflow.needs <= workflow.holds or bool(workflow.on))
+
+
+def survives(row: Row) -> bool:
+    """Whether the row is not cancelled with its parent."""
+    return row.workflow is not None and row.workflow.survives
 
 
 def hide(row: Row, until: int | None) -> None:
@@ -737,7 +745,11 @@ def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) ->
     `task` is the same task, and `body` encodes it. Without an eta it is due now.
     """
     row.queue, row.priority, row.body = task.queue, task.priority, body
-    if due:
+    if due and row.workflow is not None and is_waiting(row):
+        # Its eta when it is released; nothing else makes it claimable.
+        eta = None if task.eta is None else to_micros(task.eta)
+        row.workflow = msgspec.structs.replace(row.workflow, eta=eta)
+    elif due:
         row.due = row.turn = now if task.eta is None else to_micros(task.eta)
         row.visible = 0 if task.eta is None else row.due
 

@@ -17,6 +17,7 @@ from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
 from omniq.running_task import CURRENT
 from omniq.serialization import Serializer, keeps_objects
+from omniq.tasks.children import ChildTasks
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.control import Signal, Snooze
 from omniq.tasks.error_rules import FailedStep
@@ -58,7 +59,7 @@ _MAX_WARNINGS = 100
 _current: ContextVar[TaskContext] = CURRENT
 
 
-class TaskContext(TaskEnqueuer, Generic[S]):
+class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
     """The running task. A function that declares it as its first parameter receives it.
 
     `TaskContext[State]` says to type checkers what the worker's lifespan yields, which is `state`.
@@ -66,16 +67,19 @@ class TaskContext(TaskEnqueuer, Generic[S]):
     The thread that runs the function may use it. `fencing_token` grows with every claim of the
     task: pass it to systems that can refuse writers with an older token.
 
-    `step`, `sleep`, `checkpoint` and `enqueue` are awaited in async tasks; in others they block.
+    `step`, `sleep`, `checkpoint`, `enqueue`, `call`, `map`, `wait` and `wait_for` are awaited in async tasks; in
+    others they block.
     """
 
     __slots__ = (
         "_checkpoint",
         "_enqueued",
         "_is_stopped",
+        "_names",
         "_services",
         "_sleeps",
         "_task",
+        "_unstored",
         "completed",
         "connection",
         "connection_lock",
@@ -90,6 +94,8 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         self._services = services
         self._checkpoint: RunCheckpoint | None = None
         self._sleeps = 0
+        self._names: set[str] = set()
+        self._unstored: list[Task] = []
         self.timeout = timeout
         self._is_stopped = False
         self.has_seen_stop = False

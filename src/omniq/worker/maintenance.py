@@ -76,6 +76,7 @@ class Maintenance:
         """Repeat all activities, each at its interval."""
         await asyncio.gather(
             self._every(self._recover_every, self.recover),
+            self._every(self._recover_every, self.advance_flows),
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
             self._every(_PROGRESS_EVERY, self.store_progress),
@@ -116,6 +117,11 @@ class Maintenance:
                 reason="crashed",
             )
         )
+
+    async def advance_flows(self) -> None:
+        """Do what the ends of records have left to do, and what of workflows is due."""
+        while await self._storage.advance_flows():
+            pass
 
     async def purge(self) -> None:
         """Delete finished tasks whose retention has ended."""

@@ -10,7 +10,7 @@ from omniq.errors import DuplicateTask, InvalidTask, StaleClaim
 from omniq.models import Limit, Task, TaskStatus
 from omniq.outcomes import Failed, Retried, Succeeded, Suspended
 from omniq.storage.base import BaseStorage
-from omniq.storage.flows import EVENT_NONCE, event_task
+from omniq.tasks.flow_records import EVENT_NONCE, event_task
 from omniq.testing.builders import a_member, a_result, a_task, an_error
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
