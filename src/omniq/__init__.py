@@ -79,9 +79,9 @@ from omniq.errors import (
     UnmarkedFunctionWarning,
 )
 from omniq.models import (
-    ChildrenFailed,
     Attempt,
     BreakerRule,
+    ChildrenFailed,
     DeadLetter,
     ErrorCategory,
     PartialError,
@@ -167,6 +167,7 @@ else:
 
 
 __all__ = [
+    "INJECTED",
     "AsyncFlowHandle",
     "AsyncTaskHandle",
     "AsyncTaskQueue",
@@ -195,7 +196,6 @@ __all__ = [
     "ForbiddenFunction",
     "FunctionNotFound",
     "Health",
-    "INJECTED",
     "Interval",
     "InvalidTask",
     "InvalidValue",

@@ -203,7 +203,9 @@ class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class ChildrenFailed(PermanentError):
     """Tasks that a task waited for did not succeed. `failures` has the results of the first ten."""
 
-    def __init__(self, message: str = "", *, failures: Sequence[TaskResult] = (), **facts: Any) -> None:
+    def __init__(
+        self, message: str = "", *, failures: Sequence[TaskResult] = (), **facts: Any
+    ) -> None:
         super().__init__(message, **facts)
         self.failures = list(failures)
 

@@ -55,7 +55,10 @@ async def _start_large(storage: BaseStorage, store: Store, tasks: list[Task]) ->
     """Store a flow in parts. All nodes wait for an event, which the last part completes."""
     root, *others = tasks
     opened = event_task(
-        f"{root.id}._open", root, expires=storage.clock.now() + _OPEN_FOR, created_at=root.created_at
+        f"{root.id}._open",
+        root,
+        expires=storage.clock.now() + _OPEN_FOR,
+        created_at=root.created_at,
     )
     records = [_open(root), opened, *(_behind(task, opened.id) for task in others)]
     for start in range(0, len(records), MAX_NODES):

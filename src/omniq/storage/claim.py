@@ -134,14 +134,12 @@ class Claimer:
                 if row.crashes:
                     self._wanted = msgspec.structs.replace(self._wanted, suspects=False)
 
-
     def _pass_over(self, row: Row) -> None:
         """A row that waits for others is not claimed; it ends if it expires meanwhile."""
-        if row.expires is not None and row.workflow and row.workflow.kind == "task":
-            if row_rules.is_expired(row, self._wanted.due_by):
-                finish = row_rules.finish_cancelled(row, self._step.now, "expired")
-                self._step.finish(row, finish)
-                self._claimed.expired.append(row.id)
+        if row_rules.is_expired(row, self._wanted.due_by):
+            finish = row_rules.finish_cancelled(row, self._step.now, "expired")
+            self._step.finish(row, finish)
+            self._claimed.expired.append(row.id)
         self._moves += 1
 
 

@@ -480,10 +480,12 @@ class Revival:
                 if source in self._inserted:
                     edges.setdefault(source, []).append(edge)
                     needs += 1
-                elif source in self._revived or (record is not None and record.is_live):
-                    unsettled.append(source)
-                    needs += 1
-                elif record is None or not edge.any_end and not _has_succeeded(record):
+                elif (
+                    source in self._revived
+                    or (record is not None and record.is_live)
+                    or record is None
+                    or (not edge.any_end and not _has_succeeded(record))
+                ):
                     unsettled.append(source)
                     needs += 1
             row.workflow = replace(row.workflow or workflow, needs=needs)

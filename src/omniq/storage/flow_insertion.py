@@ -60,10 +60,10 @@ def check_batch(rows: Sequence[Row]) -> None:
         if row.repeats and (sources or workflow.parent):
             raise InvalidTask(f"task {row.id}: a repeating task cannot be part of a workflow")
         for source in sources:
-            if source == row.id or (row.id.startswith(f"{source}.") and _is_above(source, row, by_id)):
-                raise InvalidTask(
-                    f"task {row.id}: it waits for {source}, which ends only after it"
-                )
+            if source == row.id or (
+                row.id.startswith(f"{source}.") and _is_above(source, row, by_id)
+            ):
+                raise InvalidTask(f"task {row.id}: it waits for {source}, which ends only after it")
     _check_circles(by_id)
 
 
@@ -174,7 +174,9 @@ class FlowInsertion:
 
     def _has_members(self, group: str) -> bool:
         return any(
-            row.workflow is not None and row.workflow.parent == group and row.workflow.kind != "event"
+            row.workflow is not None
+            and row.workflow.parent == group
+            and row.workflow.kind != "event"
             for row in self._changes.inserted
         )
 
@@ -221,4 +223,3 @@ class FlowInsertion:
 
 def _has_succeeded(record: Record) -> bool:
     return record.finished is not None and record.finished.row.status is TaskStatus.SUCCESS
-

@@ -45,6 +45,7 @@ from omniq.storage.row_rules import Workflow
 from omniq.storage.side_data import SideData
 from omniq.tasks.flow_records import EVENT_NONCE, name_of
 
+
 class Source(msgspec.Struct, frozen=True):
     """A record that a task waits for. `status`: None if it has no record any more."""
 

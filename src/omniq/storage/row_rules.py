@@ -307,7 +307,9 @@ def release(row: Row, now: int) -> None:
     assert row.workflow is not None
     row.turn = row.order[1]
     row.due = row.visible = max(now, row.workflow.eta or 0)
-    row.workflow = msgspec.structs.replace(row.workflow, needs=0, holds=0, failed=0, on=(), eta=None)
+    row.workflow = msgspec.structs.replace(
+        row.workflow, needs=0, holds=0, failed=0, on=(), eta=None
+    )
 
 
 def end_wait(row: Row) -> None:
@@ -550,13 +552,12 @@ def _suspend(row: Row, outcome: Suspended) -> None:
 
 def _settle_success(row: Row, outcome: Succeeded) -> Settled:
     workflow = row.workflow
-    if workflow is not None and workflow.members and outcome.next_eta is None:
-        if not row.cancel_requested:
-            # It has ended when its children have.
-            row.status = _PENDING
-            row.workflow = msgspec.structs.replace(workflow, result=outcome.encoded)
-            _release(row, NEVER)
-            return Settled(effect="success")
+    if workflow is not None and workflow.members and not row.cancel_requested:
+        # It has ended when its children have. A task that repeats has none.
+        row.status = _PENDING
+        row.workflow = msgspec.structs.replace(workflow, result=outcome.encoded)
+        _release(row, NEVER)
+        return Settled(effect="success")
     if outcome.next_eta is None or row.cancel_requested:
         row.settled = row.token
         finish = Finish(_SUCCESS, outcome.result, None, outcome.encoded)

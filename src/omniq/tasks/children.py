@@ -6,7 +6,6 @@ from its beginning, past what has ended: children and events are known by their 
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import (
@@ -78,7 +77,7 @@ class Child(Generic[R]):
         return f"Child({self.id!r})"
 
 
-class ChildTasks(ABC):
+class ChildTasks:
     """The part of a `TaskContext` that adds tasks below the running one, and waits."""
 
     __slots__ = ()
@@ -215,7 +214,9 @@ class ChildTasks(ABC):
         return await_or_block(self._map(name, func, list(over), args, kwargs))
 
     @overload
-    def wait(self, child: Child[R], /, *, timeout: Duration | None = None) -> Coroutine[Any, Any, R]: ...
+    def wait(
+        self, child: Child[R], /, *, timeout: Duration | None = None
+    ) -> Coroutine[Any, Any, R]: ...
 
     @overload
     def wait(
@@ -274,7 +275,9 @@ class ChildTasks(ABC):
 
     def _check_may_wait(self) -> None:
         if self.in_transaction:
-            raise InvalidTask("no children and no waits inside ctx.transaction(): its commit ends the task")
+            raise InvalidTask(
+                "no children and no waits inside ctx.transaction(): its commit ends the task"
+            )
         if self._task.interval is not None or self._task.cron is not None:
             raise InvalidTask(
                 "a task that repeats has no children: have it enqueue a task that has them"
@@ -340,9 +343,7 @@ class ChildTasks(ABC):
             raise _children_failed(failures or [results[group_id]])
         values = await self._on_loop(self._services.flows.values_of([group_id]))
         types = builder.types_of(func)
-        return [
-            value if types is None else types.load_result(value) for value in values[group_id]
-        ]
+        return [value if types is None else types.load_result(value) for value in values[group_id]]
 
     # Waiting
 
@@ -357,7 +358,9 @@ class ChildTasks(ABC):
             return results
         missing = await self._on_loop(self._services.flows.missing_of(ids))
         if missing:
-            raise PermanentError(f"{missing[0]} has no record, so that its end cannot be waited for")
+            raise PermanentError(
+                f"{missing[0]} has no record, so that its end cannot be waited for"
+            )
         raise Suspend(ids, enough=enough, until=until)
 
     async def _wait(
@@ -379,9 +382,7 @@ class ChildTasks(ABC):
         values = await self._values(waitables, results)
         return values[0] if len(values) == 1 else values
 
-    async def _values(
-        self, waitables: Sequence[Any], results: dict[str, TaskResult]
-    ) -> list[Any]:
+    async def _values(self, waitables: Sequence[Any], results: dict[str, TaskResult]) -> list[Any]:
         values: list[Any] = []
         for each in waitables:
             result = results[_id_of(each)]
@@ -428,7 +429,6 @@ class ChildTasks(ABC):
         if result.status is not TaskStatus.SUCCESS:
             raise WaitTimeout(f"event {event!r} was not sent in time")
         return _converted(result.result, kind, event)
-
 
     async def _wait_for_shared(self, event_id: str, kind: Any, seconds: float | None) -> Any:
         """Wait for an event that belongs to no task. It has no deadline; this wait may have one."""
@@ -485,4 +485,3 @@ def _converted(value: Any, kind: Any, event: str) -> Any:
         return value if converter is None else load_value(converter, value, f"event {event!r}")
     except (SerializationError, InvalidTask) as error:
         raise PermanentError(f"the value of event {event!r} does not fit: {error}") from None
-

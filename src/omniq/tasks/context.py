@@ -17,8 +17,8 @@ from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
 from omniq.running_task import CURRENT
 from omniq.serialization import Serializer, keeps_objects
-from omniq.tasks.children import ChildTasks
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
+from omniq.tasks.children import ChildTasks
 from omniq.tasks.control import Signal, Snooze
 from omniq.tasks.error_rules import FailedStep
 from omniq.tasks.steps import (

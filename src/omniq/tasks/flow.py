@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from omniq.tasks.context import TaskContext
 
     class NodeOptions(EnqueueOptions, total=False):
-        """The options of `flow.options(…)`: those of `queue.options(…)`, and what a node waits for."""
+        """The options of `flow.options(…)`: those of `queue.options(…)`, and what undoes the node."""
 
-        after: Sequence[Any]
-        after_any: Sequence[Any]
         undo: Callable[..., Any] | str | None
 
 
@@ -48,9 +46,37 @@ MAX_NODES = 1_000
 
 _NOT_OF_NODES = ("interval", "cron", "unique", "task_id", "connection", "reschedule_on_failure")
 _OPERATORS = (
-    *("__iter__", "__len__", "__getitem__", "__contains__", "__bool__", "__call__", "__add__", "__radd__"),
-    *("__sub__", "__mul__", "__rmul__", "__truediv__", "__lt__", "__le__", "__gt__", "__ge__", "__int__"),
-    *("__float__", "__str__", "__format__", "__index__", "__enter__", "__await__", "__next__", "__eq__"),
+    *(
+        "__iter__",
+        "__len__",
+        "__getitem__",
+        "__contains__",
+        "__bool__",
+        "__call__",
+        "__add__",
+        "__radd__",
+    ),
+    *(
+        "__sub__",
+        "__mul__",
+        "__rmul__",
+        "__truediv__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__int__",
+    ),
+    *(
+        "__float__",
+        "__str__",
+        "__format__",
+        "__index__",
+        "__enter__",
+        "__await__",
+        "__next__",
+        "__eq__",
+    ),
 )
 
 
@@ -163,9 +189,7 @@ class Flow:
     ) -> R: ...
 
     @overload
-    def add(
-        self, name: str, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R: ...
+    def add(self, name: str, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     @overload
     def add(self, name: str, func: str, /, *args: Any, **kwargs: Any) -> Any: ...
@@ -208,7 +232,9 @@ class Flow:
     ) -> list[R]: ...
 
     @overload
-    def map(self, name: str, func: str, over: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any: ...
+    def map(
+        self, name: str, func: str, over: Iterable[Any], /, *args: Any, **kwargs: Any
+    ) -> Any: ...
 
     def map(self, name: str, func: Any, over: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Add a call for each item, which may be the result of a node; returns what stands for the list."""
@@ -290,7 +316,9 @@ class Flow:
 
     # Building
 
-    def build(self, flow_id: str, builder: TaskBuilder, now: datetime, unique: str | None) -> list[Task]:
+    def build(
+        self, flow_id: str, builder: TaskBuilder, now: datetime, unique: str | None
+    ) -> list[Task]:
         """The records of the flow, the root first. Raises `InvalidTask` for what cannot be stored."""
         if not self._nodes:
             raise InvalidTask("the flow is empty: add at least one node")
@@ -384,9 +412,7 @@ class Flow:
         nodes = tuple(f"{flow_id}.{name}" for name in self._nodes)
         if len(nodes) >= MAX_NODES:
             raise InvalidTask(f"a flow with undo has {MAX_NODES - 1} nodes at most")
-        workflow = TaskWorkflow(
-            parent=flow_id, after_any=nodes, survives=True, action="undo"
-        )
+        workflow = TaskWorkflow(parent=flow_id, after_any=nodes, survives=True, action="undo")
         # Any worker that has one of the functions can do it.
         return Task(
             id=f"{flow_id}.{UNDO}",
@@ -442,7 +468,9 @@ def build_node(
 ) -> Task:
     """The task of a call, with `refs` in place of the results that stand in its arguments."""
     standing_args = tuple(Standing(each) if _has_result(each) else each for each in args)
-    standing = {name: Standing(each) if _has_result(each) else each for name, each in kwargs.items()}
+    standing = {
+        name: Standing(each) if _has_result(each) else each for name, each in kwargs.items()
+    }
     task = builder.build(func, standing_args, standing, call, now, in_flow=True)
     refs: list[Ref] = []
     stored = tuple(_stored(each, (at,), prefix, refs) for at, each in enumerate(task.args))

@@ -100,7 +100,9 @@ def _ids(name: str, given: Any) -> tuple[str, ...]:
     """The ids of tasks and flows that are given by their handles."""
     if given is None:
         return ()
-    found = [each if isinstance(each, str) else getattr(each, "id", None) for each in _listed(given)]
+    found = [
+        each if isinstance(each, str) else getattr(each, "id", None) for each in _listed(given)
+    ]
     for each in found:
         if not isinstance(each, str):
             raise InvalidTask(f"{name}: expected handles of tasks or flows, or ids")

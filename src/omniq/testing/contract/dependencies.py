@@ -8,7 +8,7 @@ import pytest
 
 from omniq.errors import InvalidTask
 from omniq.models import Task, TaskStatus
-from omniq.outcomes import Cancelled, Failed, Retried, Succeeded
+from omniq.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_member, a_result, a_task, an_error
 from omniq.testing.clock import ManualClock
@@ -82,7 +82,8 @@ class DependencyContract(ContractPart):
         first, second = await storage.reserve(5)
 
         waiting = await storage.get_task("c")
-        assert waiting is not None and waiting.workflow is not None
+        assert waiting is not None
+        assert waiting.workflow is not None
         assert (waiting.status, waiting.workflow.needs) == (TaskStatus.PENDING, 2)
         await succeed(storage, first)
         assert await storage.reserve(1) == []
@@ -118,7 +119,8 @@ class DependencyContract(ContractPart):
             return
         assert claimed == ["any"]
         result, behind = await storage.get_result("ok"), await storage.get_result("behind")
-        assert result is not None and behind is not None
+        assert result is not None
+        assert behind is not None
         assert (result.status, behind.status) == (TaskStatus.CANCELLED,) * 2
         word = "failed" if WAYS[how] is TaskStatus.FAILED else "was cancelled"
         assert result.reason == f"needs a, which {word}"
@@ -216,7 +218,8 @@ class DependencyContract(ContractPart):
         assert await storage.record([outcome]) == [True]
         assert await storage.record([outcome]) == [True]
         waiting = await storage.get_task("c")
-        assert waiting is not None and waiting.workflow is not None
+        assert waiting is not None
+        assert waiting.workflow is not None
         assert waiting.workflow.needs == 1
 
     @promise("F2", "F10")
@@ -248,7 +251,7 @@ class DependencyContract(ContractPart):
             [a_member(f"x{number:03d}", after=("bad",)) for number in range(600)]
         )
         first, second = await storage.reserve(2)
-        outcomes = [
+        outcomes: list[Outcome] = [
             Succeeded(first.id, first.token, a_result(first)),
             Failed(second.id, second.token, an_error()),
         ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 from datetime import timedelta
 
 import pytest
@@ -66,7 +68,8 @@ class GroupContract(ContractPart):
             else:
                 await succeed(storage, task)
         group = await storage.get_task("f")
-        assert group is not None and group.workflow is not None
+        assert group is not None
+        assert group.workflow is not None
         counts = (group.workflow.size, group.workflow.members, group.workflow.failed)
         assert counts == (3, 0, failures)
         assert group.status is (TaskStatus.FAILED if failures else TaskStatus.SUCCESS)
@@ -95,10 +98,11 @@ class GroupContract(ContractPart):
 
         await asyncio.gather(*map(record, owners, claims))
         group = await storage.get_task("f")
-        assert group is not None and group.workflow is not None
+        assert group is not None
+        assert group.workflow is not None
         assert (group.status, group.workflow.members) == (TaskStatus.SUCCESS, 0)
         found = [ids(await owner.reserve(5)) for owner in owners]
-        assert sorted(sum(found, [])) == ["z"]
+        assert sorted(functools.reduce(operator.iadd, found, [])) == ["z"]
 
     @promise("F11")
     async def test_members_join_while_the_group_is_live(self, storage: BaseStorage) -> None:
@@ -187,9 +191,7 @@ class GroupContract(ContractPart):
         assert await status_of(storage, "f.c") is TaskStatus.CANCELLED
         assert await status_of(storage, "f") is TaskStatus.FAILED
 
-        retries = await asyncio.gather(
-            *(storage.revive("f", ["f.b", "f.c"]) for _ in range(2))
-        )
+        retries = await asyncio.gather(*(storage.revive("f", ["f.b", "f.c"]) for _ in range(2)))
         assert sorted(retries) == [False, True]
         assert await status_of(storage, "f") is TaskStatus.PENDING
         assert await storage.get_dead("f.b") is None
@@ -198,10 +200,12 @@ class GroupContract(ContractPart):
             assert task.id == name
             await succeed(storage, task)
         group = await storage.get_task("f")
-        assert group is not None and group.workflow is not None
+        assert group is not None
+        assert group.workflow is not None
         assert (group.status, group.workflow.failed) == (TaskStatus.SUCCESS, 0)
         result = await storage.get_result("f.a")
-        assert result is not None and result.result == 1
+        assert result is not None
+        assert result.result == 1
 
     @promise("F17")
     async def test_a_flow_is_retried_from_a_node_that_has_succeeded(

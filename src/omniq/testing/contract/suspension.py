@@ -8,10 +8,10 @@ import pytest
 
 from omniq.errors import DuplicateTask, InvalidTask, StaleClaim
 from omniq.models import Limit, Task, TaskStatus
-from omniq.outcomes import Failed, Retried, Succeeded, Suspended
+from omniq.outcomes import Failed, Retried, Suspended
 from omniq.storage.base import BaseStorage
 from omniq.tasks.flow_records import EVENT_NONCE, event_task
-from omniq.testing.builders import a_member, a_result, a_task, an_error
+from omniq.testing.builders import a_member, a_task, an_error
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
@@ -154,7 +154,8 @@ class SuspensionContract(ContractPart):
         added = await storage.enqueue_many(children, nonce="n", under=("p", parent.token))
         assert added == ["p.a", "p.b", "p.c"]
         stored = await storage.get_task("p")
-        assert stored is not None and stored.workflow is not None
+        assert stored is not None
+        assert stored.workflow is not None
         assert (stored.workflow.members, stored.workflow.size) == (3, 3)
         with pytest.raises(DuplicateTask):
             await storage.enqueue_many(children, nonce="other", under=("p", parent.token))
@@ -190,7 +191,8 @@ class SuspensionContract(ContractPart):
             pass
         assert await status_of(storage, "p.b") is TaskStatus.CANCELLED
         cancelled = await storage.get_task("p.a")
-        assert cancelled is not None and cancelled.cancel_requested
+        assert cancelled is not None
+        assert cancelled.cancel_requested
         assert running.id == "p.a"
 
     # Events

@@ -44,7 +44,8 @@ async def do_action(action: Literal["map", "undo"], task: Task, context: TaskCon
 
 async def _map(task: Task, context: TaskContext) -> int:
     workflow = task.workflow
-    assert workflow is not None and workflow.parent is not None
+    assert workflow is not None
+    assert workflow.parent is not None
     refs = [ref for ref in workflow.refs if ref.path[0] == 0]
     others = tuple(ref for ref in workflow.refs if ref.path[0] != 0)
     items_only = msgspec.structs.replace(
@@ -87,7 +88,8 @@ _UNRUN: dict[str, Any] = {
 
 async def _undo(task: Task, context: TaskContext) -> list[str]:
     workflow = task.workflow
-    assert workflow is not None and workflow.parent is not None
+    assert workflow is not None
+    assert workflow.parent is not None
     flows = context._services.flows
     results = await flows.results_of(workflow.after_any)
     if all(result.status is TaskStatus.SUCCESS for result in results.values()):
