@@ -76,6 +76,7 @@ class Counters:
                 | events.TaskFailure()
                 | events.TaskCancellation()
                 | events.TaskSnoozed()
+                | events.TaskSuspended()
                 | events.TaskReleased()
             ):
                 self._count(event)

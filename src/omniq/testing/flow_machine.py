@@ -173,9 +173,11 @@ class FlowStateMachine(RuleBasedStateMachine):
         node = self._held()[at % len(self._held())]
         above = {node.id[:end] for end, letter in enumerate(node.id) if letter == "."}
         choices = [each for each in self._model.nodes if each not in above and each != node.id]
-        on = tuple(data.draw(st.lists(st.sampled_from(choices), max_size=4, unique=True)))
-        enough = data.draw(st.integers(1, len(on))) if on and data.draw(st.booleans()) else None
-        until = self._clock.now() + timedelta(seconds=5) if data.draw(st.booleans()) else None
+        picked: list[str] = data.draw(st.lists(st.sampled_from(choices), max_size=4, unique=True))
+        on = tuple(picked)
+        is_some, is_timed = data.draw(st.tuples(st.booleans(), st.booleans()))
+        enough = data.draw(st.integers(1, len(on))) if on and is_some else None
+        until = self._clock.now() + timedelta(seconds=5) if is_timed else None
         outcome = Suspended(node.id, node.token, on, enough, until)
         assert self._run(self._storages[node.owner or 0].record([outcome])) == [True]
         self._model.suspend(node.id, on, enough, None if until is None else to_micros(until))

@@ -80,7 +80,7 @@ class FlowModel:
 
     def derive(self) -> None:
         """Apply what follows until nothing changes."""
-        while any([self._derive(node) for node in list(self.nodes.values())]):
+        while sum(self._derive(node) for node in list(self.nodes.values())):
             pass
 
     def _derive(self, node: Node) -> bool:
@@ -88,9 +88,9 @@ class FlowModel:
         if node.status.is_final:
             # A task that has ended leaves nothing below it.
             return node.kind == "task" and self._cancel_all(self.below(node.id))
-        if node.is_stopped or node.cancel_requested:
-            if self._cancel_all(self.below(node.id)):
-                return True
+        ends_below = node.is_stopped or node.cancel_requested
+        if ends_below and self._cancel_all(self.below(node.id)):
+            return True
         waits = node.status is PENDING and not node.has_run and not node.is_suspended
         if waits and any(self._has_failed(each) for each in node.after):
             node.status = CANCELLED
@@ -120,7 +120,7 @@ class FlowModel:
         return self.has_ended(task_id) and self.nodes[task_id].status is not SUCCESS
 
     def _cancel_all(self, nodes: list[Node]) -> bool:
-        return any([self._cancel_one(node) for node in nodes])
+        return sum(self._cancel_one(node) for node in nodes) > 0
 
     def _cancel_one(self, node: Node) -> bool:
         if node.status.is_final or node.cancel_requested:
