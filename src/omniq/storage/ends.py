@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 EDGES, FLOW_WORK = "edges", "flow_work"
 """The kinds of the documents with edges, and of those that say what is left to do."""
 
-MAX_RELEASED = 500
+MAX_RELEASED = 300
 """Edges that one step looks at, about."""
 
-EDGES_IN_DOCUMENT = 200
+EDGES_IN_DOCUMENT = 100
 _DOCUMENTS_READ = 50
 
 _SUCCESS = TaskStatus.SUCCESS

@@ -71,7 +71,7 @@ class FileSection(backend.Section):
             name, record = self._own_claims.claims.get(row.id, (None, None))
             if name is None or record is None or self._files.index.rows.get(row.id) != name:
                 continue
-            if record.attached or record.workflow is not None:
+            if record.attached:
                 # Others have stored a new record of it since it was claimed.
                 continue
             if (name.owner, name.token, name.marks) == (owner, row.token, ""):

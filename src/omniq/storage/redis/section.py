@@ -293,9 +293,9 @@ class RedisSection(Section):
             before, is_start = encoding.place_of(self._known[row.id]).encode(), 1
         parts = (before, place, state, record, letter)
         known: Any = 0
-        if row.workflow is not None:
+        if row.workflow is not None and row.id in self._states:
             # Others change it without changing its place.
-            known = raw(self._states.get(row.id, b""))
+            known = raw(self._states[row.id])
         return (row.id, *map(raw, parts), failed_at, is_start, int(is_optional), known)
 
 
