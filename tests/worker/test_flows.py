@@ -282,11 +282,11 @@ async def test_an_approval_times_out_after_thirty_days() -> None:
     clock = ManualClock()
     async with AsyncManualQueue(clock=clock) as queue:
         handle = await queue.enqueue(tasks.approve, 30)
-        await queue.run_all()
+        await queue.run()
         assert await handle.status() is TaskStatus.PENDING
 
         clock.advance(30 * 86_400)
-        await queue.run_all()
+        await queue.run()
         assert await handle.result(0) == "too late"
         assert not await queue.send_event("approved", True, to=handle)
 

@@ -173,7 +173,9 @@ class FlowStateMachine(RuleBasedStateMachine):
         node = self._held()[at % len(self._held())]
         above = {node.id[:end] for end, letter in enumerate(node.id) if letter == "."}
         choices = [each for each in self._model.nodes if each not in above and each != node.id]
-        picked: list[str] = data.draw(st.lists(st.sampled_from(choices), max_size=4, unique=True))
+        picked: list[str] = []
+        if choices:
+            picked = data.draw(st.lists(st.sampled_from(choices), max_size=4, unique=True))
         on = tuple(picked)
         is_some, is_timed = data.draw(st.tuples(st.booleans(), st.booleans()))
         enough = data.draw(st.integers(1, len(on))) if on and is_some else None

@@ -163,6 +163,9 @@ class PoolRuntime:
         await self._maintenance.recover()
         await self._schedule_loop.fire_due()
         await self._until_drained(self._claim_loop)
+        # The ends of tasks may have left something to do, which makes others due.
+        while self.running and await self._storage.advance_flows():
+            await self._until_drained(self._claim_loop)
         if self.running and await self._claim_loop.end_unknown():
             await self._until_drained(self._claim_loop)
 
