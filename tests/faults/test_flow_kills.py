@@ -60,7 +60,7 @@ class Workers:
     async def has_died(self, pid: int, seconds: float) -> bool:
         """Whether the process kills itself within that time; else it is killed here."""
         for _ in range(int(seconds / 0.02)):
-            if not Path(f"/proc/{pid}").exists():
+            if not _is_alive(pid):
                 return True
             await asyncio.sleep(0.02)
         self.kill(pid)
@@ -74,6 +74,14 @@ class Workers:
         for pid in self._alive:
             self.kill(pid)
         self._process.communicate()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.fixture(params=SHARED)
@@ -108,7 +116,9 @@ async def kill_and_check(url: str, folder: Path, kills: int) -> None:
             for handle in handles:
                 assert await handle.wait(LONGEST_WAIT) is TaskStatus.SUCCESS
                 nodes = await queue.storage.list_below(handle.id)
-                names = [task.id for task in nodes if task.workflow and task.workflow.kind == "task"]
+                names = [
+                    task.id for task in nodes if task.workflow and task.workflow.kind == "task"
+                ]
                 # The nodes, and the children of the parent, each once.
                 assert len(names) == MEMBERS + 2 + 3 + 1
                 assert {task.status for task in nodes} == {TaskStatus.SUCCESS}
