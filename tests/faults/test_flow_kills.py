@@ -135,6 +135,7 @@ async def kill_and_check(url: str, folder: Path, kills: int) -> None:
         workers.close()
 
 
+@pytest.mark.fault("F92")
 @pytest.mark.deep_on("postgres", "redis", "file")
 @pytest.mark.timeout(180)
 async def test_no_callback_is_lost_or_doubled_when_workers_die(url: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ which then wait for it, and to nothing else; type checkers see the function's ow
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -127,36 +128,10 @@ class _Node:
     has_waiters: bool = field(default=False)
 
 
-class Flow:
-    """Nodes of a graph: calls that wait for one another. `queue.start(flow)` stores all of them.
+class NodeAdder(ABC):
+    """Adds nodes to a flow, with fixed options. A `Flow` is one, and `flow.options(…)` returns one."""
 
-    `on_failure`: if a node fails, those that need it are cancelled; with "stop" all others, too. The flow
-    then ends as FAILED. After `timeout`, nodes that have not begun are cancelled. `result_ttl` is for how
-    long the flow and its nodes are kept after its end; `queue` is where its nodes run that name no queue.
-    """
-
-    def __init__(
-        self,
-        name: str = "",
-        *,
-        on_failure: OnFailure = "branch",
-        timeout: Duration | None = None,
-        result_ttl: Duration | None = None,
-        queue: str | None = None,
-    ) -> None:
-        if on_failure not in ("branch", "stop"):
-            raise InvalidTask(f"on_failure {on_failure!r}: expected 'branch' or 'stop'")
-        if name:
-            check_key("flow name", name)
-        self.name = name
-        self._stops = on_failure == "stop"
-        self._timeout = None if timeout is None else seconds_of("timeout", timeout)
-        self._ttl = None if result_ttl is None else seconds_of("result_ttl", result_ttl)
-        self._queue = queue
-        self._nodes: dict[str, _Node] = {}
-
-    def __len__(self) -> int:
-        return len(self._nodes)
+    _call: CallOptions
 
     @overload
     def add(
@@ -196,7 +171,7 @@ class Flow:
 
     def add(self, name: str, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Add a call of the function, and return what stands for its result."""
-        return self._add(_Node(name, func, args, kwargs, call_options(), [], []))
+        return self._add(_Node(name, func, args, kwargs, self._call, [], []))
 
     @overload
     def map(
@@ -238,7 +213,47 @@ class Flow:
 
     def map(self, name: str, func: Any, over: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Add a call for each item, which may be the result of a node; returns what stands for the list."""
-        return self._add(self._map_node(name, func, over, args, kwargs, call_options()))
+        items = over if isinstance(over, Result) else _listed(over)
+        return self._add(
+            _Node(name, func, args, kwargs, self._call, [], [], items=items, is_map=True)
+        )
+
+    @abstractmethod
+    def _add(self, node: _Node) -> Any:
+        """Add the node, and return what stands for its result."""
+
+
+class Flow(NodeAdder):
+    """Nodes of a graph: calls that wait for one another. `queue.start(flow)` stores all of them.
+
+    `on_failure`: if a node fails, those that need it are cancelled; with "stop" all others, too. The flow
+    then ends as FAILED. After `timeout`, nodes that have not begun are cancelled. `result_ttl` is for how
+    long the flow and its nodes are kept after its end; `queue` is where its nodes run that name no queue.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        on_failure: OnFailure = "branch",
+        timeout: Duration | None = None,
+        result_ttl: Duration | None = None,
+        queue: str | None = None,
+    ) -> None:
+        if on_failure not in ("branch", "stop"):
+            raise InvalidTask(f"on_failure {on_failure!r}: expected 'branch' or 'stop'")
+        if name:
+            check_key("flow name", name)
+        self.name = name
+        self._stops = on_failure == "stop"
+        self._timeout = None if timeout is None else seconds_of("timeout", timeout)
+        self._ttl = None if result_ttl is None else seconds_of("result_ttl", result_ttl)
+        self._queue = queue
+        self._call = call_options()
+        self._nodes: dict[str, _Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     def options(self, **options: Unpack[NodeOptions]) -> FlowOptions:
         """Return `add` and `map` with options for the next node.
@@ -279,12 +294,6 @@ class Flow:
         return free
 
     # Nodes
-
-    def _map_node(
-        self, name: str, func: Any, over: Any, args: Any, kwargs: Any, call: CallOptions
-    ) -> _Node:
-        items = over if isinstance(over, Result) else _listed(over)
-        return _Node(name, func, args, kwargs, call, [], [], items=items, is_map=True)
 
     def _add(self, node: _Node) -> Any:
         child_id("", node.name)
@@ -424,7 +433,7 @@ class Flow:
         )
 
 
-class FlowOptions:
+class FlowOptions(NodeAdder):
     """What `flow.options(…)` returns."""
 
     def __init__(self, flow: Flow, options: dict[str, Any]) -> None:
@@ -437,20 +446,6 @@ class FlowOptions:
             if options.get(name) is not None:
                 raise InvalidTask(f"flow.options({name}=…): a node of a flow cannot have it")
         self._call = call_options(**options)
-
-    if TYPE_CHECKING:
-        add = Flow.add
-        map = Flow.map
-    else:
-
-        def add(self, name, func, /, *args, **kwargs):
-            """Add a call of the function, and return what stands for its result."""
-            return self._add(_Node(name, func, args, kwargs, self._call, [], []))
-
-        def map(self, name, func, over, /, *args, **kwargs):
-            """Add a call for each item; returns what stands for the list of results."""
-            node = self._flow._map_node(name, func, over, args, kwargs, self._call)
-            return self._add(node)
 
     def _add(self, node: _Node) -> Any:
         node.after, node.after_any, node.undo = list(self._after), list(self._after_any), self._undo
