@@ -155,7 +155,7 @@ class Engine(FlowEngine):
 
         ids = await self._transact(insert, within=within)
         if not is_within:
-            await self.finish_work()
+            await self._finish_work()
         return ids
 
     # Record and claim

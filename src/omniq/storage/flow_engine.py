@@ -124,7 +124,7 @@ class FlowEngine(SideEngine):
         change = work_change(work, section.now + _LATER, document.data)
         await section.write(Changes(documents=[change]))
 
-    async def finish_work(self) -> None:
+    async def _finish_work(self) -> None:
         """Go on until nothing is due: what steps of this object have left is done when it returns."""
         while self.has_work:
             await self.advance()
@@ -159,7 +159,7 @@ class FlowEngine(SideEngine):
     async def cancel(self, task_id: str, reason: str) -> bool:
         """End a waiting task, or ask the owner of a running one to stop it; and all records below it."""
         is_cancelled = await self._cancel(task_id, reason)
-        await self.finish_work()
+        await self._finish_work()
         return is_cancelled
 
     @atomic
@@ -220,7 +220,7 @@ class FlowEngine(SideEngine):
     async def complete(self, event_id: str, encoded: bytes) -> bool | None:
         """Give an event its value; False if it has ended, None if there is no such event."""
         is_first = await self._complete(event_id, encoded)
-        await self.finish_work()
+        await self._finish_work()
         return is_first
 
     @atomic
@@ -245,7 +245,7 @@ class FlowEngine(SideEngine):
     async def close_group(self, group_id: str) -> bool:
         """Say that a group gets no more members; False if it has ended."""
         is_live = await self._close_group(group_id)
-        await self.finish_work()
+        await self._finish_work()
         return is_live
 
     @atomic
@@ -282,7 +282,7 @@ class FlowEngine(SideEngine):
                 return False
             is_first = False
         self.has_work = True
-        await self.finish_work()
+        await self._finish_work()
         return True
 
     @atomic
@@ -329,7 +329,7 @@ class FlowEngine(SideEngine):
                 break
             # A backend may page by id, or return those again that were kept.
             query = replace(query, after=ids[-1], limit=_BELOW + kept)
-        await self.finish_work()
+        await self._finish_work()
         return purged
 
     @atomic
@@ -354,7 +354,7 @@ class FlowEngine(SideEngine):
         A record that belongs to another is not deleted before that one.
         """
         is_deleted = await self._delete_task(task_id)
-        await self.finish_work()
+        await self._finish_work()
         return is_deleted
 
     @atomic

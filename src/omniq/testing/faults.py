@@ -45,6 +45,7 @@ Verb = Literal[
     "schedule",
     "queue",
     "requests",
+    "flow",
     "read",
 ]
 """The calls that can fail, in groups: `dead`, for example, is every call that changes dead letters."""
@@ -110,8 +111,17 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         "withdraw_request",
         "purge_requests",
     ),
+    "flow": ("advance", "complete", "close_group", "revive"),
     "read": (
-        *("record", "page", "newest_result", "get_dead", "pending_hook", "pending_hooks"),
+        *(
+            "record",
+            "records",
+            "page",
+            "newest_result",
+            "get_dead",
+            "pending_hook",
+            "pending_hooks",
+        ),
         *("get_progress", "load_checkpoint", "get_schedule", "list_schedules", "paused_queues"),
         *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
