@@ -19,7 +19,7 @@ from chaos.processes import LEASE, MANY_CRASHES, POLL, Fork, ProcessFactory
 from chaos.stores import BACKENDS, TRANSACTIONAL, Store
 from chaos.verdict import Verdict
 
-_LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0}
+_LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0, "s3": 1.5}
 """Longest life of a victim in seconds: about as long to connect as to work."""
 
 _VICTIMS = 3
@@ -47,7 +47,7 @@ def failpoints_of(backend: str) -> tuple[str, ...]:
     """Return the names of all failpoints in the sources that a run on this backend can pass."""
     named = re.compile(r'\bhit\("([a-z_.]+)"\)')
     names = {name for path in SOURCES.rglob("*.py") for name in named.findall(path.read_text())}
-    others = {*BACKENDS, "log"} - {backend}
+    others = {*BACKENDS, "log"} - {backend} - ({"log"} if backend == "s3" else set())
     if backend not in TRANSACTIONAL:
         others.add("transaction")
     return tuple(sorted(name for name in names if name.split(".")[0] not in others))
@@ -79,7 +79,7 @@ class Run:
             at_least["restart"] = plan.restarts
         return Promises(
             max_crashes=MANY_CRASHES,
-            recovery=LEASE + POLL + plan.slack,
+            recovery=LEASE + self._store.lease_margin + POLL + plan.slack,
             drain=DRAIN_SECONDS,
             at_least=at_least,
             failpoints=failpoints_of(self._store.backend) if plan.point_kills else (),

@@ -1,14 +1,19 @@
 """Real servers for every test that asks for one."""
 
 import gc
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies
+from hypothesis import HealthCheck, settings, strategies
 
+from omniq import log
 from omniq.testing.server_programs import ServerMissing
+from omniq.testing.servers import base_folder
 
 pytest_plugins = ["omniq.testing.plugin"]
 
@@ -17,47 +22,64 @@ TESTS = Path(__file__).parent
 LONGEST_FILES = (
     "acceptance/test_worker_command.py",
     "security/test_closed_by_default.py",
-    "properties/test_state_machine.py",
-    "security/test_door.py",
-    "security/test_dashboard.py",
     "storage/test_sqlite_contract.py",
-    "fleet/test_doctor.py",
-    "simulation/test_seeds.py",
-    "storage/test_file_contract.py",
-    "worker/test_pool.py",
     "docs/test_guides.py",
-    "security/test_places.py",
+    "acceptance/test_development.py",
+    "security/test_sealed_rows.py",
+    "worker/test_enqueue_from_tasks.py",
+    "worker/test_retry_and_interval.py",
+    "storage/test_file_contract.py",
+    "security/test_door.py",
+    "worker/test_pool.py",
+    "log/test_worker_log.py",
+    "worker/test_lifespan.py",
+    "properties/test_state_machine.py",
+    "worker/test_limits.py",
+    "security/test_dashboard.py",
+    "worker/test_leases.py",
+    "storage/test_redis_contract.py",
+    "storage/test_postgres_contract.py",
+    "storage/test_postgres.py",
+    "worker/test_shutdown.py",
+    "integrations/test_web_frameworks.py",
+    "fleet/test_refusals.py",
+    "fleet/test_driver_errors.py",
+    "worker/test_hostile_code.py",
+    "worker/test_unguarded_modules.py",
+    "security/test_transplants.py",
+    "security/test_sizes.py",
+    "serialization/test_round_trips.py",
+    "acceptance/test_worker_requests.py",
+    "worker/test_steps.py",
+    "worker/test_resources.py",
+    "faults/test_catalogue.py",
+    "storage/test_file.py",
+    "storage/test_file_crashes.py",
+    "storage/test_sqlite.py",
+    "worker/test_unknown_functions.py",
+    "browser/test_chromium.py",
     "faults/test_transaction_kills.py",
     "fleet/test_servers.py",
-    "browser/test_chromium.py",
-    "security/test_terminal.py",
-    "worker/test_unknown_functions.py",
-    "fleet/test_wrong_clocks.py",
-    "storage/test_file_crashes.py",
+    "simulation/test_seeds.py",
     "schedules/test_handover.py",
-    "security/test_names.py",
-    "security/test_records.py",
-    "storage/test_postgres.py",
-    "storage/test_file_unwatched.py",
-    "properties/test_state_machine_on_servers.py",
-    "storage/test_log.py",
-    "storage/test_postgres_contract.py",
-    "storage/test_file.py",
-    "security/test_transplants.py",
-    "checkers/test_types.py",
-    "worker/test_shutdown.py",
-    "worker/test_leases.py",
-    "fleet/test_refusals.py",
-    "cli/test_edges.py",
-    "integrations/test_web_frameworks.py",
+    "faults/test_hook_kills.py",
+    "faults/test_enqueue_kills.py",
+    "architecture/test_imports.py",
+    "docs/test_examples.py",
+    "faults/test_worker_signals.py",
+    "faults/test_children.py",
     "fleet/test_drain.py",
-    "security/test_fields.py",
+    "properties/test_state_machine_on_servers.py",
+    "security/test_records.py",
+    "security/test_places.py",
+    "browser/test_command.py",
+    "worker/test_refused_outcomes.py",
     "cli/test_screen.py",
 )
 """Those that take longest in `make test`, longest first (`--durations=0` shows what each test takes)."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # A caller may ignore signals: nohup ignores SIGHUP, and a shell without job control starts
     # background commands with SIGINT and SIGQUIT ignored. Programs inherit that, and would not stop
     # when a test signals them. They start with the default action if this process has a handler.
@@ -65,6 +87,16 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             is_interrupt = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if is_interrupt else _ignore)
+    # How long an example takes depends on what else the machine does.
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile("any_speed", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any_speed")
+    # Dozens of tests start a PostgreSQL of their own, and making a cluster takes longer than a copy.
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="omniq-clusters-", dir=base_folder())
+        Path(folder).chmod(0o711)
+        os.environ["OMNIQ_TEST_POSTGRES_TEMPLATES"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -77,6 +109,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[object] | None:
+    marks = getattr(obj, "pytestmark", ()) if name.lower().startswith("test") else ()
+    is_deep = any(mark.name == "deep" for mark in marks)
+    return [] if is_deep and makes_no_deep_tests(collector.config) else None
+
+
+def makes_no_deep_tests(config: pytest.Config) -> bool:
+    """Whether deep tests are not even collected: a third of all, which each process would only deselect."""
+    return bool(config.getoption("markexpr") == "not deep")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -133,6 +179,13 @@ def pytest_runtest_setup() -> Generator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
     yield from _skipped_without_its_server()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    # A command that a test calls in this process opens the console, which the next test would write to.
+    if log.is_enabled():
+        log.disable()
 
 
 def _skipped_without_its_server() -> Generator[None]:

@@ -236,7 +236,7 @@ def test_the_settings_name_the_modules_also_from_a_folder_below(folder, url):
         handle = queue.enqueue("tasks.add", 1, 2)
         ended = run_once(below, "worker", "--burst", "--url", url)
 
-        assert (ended.returncode, handle.result(5)) == (0, 3)
+        assert (ended.returncode, handle.result(30)) == (0, 3)
 
 
 def test_a_missing_module_of_the_settings_is_looked_for_where_they_are(folder):
@@ -254,11 +254,11 @@ def test_a_variable_names_the_modules_and_arguments_replace_them(folder, url):
     with TaskQueue(url) as queue:
         added, worked = queue.enqueue("tasks.add", 1, 2), queue.enqueue("others.work")
         named = run_once(folder, "worker", "--burst", "--url", url, OMNIQ_MODULES="tasks")
-        assert (named.returncode, added.result(5)) == (0, 3)
+        assert (named.returncode, added.result(30)) == (0, 3)
         assert worked.status() is TaskStatus.PENDING
         given = run_once(folder, "worker", "others", "--burst", "--url", url, OMNIQ_MODULES="tasks")
 
-        assert (given.returncode, worked.result(5)) == (0, "done")
+        assert (given.returncode, worked.result(30)) == (0, "done")
 
 
 def test_a_worker_without_modules_is_told_where_to_name_them(folder):

@@ -21,6 +21,7 @@ from tests.acceptance.command import (
     wait_until,
     worker_pids,
 )
+from tests.cli.in_process import run_command
 from tests.timing import at_most
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -147,6 +148,7 @@ def test_the_worker_process_imports_of_the_command_line_only_what_it_parses_with
 # Errors before anything is claimed
 
 
+@pytest.mark.deep_on("2")
 @pytest.mark.parametrize(
     ("module", "source", "message", "processes"),
     [
@@ -155,9 +157,10 @@ def test_the_worker_process_imports_of_the_command_line_only_what_it_parses_with
         ("tasks.py", None, "give the name of a module, such as tasks", "1"),
         ("./tasks.py", None, "give the name of a module, such as tasks", "1"),
         ("taks", None, "there is no module taks; did you mean tasks?", "1"),
-        ("nowhere", None, "start the worker in the folder of your code", "2"),
+        ("nowhere", None, "start the worker in the folder of your code", "1"),
         ("broken", "import nowhere_to_be_found", "nowhere_to_be_found", "1"),
         ("wrong", "def f(:", "line 1", "1"),
+        ("leaving", "raise SystemExit(0)", "SystemExit", "1"),
         ("leaving", "raise SystemExit(0)", "SystemExit", "2"),
     ],
 )
@@ -191,11 +194,14 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_exit_2(
         (["--no-such-option"], "--no-such-option"),
     ],
 )
-def test_a_bad_option_is_one_line_and_exit_2(folder, arguments, message):
-    ended = run_once(folder, "worker", "tasks", *arguments)
+def test_a_bad_option_is_one_line_and_exit_2(folder, arguments, message, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    ended = run_command(capsys, "worker", "tasks", *arguments)
+    sys.modules.pop("tasks", None)
 
-    assert (ended.returncode, ended.stdout) == (2, "")
-    [line] = ended.stderr.splitlines()
+    assert (ended.code, ended.out) == (2, "")
+    [line] = ended.err.splitlines()
     assert line.startswith("omniq: ")
     assert message in line
 
@@ -233,6 +239,7 @@ def test_an_idle_worker_ends_with_0_within_a_second(run_worker, queue, number, p
     assert queue.workers() == []
 
 
+@pytest.mark.deep_on("2")
 @pytest.mark.parametrize(
     ("function", "processes"),
     [("tasks.wait_for", "1"), ("tasks.await_for", "1"), ("tasks.await_for", "2")],
@@ -254,6 +261,7 @@ def test_a_running_task_may_finish(run_worker, queue, folder, function, processe
         assert waiting.status() is PENDING
 
 
+@pytest.mark.deep_on("2")
 @pytest.mark.parametrize(
     ("function", "processes"),
     [
@@ -290,8 +298,8 @@ def test_a_task_that_does_not_finish_in_time_is_released(
         ("wait_for", signal.SIGTERM, "1"),
         ("stubborn", signal.SIGINT, "1"),
         ("block_the_loop", signal.SIGTERM, "1"),
-        ("wait_for", signal.SIGINT, "2"),
-        ("block_the_loop", signal.SIGTERM, "2"),
+        pytest.param("wait_for", signal.SIGINT, "2", marks=pytest.mark.deep),
+        pytest.param("block_the_loop", signal.SIGTERM, "2", marks=pytest.mark.deep),
     ],
 )
 @pytest.mark.fault("F09")
@@ -443,6 +451,7 @@ def test_a_closed_terminal_stops_the_worker_like_sigterm(folder, url, queue):
 # Tasks that hang
 
 
+@pytest.mark.deep_on("2")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_worker_whose_threads_hang_is_replaced(run_worker, queue, folder, processes):
     hanging = [

@@ -12,7 +12,11 @@ from omniq.models import WorkerInfo
 from tests.acceptance.command import PATIENCE, wait_until, worker_pids
 from tests.faults.shared_stores import SHARED, url_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.deep_on("file", "redis")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.deep_on("file", "postgres", "redis"),
+]
 
 LEASE = ("--lease", "3")
 """A heartbeat every second."""

@@ -17,6 +17,7 @@ from omniq.storage.log import LogStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.postgres import PostgresStorage
 from omniq.storage.redis import RedisStorage
+from omniq.storage.s3 import S3Storage
 from omniq.storage.sqlite import SQLiteStorage
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,7 @@ BACKENDS = {
     "postgres": PostgresStorage,
     "redis": RedisStorage,
     "log": LogStorage,
+    "s3": S3Storage,
 }
 
 # Public methods beyond the contract, with the reason. No caller that enqueues or runs tasks needs them.
@@ -88,10 +90,16 @@ ONE_BACKEND = {
         "commit_thread": "one thread commits the waiting calls together",
         "log": "the port of servers that can only append",
         "replica": "the state in the process, and how far it has followed the log",
+        "turns": "processes that compete for the end of a log take turns",
         "undoable_tables": "a decision is undone when another process commits first",
     },
     "redis": {
         "scripts": "composes the Lua scripts and runs them",
+    },
+    "s3": {
+        "object_log": "a log whose commits and snapshots are objects",
+        "snapshots": "a snapshot is many objects, of which the last makes them count",
+        "trimming": "the number of a deleted commit is free again",
     },
 }
 

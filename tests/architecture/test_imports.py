@@ -28,6 +28,7 @@ outcomes serialization durations gate_rules
 tasks circuit_breaker
 storage.* omniq
 storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.log
+storage.s3
 storage.urls operations
 storage scheduling
 worker
@@ -49,6 +50,7 @@ DRIVERS = (
     "cronsim",
     "cryptography",
     "hiredis",
+    "obstore",
     "psycopg",
     "redis",
     "sqlite3",

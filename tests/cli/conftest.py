@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 
 from omniq import TaskQueue
-from omniq.cli import main
 from omniq.models import TaskError
 from omniq.outcomes import Failed
+from tests.cli.in_process import CommandResult, run_command
 
 TASKS = '''
 from omniq import task
@@ -33,24 +32,6 @@ def add(a, b=0):
 def unmarked():
     """Enqueued by its path, it is noted on stderr."""
 '''
-
-
-class CommandResult:
-    """The output and the exit code of a command."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out
-        self.err = err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        """One JSON document for each line."""
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 @pytest.fixture
@@ -76,11 +57,7 @@ def omniq(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setenv("OMNIQ_URL", url)
 
     def run(*arguments: str) -> CommandResult:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        out, err = capsys.readouterr()
-        return CommandResult(int(left.value.code or 0), out, err)
+        return run_command(capsys, *arguments)
 
     return run
 

@@ -29,9 +29,16 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, request) -> None
     environment = {}
     if "DATABASE_URL" in page.read_text(encoding="utf-8"):
         environment["DATABASE_URL"] = request.getfixturevalue("postgres_url")
-    for script, printed in blocks.write(page, tmp_path):
-        said = blocks.run(script, **environment)
-        assert not printed or said == printed, script.read_text()
+    if "TASKS_URL" in page.read_text(encoding="utf-8"):
+        environment["TASKS_URL"] = request.getfixturevalue("s3_url")
+    scripts = blocks.write(page, tmp_path)
+    for script, printed in scripts:
+        if not blocks.is_test(script):
+            said = blocks.run(script, **environment)
+            assert not printed or said == printed, script.read_text()
+    tests = [script for script, _ in scripts if blocks.is_test(script)]
+    if tests:
+        blocks.run(*tests, **environment)
 
 
 def anchors(page: Path) -> set[str]:

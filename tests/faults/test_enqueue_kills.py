@@ -37,6 +37,7 @@ def exit_codes(url: str, failpoints: list[str]) -> list[int]:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.deep_on("postgres", "redis")
 @pytest.mark.parametrize(
     "parent",
     [
@@ -58,7 +59,7 @@ async def test_a_parent_killed_around_each_enqueue_makes_each_task_exactly_once(
 
     assert codes == [KILLED] * len(kills) + [0]
     async with AsyncTaskQueue(url) as queue:
-        ids = await queue.handle(handle.id).result(timeout=1)
+        ids = await queue.handle(handle.id).result(timeout=30)
         leaves = await queue.list_tasks(func_path=LEAF)
         assert sorted(ids) == sorted(leaf.id for leaf in leaves)
         # The second enqueue was first stored by the fourth run.

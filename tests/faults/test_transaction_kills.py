@@ -140,20 +140,24 @@ async def check(payments: Payments, queue: AsyncTaskQueue, ids: list[str]) -> in
 @pytest.mark.timeout(400)
 @pytest.mark.deep_on("postgres")
 @pytest.mark.parametrize(
-    "kills", [pytest.param(10, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
+    "kills", [pytest.param(5, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
 )
 async def test_a_row_written_in_a_tasks_transaction_exists_exactly_once(
     payments, queue, start, kills
 ):
     chance = random.Random(kills)
-    ids = []
-    for _ in range(kills):
+    ids: list[str] = []
+    killed = interrupted = 0
+    # On a busy machine all kills may come before the first run, or after the last.
+    while killed < kills or not interrupted:
         calls = [(pay, ()), (pay_in_thread, ())] * 15
         ids += [handle.id for handle in await queue.enqueue_many(calls)]
         worker = await start()
         # This waits for nothing: the test is about the time of the kill.
         await asyncio.sleep(chance.uniform(0, LONGEST_LIFE))
         kill(worker)
+        killed += 1
+        interrupted += (await queue.stats()).by_status[TaskStatus.RUNNING]
     await start()
     await until_done(queue)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from omniq import __version__
 from omniq.storage import open_storage
 from omniq.testing.servers import PostgresServer, RedisServer
 from tests.acceptance.command import clean_environment
+from tests.cli.in_process import CommandResult, run_command
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,39 +35,48 @@ def redis_backend() -> None:
 class Doctor:
     """Runs the command in a separate folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
 
-    def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "omniq", "doctor", *arguments],
-            cwd=self._folder,
-            env={**clean_environment(), **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+    def run(self, *arguments: str, **environ: str) -> CommandResult:
+        for name, value in environ.items():
+            self._monkeypatch.setenv(name, value)
+        return run_command(self._capsys, "doctor", *arguments)
 
     def findings(self, url: str, code: int = 0) -> dict[str, tuple[str, str]]:
         """Return the findings of `--json`: the value and verdict of each name."""
         done = self.run("--url", url, "--json")
-        assert done.returncode == code, done.stderr
-        report: dict[str, Any] = json.loads(done.stdout)
+        assert done.code == code, done.err
+        report: dict[str, Any] = json.loads(done.out)
         assert report["healthy"] is (code == 0)
         return {each["name"]: (each["value"], each["verdict"]) for each in report["findings"]}
 
     def error_line(self, url: str) -> str:
         """Return the only line of a doctor that could not open the storage."""
         done = self.run("--url", url)
-        assert (done.returncode, done.stdout) == (1, "")
-        (line,) = done.stderr.splitlines()
+        assert (done.code, done.out) == (1, "")
+        (line,) = done.err.splitlines()
         assert line.startswith("omniq: ")
         return line
 
 
 @pytest.fixture
-def doctor(tmp_path: Path) -> Doctor:
-    return Doctor(tmp_path)
+def doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Doctor:
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ.keys() - clean_environment().keys():
+        if name != "OMNIQ_TEST_POSTGRES_TEMPLATES":
+            monkeypatch.delenv(name)
+    return Doctor(monkeypatch, capsys)
+
+
+async def stored_tasks(url: str) -> tuple[int, int]:
+    """Open the storage, which creates it; return how many tasks it lists and counts."""
+    async with open_storage(url) as storage:
+        listed = await storage.list_tasks()
+        return len(listed), sum((await storage.stats()).by_status.values())
 
 
 @pytest.mark.parametrize(
@@ -89,9 +98,7 @@ def test_the_doctor_reports_the_guarantees_of_a_local_storage(doctor, url, survi
 
 
 @pytest.mark.parametrize("url", ["sqlite:///tasks.db", "file:tasks"])
-async def test_the_doctor_says_where_a_local_storage_is_and_does_not_create_it(
-    doctor, tmp_path, url
-):
+def test_the_doctor_says_where_a_local_storage_is_and_does_not_create_it(doctor, tmp_path, url):
     name = url.removeprefix("sqlite:///").removeprefix("file:")
     path = tmp_path / name
     missing = f"{path}: does not exist yet; the first task or worker creates it"
@@ -99,37 +106,34 @@ async def test_the_doctor_says_where_a_local_storage_is_and_does_not_create_it(
     assert doctor.findings(url)["place"] == (missing, "ok")
     assert not path.exists()
     assert [each for each in os.listdir(tmp_path) if "doctor" in each or name in each] == []
-    async with open_storage(url.replace(name, str(path))):
-        pass
+    asyncio.run(stored_tasks(url.replace(name, str(path))))
     assert doctor.findings(url)["place"] == (str(path), "ok")
 
 
-async def test_the_doctor_leaves_no_files_behind(doctor, tmp_path):
+def test_the_doctor_leaves_no_files_behind(doctor, tmp_path):
     url = f"sqlite:///{tmp_path}/tasks.db"
-    assert doctor.run("--url", url).returncode == 0
-    async with open_storage(url) as storage:
-        assert await storage.list_tasks() == []
-        assert sum((await storage.stats()).by_status.values()) == 0
+    assert doctor.run("--url", url).code == 0
+    assert asyncio.run(stored_tasks(url)) == (0, 0)
 
 
 def test_the_doctor_names_the_source_of_each_setting_and_hides_secrets(doctor, tmp_path):
     (tmp_path / "omniq.toml").write_text("lease = 7\n")
     done = doctor.run("--json", OMNIQ_CONCURRENCY="5", OMNIQ_SIGNING_KEY="open-sesame-open")
-    assert done.returncode == 0
-    settings = {each.pop("name"): each for each in json.loads(done.stdout)["settings"]}
+    assert done.code == 0
+    settings = {each.pop("name"): each for each in json.loads(done.out)["settings"]}
 
     assert settings["lease"] == {"value": "7.0", "source": "omniq.toml"}
     assert settings["concurrency"] == {"value": "5", "source": "OMNIQ_CONCURRENCY"}
     assert settings["poll_interval"] == {"value": "1.0", "source": "default"}
     assert settings["signing_key"] == {"value": "***", "source": "OMNIQ_SIGNING_KEY"}
-    assert "open-sesame" not in done.stdout + done.stderr
+    assert "open-sesame" not in done.out + done.err
 
 
 def test_control_characters_are_escaped(doctor):
     done = doctor.run("--url", "file:tasks\x1b[2J")
-    assert done.returncode == 0
-    assert "\x1b" not in done.stdout
-    assert "\\x1b[2J" in done.stdout
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    assert "\\x1b[2J" in done.out
 
 
 @needs_postgres
@@ -151,11 +155,11 @@ def test_the_doctor_warns_of_a_postgresql_that_may_lose_acknowledged_tasks(docto
     with PostgresServer(durable=True, options={setting: "off"}) as server:
         done = doctor.run("--url", server.url, "--json")
         shown = doctor.run("--url", server.url)
-    report = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
+    report = {each["name"]: each["verdict"] for each in json.loads(done.out)["findings"]}
 
     assert report[setting] != "ok"
     assert report["survives"] != "ok"
-    assert server.password not in done.stdout + shown.stdout
+    assert server.password not in done.out + shown.out
 
 
 @needs_redis
@@ -178,7 +182,7 @@ def test_the_doctor_reports_the_guarantees_of_a_durable_redis(doctor):
 def test_the_doctor_warns_of_a_redis_that_may_lose_acknowledged_tasks(doctor, options, setting):
     with RedisServer(durable=True, options=options) as server:
         done = doctor.run("--url", server.url, "--json")
-    report = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
+    report = {each["name"]: each["verdict"] for each in json.loads(done.out)["findings"]}
 
     assert report[setting] != "ok"
     assert report["survives"] != "ok"

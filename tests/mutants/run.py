@@ -29,6 +29,8 @@ CONTRACTS = {
     "memory": "tests/storage/test_memory.py",
     "sqlite": "tests/storage/test_sqlite_contract.py",
     "file": "tests/storage/test_file_contract.py",
+    "log": "tests/storage/test_log_commits.py tests/storage/test_log_turns.py",
+    "s3": "tests/storage/test_s3_trimming.py",
 }
 SUITES = ("contract", "machine")
 SIMULATION = "simulation"
@@ -49,7 +51,10 @@ class Mutant:
 
     @property
     def suites(self) -> tuple[str, ...]:
-        return (SIMULATION,) if self.backend == SIMULATION else SUITES
+        if self.backend == SIMULATION:
+            return (SIMULATION,)
+        # A state machine never stands still for hours.
+        return ("contract",) if self.backend == "s3" else SUITES
 
     @classmethod
     def read(cls, patch: Path) -> Mutant:
@@ -179,7 +184,7 @@ def run(backend: str, suite: str, folder: Path) -> tuple[str, str]:
 def selection(backend: str, suite: str) -> list[str]:
     if suite == "contract":
         # The same contract with every write synced detects nothing more, and is slow.
-        return [CONTRACTS[backend], "-k", "not Synced"]
+        return [*CONTRACTS[backend].split(), "-k", "not Synced"]
     return [
         "tests/properties/test_state_machine.py", "-k", f"test_a_backend_answers and {backend}",
         "-p", "tests.mutants.first_failing_example",

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.redis import RedisStorage
+from omniq.storage.s3 import S3Storage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import OpenStore
 from tests.properties.state_machine_run import LONG_RUN_EXAMPLES, run_state_machine
@@ -49,6 +50,33 @@ class RedisStore:
         async with Redis.from_url(self._url) as server:
             keys = [key async for key in server.scan_iter(f"{{{self._prefix}}}:*", count=1000)]
             await server.delete(*keys, "none")
+
+
+class S3Store:
+    """A store under a unique prefix, with frequent snapshots."""
+
+    def __init__(
+        self, url: str, clock: ManualClock, settings: Settings, max_pending: int | None
+    ) -> None:
+        place, _, query = url.partition("?")
+        self._url = f"{place}/{uuid4().hex}?{query}"
+        self._make = partial(
+            S3Storage,
+            self._url,
+            snapshot_bytes=5_000,
+            clock=clock,
+            settings=settings,
+            max_pending=max_pending,
+        )
+
+    def another(self) -> BaseStorage:
+        return self._make()
+
+    async def reopen(self) -> None:
+        """Do nothing: each object loads the log when it is opened."""
+
+    async def discard(self) -> None:
+        """Do nothing: the server ends with the tests."""
 
 
 class PostgresStore:
@@ -99,3 +127,15 @@ def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> No
 @pytest.mark.timeout(1500)
 def test_postgresql_answers_as_the_model_does_in_long_runs(open_on_postgres: OpenStore) -> None:
     run_state_machine(open_on_postgres, examples=LONG_RUN_EXAMPLES, steps=100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_s3_answers_as_the_model_does(s3_server_url: str) -> None:
+    run_state_machine(partial(S3Store, s3_server_url), examples=3, steps=40)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1500)
+def test_s3_answers_as_the_model_does_in_long_runs(s3_server_url: str) -> None:
+    run_state_machine(partial(S3Store, s3_server_url), examples=LONG_RUN_EXAMPLES, steps=100)

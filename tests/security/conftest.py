@@ -13,6 +13,9 @@ from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from tests.security.raw_stores import RAW_STORES, RawStore
+from tests.storage.conftest import pytest_pycollect_makeitem
+
+__all__ = ["pytest_pycollect_makeitem"]
 
 
 @pytest.fixture(autouse=True)

@@ -100,9 +100,9 @@ def _one_attack_a_row(raw: RawStore, draw: random.Random) -> Iterator[Attack]:
             if _OF_THE_STORE.search(_name_of(address)):
                 continue
             changes = list(_changed_records(raw.read(address)))
-            path, value, data = draw.choice(changes)
+            path, value, changed = draw.choice(changes)
             attack = RecordAttack(_name_of(address), path, address, value)
-            attack.store, attack.data = raw, data
+            attack.store, attack.changed = raw, changed
             yield attack
 
 

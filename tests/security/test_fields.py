@@ -12,7 +12,8 @@ import random
 import re
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,18 +144,18 @@ class RecordAttack(Attack):
     """A value inside a stored record of a file or of Redis."""
 
     store: RawStore
-    data: bytes
+    changed: Callable[[], bytes]
 
     @staticmethod
     def all(store: RawStore) -> Iterator[RecordAttack]:
         for address in store.addresses():
-            for path, value, data in _changed_records(store.read(address)):
+            for path, value, changed in _changed_records(store.read(address)):
                 attack = RecordAttack(_name_of(address), path, address, value)
-                attack.store, attack.data = store, data
+                attack.store, attack.changed = store, changed
                 yield attack
 
     def make(self) -> bool:
-        self.store.write(self.row, self.data)
+        self.store.write(self.row, self.changed())
         return True
 
 
@@ -166,8 +167,8 @@ def _name_of(address: Address) -> str:
     )
 
 
-def _changed_records(record: bytes) -> Iterator[tuple[str, Any, bytes]]:
-    """The record with one absurd value: where, which, and the record."""
+def _changed_records(record: bytes) -> Iterator[tuple[str, Any, Callable[[], bytes]]]:
+    """The record with one absurd value: where, which, and a function that returns the record."""
     try:
         decoded = msgspec.msgpack.decode(record)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -175,13 +176,17 @@ def _changed_records(record: bytes) -> Iterator[tuple[str, Any, bytes]]:
     if isinstance(decoded, list | dict):
         for path in _paths(decoded):
             for value in _ANY:
-                yield str(path), value, msgspec.msgpack.encode(_replaced(decoded, path, value))
+                yield str(path), value, partial(_encoded_with, decoded, path, value)
     for number, part in enumerate(re.split(rb"([0-9]+|[/ \n])", record)[:60]):
         if part.isdigit():
             for value in (b"", b"x", b"-1", b"9" * 30, b"1e308", b"nan"):
-                yield f"text {number}", value, record.replace(part, value, 1)
+                yield f"text {number}", value, partial(record.replace, part, value, 1)
     for value in (b"", b"\xff", b"x", record[:-1], record * 2):
-        yield "all", value, value
+        yield "all", value, partial(bytes, value)
+
+
+def _encoded_with(record: Any, path: tuple[Any, ...], value: Any) -> bytes:
+    return msgspec.msgpack.encode(_replaced(record, path, value))
 
 
 def _paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

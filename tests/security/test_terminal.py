@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from omniq import TaskQueue
 from omniq.models import TaskError
 from omniq.outcomes import Failed
-from tests.security.test_secrets import _clean
+from tests.cli.in_process import run_command
 
 EVIL = (
     "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b31m\r\n\u202egnp.exe\u2066\x08\x7f\x00\ufeff[bold red]x[/]"
@@ -45,23 +41,16 @@ def store(tmp_path_factory) -> tuple[str, str]:
         return url, handle.id
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.security("S21")
 @pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
-def test_no_command_prints_terminal_control_sequences(command, store):
+def test_no_command_prints_terminal_control_sequences(command, store, monkeypatch, capsys):
     url, task_id = store
-    done = subprocess.run(
-        [sys.executable, "-m", "omniq", *(word.replace("{id}", task_id) for word in command)],
-        env={**_clean(), "OMNIQ_URL": url, "COLUMNS": "200"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        timeout=25,
-        check=False,
-    )
-    said = (done.stdout + done.stderr).decode()
+    monkeypatch.setenv("OMNIQ_URL", url)
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run_command(capsys, *(word.replace("{id}", task_id) for word in command))
+    said = done.out + done.err
 
     assert said
-    assert "Traceback" not in done.stderr.decode()
+    assert "Traceback" not in done.err
     obeyed = {hex(ord(each)) for each in said if not each.isprintable() and each != "\n"}
     assert obeyed == set()

@@ -120,7 +120,7 @@ async def test_a_decorator_that_passes_arguments_itself_decides_what_fits(queue)
     handle = await queue.enqueue(sample_tasks.injected, 5)
     await queue.worker().run_until_empty()
 
-    assert await handle.result(timeout=5) == "session 5"
+    assert await handle.result(timeout=30) == "session 5"
 
 
 async def test_a_function_that_was_called_instead_of_passed_is_named(queue):
@@ -194,7 +194,7 @@ async def test_a_schedule_stores_plain_data_too(queue):
     await queue.worker().run_until_empty()
 
     assert sample_tasks.RUNS.pop() == Order(1)
-    assert await handle.result(timeout=5) == {"number": 2, "color": "red"}
+    assert await handle.result(timeout=30) == {"number": 2, "color": "red"}
 
 
 async def test_a_secret_of_pydantic_is_hidden_like_one_that_is_marked(queue):

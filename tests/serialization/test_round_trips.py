@@ -44,7 +44,7 @@ def test_there_are_at_least_forty_kinds():
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_a_value_becomes_plain_data_and_is_made_again(kind, data):
     annotation, strategy = KINDS[kind]
     value = data.draw(strategy)

@@ -29,6 +29,7 @@ def test_many_fleets_keep_their_promises(seeds):
     assert list(filter(None, map(failure_of, seeds))) == []
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 def test_the_seeds_cover_every_kind_of_fault():
     """A simulation without faults would prove nothing."""

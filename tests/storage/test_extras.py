@@ -10,7 +10,11 @@ import pytest
 
 @pytest.mark.parametrize(
     ("url", "extra", "driver"),
-    [("postgresql://h/db", "postgres", "asyncpg"), ("redis://h", "redis", "hiredis")],
+    [
+        ("postgresql://h/db", "postgres", "asyncpg"),
+        ("redis://h", "redis", "hiredis"),
+        ("s3://bucket/prefix", "s3", "obstore"),
+    ],
 )
 def test_a_missing_driver_is_named_with_what_to_install(url, extra, driver):
     code = (

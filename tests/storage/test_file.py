@@ -175,11 +175,11 @@ async def test_a_single_storage_leaves_no_temporary_files(storage, folder):
 @pytest.mark.fault("F25")
 async def test_eight_processes_drain_one_folder_and_claim_each_task_once(folder, durability):
     url = f"file:{folder}?durability={durability}"
-    drained = await drain_together(url, processes=8, tasks=5000 if durability == "os" else 1000)
+    drained = await drain_together(url, processes=8, tasks=2000 if durability == "os" else 1000)
 
     assert drained.errors == ""
     assert set(drained.claims.values()) == {1}
-    assert len(drained.claims) == (5000 if durability == "os" else 1000)
+    assert len(drained.claims) == (2000 if durability == "os" else 1000)
     assert drained.refused == 0
     assert names(folder, "tasks") == []
 
@@ -373,7 +373,7 @@ async def test_a_task_that_is_claimed_while_another_process_lists_the_folder_sta
         found = list_names(disk, of)
         if of == "tasks":
             monkeypatch.undo()
-            claimed.extend(asyncio.run_coroutine_threadsafe(another.reserve(1), loop).result(5))
+            claimed.extend(asyncio.run_coroutine_threadsafe(another.reserve(1), loop).result(30))
             found += list_names(disk, of)
         return found
 
@@ -574,7 +574,7 @@ async def test_a_dead_task_that_ends_again_before_its_retry_returns_keeps_the_ne
     def apply_and_be_slow(self: Writes, changes: Iterable[Change]) -> None:
         monkeypatch.undo()
         apply(self, changes)
-        asyncio.run_coroutine_threadsafe(run_again(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(run_again(), loop).result(30)
 
     monkeypatch.setattr(Writes, "_apply", apply_and_be_slow)
     assert await storage.retry_dead("a")
@@ -599,7 +599,7 @@ async def test_a_late_retry_of_a_task_that_was_retried_and_died_again_reads_the_
 
     def prepare_late(self: Writes, write: Write) -> None:
         monkeypatch.undo()
-        asyncio.run_coroutine_threadsafe(retry_and_fail(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(retry_and_fail(), loop).result(30)
         prepare(self, write)
 
     monkeypatch.setattr(Writes, "_prepare", prepare_late)
@@ -625,7 +625,7 @@ async def test_a_purge_that_has_read_an_old_letter_keeps_the_new_one_of_the_same
 
     async def write_late(self: FileSection, changes: Changes) -> frozenset[str]:
         monkeypatch.undo()
-        asyncio.run_coroutine_threadsafe(retry_and_fail(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(retry_and_fail(), loop).result(30)
         return await write(self, changes)
 
     monkeypatch.setattr(FileSection, "write", write_late)
@@ -727,7 +727,7 @@ async def test_a_result_that_is_replaced_while_the_earlier_one_is_read_is_not_ta
 
     def read_late(fd: int, size: int) -> bytes:
         monkeypatch.undo()
-        asyncio.run_coroutine_threadsafe(run_again(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(run_again(), loop).result(30)
         return read_whole(fd, size)
 
     monkeypatch.setattr(filesystem, "_read_whole", read_late)

@@ -12,7 +12,7 @@ import pytest
 from omniq import failpoints
 from omniq.errors import LeaseLost, StorageCorrupt, StorageError, StorageRefused
 from omniq.models import TaskStatus
-from omniq.storage.backend import Section
+from omniq.storage.backend import Document, Section
 from omniq.storage.log import LogStorage
 from omniq.storage.log.backend import LogBackend
 from omniq.storage.log.encoding import Commit, Effects, encode_commit
@@ -432,6 +432,23 @@ async def test_undo_returns_to_the_state_before(clock, monkeypatch):
 
         assert states, "the call changed nothing"
         assert states[0] == before
+
+
+async def test_undo_returns_to_the_state_before_the_first_of_several_changes(records, clock):
+    replica = Replica(MemoryLog(records, clock), "w", clock)
+    await replica.load()
+    replica.begin()
+    replica.tables.set_document("kind", "key", Document("kind", "key", b"1"))
+    assert await replica.commit()
+    before = _state(replica)
+
+    replica.begin()
+    for data in (b"2", b"3"):
+        replica.tables.set_document("kind", "key", Document("kind", "key", data))
+        replica.tables.set_document("kind", "new", Document("kind", "new", data))
+    replica.undo()
+
+    assert _state(replica) == before
 
 
 def _replica_of(storage: LogStorage) -> Replica:

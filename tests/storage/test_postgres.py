@@ -45,6 +45,7 @@ from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
+from tests.cli.in_process import run_command
 from tests.storage.emptied_gates import claimed_beside_an_emptied_gate
 from tests.storage.postgres_stores import Schema
 
@@ -453,38 +454,41 @@ async def test_ids_that_a_worker_of_version_5_sends_are_understood(schema):
         assert found == ["a", "b"]
 
 
-def test_the_schema_commands_set_up_check_and_print(postgres_url):
-    assert _omniq("schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq("schema", "install", url=postgres_url) == (0, "set up at version 7\n", "")
-    assert _omniq("schema", "upgrade", url=postgres_url) == (
+def test_the_schema_commands_set_up_check_and_print(postgres_url, capsys):
+    assert _omniq(capsys, "schema", "check", url=postgres_url) == (1, "", "is not set up")
+    assert _omniq(capsys, "schema", "install", url=postgres_url) == (0, "set up at version 7\n", "")
+    assert _omniq(capsys, "schema", "upgrade", url=postgres_url) == (
         0,
         "is at version 7\nno key is set: schedules and checkpoints are stored without a seal\n",
         "",
     )
-    assert _omniq("schema", "check", url=postgres_url) == (0, "version 7\n", "")
-    assert _omniq("schema", "check", "--json", url=postgres_url) == (0, '{"version": 7}\n', "")
-    assert _omniq("schema", "install", "--json", url=postgres_url) == (
+    assert _omniq(capsys, "schema", "check", url=postgres_url) == (0, "version 7\n", "")
+    assert _omniq(capsys, "schema", "check", "--json", url=postgres_url) == (
+        0,
+        '{"version": 7}\n',
+        "",
+    )
+    assert _omniq(capsys, "schema", "install", "--json", url=postgres_url) == (
         0,
         '{"before": 7, "after": 7}\n',
         "",
     )
-    code, sql, _ = _omniq("schema", "sql", url=postgres_url)
+    code, sql, _ = _omniq(capsys, "schema", "sql", url=postgres_url)
     assert code == 0
     assert sql.startswith("BEGIN;")
     assert f'CREATE TABLE "{postgres_url.rpartition("=")[2]}".live' in sql
-    assert _omniq("schema", "sql", url="memory://") == (2, "", "only postgresql:// has a schema")
-
-
-def _omniq(*arguments, url):
-    """The exit code, the standard output, and the middle of the error line."""
-    done = subprocess.run(
-        [sys.executable, "-m", "omniq", *arguments, "--url", url],
-        capture_output=True,
-        text=True,
-        check=False,
+    assert _omniq(capsys, "schema", "sql", url="memory://") == (
+        2,
+        "",
+        "only postgresql:// has a schema",
     )
-    (*_, error) = ("", *done.stderr.splitlines())
-    return done.returncode, done.stdout, error.rpartition(": ")[2].partition(";")[0]
+
+
+def _omniq(capsys, *arguments, url):
+    """The exit code, the standard output, and the middle of the error line."""
+    done = run_command(capsys, *arguments, "--url", url)
+    (*_, error) = ("", *done.err.splitlines())
+    return done.code, done.out, error.rpartition(": ")[2].partition(";")[0]
 
 
 # Indexes

@@ -233,4 +233,4 @@ def test_the_result_of_a_task_that_has_not_ended_is_refused_at_once(
 async def test_a_result_is_awaited_while_the_tasks_run() -> None:
     async with AsyncManualQueue() as queue:
         handle = await queue.enqueue(send, "a@b")
-        await asyncio.gather(handle.result(5), queue.run())
+        await asyncio.gather(handle.result(30), queue.run())

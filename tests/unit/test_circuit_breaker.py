@@ -168,7 +168,7 @@ def test_threads_share_it_and_exactly_one_of_them_probes(breaker, service, clock
         try:
             with breaker.guard():
                 inside.release()
-                leave.wait(5)
+                leave.wait(30)
         except CircuitOpen:
             refused.append(1)
             if len(refused) == 7:

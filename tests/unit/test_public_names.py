@@ -107,6 +107,7 @@ def test_importing_omniq_loads_no_driver_and_no_web_or_command_library() -> None
             "psycopg",
             "sqlalchemy",
             "hiredis",
+            "obstore",
             "redis",
             "cloudpickle",
             "uvloop",

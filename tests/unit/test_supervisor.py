@@ -357,7 +357,7 @@ def test_a_worker_that_was_stopped_before_its_start_ends(storage):
     serving.stop(0)
     serving.start()
 
-    assert ended.wait(5)
+    assert ended.wait(30)
     assert serving.join(30)
 
 

@@ -39,7 +39,7 @@ from omniq.testing.manual import AsyncManualQueue
 from tests.worker import enqueueing_tasks as tasks
 from tests.worker.recorder import PATIENCE
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.deep_on("file", "redis")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.deep_on("file", "postgres", "redis")]
 
 LEAF, OTHER = f"{tasks.__name__}.leaf", f"{tasks.__name__}.other_leaf"
 
@@ -480,4 +480,4 @@ def test_a_queue_without_a_url_in_a_task_is_that_of_the_worker(tmp_path):
             worker, cwd=tmp_path, env={**environ, "PYTHONPATH": root}, check=True, timeout=60
         )
 
-        assert queue.handle(handle.result(timeout=1)).status() is TaskStatus.SUCCESS
+        assert queue.handle(handle.result(timeout=30)).status() is TaskStatus.SUCCESS

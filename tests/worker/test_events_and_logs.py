@@ -69,6 +69,8 @@ async def test_start_stop_and_the_events_of_a_task_are_logged_as_info(
 ) -> None:
     async with queue.worker(poll_interval=60):
         await (await queue.enqueue(sample_tasks.add, 1)).result(30)
+        # The storage notifies this program of the result before the worker writes its line.
+        await until(lambda: ("INFO", "task.succeeded") in lines())
 
     info = [event for level, event in lines() if level == "INFO"]
     assert info == [

@@ -62,6 +62,7 @@ async def test_arguments_that_the_function_no_longer_takes_are_an_error_without_
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault("F75", "F76")
+@pytest.mark.deep_on("async in a process")
 async def test_an_exception_of_any_type_fails_only_the_attempt_that_raised_it(memory_queue, place):
     bad, good = PLACES[place]
     async with memory_queue.worker(concurrency=4) as pool:
@@ -82,6 +83,7 @@ async def test_an_exception_of_any_type_fails_only_the_attempt_that_raised_it(me
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault("F77")
+@pytest.mark.deep_on("async in a process")
 async def test_an_error_is_stored_as_bounded_text(memory_queue, place):
     bad, _ = PLACES[place]
     kinds = [
@@ -107,6 +109,7 @@ async def test_an_error_is_stored_as_bounded_text(memory_queue, place):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault("F71")
+@pytest.mark.deep_on("async in a process")
 async def test_a_result_that_cannot_be_encoded_in_a_child_fails_permanently_and_is_not_run_again(
     memory_queue, place
 ):

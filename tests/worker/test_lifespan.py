@@ -443,7 +443,7 @@ async def test_queues_for_tests_have_it_too(log):
     async with AsyncManualQueue(lifespan=resource_tasks.lifespan) as queue:
         handle = await queue.enqueue(resource_tasks.greet, "a")
         await queue.run()
-        assert await handle.result(1) == "hello, a"
+        assert await handle.result(30) == "hello, a"
 
 
 def test_the_fixture_for_tests_takes_a_lifespan_and_middleware(omniq_queue: ManualQueue, log):
@@ -451,7 +451,7 @@ def test_the_fixture_for_tests_takes_a_lifespan_and_middleware(omniq_queue: Manu
     handle = omniq_queue.enqueue(resource_tasks.greet, "a")
     omniq_queue.run()
 
-    assert handle.result(1) == "hello, a"
+    assert handle.result(30) == "hello, a"
     assert noted(log)[:2] == ["lifespan entered", f"first before {MODULE}.greet"]
 
 

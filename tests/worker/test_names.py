@@ -196,7 +196,7 @@ async def test_an_alias_may_be_a_place_that_still_imports_the_function(module):
         handle = await queue.enqueue("old_place.send")
         await queue.worker().run_until_empty()
 
-        assert await handle.result(timeout=5) == "ran"
+        assert await handle.result(timeout=30) == "ran"
 
 
 async def test_a_static_method_may_have_a_name(monkeypatch):
@@ -209,7 +209,7 @@ async def test_a_static_method_may_have_a_name(monkeypatch):
         await queue.worker(allow=["classy_tasks"]).run_until_empty()
         task_of_it = await queue.get_task(handle.id)
 
-        assert await handle.result(timeout=5) == "ran"
+        assert await handle.result(timeout=30) == "ran"
     assert task_of_it is not None
     assert task_of_it.func_path == "classy.send"
     monkeypatch.undo()

@@ -293,7 +293,7 @@ async def test_other_writers_wait_for_an_open_transaction_and_the_lease_is_renew
         handle = await queue.enqueue(tasks.hang_inside, "a")
         await until(lambda: recorder.names() == ["a"])
         waiting = asyncio.create_task(queue.enqueue(tasks.write, "b"))
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             assert (await heartbeat.renew()).held == {handle.id: 1}
         assert not waiting.done()
         recorder.gate("a").set()

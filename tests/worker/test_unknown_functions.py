@@ -26,7 +26,7 @@ from tests.worker.recorder import until
 
 A, B = service_a.__name__, service_b.__name__
 MISSING = f"{A}.added_later"
-COUNT = 1_000
+COUNT = 200
 
 
 async def enqueue_both(storage: BaseStorage, count: int = COUNT) -> tuple[list[str], list[str]]:

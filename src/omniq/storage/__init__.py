@@ -26,7 +26,8 @@
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |
 | `wakeups` | wake-ups within one process |
 | `permissions` | refuses files and folders that other users may write to |
-| `memory`, `file`, `sqlite`, `postgres`, `redis`, `log` | the backends, a package each |
+| `memory`, `file`, `sqlite`, `postgres`, `redis`, `s3` | the backends, a package each |
+| `log` | the common part of backends on a log that can only be appended to |
 """
 
 from omniq.storage.base import BaseStorage

@@ -29,6 +29,9 @@ class StoreClock:
         """What to add to the boot clock, at least."""
 
         self._highest = 0
+        self._used = 0
+        """What is added: the least, or this machine's own difference, if the replies allow it."""
+
         self._observed_at = 0
         self.boot_micros = clock.boot_micros
         self.boot_id = clock.boot_id
@@ -36,21 +39,27 @@ class StoreClock:
         self.random = clock.random
         self.new_id = clock.new_id
 
-    def observe(self, store_micros: int, *, sent_at: int) -> None:
-        """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent."""
+    def observe(self, store_micros: int, *, sent_at: int, step: int = 0) -> None:
+        """Note the store's time in a reply; `sent_at` is the boot clock when the request was sent.
+
+        `step` is the precision of that time, which is rounded down. Within a step, this machine's wall clock is
+        believed: most machines have the right time, and others are off by less than a step.
+        """
         self._observed_at = received_at = self._clock.boot_micros()
-        low, high = store_micros - received_at, store_micros - sent_at
+        low, high = store_micros - received_at, store_micros + step - sent_at
         if self._offset is None or high < self._offset or low > self._highest:
             self._offset, self._highest = low, high
         else:
             # Several replies together say more than each of them.
             self._offset, self._highest = max(low, self._offset), min(high, self._highest)
+        own = self._clock.micros() - received_at if step else 0
+        self._used = min(max(own, self._offset), self._highest) if step else self._offset
 
     def micros(self) -> int:
         """The store's time in microseconds since 1970; before the first reply, this machine's."""
         if self._offset is None:
             return self._clock.micros()
-        return self._clock.boot_micros() + self._offset
+        return self._clock.boot_micros() + self._used
 
     def is_rough(self) -> bool:
         """Whether the time may be wrong by more than a millisecond: replies took longer."""

@@ -25,6 +25,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     `atomic_batches`: whether a batch is enqueued completely or not at all, even across a crash.
     `exact_bound`: whether `max_pending` holds exactly when several processes enqueue concurrently.
     `transactions`: whether an enqueue can be part of a caller's own SQL transaction.
+    `slow_writes`: whether a write takes long and costs money, and a process has one under way at a time: a
+    worker then claims for all slots with one call, and renews its lease three times in a lease, not more.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     atomic_batches: bool = True
     exact_bound: bool = True
     transactions: bool = False
+    slow_writes: bool = False
 
 
 class Witness(msgspec.Struct, frozen=True):

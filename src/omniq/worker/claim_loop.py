@@ -74,7 +74,9 @@ class ClaimLoop:
         self._pool, self._unknown, self._watch = pool, unknown, watch
         self._problems, self._report_failure = problems, problems.report
         # A server works on one call while this process or the network is busy with the other.
-        self._concurrent_calls = 2 if storage.capabilities.reach == "fleet" else 1
+        capabilities = storage.capabilities
+        is_server = capabilities.reach == "fleet" and not capabilities.slow_writes
+        self._concurrent_calls = 2 if is_server else 1
         is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
         self._most_per_call = (
             -(-concurrency // self._concurrent_calls) if is_divided else concurrency

@@ -50,7 +50,9 @@ class Heartbeat:
         self._pool = pool
         self._watchdog = watchdog
         self._lease = lease
-        self._pause = min(lease / _RENEWALS_PER_LEASE, _LONGEST_PAUSE)
+        pause = lease / _RENEWALS_PER_LEASE
+        has_slow_writes = storage.capabilities.slow_writes
+        self._pause = pause if has_slow_writes else min(pause, _LONGEST_PAUSE)
         self._concurrency = concurrency
         self._queues = queues
         self._runnable = runnable

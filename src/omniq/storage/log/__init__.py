@@ -11,6 +11,7 @@ claims, unique keys, limits, leases and batches.
 | `encoding` | commits and snapshots as bytes |
 | `undoable_tables` | the state, which remembers what a commit changes |
 | `replica` | the state and its place in the log: follow, append, undo, save snapshots |
+| `turns` | which of the competing processes appends next |
 | `commit_thread` | runs all calls that wait, and appends their changes as one commit |
 | `backend` | the port of the engine on top of it |
 | `storage` | `LogStorage` |

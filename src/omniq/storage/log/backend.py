@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from omniq._process_id import PROCESS_ID
 from omniq.clock import Clock
-from omniq.errors import LeaseLost, StorageClosed
+from omniq.errors import LeaseLost, StorageClosed, StorageError
 from omniq.models import WorkerInfo
 from omniq.storage.backend import Backend, Counts, Lease, Moved, Work, complete
 from omniq.storage.incarnation import STORE, check_reader, decode_record
@@ -25,23 +26,34 @@ class Connection:
     """The commit thread that the backends of one process share while any of them is open."""
 
     def __init__(
-        self, connect: Callable[[], Log], clock: Clock, snapshot_bytes: int = SNAPSHOT_BYTES
+        self,
+        connect: Callable[[], Log],
+        clock: Clock,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        commit_bytes: int = 0,
     ) -> None:
         self._connect = connect
         self._clock = clock
-        self._snapshot_bytes = snapshot_bytes
+        self._snapshot_sizes = snapshot_bytes, commit_bytes
         self._lock = threading.Lock()
         self._users = 0
+        self._process = 0
         self._thread: CommitThread | None = None
 
     async def open(self) -> CommitThread:
         """Start the thread, unless it runs, and load the log."""
         with self._lock:
-            self._users += 1
             thread = self._thread
+            if thread is not None and self._process != PROCESS_ID.number:
+                raise StorageError(
+                    f"process {self._process} has opened this storage, and this is a fork of it; make a "
+                    "separate storage in each process"
+                )
+            self._users += 1
             if thread is None:
+                self._process = PROCESS_ID.number
                 log = self._connect()
-                replica = Replica(log, self._clock.new_id(), self._clock, self._snapshot_bytes)
+                replica = Replica(log, self._clock.new_id(), self._clock, *self._snapshot_sizes)
                 thread = self._thread = CommitThread(log, replica)
         try:
             await thread.call(_do_nothing, writes=False)
@@ -69,10 +81,14 @@ class LogBackend(Backend):
         capabilities: Capabilities,
         clock: Clock,
         wakeups: LocalWakeups,
+        *,
+        margin: int = 0,
     ) -> None:
+        """`margin`: microseconds by which the times of two processes may differ. Leases last that much longer."""
         self._connection = connection
         self._capabilities = capabilities
-        self._clock = clock
+        self._clock = self.store_clock = clock
+        self._margin = margin
         self._wakeups = wakeups
         self._thread: CommitThread | None = None
 
@@ -81,13 +97,16 @@ class LogBackend(Backend):
         return self._capabilities
 
     async def open(self) -> None:
-        if self._thread is None:
-            self._thread = await self._connection.open()
-            try:
-                await self._call(_check_reader, writes=False)
-            except BaseException:
-                await self.close()
-                raise
+        thread = await self._connection.open()
+        if self._thread is not None:
+            await self._connection.close()
+            return
+        self._thread = thread
+        try:
+            await self._call(_check_reader, writes=False)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         if self._thread is not None:
@@ -96,7 +115,13 @@ class LogBackend(Backend):
 
     def sibling(self) -> LogBackend:
         # The thread is separate from every event loop that uses it, so that siblings can share it.
-        return LogBackend(self._connection, self._capabilities, self._clock, self._wakeups)
+        return LogBackend(
+            self._connection,
+            self._capabilities,
+            self._clock,
+            self._wakeups,
+            margin=self._margin,
+        )
 
     async def _call(self, run: Run[_T], *, writes: bool = True) -> _T:
         if self._thread is None:
@@ -137,6 +162,7 @@ class LogBackend(Backend):
         return await self._call(lambda tables, now: tables.list_leases(now), writes=False)
 
     async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
+        length += self._margin
         return await self._call(lambda tables, now: tables.renew(info, now + length, holder))
 
     async def fence(self, owner: str, *, retires: bool = False) -> bool:

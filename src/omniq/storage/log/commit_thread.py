@@ -5,7 +5,10 @@ that arrive during the append wait for the next one: no timer delays a call. Rea
 An answer is given when the append has shown that the replica was at the end of the log; if there is
 nothing to append, when the log was read to its end after the call.
 
-It is a thread, so that a blocked event loop of the user loses no lease.
+Processes that compete take turns: a process waits for its turn before it takes the waiting calls.
+
+It is a thread, so that a blocked event loop of the user loses no lease. Its event loop runs in real time, also
+where the clock of the storage is that of a test.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from omniq.storage.log.replica import Replica
 from omniq.storage.log.undoable_tables import UndoableTables
 
 _T = TypeVar("_T")
+
+_SHORTEST_TURN = 0.001
+_LATE = 4
+"""Turns after which a process that has read no commit looks first: others may have committed."""
 
 Run = Callable[[UndoableTables, int], _T]
 """Reads and changes the tables at a time of the store. May be called again, if others commit first."""
@@ -70,6 +77,14 @@ class CommitThread:
         self._saving: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._is_woken = asyncio.Event()
+        self._never: asyncio.Future[None] = self._loop.create_future()
+        self._append_seconds = 0.0
+        """About how long an append takes."""
+        self._number = 0
+        self._moved_at = 0.0
+        """When a commit was read or appended last."""
+        self._looked_at = 0.0
+        """When the log was read to its end last."""
         # A daemon, so that a storage that was not closed does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="omniq-log", daemon=True)
         self._thread.start()
@@ -104,9 +119,11 @@ class CommitThread:
                 failure = None
             except Exception as error:
                 failure = self._recover(error)
+            self._note_move()
+            # Before the answers: a caller may wait for work as soon as it has one.
+            self.next_due = self._replica.tables.next_due()
             for call in calls:
                 call.answer(failure)
-            self.next_due = self._replica.tables.next_due()
             if self._replica.needs_snapshot and self._saving is None:
                 self._saving = asyncio.create_task(self._save(*self._replica.snapshot()))
         if self._saving is not None:
@@ -118,6 +135,10 @@ class CommitThread:
         while True:
             self._is_woken.clear()
             with self._lock:
+                is_write = any(call.writes for call in self._waiting)
+            if is_write:
+                await self._wait_for_turn()
+            with self._lock:
                 waiting, self._waiting = self._waiting, []
                 is_stopping = self._is_stopping
             # A call whose caller was cancelled is not run.
@@ -125,6 +146,39 @@ class CommitThread:
             if calls or is_stopping:
                 return calls
             await self._is_woken.wait()
+
+    # Turns
+
+    async def _wait_for_turn(self) -> None:
+        """Follow the log while others have their turns. Calls that arrive meanwhile join the next commit."""
+        replica = self._replica
+        turn = max(_SHORTEST_TURN, 2 * self._append_seconds)
+        # An error of the log is raised to the callers by what follows.
+        with suppress(StorageError):
+            while replica.is_loaded and not self._is_stopping:
+                left = replica.turns.before_own() * turn - self._since_moved()
+                if left > 0:
+                    await asyncio.wait((self._never,), timeout=min(left, turn / 2))
+                elif replica.turns.last == replica.writer or self._since_looked() < _LATE * turn:
+                    return
+                await self._follow()
+
+    async def _follow(self) -> bool:
+        is_changed = await self._replica.catch_up()
+        self._looked_at = self._loop.time()
+        self._note_move()
+        return is_changed
+
+    def _note_move(self) -> None:
+        if self._replica.number != self._number:
+            self._number = self._replica.number
+            self._moved_at = self._looked_at = self._loop.time()
+
+    def _since_moved(self) -> float:
+        return self._loop.time() - self._moved_at
+
+    def _since_looked(self) -> float:
+        return self._loop.time() - self._looked_at
 
     async def _commit(self, calls: list[_Call]) -> None:
         """Run the calls, again and again until their answers hold."""
@@ -135,18 +189,23 @@ class CommitThread:
             await replica.load()
             is_fresh = True
         elif not any(call.writes for call in calls):
-            await replica.catch_up()
+            await self._follow()
             is_fresh = True
         while True:
             now = replica.begin()
             for call in calls:
                 call.run(replica.tables, now)
             if replica.is_changed:
-                if await replica.commit():
+                began = self._loop.time()
+                is_won = await replica.commit()
+                self._append_seconds += (self._loop.time() - began - self._append_seconds) / 5
+                if is_won:
                     return
+                self._note_move()
+                await self._wait_for_turn()
             else:
                 replica.undo()
-                if is_fresh or not await replica.catch_up():
+                if is_fresh or not await self._follow():
                     return
             # The log was read to its end, after these calls were made.
             is_fresh = True

@@ -69,6 +69,7 @@ class Commit(msgspec.Struct, array_like=True):
 
     `time` is the store's time, which never decreases from commit to commit. `seq` is the last that was
     given to a task. `snapshot` is the number of the newest snapshot that the writer knows of.
+    `lost_races`: how often others were first, before this commit was stored.
     """
 
     id: str
@@ -77,6 +78,12 @@ class Commit(msgspec.Struct, array_like=True):
     seq: int
     snapshot: int
     effects: Effects
+    lost_races: int = 0
+
+    @property
+    def writer(self) -> str:
+        """The process that has appended it."""
+        return self.id.rpartition("-")[0]
 
 
 def effects_of(before: Mapping[Entry, Any], after: Mapping[Entry, Any]) -> Effects:

@@ -7,6 +7,7 @@ from omniq.errors import StorageCorrupt, StorageError, StorageRefused
 from omniq.failpoints import hit
 from omniq.storage.log.encoding import Commit, decode_commit, effects_of, encode_commit, everything
 from omniq.storage.log.log import Log, Trimmed
+from omniq.storage.log.turns import Turns
 from omniq.storage.log.undoable_tables import UndoableTables
 
 _PAUSES = (0, 0.02, 0.05, 0.1, 0.2, 0.5, *[1.0] * 14)
@@ -29,14 +30,22 @@ class Replica:
     """
 
     def __init__(
-        self, log: Log, writer: str, clock: Clock, snapshot_bytes: int = SNAPSHOT_BYTES
+        self,
+        log: Log,
+        writer: str,
+        clock: Clock,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        commit_bytes: int = 0,
     ) -> None:
+        """`commit_bytes`: a commit counts as that many, at least: what reading one costs beside its bytes."""
         self._log = log
-        self._writer = writer
+        self.writer = writer
         self._clock = clock
         self._snapshot_bytes = snapshot_bytes
+        self._commit_bytes = commit_bytes
         self._commits = 0
         self._now = 0
+        self._lost_races = 0
         self._failure: StorageError | None = None
         self._forget()
 
@@ -44,6 +53,7 @@ class Replica:
         self.is_loaded = False
         self.needs_snapshot = False
         self.tables = UndoableTables()
+        self.turns = Turns(self.writer)
         self.number = 0
         self._last_id = ""
         self._time = 0
@@ -93,7 +103,7 @@ class Replica:
                 self._forget()
                 raise StorageCorrupt(f"commit {number} does not follow the commit before it")
             self._apply(commit)
-            self._reach(self.number + 1, commit, len(data))
+            self._reach(self.number + 1, commit, max(len(data), self._commit_bytes))
 
     def _apply(self, commit: Commit) -> None:
         commit.effects.apply(self.tables, commit.time)
@@ -101,6 +111,7 @@ class Replica:
 
     def _reach(self, number: int, commit: Commit, size: int = 0) -> None:
         self.number, self._last_id, self._time = number, commit.id, commit.time
+        self.turns.note(commit.writer, lost_races=commit.lost_races)
         self._bytes_since += size
         if commit.snapshot > self._snapshot:
             # Another process has saved it.
@@ -141,10 +152,13 @@ class Replica:
                 is_won = await self._look_for(commit.id, is_refused=is_won is False)
             if is_won:
                 self.tables.end()
-                self._reach_own(commit, len(data))
+                self._lost_races = 0
+                self._reach_own(commit, max(len(data), self._commit_bytes))
+            elif is_won is False:
+                self._lost_races += 1
             if is_won is not None:
                 return is_won
-            await self._clock.sleep(pause)
+            await self._clock.sleep(pause * (0.5 + self._clock.random()))
         raise StorageError(
             "the log does not answer; the change may be stored or not, and can be repeated"
         ) from self._failure
@@ -153,12 +167,13 @@ class Replica:
         self._commits += 1
         tables = self.tables
         return Commit(
-            id=f"{self._writer}-{self._commits}",
+            id=f"{self.writer}-{self._commits}",
             previous=self._last_id,
             time=self._now,
             seq=tables.seq,
             snapshot=self._snapshot,
             effects=effects_of(tables.before, tables.after),
+            lost_races=self._lost_races,
         )
 
     async def _append(self, data: bytes) -> bool | None:

@@ -1,0 +1,222 @@
+"""Requests to the objects below a prefix of a bucket. The only user of the driver.
+
+Retries of the driver are off: a repeated create finds the object that the first one made. Requests that can
+be repeated safely are repeated here while the server is busy or does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import S3Store
+
+from omniq._process_id import PROCESS_ID
+from omniq.clock import Clock, to_micros
+from omniq.errors import StorageError, StorageRefused
+from omniq.storage.s3.address import Address
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig
+
+_T = TypeVar("_T")
+
+PATIENCE = 15.0
+"""Seconds for which a request is repeated."""
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_ANSWER_WITHIN = 10.0
+"""Seconds for one request, and one more for each `_SLOWEST` bytes that it transfers."""
+
+_SLOWEST = 1_000_000
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An object in a listing: the last part of its name, and the server's time when it was written."""
+
+    name: str
+    modified: int
+    size: int
+
+
+class _Driver:
+    """Refuses a second process: the threads of the driver do not exist in a forked child, which would hang."""
+
+    def __init__(self) -> None:
+        self._process = 0
+
+    def use(self) -> None:
+        """Note that this process uses the driver; `StorageError` if its parent has used it before the fork."""
+        self._process = self._process or PROCESS_ID.number
+        if self._process != PROCESS_ID.number:
+            raise StorageError(
+                f"process {self._process} used an s3:// storage before it forked this process, and the "
+                "driver does not work after a fork; fork first, or start processes with 'spawn'"
+            )
+
+
+_DRIVER = _Driver()
+
+
+class S3Connection:
+    """The objects of one store."""
+
+    def __init__(self, address: Address, clock: Clock, credentials: Any = None) -> None:
+        _DRIVER.use()
+        self._clock = clock
+        self._prefix = address.prefix
+        self._place = f"s3://{address.bucket}/{address.prefix}"
+        self._is_reached = False
+        options: dict[str, Any] = {}
+        if credentials is not None:
+            options["credential_provider"] = credentials
+        if address.region:
+            options["region"] = address.region
+        if address.endpoint:
+            options["endpoint"] = address.endpoint
+        client: ClientConfig = {
+            "timeout": "120s",
+            "connect_timeout": "5s",
+            # Loading reads many objects at once; afterwards few connections are needed.
+            "pool_max_idle_per_host": "4",
+        }
+        if address.endpoint.startswith("http://"):
+            client["allow_http"] = True
+        self._store = S3Store(
+            address.bucket, client_options=client, retry_config={"max_retries": 0}, **options
+        )
+
+    # Requests
+
+    async def create(self, name: str, data: bytes) -> bool:
+        """Create the object; False if it exists, or if a concurrent create may have won.
+
+        Sent once. `StorageError` if it is not known whether the object was created.
+        """
+        try:
+            await self._ask(
+                len(data),
+                lambda: obstore.put_async(
+                    self._store, self._key(name), data, mode="create", use_multipart=False
+                ),
+            )
+        except (AlreadyExistsError, PreconditionError):
+            self._is_reached = True
+            return False
+        except (BaseError, OSError) as error:
+            self._fail(error)
+        return True
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Write the object, also over another."""
+        key = self._key(name)
+        await self._repeat(
+            len(data), lambda: obstore.put_async(self._store, key, data, use_multipart=False)
+        )
+
+    async def get(self, name: str) -> bytes | None:
+        """Read the object; None if there is none."""
+
+        async def read() -> bytes:
+            found = await obstore.get_async(self._store, self._key(name))
+            return bytes(await found.bytes_async())
+
+        return await self._repeat(2 * _SLOWEST, read)
+
+    async def modified(self, name: str) -> int | None:
+        """The server's time when the object was written, in microseconds and whole seconds."""
+        key = self._key(name)
+        found = await self._repeat(0, lambda: obstore.head_async(self._store, key))
+        return None if found is None else to_micros(found["last_modified"])
+
+    async def list(self, folder: str, *, most: int | None = None) -> list[Entry]:
+        """The objects of a folder in the order of their names; about `most`, if there are more."""
+        key = self._key(folder)
+
+        async def read() -> list[Entry]:
+            found: list[Entry] = []
+            async for batch in obstore.list(self._store, key):
+                found += [
+                    Entry(
+                        each["path"].rpartition("/")[2],
+                        to_micros(each["last_modified"]),
+                        each["size"],
+                    )
+                    for each in batch
+                ]
+                if most is not None and len(found) >= most:
+                    break
+            return sorted(found, key=lambda entry: entry.name)
+
+        return await self._repeat(_SLOWEST, read) or []
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete the objects that exist."""
+        keys = [self._key(name) for name in names]
+        if keys:
+            await self._repeat(len(keys) * 1_000, lambda: obstore.delete_async(self._store, keys))
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    # Answers
+
+    async def _ask(self, size: int, request: Callable[[], Awaitable[_T]]) -> _T:
+        _DRIVER.use()
+        answer = await asyncio.wait_for(request(), _ANSWER_WITHIN + size / _SLOWEST)
+        self._is_reached = True
+        return answer
+
+    async def _repeat(self, size: int, request: Callable[[], Awaitable[_T]]) -> _T | None:
+        """Send a request until it is answered, for some time; None for an object that does not exist."""
+        began, pause = self._clock.monotonic(), _SHORTEST_PAUSE
+        while True:
+            try:
+                return await self._ask(size, request)
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    self._fail(error)
+                self._is_reached = True
+                return None
+            except (BaseError, OSError) as error:
+                is_late = self._clock.monotonic() - began > PATIENCE
+                if is_late or not self._is_reached or _is_refusal(error):
+                    self._fail(error)
+            await self._clock.sleep(pause * (0.5 + self._clock.random()))
+            pause = min(_LONGEST_PAUSE, pause * 2)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Raise the error of omniq: `StorageRefused` if the first contact was refused."""
+        text = _first_line(error)
+        if "NoSuchBucket" in str(error):
+            advice = f"there is no such bucket; create it, or correct the URL ({text})"
+        elif isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            advice = (
+                "the server refuses these credentials; omniq needs s3:GetObject, s3:PutObject and "
+                f"s3:DeleteObject on {self._prefix}/*, and s3:ListBucket ({text})"
+            )
+        else:
+            raise StorageError(f"{self._place}: {text}") from error
+        kind = StorageError if self._is_reached else StorageRefused
+        raise kind(f"{self._place}: {advice}") from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, (PermissionDeniedError, UnauthenticatedError))
+
+
+def _first_line(error: Exception) -> str:
+    # Behind it the driver appends its own state.
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error).partition("\n\nDebug source")[0].replace("\n", " ")[:400]
